@@ -1,0 +1,128 @@
+"""One root for every error that a user or operator may meet.
+
+Each error carries what happened (`message`, naming the variable, device or file), what the reader can
+do about it (`hint`), and the gRPC status with which kubelet hears of it. The gRPC edge sends `str(e)`;
+the command line prints message and hint on two lines.
+"""
+
+from typing import ClassVar
+
+from grpclib.const import Status
+
+MAX_QUOTED = 64
+"""Characters of a foreign value that a message quotes (DESIGN.md section 11)."""
+
+MAX_MESSAGE_BYTES = 1000
+"""A message stays under 1 KiB: kubelet puts it into an Event, which caps notes at 1 KiB."""
+
+
+def quote(value: object) -> str:
+    """A foreign value for a message: printable ASCII in quotes, cut to 64 characters."""
+    text = str(value)
+    cut = text[:MAX_QUOTED]
+    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in cut)
+    return f"'{shown}'" + ("..." if len(text) > MAX_QUOTED else "")
+
+
+class FpgaPluginError(Exception):
+    """Root of the plugin's errors.
+
+    Attributes:
+        status: gRPC status that fits.
+        message: what happened, to which device, variable or file.
+        hint: what the reader can do; may be empty.
+    """
+
+    status: ClassVar[Status] = Status.INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.message}: {self.hint}" if self.hint else self.message
+        encoded = text.encode()
+        if len(encoded) <= MAX_MESSAGE_BYTES:
+            return text
+        return encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."
+
+
+class InvalidRequestError(FpgaPluginError):
+    """A container's FPGA_* variables, or a call of kubelet's, are malformed."""
+
+    status = Status.INVALID_ARGUMENT
+
+
+class UnknownDeviceError(FpgaPluginError):
+    """A call names a device that this plugin does not have."""
+
+    status = Status.NOT_FOUND
+
+
+class BitstreamNotFoundError(FpgaPluginError):
+    """The store has no bitstream of this interface id and bitstream id."""
+
+    status = Status.NOT_FOUND
+
+
+class BitstreamError(FpgaPluginError):
+    """A bitstream file is malformed or is not what its name says; the message says where."""
+
+    status = Status.FAILED_PRECONDITION
+
+
+class RefusedError(FpgaPluginError):
+    """What is asked for cannot be given in the present state: mode, owner, node, port in use."""
+
+    status = Status.FAILED_PRECONDITION
+
+
+class PortInUseError(RefusedError):
+    """Somebody has the port open, or memory of it mapped (`O_EXCL` said EBUSY)."""
+
+
+class CardGoneError(RefusedError):
+    """The card, or its port's driver, is no longer there."""
+
+
+class NotFinishedError(FpgaPluginError):
+    """The work goes on beyond the call's time; the same call later finds it done."""
+
+    status = Status.UNAVAILABLE
+
+
+class NoSourceError(FpgaPluginError):
+    """Nothing could tell who asks, or for what."""
+
+    status = Status.UNAVAILABLE
+
+
+class HardwareError(FpgaPluginError):
+    """A card failed, or answered nonsense."""
+
+    status = Status.INTERNAL
+
+
+class ProgrammingError(HardwareError):
+    """A partial reconfiguration failed. On the real drivers the port is then poisoned.
+
+    After a failed PR later ones return 0 while `afu_id` stays EBUSY, until dfl-pci is rebound
+    (Linux 6.1, fpga-region.c and dfl-afu-main.c; seen in a VM).
+    """
+
+
+class PortPoisonedError(HardwareError):
+    """`afu_id` reads EBUSY outside our own PR: an earlier failed PR left the port disabled."""
+
+
+class SettingsError(FpgaPluginError):
+    """One or more environment variables have wrong values; the message names them all."""
+
+    status = Status.FAILED_PRECONDITION
+
+
+class LockHeldError(FpgaPluginError):
+    """Another plugin runs on this node (exit code 75)."""
+
+    status = Status.UNAVAILABLE

@@ -1,0 +1,135 @@
+"""The interface between the plugin and a kind of hardware.
+
+Every method of `Backend` and `Port` blocks: call them from a thread, those that touch a card from that
+card's own thread. They raise `fpga_plugin.errors` only. `EventSource` belongs to the event loop.
+
+A new kind of hardware implements these three; nothing above this module knows sysfs or ioctls.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
+from fpga_plugin.ids import AfuId, CardId
+
+
+class Port(Protocol):
+    """A region, opened exclusively: nobody else has it open, and nobody can open it.
+
+    Held through scrub and programming. Closing it makes the kernel reset the port once more
+    (dfl-afu-main.c, afu_release).
+    """
+
+    def reset(self) -> None:
+        """Quiesce: soft-reset the AFU and wait until outstanding requests have drained.
+
+        Raises:
+            HardwareError: the port did not acknowledge.
+        """
+
+    def clear_errors(self) -> Mapping[str, int]:
+        """Clear the port's error registers; returns those that were set, by name.
+
+        Raises:
+            HardwareError: an error cannot be cleared (AP6, thermal).
+        """
+
+    def program(self, image: bytes) -> None:
+        """Stream a raw image (no GBS header) into the region, uninterruptibly.
+
+        The kernel checks nothing of the image; the caller has compared the interface id. Success
+        of this call alone proves nothing: compare `afu_id` afterwards.
+
+        Raises:
+            ProgrammingError: the ioctl failed, or the FPGA manager reports an error for it.
+        """
+
+    def afu_id(self) -> AfuId:
+        """The id of the accelerator in the region.
+
+        Raises:
+            PortPoisonedError: the port is held in reset by an earlier failed PR.
+            HardwareError: it cannot be read, or is no id (all ones).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ClockLimits:
+    """User clock limits in MHz, both ends allowed."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """Driver parameters of a region that overrode the defaults.
+
+    Attributes:
+        clock: user clock in MHz; None: the default.
+        debug: log port errors during the claim.
+    """
+
+    clock: int | None = None
+    debug: bool = False
+
+
+class Backend(Protocol):
+    """A kind of hardware."""
+
+    def boot_id(self) -> str:
+        """The kernel's boot id: what was true of the hardware in another boot is not known now."""
+
+    def scan(self) -> Inventory:
+        """Everything there is. One card that cannot be read is a problem of that card only."""
+
+    def scan_card(self, card: CardId) -> Card | CardProblem | None:
+        """One card anew; None when it is gone."""
+
+    def open_port(self, card: Card, region: Region) -> AbstractContextManager[Port]:
+        """Open a region exclusively.
+
+        Raises:
+            PortInUseError: a process has it open, or memory of it mapped.
+            CardGoneError: the node is not there.
+        """
+
+    def afu_id(self, region: Region) -> AfuId:
+        """Like `Port.afu_id`, without opening the port; says nothing during a PR (EBUSY)."""
+
+    def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
+        """Limits of the region's user clock; None where there is no documented way to set it."""
+
+    def apply_settings(self, card: Card, region: Region, settings: DriverSettings) -> None:
+        """Set driver parameters; `DriverSettings()` restores the defaults.
+
+        Raises:
+            HardwareError: the driver refused.
+        """
+
+    def clear_memory(self, card: Card) -> None:
+        """Clear the card's on-card memory, of all its regions at once; up to 5 s a bank.
+
+        Raises:
+            HardwareError: it failed or timed out.
+        """
+
+    def health(self, card: Card) -> CardHealth:
+        """Read the hardware's health signals; never raises for what a dying card answers."""
+
+
+class EventSource(Protocol):
+    """Tells the event loop when cards come, go, or report trouble."""
+
+    def start(self, changed: Callable[[CardId | None], None]) -> None:
+        """Begin to call `changed` on the running loop.
+
+        It gets the card that may have changed, or None when events were lost or cannot be told
+        apart: then everything is to be scanned again. Events may come in bursts and for cards
+        that did not change.
+        """
+
+    def close(self) -> None:
+        """Stop; no call comes after this."""

@@ -1,0 +1,141 @@
+"""The identifiers that travel through the plugin, parsed once at the edge.
+
+`str` is not a type for an id: what a pod, kubelet or a file wrote becomes one of these types, or a
+`ValueError` that says what is wrong with it (invariant 11 of the design). Everything behind the edge
+may put such a value into a path, a sysfs write or a log line.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+CardId = NewType("CardId", str)
+"""A card: the PCI address of the function that has its FME, with `-` for `:` (`0000-3b-00.0`)."""
+
+RegionId = NewType("RegionId", str)
+"""A region: `<card id>-p<port id>` (`0000-3b-00.0-p0`)."""
+
+DeviceId = NewType("DeviceId", str)
+"""What kubelet calls a device: a card id or a region id."""
+
+InterfaceId = NewType("InterfaceId", str)
+"""128-bit compat id of a card's static part, 32 lower-case hex digits."""
+
+AfuId = NewType("AfuId", str)
+"""128-bit id of an accelerator, 32 lower-case hex digits."""
+
+BitstreamId = NewType("BitstreamId", str)
+"""Names a file in the store: 32 hex digits (GBS: the AFU id) or 40 (AOCX: its hash)."""
+
+PodUid = NewType("PodUid", str)
+"""`metadata.uid` of a pod, as kubelet's checkpoint writes it."""
+
+ResourceName = NewType("ResourceName", str)
+"""An extended resource: `<prefix>/region-<interface id>` or `<prefix>/fpga-<interface id>`."""
+
+_PCI = re.compile(r"([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-1][0-9a-f])\.([0-7])", re.ASCII)
+_REGION = re.compile(r"(.+)-p(0|[1-9][0-9]{0,4})", re.ASCII)
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
+_HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_HEX40 = re.compile(r"[0-9a-f]{40}", re.ASCII)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PciAddress:
+    """A PCI function; orders as the kernel numbers them."""
+
+    domain: int
+    bus: int
+    device: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> "PciAddress":
+        """Read `0000:3b:00.0`, or the same with `-` for `:`, in any case.
+
+        Raises:
+            ValueError: `text` is no PCI address.
+        """
+        if not (match := _PCI.fullmatch(text.lower())):
+            msg = "not a PCI address (such as 0000:3b:00.0)"
+            raise ValueError(msg)
+        return cls(*(int(part, 16) for part in match.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
+
+    @property
+    def card_id(self) -> CardId:
+        """The id of the card whose FME this function has."""
+        return CardId(str(self).replace(":", "-"))
+
+
+def region_id(card: CardId, port_id: int) -> RegionId:
+    """The id of the region behind a card's port."""
+    return RegionId(f"{card}-p{port_id}")
+
+
+def device_order(device: DeviceId | CardId | RegionId) -> tuple[PciAddress, int]:
+    """Sort key of devices: PCI address, then port id; a whole card comes before its regions.
+
+    Raises:
+        ValueError: `device` was not made by this plugin.
+    """
+    if match := _REGION.fullmatch(device):
+        return PciAddress.parse(match[1]), int(match[2])
+    return PciAddress.parse(device), -1
+
+
+def parse_device_id(text: str) -> DeviceId:
+    """A device id in the one form in which this plugin writes it.
+
+    Raises:
+        ValueError: `text` is neither a card id nor a region id.
+    """
+    address, port = device_order(DeviceId(text))
+    canonical = DeviceId(address.card_id if port < 0 else region_id(address.card_id, port))
+    if canonical != text:
+        msg = "not a device id (such as 0000-3b-00.0 or 0000-3b-00.0-p0)"
+        raise ValueError(msg)
+    return canonical
+
+
+def parse_hex128(text: str) -> str:
+    """128 bits as 32 lower-case hex digits; takes any case, and the 8-4-4-4-12 form.
+
+    Raises:
+        ValueError: `text` is something else.
+    """
+    lower = text.lower()
+    if _UUID.fullmatch(lower):
+        return lower.replace("-", "")
+    if not _HEX32.fullmatch(lower):
+        msg = "not 32 hex digits, nor the 8-4-4-4-12 form"
+        raise ValueError(msg)
+    return lower
+
+
+def parse_interface_id(text: str) -> InterfaceId:
+    """Like `parse_hex128`, for an interface id."""
+    return InterfaceId(parse_hex128(text))
+
+
+def parse_afu_id(text: str) -> AfuId:
+    """Like `parse_hex128`, for an AFU id."""
+    return AfuId(parse_hex128(text))
+
+
+def parse_bitstream_id(text: str) -> BitstreamId:
+    """An AFU id in any of its forms (GBS), or 40 hex digits (AOCX).
+
+    Raises:
+        ValueError: `text` is neither.
+    """
+    lower = text.lower()
+    if _HEX40.fullmatch(lower):
+        return BitstreamId(lower)
+    try:
+        return BitstreamId(parse_hex128(lower))
+    except ValueError:
+        msg = "not 32 hex digits, nor the 8-4-4-4-12 form, nor 40 hex digits"
+        raise ValueError(msg) from None
