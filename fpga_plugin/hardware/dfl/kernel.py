@@ -1,0 +1,48 @@
+"""The seam between the DFL code and a kernel: the real one, or the one that simulated cards play.
+
+Paths are those of a node (`/sys/...`, `/dev/...`); an implementation maps them onto wherever it finds
+the trees. Everything raises `OSError` with the errno that Linux gives. All of it blocks.
+"""
+
+from typing import NewType, Protocol
+
+Handle = NewType("Handle", int)
+"""An open device node."""
+
+
+class Kernel(Protocol):
+    """What the DFL code asks of a kernel."""
+
+    def boot_id(self) -> str:
+        """`/proc/sys/kernel/random/boot_id`."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a sysfs directory; links are followed."""
+
+    def realpath(self, path: str) -> str:
+        """Where a sysfs path leads, all links followed.
+
+        Raises:
+            FileNotFoundError: it leads nowhere.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Whether a sysfs path leads anywhere."""
+
+    def read(self, path: str) -> str:
+        """A sysfs attribute, without the newline at its end."""
+
+    def write(self, path: str, text: str) -> None:
+        """Write a sysfs attribute in one write."""
+
+    def open(self, node: str, flags: int) -> Handle:
+        """Open a device node (`os.O_*`)."""
+
+    def ioctl(self, handle: Handle, request: int, argument: bytes | int) -> int:
+        """One ioctl; `argument` is a struct in the kernel's layout, or an integer.
+
+        A struct may hold the address of a buffer of this process.
+        """
+
+    def close(self, handle: Handle) -> None:
+        """Close a device node."""
