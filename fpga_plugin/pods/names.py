@@ -1,0 +1,60 @@
+"""Names that kubelet's records carry, parsed before anything else sees them.
+
+Kubelet validated them when the pod was admitted, so a name that does not parse here means that the
+record has changed its shape: the reader then has to say that it knows nothing, rather than skip the
+entry, because a missing entry means "released" to others.
+"""
+
+import re
+
+from fpga_plugin.errors import quote
+from fpga_plugin.ids import PodUid, ResourceName
+
+_UID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_RESOURCE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+
+def parse_pod_uid(text: str) -> PodUid:
+    """A pod's uid.
+
+    Usually 8-4-4-4-12; static pods from a file have 32 hex digits (a hash of the file), and the
+    API promises no more than "an opaque string", so any letters, digits and dashes will do.
+
+    Raises:
+        ValueError: `text` is empty, too long, or has other characters.
+    """
+    if not _UID.fullmatch(text):
+        msg = f"{quote(text)} is no pod uid"
+        raise ValueError(msg)
+    return PodUid(text)
+
+
+def parse_name(text: str) -> str:
+    """The name of a namespace, pod or container: letters, digits, `-`, `.`, `_`, at most 253.
+
+    Raises:
+        ValueError: `text` is something else.
+    """
+    if not _NAME.fullmatch(text):
+        msg = f"{quote(text)} is no name of a namespace, pod or container"
+        raise ValueError(msg)
+    return text
+
+
+def is_ours(resource: str, prefix: str) -> bool:
+    """Whether a resource is in the domain `prefix` (`fpga.intel.com`), whoever serves it."""
+    return resource.startswith(f"{prefix}/")
+
+
+def parse_resource(text: str, prefix: str) -> ResourceName:
+    """An extended resource in the domain `prefix`; kubelet's rule for the part after the `/`.
+
+    Raises:
+        ValueError: `text` is something else.
+    """
+    domain, _, name = text.partition("/")
+    if domain != prefix or not _RESOURCE.fullmatch(name):
+        msg = f"{quote(text)} is no resource of {quote(prefix)}"
+        raise ValueError(msg)
+    return ResourceName(text)
