@@ -1,0 +1,123 @@
+"""What is advertised, derived from the ledger (the table in DESIGN.md section 4).
+
+Lists of a thousand devices are asked for after every small change, so each card's share is kept and
+only what changed is derived again.
+"""
+
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.ledger import Ledger, card_of, resource_names
+from fpga_plugin.allocation.records import Condition, Mode
+from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, DeviceId, ResourceName, device_order
+
+
+class DeviceLists:
+    """The device list of each resource."""
+
+    def __init__(
+        self, ledger: Ledger, *, prefix: str, advertise: Advertise, scrub: ScrubPolicy
+    ) -> None:
+        self._ledger = ledger
+        self._prefix = prefix
+        self._advertise = advertise
+        self._healthy_conditions = frozenset(
+            {Condition.BLANK}
+            if scrub is ScrubPolicy.REQUIRED
+            else {Condition.BLANK, Condition.UNBLANKED}
+        )
+        self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
+        self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
+        self._order: list[CardId] | None = None
+        ledger.subscribe(self._changed)
+
+    def _changed(self, card: CardId | None) -> None:
+        if card is not None:
+            self._stale.add(card)
+
+    def resources(self) -> tuple[ResourceName, ...]:
+        """Resources to register: what was ever registered, less what never may be.
+
+        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out is registered only while the
+        journal knows a claim of it, so that its pods are re-admitted.
+        """
+        owned = {claim.resource for claim in self._ledger.claims.values()}
+        return tuple(
+            sorted(
+                name
+                for name in self._ledger.resources
+                if name.startswith(f"{self._prefix}/") and (self._wanted(name) or name in owned)
+            )
+        )
+
+    def _wanted(self, name: ResourceName) -> bool:
+        match self._advertise:
+            case Advertise.BOTH:
+                return True
+            case Advertise.REGION:
+                return name.startswith(f"{self._prefix}/region-")
+            case Advertise.WHOLE:
+                return name.startswith(f"{self._prefix}/fpga-")
+
+    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
+        """One resource's list, in device order."""
+        for card in self._stale:
+            share = self._share(card)
+            if share:
+                if card not in self._shares:
+                    self._order = None
+                self._shares[card] = share
+            elif self._shares.pop(card, None) is not None:
+                self._order = None
+        self._stale.clear()
+        if self._order is None:
+            self._order = sorted(self._shares, key=device_order)
+        listed: list[AdvertisedDevice] = []
+        for card in self._order:
+            listed += self._shares[card].get(resource, ())
+        return tuple(listed)
+
+    def _share(self, card_id: CardId) -> dict[ResourceName, tuple[AdvertisedDevice, ...]]:
+        ledger = self._ledger
+        card = ledger.cards.get(card_id)
+        listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+        numa = None if card is None else card.numa_node
+        for claim in ledger.claims_on(card_id):
+            present = card is not None and all(
+                any(r.id == region for r in card.regions) for region, _ in claim.nodes
+            )
+            healthy = present and not any(ledger.trouble(region) for region, _ in claim.nodes)
+            listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
+                claim.device, healthy, numa
+            )
+        if card is not None:
+            of_regions, of_card = resource_names(self._prefix, card)
+            mode = ledger.mode(card_id)
+            if mode is not Mode.WHOLE and self._wanted(of_regions):
+                for region in card.regions:
+                    device = DeviceId(region.id)
+                    if device not in ledger.claims:
+                        listed.setdefault(of_regions, {})[device] = AdvertisedDevice(
+                            device, self._region_healthy(card, region), numa
+                        )
+            if mode is Mode.FREE and self._wanted(of_card):
+                device = DeviceId(card_id)
+                healthy = (
+                    card.complete
+                    and card_id not in ledger.debts
+                    and all(self._region_healthy(card, region) for region in card.regions)
+                )
+                listed.setdefault(of_card, {})[device] = AdvertisedDevice(device, healthy, numa)
+        return {
+            resource: tuple(devices[d] for d in sorted(devices, key=device_order))
+            for resource, devices in listed.items()
+        }
+
+    def _region_healthy(self, card: Card, region: Region) -> bool:
+        ledger = self._ledger
+        return (
+            ledger.record(region.id).condition in self._healthy_conditions
+            and not ledger.trouble(region.id)
+            and card.id not in ledger.foreign
+            and ledger.borrowed_node(region) is None
+        )

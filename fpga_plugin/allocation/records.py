@@ -1,0 +1,146 @@
+"""What the ledger remembers: claims and the condition of regions, as values.
+
+These are also the rows of the journal: everything in them outlives the process.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+
+
+class Ownership(enum.StrEnum):
+    """Who has a region (DESIGN.md section 4)."""
+
+    FREE = "FREE"
+    CLAIMED = "CLAIMED"
+    STARTED = "STARTED"
+
+
+class Condition(enum.StrEnum):
+    """What is on a region (DESIGN.md section 4)."""
+
+    BLANK = "BLANK"
+    PROGRAMMED = "PROGRAMMED"
+    DIRTY = "DIRTY"
+    SCRUBBING = "SCRUBBING"
+    FAULTED = "FAULTED"
+    UNBLANKED = "UNBLANKED"
+
+
+CLEAN = frozenset({Condition.BLANK, Condition.UNBLANKED})
+"""Scrubbed since the last owner; UNBLANKED only ever arises under best-effort scrubbing."""
+
+
+class Mode(enum.StrEnum):
+    """How a card is used; derived from its claims, never stored."""
+
+    FREE = "free"
+    PARTITIONED = "partitioned"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """One region's condition.
+
+    Attributes:
+        region: which region.
+        condition: what is on it.
+        reason: why it is FAULTED, or what made it DIRTY; for people.
+        afu_id: what its AFU id read as when the condition was set; None if not known.
+        former: pods that owned it since it was last scrubbed; no scrub while one of them lives.
+    """
+
+    region: RegionId
+    condition: Condition
+    reason: str = ""
+    afu_id: AfuId | None = None
+    former: frozenset[PodUid] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A device that Allocate granted.
+
+    Attributes:
+        device: the card or region.
+        resource: the resource under which it was granted.
+        nodes: device node of each region at the time of the grant: kubelet hands these out for as
+            long as the pod lives, while the kernel's numbers move (invariant 10).
+        started: a PreStart succeeded.
+        touched: a PreStart was seen since the last Allocate, successful or not.
+        exposed: a container may have run without PreStart (kubelet skips it after its restart
+            until the plugin registers again, and the node may have rebooted).
+        pod: the owner, once kubelet's records told.
+        epoch: kubelet's life in which the PreStarts were counted.
+        prestarts: PreStarts seen in that epoch, failed ones included: a forked kubelet has created
+            the container by then and will report its removal.
+        poststops: PostStops seen in that epoch.
+        generation: differs between any two claims of one life of the plugin; not journalled.
+    """
+
+    device: DeviceId
+    resource: ResourceName
+    nodes: tuple[tuple[RegionId, str], ...]
+    started: bool = False
+    touched: bool = False
+    exposed: bool = False
+    pod: PodUid | None = None
+    epoch: str = ""
+    prestarts: int = 0
+    poststops: int = 0
+    generation: int = field(default=0, compare=False)
+
+    @property
+    def ownership(self) -> Ownership:
+        """CLAIMED or STARTED."""
+        return Ownership.STARTED if self.started else Ownership.CLAIMED
+
+    @property
+    def used(self) -> bool:
+        """Whether a container of the owner may have had the device."""
+        return self.started or self.exposed
+
+
+@dataclass(slots=True)
+class Change:
+    """What one transaction writes; None deletes."""
+
+    claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
+    regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
+    debts: dict[CardId, bool] = field(default_factory=dict)
+    resources: set[ResourceName] = field(default_factory=set)
+    epoch: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.claims or self.regions or self.debts or self.resources or self.epoch is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The journal's content at start.
+
+    Attributes:
+        boot_id: in which the conditions held; empty where there is no journal yet.
+        epoch: kubelet's last known life.
+        claims: in force.
+        regions: conditions.
+        debts: cards with an open memory debt.
+        resources: every resource ever registered.
+    """
+
+    boot_id: str = ""
+    epoch: str = ""
+    claims: tuple[Claim, ...] = ()
+    regions: tuple[RegionRecord, ...] = ()
+    debts: frozenset[CardId] = frozenset()
+    resources: frozenset[ResourceName] = frozenset()
+
+
+def pods(uids: Iterable[PodUid | None]) -> frozenset[PodUid]:
+    """The known ones among `uids`."""
+    return frozenset(uid for uid in uids if uid is not None)
