@@ -1,0 +1,1 @@
+"""Cards of the Linux Device Feature List (DFL) drivers, through sysfs and ioctls."""

@@ -1,7 +1,7 @@
 """The seam between the DFL code and a kernel: the real one, or the one that simulated cards play.
 
-Paths are those of a node (`/sys/...`, `/dev/...`); an implementation maps them onto wherever it finds
-the trees. Everything raises `OSError` with the errno that Linux gives. All of it blocks.
+Paths are those of a node (`/sys/...`, `/dev/...`); an implementation maps them onto wherever it
+finds the trees. Everything raises `OSError` with the errno that Linux gives. All of it blocks.
 """
 
 from typing import NewType, Protocol

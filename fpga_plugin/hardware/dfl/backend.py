@@ -1,0 +1,83 @@
+"""Cards that the DFL drivers serve, real or simulated: the kernel below is a parameter."""
+
+import structlog
+
+from fpga_plugin.errors import HardwareError
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.dfl import discovery
+from fpga_plugin.hardware.dfl.health import health
+from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.port import DflPort, open_port, read_afu_id
+from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
+from fpga_plugin.ids import AfuId, CardId
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class DflBackend:
+    """Implements `fpga_plugin.hardware.backend.Backend`.
+
+    Args:
+        kernel: where the trees and the device nodes are.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._skipped: set[tuple[str, str]] = set()
+
+    def boot_id(self) -> str:
+        """The kernel's boot id.
+
+        Raises:
+            HardwareError: /proc does not tell.
+        """
+        try:
+            return self._kernel.boot_id()
+        except OSError as error:
+            raise HardwareError(
+                f"the kernel's boot id cannot be read ({error.strerror})", hint="is /proc mounted?"
+            ) from error
+
+    def scan(self) -> Inventory:
+        """All cards, and the problems of those that cannot be served."""
+        return discovery.scan(self._kernel, self._skip)
+
+    def scan_card(self, card: CardId) -> Card | CardProblem | None:
+        """One card anew; None when it is gone."""
+        return discovery.scan_card(self._kernel, card, self._skip)
+
+    def open_port(self, card: Card, region: Region) -> DflPort:
+        """Open a region exclusively, at once; leaving the context closes it."""
+        return open_port(self._kernel, card, region)
+
+    def afu_id(self, region: Region) -> AfuId:
+        """The id of the accelerator in a region, without opening its port."""
+        return read_afu_id(self._kernel, region)
+
+    def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
+        """Limits of a region's user clock in MHz; None on mainline drivers."""
+        return clock_limits(self._kernel, region)
+
+    def apply_settings(
+        self,
+        card: Card,  # noqa: ARG002 - of the interface
+        region: Region,
+        settings: DriverSettings,
+    ) -> None:
+        """Set the user clock; `debug` is the plugin's own affair and changes no hardware."""
+        set_clock(self._kernel, region, settings.clock)
+
+    def clear_memory(self, card: Card) -> None:
+        """Clear all banks of a card's memory."""
+        clear_memory(self._kernel, card)
+
+    def health(self, card: Card) -> CardHealth:
+        """What the card's own signals say now."""
+        return health(self._kernel, card)
+
+    def _skip(self, path: str, why: str) -> None:
+        """Say once that something that looks like a card is left out."""
+        if (path, why) not in self._skipped:
+            self._skipped.add((path, why))
+            log.warning("left out an FPGA region", path=path, why=why)

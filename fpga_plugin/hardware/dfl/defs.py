@@ -1,0 +1,95 @@
+"""Numbers of the DFL user interface and registers, each with the source that defines it.
+
+Linux names the ioctls in include/uapi/linux/fpga-dfl.h (magic 0xB6) and the registers in
+drivers/fpga/dfl.h, dfl-fme-error.c and dfl-afu-error.c; the bits of the error registers that the
+kernel passes through unnamed are those that OPAE's fpgad watches (fpgad-xfpga.c).
+"""
+
+import struct
+
+from fpga_plugin.ids import PciAddress
+
+PORT_RESET = 0xB640
+"""DFL_FPGA_PORT_RESET: no argument; returns when the port has acknowledged (at most 1 ms)."""
+
+FME_PORT_PR = 0xB680
+"""DFL_FPGA_FME_PORT_PR: streams an image into a port; takes `PORT_PR`."""
+
+PORT_PR = struct.Struct("<IIIIQ")
+"""struct dfl_fpga_fme_port_pr: argsz, flags (0), port_id, buffer_size, buffer_address."""
+
+MAX_IMAGE_BYTES = 2**32 - 1
+"""`buffer_size` is a u32. Size 0 makes the kernel warn (vmalloc of nothing): it is never sent."""
+
+ALL_ONES_64 = 2**64 - 1
+"""What a 64-bit register reads as when the card no longer answers on the bus."""
+
+ALL_ONES_ID = "f" * 32
+"""The same for a 128-bit id."""
+
+PORT_AP6_EVENT = 1 << 50
+"""PORT_ERROR, Ap6Event: the card has shut the port down; only cooling and a power cycle help."""
+
+CATFATAL_BITS = {
+    0: "KtiLinkFatalErr",
+    1: "TagCchFatalErr",
+    2: "CciFatalErr",
+    3: "KtiProtoFatalErr",
+    4: "DramFatalErr",
+    5: "IommuFatalErr",
+    6: "FabricFatalErr",
+    7: "PciePoisonErr",
+    9: "CrcCatastErr",
+    10: "ThermCatastErr",
+}
+"""RAS_CATFAT_ERROR without the two bits that only somebody's error injection sets."""
+
+CATFATAL_INJECTED = 1 << 8 | 1 << 11
+"""InjectedFatalErr and InjectedCatastErr: a test of the error path, not an error."""
+
+CATFATAL_THERMAL = 1 << 10
+
+NONFATAL_FAILED = {
+    2: ("fatal", "PcieError"),
+    3: ("fatal", "PortFatalErr"),
+    9: ("thermal", "TempThreshAP6"),
+}
+"""RAS_NONFAT_ERROR: "non-fatal" to the host, yet the card's ports are unusable. Class and name."""
+
+NONFATAL_DEGRADED = {
+    0: ("thermal", "TempThreshAP1"),
+    1: ("thermal", "TempThreshAP2"),
+    10: ("power", "PowerThreshAP1"),
+    11: ("power", "PowerThreshAP2"),
+}
+"""RAS_NONFAT_ERROR: the card throttles and works on."""
+
+POWER_AP6 = 0x6
+"""`power_state` of a port that the card has shut down (PORT_STS bits 11:8, dfl.h)."""
+
+POWER_THROTTLED = {0x1: "AP1", 0x2: "AP2"}
+
+PRODUCTS: dict[tuple[str, ...], str] = {
+    ("8086", "bcbd"): "Intel integrated FPGA 5.x",
+    ("8086", "bcc0"): "Intel integrated FPGA 6.x",
+    ("8086", "09c4"): "Intel PAC A10 GX",
+    ("8086", "0b30"): "Intel PAC N3000",
+    ("8086", "0b2b"): "Intel PAC D5005",
+    ("8086", "bcce", "8086", "138d"): "OFS D5005",
+    ("8086", "bcce", "8086", "1770"): "OFS N6000",
+    ("8086", "bcce", "8086", "1771"): "OFS N6001",
+    ("8086", "bcce", "8086", "17d4"): "OFS C6100",
+    ("8086", "bcce", "1c2c", "1000"): "Silicom N5010",
+    ("8086", "bcce", "1c2c", "1001"): "Silicom N5011",
+}
+"""Physical functions in dfl-pci's id table: vendor and device, and where it matters subsystem."""
+
+
+def rebind_command(address: PciAddress) -> str:
+    """What an operator types to take a card out of its driver and back.
+
+    The one thing that un-poisons a port. With any process holding a port of the card open or mapped
+    the kernel crashes (Linux 6.1, afu_release after the port's removal), hence the words around it.
+    """
+    driver = "/sys/bus/pci/drivers/dfl-pci"
+    return f"echo {address} > {driver}/unbind; echo {address} > {driver}/bind"

@@ -1,0 +1,297 @@
+"""Finds DFL cards in sysfs and turns each into a value, or into a problem of that card alone.
+
+The kernel shows a card as a base region: an fpga_region below the card's PCI function that has the
+platform devices dfl-fme.N and dfl-port.M as children (Documentation/fpga/dfl.rst, "Device
+enumeration"). With SR-IOV a virtual function has a base region of its own with just its port. N and
+M count over the node and move when cards come and go; the PCI address and the port's own id stay.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fpga_plugin.errors import HardwareError, quote
+from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.sysfs import children, number, optional
+from fpga_plugin.hardware.model import Card, CardProblem, Inventory, Region
+from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
+
+CLASS = "/sys/class/fpga_region"
+
+_MAX_PORTS = 64
+"""More ports than any card has: FME_CAP has three bits for the number (drivers/fpga/dfl.h)."""
+
+_INTEGER = re.compile(r"-?[0-9]{1,4}", re.ASCII)
+
+Skipped = Callable[[str, str], None]
+"""Told of a base region that is left out, and why: something without a PCI address is no card."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A base region: `path` below the function's directory `parent`, FME and port devices in it."""
+
+    path: str
+    parent: str
+    fmes: tuple[str, ...]
+    ports: tuple[str, ...]
+
+
+def scan(kernel: Kernel, skipped: Skipped) -> Inventory:
+    """All cards. What is wrong with one of them says nothing of the others.
+
+    Raises:
+        HardwareError: the class of FPGA regions cannot be listed.
+    """
+    cards: dict[CardId, Card] = {}
+    problems: dict[CardId, CardProblem] = {}
+    for address, bases in _bases(kernel, skipped).items():
+        match _read(kernel, address, bases):
+            case Card() as card:
+                cards[address.card_id] = card
+            case CardProblem() as problem:
+                problems[address.card_id] = problem
+    return Inventory(cards, problems)
+
+
+def scan_card(kernel: Kernel, card: CardId, skipped: Skipped) -> Card | CardProblem | None:
+    """One card; None when there is none of this id.
+
+    Raises:
+        HardwareError: the class of FPGA regions cannot be listed.
+    """
+    address = PciAddress.parse(card)
+    if bases := _bases(kernel, skipped).get(address):
+        return _read(kernel, address, bases)
+    return None
+
+
+def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[_Base]]:
+    """Base regions by the function that has the FME. Reads no attribute, so touches no hardware."""
+    found: dict[PciAddress, list[_Base]] = {}
+    try:
+        names = sorted(kernel.listdir(CLASS))
+    except FileNotFoundError:
+        return found  # no FPGA driver was ever loaded
+    except OSError as error:
+        raise HardwareError(
+            f"{CLASS} cannot be listed ({error.strerror})",
+            hint="is the node's /sys mounted where FPGA_PLUGIN_SYSFS_ROOT says?",
+        ) from error
+    for name in names:
+        try:
+            path = kernel.realpath(f"{CLASS}/{name}")
+            base = _Base(
+                path,
+                parent=os.path.dirname(os.path.dirname(path)),
+                fmes=tuple(children(kernel, path, r"dfl-fme\.[0-9]{1,9}")),
+                ports=tuple(children(kernel, path, r"dfl-port\.[0-9]{1,9}")),
+            )
+            if not base.fmes and not base.ports:
+                continue  # a region of one FME's own, or of another kind of FPGA
+            address = _owner(kernel, base.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # went while we looked
+        except OSError as error:
+            skipped(f"{CLASS}/{name}", f"cannot be read ({error.strerror})")
+            continue
+        if address is None:
+            skipped(path, "is not below a PCI function, so it has no lasting name")
+            continue
+        found.setdefault(address, []).append(base)
+    return dict(sorted(found.items()))
+
+
+def _owner(kernel: Kernel, parent: str) -> PciAddress | None:
+    """The function that has the FME: the physical one where `parent` is a virtual one."""
+    try:
+        function = kernel.realpath(f"{parent}/physfn")
+    except FileNotFoundError:
+        function = parent
+    try:
+        return PciAddress.parse(os.path.basename(function))
+    except ValueError:
+        return None
+
+
+def _read(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card | CardProblem | None:
+    try:
+        return _card(kernel, address, bases)
+    except HardwareError as error:
+        return CardProblem(address, error.message, error.hint)
+    except OSError as error:
+        if not any(kernel.exists(base.path) for base in bases):
+            return None
+        where = f" ({error.filename})" if error.filename else ""
+        return CardProblem(
+            address,
+            f"card {address} cannot be read: {error.strerror}{where}",
+            "see the kernel's log; the card or its driver may be failing",
+        )
+
+
+def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
+    """Read a card's attributes, none of them one that a running PR blocks.
+
+    Raises:
+        HardwareError: the card cannot be served; message and hint say why.
+        OSError: an attribute cannot be read.
+    """
+    base = _base_with_fme(address, bases)
+    fme = base.fmes[0]
+    _leave_foreign_functions_alone(kernel, address, base.parent)
+    _answers(kernel, address, fme)
+    ports = _ports_number(kernel, address, fme)
+    regions = _regions(kernel, address, bases)
+    if len(regions) > ports or any(region.port_id >= ports for region in regions):
+        found = ", ".join(str(region.port_id) for region in regions)
+        raise HardwareError(f"card {address} says that it has {ports} ports, but has ports {found}")
+    return Card(
+        address=address,
+        interface_id=_interface_id(kernel, address, fme),
+        numa_node=_numa_node(kernel, base.parent),
+        regions=regions,
+        ports=ports,
+        fme_node=f"/dev/{os.path.basename(fme)}",
+        fme_sysfs=fme,
+        clears_memory=any(memory_clear_knobs(kernel, fme)),
+        description=_description(kernel, base.parent),
+    )
+
+
+def memory_clear_knobs(kernel: Kernel, fme: str) -> Iterable[str]:
+    """Attributes that clear one bank each of a card's memory (drivers/memory/dfl-emif.c).
+
+    Only the first revision of the memory feature has them, and only once dfl-emif is bound.
+    """
+    for device in children(kernel, fme, r"dfl_dev\.[0-9]{1,9}"):
+        yield from children(kernel, device, r"inf[0-7]_clear")
+
+
+def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:
+    having = [base for base in bases if base.fmes]
+    if not having:
+        raise HardwareError(
+            f"{address} has ports, but no FME, and nothing else can program them",
+            hint="a virtual function passed into a virtual machine cannot be served there; on the "
+            "host, check that dfl-pci is bound to the physical function",
+        )
+    if len(having) > 1 or len(having[0].fmes) > 1:
+        raise HardwareError(f"{address} shows more than one FME")
+    return having[0]
+
+
+def _leave_foreign_functions_alone(kernel: Kernel, address: PciAddress, parent: str) -> None:
+    """Refuse a card whose virtual functions serve something else: a PR would hit its user."""
+    numvfs = f"{parent}/sriov_numvfs"
+    expected = number(numvfs, optional(kernel, numvfs) or "0")
+    links = list(children(kernel, parent, r"virtfn[0-9]{1,5}"))
+    if expected > len(links):
+        raise HardwareError(
+            f"card {address} has {expected} virtual functions, of which {len(links)} can be seen"
+        )
+    for link in links:
+        function = os.path.basename(kernel.realpath(link))
+        try:
+            driver = os.path.basename(kernel.realpath(f"{link}/driver"))
+        except FileNotFoundError:
+            driver = ""
+        if driver != "dfl-pci":
+            has = f"has the driver {quote(driver)}" if driver else "has no driver"
+            raise HardwareError(
+                f"card {address} is left alone: its virtual function {quote(function)} {has}",
+                hint="to serve the card here, bind its virtual functions to dfl-pci or remove them "
+                f"(echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs)",
+            )
+
+
+def _answers(kernel: Kernel, address: PciAddress, fme: str) -> None:
+    """Refuse a card whose registers read all ones: its port numbers would be nonsense too."""
+    path = f"{fme}/bitstream_id"
+    text = optional(kernel, path)
+    if text is not None and number(path, text) == defs.ALL_ONES_64:
+        raise HardwareError(
+            f"card {address} does not answer: {path} reads all ones",
+            hint="the card has dropped off the bus; power-cycle the node and see the kernel's log",
+        )
+
+
+def _ports_number(kernel: Kernel, address: PciAddress, fme: str) -> int:
+    path = f"{fme}/ports_num"
+    text = optional(kernel, path)
+    if text is None:
+        raise HardwareError(
+            f"the FME of card {address} has no driver",
+            hint="load the module dfl-fme",
+        )
+    ports = number(path, text)
+    if not 1 <= ports <= _MAX_PORTS:
+        raise HardwareError(f"{path} says {quote(text)}, which is no number of ports")
+    return ports
+
+
+def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[Region, ...]:
+    """Ports with a bound driver; before that they have neither attributes nor a use."""
+    regions: dict[int, Region] = {}
+    for port in (port for base in bases for port in base.ports):
+        path = f"{port}/id"
+        text = optional(kernel, path)
+        if text is None or not kernel.exists(f"{port}/driver"):
+            continue
+        port_id = number(path, text)
+        if port_id in regions:
+            raise HardwareError(
+                f"card {address} has two ports with the id {port_id}: "
+                f"{regions[port_id].sysfs} and {port}"
+            )
+        node = f"/dev/{os.path.basename(port)}"
+        regions[port_id] = Region(address.card_id, port_id, node, port)
+    if not regions:
+        raise HardwareError(
+            f"no port of card {address} has a driver",
+            hint="load the module dfl-afu",
+        )
+    return tuple(region for _, region in sorted(regions.items()))
+
+
+def _interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
+    """The compat id of the FME, which each of its PR regions repeats (dfl-fme-pr.c)."""
+    for platform in children(kernel, fme, r"dfl-fme-region\.[0-9]{1,9}"):
+        for region in children(kernel, f"{platform}/fpga_region", r"region[0-9]{1,9}"):
+            path = f"{region}/compat_id"
+            if (text := optional(kernel, path)) is None:
+                continue
+            try:
+                found = parse_interface_id(text)
+            except ValueError as error:
+                raise HardwareError(f"{path} says {quote(text)}: {error}") from error
+            if found in {"0" * 32, defs.ALL_ONES_ID}:
+                raise HardwareError(f"{path} says {quote(text)}, which is no interface id")
+            return found
+    raise HardwareError(
+        f"card {address} shows no interface id",
+        hint="load the modules dfl-fme-mgr and dfl-fme-region",
+    )
+
+
+def _numa_node(kernel: Kernel, parent: str) -> int | None:
+    path = f"{parent}/numa_node"
+    text = optional(kernel, path)
+    if text is None:
+        return None
+    if not _INTEGER.fullmatch(text):
+        raise HardwareError(f"{path} says {quote(text)} where a NUMA node belongs")
+    return int(text) if int(text) >= 0 else None
+
+
+def _description(kernel: Kernel, parent: str) -> str:
+    """The product's name where it is known, and the PCI ids."""
+    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    ids = [(optional(kernel, f"{parent}/{name}") or "").removeprefix("0x") for name in names]
+    if not all(re.fullmatch(r"[0-9a-f]{4}", part, re.ASCII) for part in ids[:2]):
+        return ""
+    numbers = ":".join(ids[:2])
+    product = defs.PRODUCTS.get(tuple(ids)) or defs.PRODUCTS.get(tuple(ids[:2]))
+    return f"{product} ({numbers})" if product else numbers

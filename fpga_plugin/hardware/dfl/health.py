@@ -1,0 +1,161 @@
+"""What a card's own signals say of it: which regions have failed, and what is worth a log line.
+
+Reads only attributes that a running PR does not block (dfl-fme-error.c takes the FME's lock for
+fme_errors, first_error, next_error and pcie*_errors; not for the two read here). Errors that a
+tenant's image can cause, such as MMIO time-outs and page faults, condemn nothing: a scrub clears
+them.
+
+An FPGA manager's state is not judged: it tells of the region that was programmed last, and whoever
+programmed it has looked.
+"""
+
+import errno
+from collections.abc import Callable
+
+from fpga_plugin.errors import HardwareError, PortPoisonedError
+from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.port import read_afu_id
+from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
+from fpga_plugin.hardware.model import Card, CardHealth, Region
+from fpga_plugin.ids import RegionId
+
+_DEAD = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
+"""What reading an attribute says when the hardware behind it is failing or gone."""
+
+_Parse = Callable[[str, str], int]
+
+
+def health(kernel: Kernel, card: Card) -> CardHealth:
+    """Read a card's signals; never raises for what a dying card answers.
+
+    Not to be called during a PR of the plugin's own on this card: the port's AFU id is then EBUSY,
+    which at any other time means a poisoned port.
+    """
+    reading = _Reading(kernel)
+    if reading.exists(card.fme_sysfs):
+        _judge_errors(reading, card)
+        _judge_sensors(reading, card)
+        _judge_memory(reading, card)
+    failed: dict[RegionId, str] = {}
+    degraded = list(reading.degraded)
+    for region in card.regions:
+        port = _Reading(kernel)
+        if not reading.failed:
+            _judge_port(port, region)
+        degraded += port.degraded
+        if reasons := reading.failed or port.failed:
+            failed[region.id] = "; ".join(dict.fromkeys(reasons))
+    return CardHealth(failed, tuple(dict.fromkeys(degraded)))
+
+
+class _Reading:
+    """Attributes read one after the other, and what was concluded from them."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.failed: list[str] = []
+        self.degraded: list[str] = []
+
+    def value(self, path: str, parse: _Parse = number) -> int:
+        """An attribute's value; 0, which means well everywhere, when it is absent or unreadable."""
+        try:
+            text = optional(self.kernel, path)
+            value = 0 if text is None else parse(path, text)
+        except HardwareError as error:
+            self.failed.append(f"unreadable: {error.message}")
+            return 0
+        except OSError as error:
+            self.unreadable(path, error)
+            return 0
+        if value == defs.ALL_ONES_64:
+            self.failed.append(f"unreadable: {path} reads all ones")
+            return 0
+        return value
+
+    def exists(self, directory: str) -> bool:
+        """Whether the card is still there; if not, it has failed."""
+        try:
+            there = self.kernel.exists(directory)
+        except OSError as error:
+            self.unreadable(directory, error)
+            return False
+        if not there:
+            self.failed.append(f"unreadable: {directory} is gone")
+        return there
+
+    def children(self, directory: str, pattern: str) -> list[str]:
+        """Paths of the entries that match; none when they cannot be listed."""
+        try:
+            return list(children(self.kernel, directory, pattern))
+        except OSError as error:
+            self.unreadable(directory, error)
+            return []
+
+    def unreadable(self, path: str, error: OSError) -> None:
+        """Failed hardware fails the card; another reason (EINTR, EACCES) says nothing of it."""
+        says = self.failed if error.errno in _DEAD else self.degraded
+        says.append(f"unreadable: {path} ({error.strerror})")
+
+
+def _judge_errors(reading: _Reading, card: Card) -> None:
+    catfatal = reading.value(f"{card.fme_sysfs}/errors/catfatal_errors")
+    if fatal := catfatal & ~defs.CATFATAL_INJECTED:
+        names = [defs.CATFATAL_BITS.get(bit, f"bit {bit}") for bit in range(64) if fatal >> bit & 1]
+        word = "thermal" if fatal & defs.CATFATAL_THERMAL else "fatal"
+        reading.failed.append(f"{word}: {', '.join(names)} (catfatal_errors 0x{catfatal:x})")
+    nonfatal = reading.value(f"{card.fme_sysfs}/errors/nonfatal_errors")
+    for bits, says in (
+        (defs.NONFATAL_FAILED, reading.failed),
+        (defs.NONFATAL_DEGRADED, reading.degraded),
+    ):
+        for bit, (word, name) in bits.items():
+            if nonfatal >> bit & 1:
+                says.append(f"{word}: {name} on card {card.id} (nonfatal_errors 0x{nonfatal:x})")
+
+
+def _judge_sensors(reading: _Reading, card: Card) -> None:
+    """The FME's own sensors (dfl_fme_thermal and dfl_fme_power, dfl-fme-main.c)."""
+    for sensor in reading.children(f"{card.fme_sysfs}/hwmon", r"hwmon[0-9]{1,9}"):
+        if reading.value(f"{sensor}/temp1_crit_alarm"):
+            reading.failed.append(f"thermal: card {card.id} is above its critical temperature")
+        if reading.value(f"{sensor}/temp1_max_alarm"):
+            reading.degraded.append(f"thermal: card {card.id} is above its highest temperature")
+        for alarm in ("power1_max_alarm", "power1_crit_alarm"):
+            if reading.value(f"{sensor}/{alarm}"):
+                reading.degraded.append(f"power: card {card.id} draws too much ({alarm})")
+
+
+def _judge_memory(reading: _Reading, card: Card) -> None:
+    """The memory's calibration (drivers/memory/dfl-emif.c)."""
+    for device in reading.children(card.fme_sysfs, r"dfl_dev\.[0-9]{1,9}"):
+        for path in reading.children(device, r"inf[0-7]_cal_fail"):
+            if reading.value(path):
+                reading.failed.append(f"memory: calibration failed ({path})")
+        for path in reading.children(device, r"inf[0-7]_init_done"):
+            before = len(reading.failed)
+            if not reading.value(path) and len(reading.failed) == before:
+                reading.failed.append(f"memory: initialisation is not done ({path})")
+
+
+def _judge_port(reading: _Reading, region: Region) -> None:
+    errors = reading.value(f"{region.sysfs}/errors/errors")
+    if errors & defs.PORT_AP6_EVENT:
+        reading.failed.append(
+            f"thermal: AP6 has shut down region {region.id} (errors 0x{errors:x})"
+        )
+    power = reading.value(f"{region.sysfs}/power_state")
+    if power == defs.POWER_AP6:
+        reading.failed.append(f"power: region {region.id} is in power state AP6")
+    elif power:
+        state = defs.POWER_THROTTLED.get(power, f"0x{power:x}")
+        reading.degraded.append(f"power: region {region.id} is in power state {state}")
+    for name in ("ap1_event", "ap2_event"):
+        if reading.value(f"{region.sysfs}/{name}", bare_hex):
+            reading.degraded.append(f"power: region {region.id} had an {name}")
+    try:
+        read_afu_id(reading.kernel, region)
+    except PortPoisonedError as error:
+        reading.failed.append(f"poisoned: {error.message}")
+    except HardwareError as error:
+        reading.failed.append(f"unreadable: {error.message}")

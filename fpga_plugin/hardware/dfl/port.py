@@ -1,0 +1,371 @@
+"""A region, held exclusively: reset it, clear its errors, program it, ask what is in it.
+
+What the driver does behind each call is in drivers/fpga/dfl-afu-main.c, dfl-afu-error.c and
+dfl-fme-pr.c. The kernel checks nothing of an image, and reports success on a poisoned port: after
+`program` only the AFU id tells what happened.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from fpga_plugin.errors import (
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    PortPoisonedError,
+    ProgrammingError,
+    quote,
+)
+from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.kernel import Handle, Kernel
+from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, PciAddress, parse_afu_id
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+GONE = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV})
+"""What opening a node says when its device is not, or no longer, there."""
+
+_CLEAR_ATTEMPTS = 3
+"""New errors may be set between reading and clearing; the old image still runs at that time."""
+
+_AFTER_FAILED_PR = (
+    "the port may now stay in reset until the card's driver is rebound; the plugin checks that"
+)
+
+_PR_FAILURES = {
+    errno.EIO: ("the FPGA reported an error while it was reconfigured", _AFTER_FAILED_PR),
+    errno.ETIMEDOUT: (
+        "the FPGA did not answer in time (port reset 1 ms, PR reset, credits or completion 8 s)",
+        _AFTER_FAILED_PR,
+    ),
+    errno.EINVAL: (
+        "the driver refused the request: the port does not exist or the card is going away",
+        "see `fpga-plugin devices`",
+    ),
+    errno.ENOENT: ("the driver of the ports is not loaded", "load the module dfl-afu"),
+    errno.ENOMEM: ("the kernel had no memory for a copy of the image", "free memory on the node"),
+    errno.EFAULT: ("the kernel could not read the image", "this is a defect of the plugin"),
+    errno.EBUSY: (
+        "another process is reconfiguring the card",
+        "stop fpgad, fpgaconf and other tools that program this card",
+    ),
+}
+"""What the errno of DFL_FPGA_FME_PORT_PR means and what helps (dfl-fme-pr.c, dfl-fme-mgr.c)."""
+
+
+def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
+    """Open a port exclusively, and make sure that it is still the one that `region` names.
+
+    The driver refuses O_EXCL while any descriptor or mapping of the port is alive.
+
+    Raises:
+        PortInUseError: a process has it open, or memory of it mapped.
+        CardGoneError: the node is not there, or is another port's by now.
+        HardwareError: it cannot be opened for another reason.
+    """
+    try:
+        handle = kernel.open(region.node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise PortInUseError(
+                f"{region.node} (region {region.id}) is in use",
+                hint="a process still has it open or mapped, such as a container that has not "
+                f"ended or a tool on the node; `fuser -v {region.node}` on the node names it",
+            ) from error
+        if error.errno in GONE:
+            raise CardGoneError(
+                f"{region.node} (region {region.id}) is not there: the card was removed, or its "
+                "driver unbound",
+                hint="see `fpga-plugin devices` and the kernel's log",
+            ) from error
+        raise _failure(f"{region.node} (region {region.id}) cannot be opened", error) from error
+    port = DflPort(kernel, card, region, handle)
+    try:
+        # The node's number may have gone to another card's port since the last scan. While its
+        # directory is where it was, dfl-port.N is this port: the kernel gives each N once.
+        _still_there(kernel, region)
+    except BaseException:
+        port.close()
+        raise
+    return port
+
+
+class DflPort:
+    """Implements `fpga_plugin.hardware.backend.Port`; a context manager that closes the port."""
+
+    def __init__(self, kernel: Kernel, card: Card, region: Region, handle: Handle) -> None:
+        self._kernel = kernel
+        self._card = card
+        self._region = region
+        self._handle: Handle | None = handle
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others open the port again; the driver resets it once more. May be repeated."""
+        if self._handle is not None:
+            _close(self._kernel, self._handle, self._region.node)
+        self._handle = None
+
+    def reset(self) -> None:
+        """Soft-reset the AFU; the driver waits until its outstanding requests have drained.
+
+        Raises:
+            HardwareError: the port did not acknowledge.
+        """
+        assert self._handle is not None, "the port is closed"
+        try:
+            self._kernel.ioctl(self._handle, defs.PORT_RESET, 0)
+        except OSError as error:
+            raise _failure(
+                f"region {self._region.id} ({self._region.node}) did not acknowledge its reset",
+                error,
+                hint="requests of the last image may still be under way; "
+                + _rebind_hint(self._card.address),
+            ) from error
+
+    def clear_errors(self) -> Mapping[str, int]:
+        """Clear the port's error registers; returns those that were set, by attribute.
+
+        `errors` holds all bits seen. Bits that come back at once are the running image's doing:
+        they do not fail the call, and are returned as `errors_left`. Without the port error feature
+        there is nothing to clear.
+
+        Raises:
+            HardwareError: an error cannot be read or cleared (AP6: the card has shut the port).
+        """
+        found: dict[str, int] = {}
+        self._clear_error_register(found)
+        for name in ("ap1_event", "ap2_event"):
+            path = f"{self._region.sysfs}/{name}"
+            try:
+                text = optional(self._kernel, path)
+                if text is not None and (value := bare_hex(path, text)):
+                    found[name] = value
+                    self._kernel.write(path, "1")
+            except OSError as error:
+                raise _failure(f"{path} cannot be cleared", error) from error
+        return found
+
+    def _clear_error_register(self, found: dict[str, int]) -> None:
+        path = f"{self._region.sysfs}/errors/errors"
+        for _ in range(_CLEAR_ATTEMPTS):
+            if not (value := self._error_bits(path)):
+                return
+            found["errors"] = found.get("errors", 0) | value
+            try:
+                self._kernel.write(path, f"0x{value:x}")
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    continue  # other bits are set by now than those that we read
+                if error.errno == errno.EBUSY:
+                    raise self._shut_down(value) from error
+                raise _failure(f"{path} cannot be cleared (0x{value:x})", error) from error
+        if left := self._error_bits(path):
+            if left & defs.PORT_AP6_EVENT:
+                raise self._shut_down(left)
+            found["errors_left"] = left
+
+    def _error_bits(self, path: str) -> int:
+        try:
+            text = optional(self._kernel, path)
+        except OSError as error:
+            raise _failure(f"{path} cannot be read", error) from error
+        value = 0 if text is None else number(path, text)
+        if value == defs.ALL_ONES_64:
+            raise HardwareError(
+                f"card {self._card.id} does not answer: {path} reads all ones",
+                hint="see the kernel's log; the node may need a power cycle",
+            )
+        return value
+
+    def _shut_down(self, value: int) -> HardwareError:
+        return HardwareError(
+            f"region {self._region.id} is shut down (AP6, port errors 0x{value:x})",
+            hint="the card was too hot or drew too much power; let it cool, then power-cycle it",
+        )
+
+    def program(self, image: bytes) -> None:
+        """Stream a raw image into the region; seconds, and nothing can interrupt it.
+
+        Raises:
+            ProgrammingError: nothing was written or it failed, the message says which.
+        """
+        if not 0 < len(image) <= defs.MAX_IMAGE_BYTES:
+            raise ProgrammingError(
+                f"an image of {len(image)} bytes cannot be programmed into {self._region.id}",
+                hint="the file has no configuration data, or more than the driver takes (4 GiB)",
+            )
+        handle = self._open_fme()
+        try:
+            self._stream(handle, image)
+        finally:
+            _close(self._kernel, handle, self._card.fme_node)
+        self._judge_manager()
+
+    def _open_fme(self) -> Handle:
+        """The FME's node, opened only for the time of one PR; blocks while another PR runs."""
+        node = self._card.fme_node
+        try:
+            handle = self._kernel.open(node, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            hint = "see the kernel's log"
+            if error.errno == errno.EBUSY:
+                hint = "stop fpgad, fpgaconf and other tools that program this card"
+            raise ProgrammingError(
+                f"region {self._region.id} was not programmed: {node} cannot be opened "
+                f"({_reason(error)})",
+                hint=hint,
+            ) from error
+        if not self._kernel.exists(self._card.fme_sysfs):
+            _close(self._kernel, handle, node)
+            raise ProgrammingError(
+                f"region {self._region.id} was not programmed: {node} is no longer the FME of card "
+                f"{self._card.id}",
+                hint="the card was removed or its driver rebound; delete the pod",
+            )
+        return handle
+
+    def _stream(self, handle: Handle, image: bytes) -> None:
+        keep = ctypes.c_char_p(image)  # holds the bytes and their address while the kernel reads
+        address = ctypes.cast(keep, ctypes.c_void_p).value
+        assert address is not None, "c_char_p of bytes is never null"
+        argument = defs.PORT_PR.pack(
+            defs.PORT_PR.size, 0, self._region.port_id, len(image), address
+        )
+        try:
+            result = self._kernel.ioctl(handle, defs.FME_PORT_PR, argument)
+        except OSError as error:
+            what, hint = _PR_FAILURES.get(
+                error.errno or 0, (error.strerror or "unknown error", _AFTER_FAILED_PR)
+            )
+            status = ", ".join(self._manager_says()) if error.errno == errno.EIO else ""
+            raise ProgrammingError(
+                f"programming region {self._region.id} through {self._card.fme_node} failed "
+                f"({_reason(error)}): {what}" + (f" (FPGA manager: {status})" if status else ""),
+                hint=hint,
+            ) from error
+        if result != 0:
+            raise ProgrammingError(
+                f"programming region {self._region.id} through {self._card.fme_node} gave "
+                f"{result} where the driver gives 0",
+                hint="the driver is not the one that this plugin knows",
+            )
+
+    def _judge_manager(self) -> None:
+        """The manager's state after a PR of our own; at other times it is another region's past."""
+        try:
+            says = self._manager_says()
+        except OSError as error:
+            raise ProgrammingError(
+                f"the FPGA manager of card {self._card.id} cannot be read after programming region "
+                f"{self._region.id} ({_reason(error)})",
+                hint="see the kernel's log",
+            ) from error
+        if says:
+            raise ProgrammingError(
+                f"programming region {self._region.id} ended with an error of the FPGA manager: "
+                f"{', '.join(says)}",
+                hint=_AFTER_FAILED_PR,
+            )
+
+    def _manager_says(self) -> list[str]:
+        """Lines of the manager's `state` and `status` that tell of an error (fpga-mgr.c)."""
+        says: list[str] = []
+        for platform in children(self._kernel, self._card.fme_sysfs, r"dfl-fme-mgr\.[0-9]{1,9}"):
+            for manager in children(self._kernel, f"{platform}/fpga_manager", r"fpga[0-9]{1,9}"):
+                state = optional(self._kernel, f"{manager}/state") or ""
+                if state.endswith("error"):
+                    says.append(quote(state))
+                status = optional(self._kernel, f"{manager}/status") or ""
+                says += [quote(line) for line in status.splitlines() if line.strip()]
+        return says
+
+    def afu_id(self) -> AfuId:
+        """The id of the accelerator in the region; see `read_afu_id`."""
+        return read_afu_id(self._kernel, self._region)
+
+
+def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
+    """The id of the accelerator in a region, whether or not its port is open.
+
+    Raises:
+        PortPoisonedError: the port is held in reset; outside a PR that is what a failed PR leaves.
+        HardwareError: it cannot be read, or is no id (all ones).
+    """
+    path = f"{region.sysfs}/afu_id"
+    try:
+        text = kernel.read(path).strip()
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise PortPoisonedError(
+                f"region {region.id} ({region.node}) is held in reset, as after a failed "
+                "programming",
+                hint=_rebind_hint(PciAddress.parse(region.card)),
+            ) from error
+        raise _failure(f"the AFU id of region {region.id} cannot be read", error) from error
+    try:
+        found = parse_afu_id(text)
+    except ValueError as error:
+        raise HardwareError(f"{path} says {quote(text)}: {error}") from error
+    if found == defs.ALL_ONES_ID:
+        raise HardwareError(
+            f"region {region.id} does not answer: {path} reads all ones",
+            hint="see the kernel's log; the card may have dropped off the bus",
+        )
+    return found
+
+
+def _still_there(kernel: Kernel, region: Region) -> None:
+    path = f"{region.sysfs}/id"
+    try:
+        text = optional(kernel, path)
+    except OSError as error:
+        raise _failure(f"{path} cannot be read", error) from error
+    if text is None or number(path, text) != region.port_id:
+        raise CardGoneError(
+            f"{region.node} is no longer the port of region {region.id}",
+            hint="the card was removed or its driver rebound; delete the pod",
+        )
+
+
+def _rebind_hint(address: PciAddress) -> str:
+    return (
+        "when no container and no process on the node uses any region of this card, and it has no "
+        f"virtual functions, run as root: {defs.rebind_command(address)}"
+    )
+
+
+def _close(kernel: Kernel, handle: Handle, node: str) -> None:
+    """The drivers' release functions cannot fail; after any close the descriptor is gone."""
+    try:
+        kernel.close(handle)
+    except OSError as error:
+        log.warning("closing a device node failed", node=node, error=_reason(error))
+
+
+def _reason(error: OSError) -> str:
+    """`EIO, Input/output error`."""
+    name = errno.errorcode.get(error.errno or 0, "unknown errno")
+    return f"{name}, {error.strerror}"
+
+
+def _failure(what: str, error: OSError, *, hint: str = "see the kernel's log") -> HardwareError:
+    return HardwareError(f"{what} ({_reason(error)})", hint=hint)
