@@ -158,7 +158,8 @@ class Settings:
         "fpga.intel.com",
         parse_resource_prefix,
         "a DNS subdomain in lower case",
-        "Domain of the resources: `<prefix>/region-<interface id>`, `<prefix>/fpga-<interface id>`.",
+        "Domain of the resources: `<prefix>/region-<interface id>` for a region, "
+        "`<prefix>/fpga-<interface id>` for a whole card.",
     )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",

@@ -1,0 +1,271 @@
+"""One plugin a node: the two file locks that a plugin holds from its start to its end.
+
+Two processes that served the same cards would program under each other's tenants. The first lock
+lies in the state directory, with the journal that it guards. The second lies below kubelet's
+directory, so that plugins with different state directories but one kubelet meet too. Both are
+`flock(2)` locks: the kernel frees them when their holder is gone, however it went.
+
+A process in a PR ioctl cannot be killed: it lives, and holds its locks, until the ioctl returns.
+The holder therefore writes into the lock files which regions are being programmed. A successor that
+reads this there waits longer than it would otherwise, and says why.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError, LockHeldError
+from fpga_plugin.ids import RegionId, parse_device_id
+
+WAIT: Final = 10.0
+"""Seconds that a plugin waits for another to end (DESIGN.md section 11)."""
+
+WAIT_PROGRAMMING: Final = 120.0
+"""Seconds that it waits at most, while the other one says that it is programming."""
+
+_POLL: Final = 0.05
+_REPORT: Final = 5.0
+_MAX_CONTENT: Final = 64 * 1024
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What the holder of a lock wrote into it.
+
+    Attributes:
+        pid: in the holder's own pid namespace; 0 when it is not known.
+        programming: regions with a PR in flight.
+    """
+
+    pid: int = 0
+    programming: tuple[RegionId, ...] = ()
+
+
+class NodeLocks:
+    """Both locks, held."""
+
+    def __init__(self, descriptors: Collection[int]) -> None:
+        self._descriptors = tuple(descriptors)
+        self._guard = threading.Lock()
+        self._released = False
+        self.set_programming(())
+
+    def set_programming(self, regions: Collection[RegionId]) -> None:
+        """Tell a successor which regions have a PR in flight; call it before and after each PR.
+
+        Takes microseconds, may be called from any thread, and never raises: the note only makes a
+        successor patient, so a full disk does not stop a PR for it.
+        """
+        holder = {"pid": os.getpid(), "programming": sorted(regions)}
+        content = json.dumps(holder).encode() + b"\n"
+        with self._guard:
+            if self._released:
+                return
+            for descriptor in self._descriptors:
+                try:
+                    # A reader takes the first line only, so it never sees half of each.
+                    os.pwrite(descriptor, content, 0)
+                    os.ftruncate(descriptor, len(content))
+                except OSError as error:
+                    _log.warning("lock file not written", reason=_reason(error))
+
+    def release(self) -> None:
+        """Let go of both locks; a second call does nothing. The files stay."""
+        with self._guard:
+            if self._released:
+                return
+            self._released = True
+            for descriptor in reversed(self._descriptors):
+                os.close(descriptor)
+
+
+async def acquire_locks(
+    state_dir: str,
+    kubelet_dir: str,
+    *,
+    wait: float = WAIT,
+    wait_programming: float = WAIT_PROGRAMMING,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> NodeLocks:
+    """Take `<state dir>/lock`, then `<kubelet dir>/fpga-plugin/lock`.
+
+    The state directory and `<kubelet dir>/fpga-plugin` are made where only they are missing.
+
+    Args:
+        state_dir: FPGA_PLUGIN_STATE_DIR.
+        kubelet_dir: FPGA_PLUGIN_KUBELET_DIR.
+        wait: seconds to wait for a holder that is not seen programming; counted anew from the last
+            time that it was.
+        wait_programming: seconds to wait at most.
+        clock: monotonic seconds; tests have their own.
+        sleep: waits; tests have their own.
+
+    Raises:
+        LockHeldError: another plugin still holds one of them. Then neither is held.
+        FpgaPluginError: a directory is missing or cannot be written.
+    """
+    subdirectory = os.path.join(kubelet_dir, "fpga-plugin")
+    _make_directory(state_dir, "FPGA_PLUGIN_STATE_DIR")
+    _make_directory(subdirectory, "FPGA_PLUGIN_KUBELET_DIR")
+    begin = clock()
+    held: list[int] = []
+    try:
+        for path in (os.path.join(state_dir, "lock"), os.path.join(subdirectory, "lock")):
+            if _is_held(path, held):
+                continue  # one directory serves as both: a second flock would wait for ourselves
+            patience = _Patience(path, begin, wait, wait_programming, clock)
+            while (descriptor := _try_lock(path)) is None:
+                patience.check(_read_holder(path))
+                await sleep(_POLL)
+            held.append(descriptor)
+    except BaseException:  # cancellation too: a lock must not outlive the attempt
+        for descriptor in held:
+            os.close(descriptor)
+        raise
+    return NodeLocks(held)
+
+
+class _Patience:
+    """How long to wait for one lock, and when to say so."""
+
+    def __init__(
+        self,
+        path: str,
+        begin: float,
+        wait: float,
+        wait_programming: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._path = path
+        self._begin = begin
+        self._wait = wait
+        self._end = begin + wait_programming
+        self._deadline = begin + wait
+        self._clock = clock
+        self._report_at = begin
+
+    def check(self, holder: Holder) -> None:
+        """Return if it is worth waiting on.
+
+        Raises:
+            LockHeldError: it is not.
+        """
+        now = self._clock()
+        if holder.programming:
+            self._deadline = max(self._deadline, now + self._wait)
+        if now >= min(self._deadline, self._end):
+            raise LockHeldError(
+                f"another fpga-plugin{_who(holder)} holds {self._path}"
+                f" and did not end within {now - self._begin:.0f} s",
+                hint="one plugin serves a node: end the other one, or wait until it has ended",
+            )
+        if now >= self._report_at:
+            self._report_at = now + _REPORT
+            _log.info(
+                "waiting for another fpga-plugin to end",
+                lock=self._path,
+                holder_pid=holder.pid,
+                programming=list(holder.programming),
+                reason="it is programming, and a process in a PR cannot be ended"
+                if holder.programming
+                else "it holds the lock",
+                waited=round(now - self._begin, 1),
+            )
+
+
+def _who(holder: Holder) -> str:
+    who = f" (pid {holder.pid} in its own container)" if holder.pid else ""
+    if holder.programming:
+        who += f", programming {', '.join(holder.programming[:4])},"
+    return who
+
+
+def _make_directory(path: str, setting: str) -> None:
+    if os.path.isdir(path):
+        return
+    try:
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        raise FpgaPluginError(
+            f"cannot make the directory {path}: {_reason(error)}",
+            hint=f"{os.path.dirname(path)} has to be a directory that this process can write "
+            f"(in a container: a mount of the node's own), or set {setting} to another place",
+        ) from error
+    _log.info("directory made", path=path)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0)
+
+
+def _try_lock(path: str) -> int | None:
+    """A descriptor that holds the lock; None while another process does."""
+    try:
+        descriptor = os.open(path, _LOCK_FLAGS, 0o600)
+    except OSError as error:
+        raise FpgaPluginError(
+            f"cannot open the lock file {path}: {_reason(error)}",
+            hint="it has to be a plain file in a directory that this process can write",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_held(path, (descriptor,)):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        os.close(descriptor)
+        raise FpgaPluginError(
+            f"cannot lock {path}: {_reason(error)}",
+            hint="the directory has to be on a local file system",
+        ) from error
+    # Held by another, or the file was replaced between open and flock: then its lock counts for
+    # nothing, since whoever comes next opens the new file.
+    os.close(descriptor)
+    return None
+
+
+def _is_held(path: str, descriptors: Collection[int]) -> bool:
+    """Whether the path leads to a file that one of the descriptors has open."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return any(os.path.samestat(there, os.fstat(descriptor)) for descriptor in descriptors)
+
+
+def _read_holder(path: str) -> Holder:
+    """What the holder wrote; nothing known where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return Holder()
+    try:
+        content = os.read(descriptor, _MAX_CONTENT)
+    except OSError:
+        return Holder()
+    finally:
+        os.close(descriptor)
+    return _parse_holder(content)
+
+
+def _parse_holder(content: bytes) -> Holder:
+    try:
+        value = json.loads(content.split(b"\n", 1)[0])
+        pid, names = value["pid"], value["programming"]
+        regions = [RegionId(parse_device_id(name)) for name in names]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Holder()
+    return Holder(pid if isinstance(pid, int) else 0, tuple(regions))
