@@ -1,0 +1,1 @@
+"""Bitstreams: their files, the store, and the command that looks after both."""

@@ -1,0 +1,228 @@
+"""What the subcommands of `fpga-plugin bitstream` do.
+
+These functions print: results to standard output for people and scripts, errors to standard error
+on two lines, what happened and what to do. Each returns its exit code.
+"""
+# ruff: noqa: T201 - a command prints
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+
+from fpga_plugin.bitstream.files import MAX_FILE_BYTES, read_bytes, write_atomically
+from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
+from fpga_plugin.bitstream.install import install, no_file, remove
+from fpga_plugin.bitstream.metadata import Metadata, read_json
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
+from fpga_plugin.errors import BitstreamError, FpgaPluginError, quote
+from fpga_plugin.ids import parse_bitstream_id, parse_interface_id
+
+DONE = 0
+FAILED = 1
+
+
+def show_store(args: argparse.Namespace) -> int:
+    """Show the store."""
+    entries = Store(args.dir).list()
+    if args.json:
+        print(json.dumps([_entry_json(entry) for entry in entries], indent=2))
+        return DONE
+    if not entries:
+        print(f"{_plain(args.dir)}: no bitstreams")
+        return DONE
+    rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME")]
+    rows += [_row(entry) for entry in entries if entry.problem is None]
+    if len(rows) > 1:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print("  ".join(cells).rstrip())
+    for entry in entries:
+        if entry.problem is not None:
+            print(f"problem: {_plain(entry.problem.message)}")
+            if entry.problem.hint:
+                print(f"         {_plain(entry.problem.hint)}")
+    return DONE
+
+
+def show_file(args: argparse.Namespace) -> int:
+    """Show a file."""
+    data = _read(args.file)
+    gbs = parse_gbs(data, where=args.file)
+    facts: dict[str, object] = {
+        "file": args.file,
+        "bytes": len(data),
+        "image_bytes": len(gbs.image),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        **_metadata_json(gbs.metadata),
+    }
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return DONE
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        foreign = name in {"name", "platform_name", "top_interface"} and value is not None
+        shown = quote(value) if foreign else "-" if value is None else value
+        print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
+    return DONE
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Check files, or the store."""
+    if not args.files:
+        return _verify_store(Store(args.dir), args)
+    worst = DONE
+    for file in args.files:
+        try:
+            metadata = parse_gbs(_read(file), where=file).metadata
+            _check_path(file, metadata)
+            _check_wanted(file, metadata, args)
+            print(f"{_plain(file)}: good")
+        except FpgaPluginError as error:
+            complain(error)
+            worst = FAILED
+    return worst
+
+
+def _verify_store(store: Store, args: argparse.Namespace) -> int:
+    worst = DONE
+    for entry in store.list():
+        try:
+            if entry.problem is not None:
+                raise entry.problem
+            if entry.metadata is not None:
+                _check_wanted(entry.path, entry.metadata, args)
+            print(f"{_plain(entry.path)}: good")
+        except FpgaPluginError as error:
+            complain(error)
+            worst = FAILED
+    return worst
+
+
+def _check_path(file: str, metadata: Metadata) -> None:
+    """Compare a file with its path, if that looks like a store's."""
+    directory, name = os.path.split(os.path.abspath(file))
+    stem = name.removesuffix(".gbs")
+    try:
+        interface_id = parse_interface_id(os.path.basename(directory))
+        bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
+    except ValueError:
+        return
+    check_names(file, metadata, interface_id, bitstream_id)
+
+
+def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:
+    """Compare a file with the ids that the command line asks for."""
+    for what, wanted, found in (
+        ("interface id", args.interface_id, metadata.interface_id),
+        ("AFU id", args.afu_id, metadata.afu_id),
+    ):
+        if wanted not in {None, found}:
+            raise BitstreamError(f"{file}: has the {what} {found}, not {wanted}")
+
+
+def install_file(args: argparse.Namespace) -> int:
+    """Put a file into the store."""
+    installed = install(Store(args.dir), args.file, blank=args.blank, force=args.force)
+    print(f"{installed.path}: {'installed' if installed.changed else 'was there already'}")
+    return DONE
+
+
+def remove_file(args: argparse.Namespace) -> int:
+    """Take a file out of the store."""
+    bitstream_id = None if args.bitstream_id == BLANK else args.bitstream_id
+    print(f"{remove(Store(args.dir), args.interface_id, bitstream_id)}: removed")
+    return DONE
+
+
+def pack_file(args: argparse.Namespace) -> int:
+    """Make a GBS file."""
+    description: dict[str, object] = {}
+    where = args.metadata or args.image
+    if args.metadata:
+        text = _read(args.metadata, limit=2 * MAX_METADATA_BYTES)
+        description = read_json(text, where=args.metadata)
+    elif args.interface_id is None or args.afu_id is None:
+        args.bitstream_usage("give --interface-id and --afu-id, or --metadata with both in it")
+    document = complete_document(
+        description,
+        where=where,
+        interface_id=args.interface_id,
+        afu_id=args.afu_id,
+        name=args.name,
+        platform_name=args.platform,
+        power=args.power,
+        clock_frequency_high=args.clock_high,
+        clock_frequency_low=args.clock_low,
+    )
+    data = pack_gbs(document, _read(args.image), where=where)
+    output = args.output or f"{parse_gbs(data, where=where).metadata.afu_id}.gbs"
+    for source in filter(None, (args.image, args.metadata)):
+        if os.path.exists(output) and os.path.samefile(output, source):
+            raise BitstreamError(
+                f"{output}: would replace its own source", hint="choose another -o"
+            )
+    write_atomically(output, data)
+    print(f"{_plain(output)}: packed, {len(data)} bytes")
+    return DONE
+
+
+def _read(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
+    try:
+        return read_bytes(path, limit=limit)
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_file(path) from None
+
+
+def _row(entry: StoreEntry) -> tuple[str, str, str, str]:
+    name = quote(entry.metadata.clusters[0].name) if entry.metadata else ""
+    return (
+        entry.interface_id or "",
+        BLANK if entry.blank else entry.bitstream_id or "",
+        str(entry.size),
+        name,
+    )
+
+
+def _entry_json(entry: StoreEntry) -> dict[str, object]:
+    problem = entry.problem
+    return {
+        "path": entry.path,
+        "interface_id": entry.interface_id,
+        "bitstream_id": entry.bitstream_id,
+        "blank": entry.blank,
+        "bytes": entry.size,
+        "metadata": _metadata_json(entry.metadata) if entry.metadata else None,
+        "problem": {"message": problem.message, "hint": problem.hint} if problem else None,
+    }
+
+
+def _metadata_json(metadata: Metadata) -> dict[str, object]:
+    cluster = metadata.clusters[0]
+    return {
+        "interface_id": metadata.interface_id,
+        "afu_id": metadata.afu_id,
+        "name": cluster.name,
+        "total_contexts": cluster.total_contexts,
+        "platform_name": metadata.platform_name,
+        "power": metadata.power,
+        "clock_frequency_high": metadata.clock_frequency_high,
+        "clock_frequency_low": metadata.clock_frequency_low,
+        "top_interface": metadata.top_interface,
+        "version": metadata.version,
+    }
+
+
+def complain(error: FpgaPluginError) -> None:
+    """Print an error: what happened, and what to do about it."""
+    print(_plain(error.message), file=sys.stderr)
+    if error.hint:
+        print(_plain(error.hint), file=sys.stderr)
+
+
+def _plain(text: str) -> str:
+    """A text with a file's name in it, for a terminal: names may hold any byte."""
+    return "".join(c if c.isprintable() else "?" for c in text)

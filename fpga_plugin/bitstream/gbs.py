@@ -1,0 +1,142 @@
+"""The GBS container: a header with metadata, then the raw image that the card takes.
+
+    0   16 bytes  GUID "XeonFPGA" 0xb7 "GBSv001"
+    16  u32 LE    length of the metadata in bytes
+    20  JSON      the metadata
+    ..  to EOF    the raw image (RBF); no trailer, no checksum
+
+Everything is checked before anything is believed: on a card the kernel checks nothing of an image
+(facts: linux-fpga.md sections 3 and 5). Any bytes give a value or a `BitstreamError`.
+"""
+
+from dataclasses import dataclass, field
+
+from fpga_plugin.bitstream.metadata import Metadata, parse_metadata
+from fpga_plugin.errors import BitstreamError
+
+GUID = b"XeonFPGA\xb7GBSv001"
+"""The first 16 bytes."""
+
+HEADER_BYTES = 20
+"""GUID and length of the metadata."""
+
+MAX_METADATA_BYTES = 8191
+"""OPAE accepts less than 8192 (METADATA_MAX_LEN, libraries/plugins/xfpga/bitstream.c)."""
+
+HEAD_BYTES = HEADER_BYTES + MAX_METADATA_BYTES
+"""As much of a file as `parse_header` may need."""
+
+_FOREIGN = (
+    (
+        b"\x80\x86\x1f\x1d",
+        "a legacy GBS without metadata (magic 0x1d1f8680)",
+        "it does not name its AFU; pack its image anew with `fpga-plugin bitstream pack`",
+    ),
+    (
+        b"\x19\xfd\xea\xb6",
+        "signed with PACSign (magic 0xb6eafd19)",
+        "not supported by this version: take the GBS file from before the signing",
+    ),
+    (
+        b"xclbin2\0",
+        "an xclbin, the format of XRT",
+        "not supported by this version: cards with the DFL driver take GBS files",
+    ),
+    (
+        b"\x7fELF",
+        "an ELF file (AOCX, as the OpenCL compiler writes it)",
+        "AOCX is not supported by this version: take the GBS file inside it",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the image.
+
+    Attributes:
+        metadata: what the file says of its image.
+        image_offset: where the image begins, in bytes.
+    """
+
+    metadata: Metadata
+    image_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gbs:
+    """A GBS file.
+
+    Attributes:
+        metadata: what the file says of its image.
+        image: the raw image, without the header; not empty.
+    """
+
+    metadata: Metadata
+    image: bytes = field(repr=False)
+
+
+def container_of(data: bytes) -> str | None:
+    """What kind of container `data` begins like; None: none that is known, a raw image maybe."""
+    if data.startswith(GUID):
+        return "a GBS file"
+    return next((what for magic, what, _ in _FOREIGN if data.startswith(magic)), None)
+
+
+def parse_header(head: bytes, *, size: int, where: str) -> Header:
+    """Read the header of a GBS file.
+
+    Args:
+        head: the first `HEAD_BYTES` of the file, or all of a shorter one.
+        size: of the whole file in bytes.
+        where: the file, for the message.
+
+    Raises:
+        BitstreamError: this is not a GBS file that can be used; the message says what and where.
+    """
+    for magic, what, hint in _FOREIGN:
+        if head.startswith(magic):
+            raise BitstreamError(f"{where}: not a GBS file but {what}", hint=hint)
+    if size < HEADER_BYTES:
+        raise BitstreamError(
+            f"{where}: too short for a GBS file: {size} bytes, the header alone has {HEADER_BYTES}",
+            hint="copy or build the file again",
+        )
+    if not head.startswith(GUID):
+        raise BitstreamError(
+            f"{where}: not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
+            hint="if this is a raw image (RBF), wrap it with `fpga-plugin bitstream pack`",
+        )
+    length = int.from_bytes(head[16:HEADER_BYTES], "little")
+    end = HEADER_BYTES + length
+    if not 1 <= length <= MAX_METADATA_BYTES:
+        raise BitstreamError(
+            f"{where}: the length of the metadata at byte 16 is {length};"
+            f" 1 to {MAX_METADATA_BYTES} is allowed"
+        )
+    if end > size:
+        raise BitstreamError(
+            f"{where}: the metadata would end at byte {end}, but the file has {size} bytes",
+            hint="the file is cut off; copy or build it again",
+        )
+    metadata = parse_metadata(head[HEADER_BYTES:end], where=where, offset=HEADER_BYTES)
+    if end == size:
+        raise BitstreamError(
+            f"{where}: no image follows the metadata at byte {end}",
+            hint="the file is cut off; copy or build it again",
+        )
+    return Header(metadata=metadata, image_offset=end)
+
+
+def parse_gbs(data: bytes, *, where: str) -> Gbs:
+    """Read a whole GBS file.
+
+    Args:
+        data: the file's content.
+        where: the file, for the message.
+
+    Raises:
+        BitstreamError: this is not a GBS file that can be used; the message says what and where.
+    """
+    header = parse_header(data[:HEAD_BYTES], size=len(data), where=where)
+    return Gbs(metadata=header.metadata, image=data[header.image_offset :])
