@@ -412,6 +412,9 @@ def _unknown(name: str, known: list[str]) -> str:
     import difflib  # needed for a mistake only; costs 5 ms of the start
 
     warning = f"unknown setting {quote(name)} has no effect"
-    # Names far longer than any setting's resemble none; comparing them would only cost time.
-    near = difflib.get_close_matches(name, known, 1) if len(name) <= _MAX_COMPARED else []
-    return f"{warning}; did you mean {near[0]}?" if near else warning
+    # The prefix, which all have, would make everything look alike. Names far longer than any
+    # setting's resemble none; comparing them would only cost time.
+    bare = {setting.removeprefix(PREFIX): setting for setting in known}
+    wanted = name.removeprefix(PREFIX)
+    near = difflib.get_close_matches(wanted, bare, 1) if len(wanted) <= _MAX_COMPARED else []
+    return f"{warning}; did you mean {bare[near[0]]}?" if near else warning

@@ -1,0 +1,74 @@
+"""What all tests share: prerequisites of the machine, and how long hypothesis looks."""
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+def _umockdev() -> str:
+    if shutil.which("umockdev-wrapper") is None:
+        return "umockdev-wrapper is not installed (make deps)"
+    program = "import gi; gi.require_version('UMockdev', '1.0'); from gi.repository import UMockdev"
+    try:
+        subprocess.run(
+            ["/usr/bin/python3", "-c", program], check=True, capture_output=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "/usr/bin/python3 cannot import UMockdev through gi (make deps)"
+    return ""
+
+
+PREREQUISITES: dict[str, Callable[[], str]] = {
+    "umockdev": _umockdev,
+}
+"""What `@pytest.mark.needs(...)` may name: each function says what is missing, or nothing."""
+
+
+@functools.cache
+def missing(what: str) -> str:
+    """Why a prerequisite is not there; empty if it is."""
+    return PREREQUISITES[what]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            for what in marker.args:
+                if what not in PREREQUISITES:
+                    raise pytest.UsageError(f"{item.nodeid} needs {what!r}: see tests/conftest.py")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for what in marker.args:
+            if reason := missing(what):
+                if CI:
+                    pytest.fail(f"with CI=true nothing is skipped: {reason}", pytrace=False)
+                pytest.skip(reason)
+
+
+# 200 examples of 50 steps: 10,000 steps of a state machine in `make test`. hypothesis has a profile
+# of its own for CI, on which these would build: what it changes is set here.
+settings.register_profile(
+    "default",
+    max_examples=200,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+)
+settings.register_profile(
+    "soak",
+    settings.get_profile("default"),
+    max_examples=2000,
+    stateful_step_count=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
