@@ -304,6 +304,7 @@ signal.pause()
 
 
 def test_a_killed_holder_frees_the_locks_while_its_child_lives_on(dirs, time):
+    dirs.kubelet_lock.parent.mkdir()
     command = [sys.executable, "-c", HOLDER, str(dirs.state), str(dirs.kubelet)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:

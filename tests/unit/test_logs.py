@@ -9,27 +9,35 @@ import pytest
 import structlog
 
 from fpga_plugin.config import LogFormat, LogLevel
+from fpga_plugin.telemetry import logs
 from fpga_plugin.telemetry.logs import FOREIGN_LOGGERS, configure_logging
 
 HOSTILE = "a\nb\r\x1b[31m\x00\u2028\u0085\udcff" + "x" * 10
 
 
+ROOT = logging.getLogger()
+
+
 @pytest.fixture(autouse=True)
 def restore_logging():
-    root = logging.getLogger()
-    handlers = list(root.handlers)
     levels = {name: logging.getLogger(name).level for name in FOREIGN_LOGGERS}
-    root.handlers.clear()  # pytest's own, which do not take what these tests log
     yield
     structlog.reset_defaults()
-    root.handlers[:] = handlers
+    for handler in ours():
+        ROOT.removeHandler(handler)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
+
+
+def ours() -> list[logging.Handler]:
+    return [handler for handler in ROOT.handlers if type(handler).__module__ == logs.__name__]
 
 
 def configured(style: LogFormat, level: LogLevel = LogLevel.INFO) -> io.StringIO:
     stream = io.StringIO()
     configure_logging(level, style, stream)
+    # pytest's own handlers, which it puts back for the next test, do not take all of what follows.
+    ROOT.handlers[:] = ours()
     return stream
 
 
