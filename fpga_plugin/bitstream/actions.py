@@ -65,7 +65,7 @@ def show_file(args: argparse.Namespace) -> int:
     width = max(map(len, facts))
     for name, value in facts.items():
         foreign = name in {"name", "platform_name", "top_interface"} and value is not None
-        shown = quote(value) if foreign else "-" if value is None else value
+        shown = quote(value) if foreign else "-" if value is None else _plain(str(value))
         print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
     return DONE
 
@@ -127,14 +127,16 @@ def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> No
 def install_file(args: argparse.Namespace) -> int:
     """Put a file into the store."""
     installed = install(Store(args.dir), args.file, blank=args.blank, force=args.force)
-    print(f"{installed.path}: {'installed' if installed.changed else 'was there already'}")
+    what = "installed" if installed.changed else "was there already"
+    print(f"{_plain(installed.path)}: {what}")
     return DONE
 
 
 def remove_file(args: argparse.Namespace) -> int:
     """Take a file out of the store."""
     bitstream_id = None if args.bitstream_id == BLANK else args.bitstream_id
-    print(f"{remove(Store(args.dir), args.interface_id, bitstream_id)}: removed")
+    path = remove(Store(args.dir), args.interface_id, bitstream_id)
+    print(f"{_plain(path)}: removed")
     return DONE
 
 

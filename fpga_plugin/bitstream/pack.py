@@ -55,18 +55,24 @@ def complete_document(
         clock_frequency_low: MHz.
 
     Raises:
-        BitstreamError: the description's own parts are of the wrong kind.
+        BitstreamError: an id is missing, or the description's parts are of the wrong kind.
     """
     image = _object(document.get("afu-image", {}), where, "$.afu-image")
     clusters = image.get("accelerator-clusters", [{}])
     if not isinstance(clusters, list) or len(clusters) != 1:
         raise BitstreamError(f"{where}: $.afu-image.accelerator-clusters: exactly one is supported")
     cluster = _object(clusters[0], where, "$.afu-image.accelerator-clusters[0]")
+    _put(cluster, "accelerator-type-uuid", dashed(afu_id) if afu_id else None)
     _put(cluster, "name", name, default="afu")
     _put(cluster, "total-contexts", None, default=1)
-    _put(cluster, "accelerator-type-uuid", dashed(afu_id) if afu_id else None)
-    _put(image, "magic-no", None, default=MAGIC_NO)
     _put(image, "interface-uuid", dashed(interface_id) if interface_id else None)
+    for target, key, option in (
+        (cluster, "accelerator-type-uuid", "--afu-id"),
+        (image, "interface-uuid", "--interface-id"),
+    ):
+        if key not in target:
+            raise BitstreamError(f"{where}: has no {key}", hint=f"put it in, or give {option}")
+    _put(image, "magic-no", None, default=MAGIC_NO)
     _put(image, "power", power)
     _put(image, "clock-frequency-high", clock_frequency_high)
     _put(image, "clock-frequency-low", clock_frequency_low)
