@@ -1,0 +1,264 @@
+"""Kubelet's PodResources API: which running container holds which device.
+
+What it tells (kubelet 1.28 and later; earlier ones served the same v1): active pods by namespace and
+name, their app containers and restartable init containers. It never tells other init containers,
+uids or environments. Listing has a side effect that is wanted: kubelet first frees the devices of
+pods that are no longer active. It answers at most 100 calls a second, the rest RESOURCE_EXHAUSTED.
+
+A device that is missing from a list may get its region wiped, so a failure is never an empty list:
+whatever goes wrong is an error with its reason. Each call has a connection of its own, closed with
+it: none is held while idle, and none can outlive the kubelet that it was made to. The socket's
+identity is taken before and after; if it changed, the answer may be of either kubelet and counts
+for nothing.
+"""
+
+import asyncio
+import contextlib
+import enum
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from fpga_plugin.api.messages import v1
+from fpga_plugin.errors import NoSourceError, quote
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.pods.names import is_ours, parse_name, parse_resource
+
+CALL_SECONDS = 5.0
+"""Kubelet answers in milliseconds; while it starts, it may hold its locks for some seconds."""
+
+
+class NoListReason(enum.Enum):
+    """Why a call to PodResources gave no answer."""
+
+    MISSING = "missing"
+    """There is no socket: kubelet never started, or its directory is not mounted."""
+
+    REFUSED = "refused"
+    """Nobody listens on the socket: kubelet is down or restarting."""
+
+    RATE_LIMITED = "rate-limited"
+    """Others on this node call too often."""
+
+    NOT_SERVED = "not-served"
+    """This kubelet does not have the call, or it is switched off."""
+
+    TIMEOUT = "timeout"
+    """No answer in time."""
+
+    RESTARTED = "restarted"
+    """The socket is another one than when the call began."""
+
+    FAILED = "failed"
+    """Anything else: kubelet's own error, a broken connection, an answer that is not understood."""
+
+
+class PodResourcesError(NoSourceError):
+    """PodResources gave no answer; nothing follows from that for any device.
+
+    Attributes:
+        reason: which kind of failure.
+    """
+
+    def __init__(self, message: str, *, reason: NoListReason, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class PodDevices:
+    """Devices of one resource that one running container holds.
+
+    Attributes:
+        namespace: the pod's namespace.
+        pod: the pod's name.
+        container: the container.
+        resource: the resource, of our domain.
+        devices: ids as their plugin wrote them; at least one.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    resource: ResourceName
+    devices: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PodList:
+    """One answer of kubelet's.
+
+    Attributes:
+        devices: who holds what.
+        epoch: the life of kubelet that gave the answer: the identity of its socket.
+    """
+
+    devices: tuple[PodDevices, ...]
+    epoch: str
+
+
+class PodResourcesClient:
+    """Asks one kubelet. Belongs to the event loop; calls may overlap.
+
+    Args:
+        socket_path: `/var/lib/kubelet/pod-resources/kubelet.sock`, as this process sees it.
+        prefix: the domain whose resources are told.
+        call_seconds: how long a call may take, connecting included.
+    """
+
+    def __init__(
+        self, socket_path: str, prefix: str, *, call_seconds: float = CALL_SECONDS
+    ) -> None:
+        self._path = socket_path
+        self._prefix = prefix
+        self._call_seconds = call_seconds
+
+    def epoch(self) -> str:
+        """The identity of kubelet's socket, `dev:ino:ctime_ns`: another one, another kubelet.
+
+        Raises:
+            PodResourcesError: there is no socket.
+        """
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            raise self._os_error(error) from error
+        return f"{status.st_dev}:{status.st_ino}:{status.st_ctime_ns}"
+
+    async def list_devices(self) -> tuple[PodDevices, ...]:
+        """`snapshot` without the epoch, for those who need one answer only.
+
+        Raises:
+            PodResourcesError: there is no answer.
+        """
+        return (await self.snapshot()).devices
+
+    async def snapshot(self) -> PodList:
+        """List every container that holds devices of our domain.
+
+        Raises:
+            PodResourcesError: there is no answer; `reason` tells why.
+        """
+        async with self._call() as (stub, epoch):
+            answer = await stub.list(v1.ListPodResourcesRequest())
+            devices = tuple(
+                PodDevices(
+                    namespace=parse_name(pod.namespace),
+                    pod=parse_name(pod.name),
+                    container=parse_name(container.name),
+                    resource=resource,
+                    devices=ids,
+                )
+                for pod in answer.pod_resources
+                for container in pod.containers
+                for resource, ids in self._ours(container.devices).items()
+                if ids
+            )
+        return PodList(devices, epoch)
+
+    async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
+        """The healthy devices, free or not, of each resource of our domain that kubelet knows.
+
+        Raises:
+            PodResourcesError: there is no answer; NOT_SERVED before kubelet 1.23.
+        """
+        async with self._call() as (stub, _):
+            answer = await stub.get_allocatable_resources(v1.AllocatableResourcesRequest())
+            return self._ours(answer.devices)
+
+    def _ours(self, groups: Iterable[v1.ContainerDevices]) -> dict[ResourceName, frozenset[str]]:
+        """Ids by resource: kubelet has one group a NUMA node, or one a device.
+
+        Raises:
+            ValueError: a resource's name or an id is none.
+        """
+        result: dict[ResourceName, frozenset[str]] = {}
+        for group in groups:
+            if is_ours(group.resource_name, self._prefix):
+                resource = parse_resource(group.resource_name, self._prefix)
+                if not all(group.device_ids):
+                    msg = f"an id of {resource} is empty"
+                    raise ValueError(msg)
+                result[resource] = result.get(resource, frozenset()).union(group.device_ids)
+        return result
+
+    @contextlib.asynccontextmanager
+    async def _call(self) -> AsyncIterator[tuple[v1.PodResourcesListerStub, str]]:
+        """One connection for one call; every failure becomes a `PodResourcesError`."""
+        epoch = self.epoch()
+        with self._failures():
+            async with asyncio.timeout(self._call_seconds):
+                channel = Channel(path=self._path)
+                try:
+                    yield v1.PodResourcesListerStub(channel), epoch
+                finally:
+                    channel.close()
+        if self.epoch() != epoch:
+            raise PodResourcesError(
+                f"kubelet restarted while it was asked at {self._path}",
+                reason=NoListReason.RESTARTED,
+            )
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise PodResourcesError(
+                f"kubelet did not answer at {self._path} within {self._call_seconds:g} s",
+                reason=NoListReason.TIMEOUT,
+            ) from error
+        except OSError as error:
+            raise self._os_error(error) from error
+        except GRPCError as error:
+            raise self._grpc_error(error) from error
+        except Exception as error:  # noqa: BLE001 - h2, grpclib and betterproto2 raise many types
+            raise PodResourcesError(
+                f"the answer of kubelet at {self._path} is not understood"
+                f" ({type(error).__name__}: {error})",
+                reason=NoListReason.FAILED,
+            ) from error
+
+    def _os_error(self, error: OSError) -> PodResourcesError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return PodResourcesError(
+                f"kubelet's PodResources socket {self._path} is not there",
+                reason=NoListReason.MISSING,
+                hint="mount its directory, and set FPGA_PLUGIN_PODRESOURCES_SOCKET to it",
+            )
+        if isinstance(error, ConnectionRefusedError):
+            return PodResourcesError(
+                f"nobody listens on {self._path}",
+                reason=NoListReason.REFUSED,
+                hint="kubelet is down or restarting",
+            )
+        return PodResourcesError(
+            f"kubelet cannot be asked at {self._path} ({error.strerror or error})",
+            reason=NoListReason.FAILED,
+        )
+
+    def _grpc_error(self, error: GRPCError) -> PodResourcesError:
+        told = f"{error.status.name} {quote(error.message or '')}"
+        if error.status is Status.RESOURCE_EXHAUSTED:
+            return PodResourcesError(
+                f"kubelet refuses to answer so often at {self._path}: {told}",
+                reason=NoListReason.RATE_LIMITED,
+                hint="another client of PodResources on this node calls too often",
+            )
+        if error.status is Status.UNIMPLEMENTED:
+            return PodResourcesError(
+                f"kubelet at {self._path} does not have this call: {told}",
+                reason=NoListReason.NOT_SERVED,
+            )
+        if error.status is Status.DEADLINE_EXCEEDED:
+            return PodResourcesError(
+                f"kubelet did not answer at {self._path} in time: {told}",
+                reason=NoListReason.TIMEOUT,
+            )
+        return PodResourcesError(
+            f"kubelet at {self._path} answered {told}", reason=NoListReason.FAILED
+        )

@@ -1,0 +1,253 @@
+"""Where pods' cgroups lie, and what they say, on made-up trees and on this machine's own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fpga_plugin.ids import PodUid
+from fpga_plugin.pods import cgroup
+from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+
+UID = PodUid("7b9f0c5e-0d2a-4f7e-9a58-2f1f4f0b7c11")
+UNDERSCORED = UID.replace("-", "_")
+STATIC = PodUid("0123456789abcdef0123456789abcdef")
+OTHER = PodUid("ffffffff-0d2a-4f7e-9a58-2f1f4f0b7c11")
+
+CGROUPFS = [
+    f"kubepods/pod{UID}",
+    f"kubepods/burstable/pod{UID}",
+    f"kubepods/besteffort/pod{UID}",
+    f"kubelet/kubepods/burstable/pod{UID}",
+    f"a/b/kubepods/pod{UID}",
+]
+SYSTEMD = [
+    f"kubepods.slice/kubepods-pod{UNDERSCORED}.slice",
+    f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice",
+    f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UNDERSCORED}.slice",
+    f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice",
+    f"k.slice/k-kubepods.slice/k-kubepods-burstable.slice/k-kubepods-burstable-pod{UNDERSCORED}.slice",
+]
+
+
+@pytest.fixture(autouse=True)
+def all_pids_seen(monkeypatch):
+    monkeypatch.setattr(cgroup, "_sees_all_pids", lambda: True)
+
+
+@pytest.fixture
+def v2(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    return tmp_path
+
+
+def populate(directory: Path, populated: int = 1) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+    return directory
+
+
+def pids(directory: Path, *numbers: int) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "cgroup.procs").write_text("".join(f"{n}\n" for n in numbers))
+    return directory
+
+
+@pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
+@pytest.mark.parametrize(("populated", "state"), [(1, PodPresence.ALIVE), (0, PodPresence.EMPTY)])
+def test_v2_tells_whether_the_pod_is_populated(v2, place, populated, state):
+    populate(v2 / place, populated)
+    pods = PodCgroups(str(v2))
+    assert pods.state(UID) is state
+    assert pods.state(OTHER) is PodPresence.GONE
+
+
+@pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
+def test_v1_looks_for_pids_in_the_pod_and_below(tmp_path, place):
+    pod = pids(tmp_path / "memory" / place)
+    pods = PodCgroups(str(tmp_path))
+    assert pods.state(UID) is PodPresence.EMPTY
+    container = pids(pod / "cri-containerd-1.scope")
+    assert pods.state(UID) is PodPresence.EMPTY
+    pids(container / "nested", 42)
+    assert pods.state(UID) is PodPresence.ALIVE
+    pids(container / "nested")
+    pids(pod, 43)
+    assert pods.state(UID) is PodPresence.ALIVE
+    assert pods.state(OTHER) is PodPresence.GONE
+
+
+def test_in_v1_one_controller_with_a_process_is_enough(tmp_path):
+    for controller in ("blkio", "memory", "systemd"):
+        pids(tmp_path / controller / "kubepods" / f"pod{UID}")
+    pods = PodCgroups(str(tmp_path))
+    assert pods.state(UID) is PodPresence.EMPTY
+    pids(tmp_path / "systemd" / "kubepods" / f"pod{UID}", 7)
+    assert pods.state(UID) is PodPresence.ALIVE
+
+
+def test_in_v1_the_pods_cgroup_is_gone_only_when_every_controller_lacks_it(tmp_path):
+    (tmp_path / "memory" / "kubepods").mkdir(parents=True)
+    pod = pids(tmp_path / "pids" / "kubepods" / f"pod{UID}")
+    pods = PodCgroups(str(tmp_path))
+    assert pods.state(UID) is PodPresence.EMPTY
+    (pod / "cgroup.procs").unlink()
+    pod.rmdir()
+    assert pods.state(UID) is PodPresence.GONE
+
+
+def test_pids_current_counts_what_another_pid_namespace_hides(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroup, "_sees_all_pids", lambda: False)
+    pids(tmp_path / "memory" / "kubepods" / f"pod{UID}")
+    in_pids = pids(tmp_path / "pids" / "kubepods" / f"pod{UID}")
+    (in_pids / "pids.current").write_text("2\n")
+    pods = PodCgroups(str(tmp_path))
+    assert pods.state(UID) is PodPresence.ALIVE
+    (in_pids / "pids.current").write_text("0\n")
+    assert pods.state(UID) is PodPresence.EMPTY
+
+
+def test_no_pid_seen_from_another_pid_namespace_proves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroup, "_sees_all_pids", lambda: False)
+    pod = pids(tmp_path / "memory" / "kubepods" / f"pod{UID}")
+    pods = PodCgroups(str(tmp_path))
+    assert pods.state(UID) is PodPresence.UNKNOWN
+    assert pods.state(OTHER) is PodPresence.GONE
+    pids(pod, 9)
+    assert pods.state(UID) is PodPresence.ALIVE
+
+
+def test_a_static_pods_uid_has_no_dashes(v2):
+    populate(v2 / f"kubepods.slice/kubepods-pod{STATIC}.slice")
+    assert PodCgroups(str(v2)).state(STATIC) is PodPresence.ALIVE
+
+
+def test_both_drivers_trees_are_asked(v2):
+    (v2 / "kubepods" / "burstable").mkdir(parents=True)
+    populate(v2 / SYSTEMD[1])
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.ALIVE
+
+
+def test_a_tree_inside_a_pod_is_not_kubelets(v2):
+    inside = populate(v2 / f"kubepods/pod{OTHER}") / "kubepods" / f"pod{UID}"
+    populate(inside)
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.GONE
+
+
+def test_links_are_not_followed(tmp_path):
+    pids(tmp_path / "cpu,cpuacct" / "kubepods" / f"pod{UID}")
+    (tmp_path / "cpu").symlink_to("cpu,cpuacct")
+    pods = PodCgroups(str(tmp_path))
+    assert pods.state(UID) is PodPresence.EMPTY
+    assert len(pods._trees) == 1
+
+
+def test_a_bare_tree_without_controllers_is_taken_for_v2(tmp_path):
+    populate(tmp_path / CGROUPFS[1])
+    assert PodCgroups(str(tmp_path)).state(UID) is PodPresence.ALIVE
+
+
+@pytest.mark.parametrize("root", [None, "", "/nowhere/at/all", "/dev/null"])
+def test_without_a_root_nothing_is_known(root):
+    assert PodCgroups(root).state(UID) is PodPresence.UNKNOWN
+
+
+def test_without_kubepods_nothing_is_known(v2):
+    populate(v2 / "system.slice" / "containerd.service")
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
+
+
+@pytest.mark.parametrize("uid", ["", ".", "..", "a/../b", "../x", "a\0", "a" * 65, "a b", "é"])
+def test_what_is_no_uid_is_not_looked_for(v2, uid):
+    populate(v2 / "kubepods")
+    assert PodCgroups(str(v2)).state(PodUid(uid)) is PodPresence.UNKNOWN
+
+
+def test_a_directory_that_is_no_cgroup_says_nothing(v2):
+    (v2 / CGROUPFS[0]).mkdir(parents=True)
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
+
+
+@pytest.mark.parametrize("events", ["", "frozen 0\n", "populated\n", "populated x\n", "\xff"])
+def test_events_that_do_not_say_leave_it_unknown(v2, events):
+    (populate(v2 / CGROUPFS[0]) / "cgroup.events").write_text(events, encoding="latin-1")
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
+
+
+def test_an_unreadable_cgroup_below_the_pod_leaves_it_unknown(tmp_path):
+    pod = pids(tmp_path / "memory" / CGROUPFS[0])
+    (pod / "container").mkdir()
+    assert PodCgroups(str(tmp_path)).state(UID) is PodPresence.UNKNOWN
+
+
+def test_a_cgroup_that_goes_while_it_is_read_is_no_obstacle(tmp_path, monkeypatch):
+    pod = pids(tmp_path / "memory" / CGROUPFS[0])
+    container = pids(pod / "container")
+    read = cgroup._read
+
+    def remove_then_read(path, name):
+        if path == str(container) and container.exists():
+            (container / "cgroup.procs").unlink()
+            container.rmdir()
+        return read(path, name)
+
+    monkeypatch.setattr(cgroup, "_read", remove_then_read)
+    assert PodCgroups(str(tmp_path)).state(UID) is PodPresence.EMPTY
+    assert not container.exists()
+
+
+def test_a_pod_with_too_many_cgroups_is_held_for_alive(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroup, "_MAX_BELOW", 3)
+    pod = pids(tmp_path / "memory" / CGROUPFS[0])
+    for n in range(3):
+        pids(pod / str(n))
+    assert PodCgroups(str(tmp_path)).state(UID) is PodPresence.ALIVE
+
+
+def test_the_search_is_bounded(v2, monkeypatch):
+    populate(v2 / "a" / "b" / "c" / CGROUPFS[0])
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
+    populate(v2 / "z" / CGROUPFS[0])
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.ALIVE
+    monkeypatch.setattr(cgroup, "_MAX_LISTED", 1)
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
+
+
+def test_a_tree_that_appears_later_is_found(v2, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(cgroup.time, "monotonic", lambda: now[0])
+    pods = PodCgroups(str(v2))
+    assert pods.state(UID) is PodPresence.UNKNOWN
+    populate(v2 / CGROUPFS[1])
+    now[0] += 2
+    assert pods.state(UID) is PodPresence.ALIVE
+    populate(v2 / CGROUPFS[1], 0)
+    populate(v2 / SYSTEMD[1])
+    now[0] += 31
+    assert pods.state(UID) is PodPresence.ALIVE
+
+
+def test_a_tree_that_does_not_have_a_starting_pod_is_not_believed(v2):
+    (v2 / "kubepods").mkdir()
+    pods = PodCgroups(str(v2))
+    assert pods.state(UID) is PodPresence.GONE
+    assert not pods.expect(OTHER)
+    assert pods.state(UID) is PodPresence.UNKNOWN
+    populate(v2 / "kubepods.slice" / f"kubepods-pod{OTHER.replace('-', '_')}.slice", 0)
+    assert pods.expect(OTHER)
+    assert pods.state(UID) is PodPresence.GONE
+    assert pods.state(OTHER) is PodPresence.EMPTY
+
+
+def test_this_machines_own_cgroups_do_no_harm():
+    state = PodCgroups("/sys/fs/cgroup").state(OTHER)
+    assert state in {PodPresence.UNKNOWN, PodPresence.GONE}
+
+
+def test_pid_namespaces_are_told_apart(monkeypatch):
+    monkeypatch.undo()
+    ours = os.stat("/proc/self/ns/pid").st_ino
+    monkeypatch.setattr(cgroup, "_INITIAL_PID_NAMESPACE", ours)
+    assert cgroup._sees_all_pids()
+    monkeypatch.setattr(cgroup, "_INITIAL_PID_NAMESPACE", ours + 1)
+    assert not cgroup._sees_all_pids()
