@@ -1,0 +1,66 @@
+# Everything is set up inside the clone (.venv, .cache); nothing here calls sudo.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+.PHONY: demo
+demo: ## a pod's FPGA is programmed, used, scrubbed and given back (DEMO_ARGS="--json")
+	@bash .ci/setup runtime
+	@.venv/bin/fpga-plugin demo $(DEMO_ARGS)
+
+.PHONY: test
+test: ## unit and integration tests (PYTEST_ARGS="-k lock", SEED=1)
+	@bash .ci/setup dev
+	@bash .ci/deps --ci
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
+	echo "hypothesis seed $$seed (again: make test SEED=$$seed)"; \
+	$(PYTHON) -m pytest --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
+	  $(wildcard tests/unit tests/integration) $(PYTEST_ARGS)
+
+.PHONY: soak
+soak: ## the tests that search for counterexamples, ten to twenty times as long (SEED=1)
+	@bash .ci/setup dev
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
+	echo "hypothesis seed $$seed (again: make soak SEED=$$seed)"; \
+	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest --hypothesis-seed=$$seed \
+	  -m hypothesis --hypothesis-show-statistics tests/unit $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: ## style, types, and which module may import which
+	@bash .ci/setup dev
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports --no-cache
+
+.PHONY: bench
+bench: ## what is fast, measured on this machine (BENCH_ARGS)
+	@bash .ci/setup dev
+	@$(PYTHON) benchmarks $(BENCH_ARGS)
+
+.PHONY: deps
+deps: ## Debian packages that some tests use: installs them as root, else says what to type
+	@bash .ci/deps
+
+.PHONY: messages
+messages: ## generate the messages from fpga_plugin/api/*.proto anew
+	@bash .ci/setup dev
+	@$(PYTHON) -m fpga_plugin.api.generate
+
+.PHONY: docs
+docs: ## write docs/configuration.md from the settings anew
+	@bash .ci/setup runtime
+	@mkdir -p .cache
+	@$(PYTHON) -m fpga_plugin.config_docs >.cache/configuration.md
+	@mv .cache/configuration.md docs/configuration.md
+
+.PHONY: clean
+clean: ## remove what the other targets made
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find fpga_plugin tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
