@@ -234,7 +234,11 @@ class DflPort:
                 f"({_reason(error)})",
                 hint=hint,
             ) from error
-        if not self._kernel.exists(self._card.fme_sysfs):
+        try:
+            there = self._kernel.exists(self._card.fme_sysfs)
+        except OSError:
+            there = False
+        if not there:
             _close(self._kernel, handle, node)
             raise ProgrammingError(
                 f"region {self._region.id} was not programmed: {node} is no longer the FME of card "
@@ -256,7 +260,10 @@ class DflPort:
             what, hint = _PR_FAILURES.get(
                 error.errno or 0, (error.strerror or "unknown error", _AFTER_FAILED_PR)
             )
-            status = ", ".join(self._manager_says()) if error.errno == errno.EIO else ""
+            try:
+                status = ", ".join(self._manager_says()) if error.errno == errno.EIO else ""
+            except OSError:
+                status = ""  # the ioctl's own error is what matters
             raise ProgrammingError(
                 f"programming region {self._region.id} through {self._card.fme_node} failed "
                 f"({_reason(error)}): {what}" + (f" (FPGA manager: {status})" if status else ""),

@@ -1,0 +1,321 @@
+import errno
+from pathlib import Path
+
+import pytest
+from dfl_card import ADDRESS, CARD, INTERFACE, FakeKernel, failure
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpga_plugin.errors import HardwareError
+from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.model import Card, CardProblem
+from fpga_plugin.ids import CardId, PciAddress
+
+OTHER = "0000:d8:00.0"
+
+
+def scan(kernel):
+    return DflBackend(kernel).scan()
+
+
+def problem(kernel, *, others=0) -> CardProblem:
+    """The one problem; the other cards have none."""
+    inventory = scan(kernel)
+    assert len(inventory.cards) == others
+    assert CARD not in inventory.cards
+    (found,) = inventory.problems.values()
+    assert inventory.problems == {CardId(CARD): found}
+    assert found.address == PciAddress.parse(ADDRESS)
+    return found
+
+
+def test_a_card_is_read_from_its_attributes():
+    kernel = FakeKernel()
+    fme = kernel.add_card(ports=(0, 1), number=4)
+    (card,) = scan(kernel).cards.values()
+    assert card.id == CARD
+    assert card.interface_id == INTERFACE
+    assert card.numa_node == 1
+    assert card.ports == 2
+    assert card.complete
+    assert card.fme_node == "/dev/dfl-fme.4"
+    assert card.fme_sysfs == fme
+    assert card.clears_memory
+    assert card.description == "Intel PAC A10 GX (8086:09c4)"
+    assert [(r.id, r.port_id, r.node) for r in card.regions] == [
+        (f"{CARD}-p0", 0, "/dev/dfl-port.4"),
+        (f"{CARD}-p1", 1, "/dev/dfl-port.5"),
+    ]
+    assert card.regions[1].sysfs == fme.replace("dfl-fme.4", "dfl-port.5")
+
+
+def test_a_tree_mounted_elsewhere_gives_the_nodes_own_paths(tmp_path: Path):
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    del kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/compat_id"]
+    kernel.on_disk(tmp_path)
+    assert scan(LinuxKernel(str(tmp_path))) == scan(kernel)
+    assert scan(kernel).cards
+
+
+def test_a_node_without_fpga_drivers_has_no_cards():
+    assert not scan(FakeKernel()).cards
+    assert not scan(FakeKernel()).problems
+
+
+def test_regions_go_by_port_id_and_not_by_node_number():
+    kernel = FakeKernel()
+    kernel.add_card(ports=(1, 0))
+    (card,) = scan(kernel).cards.values()
+    assert [(r.port_id, r.node) for r in card.regions] == [
+        (0, "/dev/dfl-port.1"),
+        (1, "/dev/dfl-port.0"),
+    ]
+
+
+def test_another_kind_of_fpga_region_is_no_card_and_no_problem():
+    kernel = FakeKernel()
+    kernel.add_card()
+    kernel.files["/sys/devices/platform/soc/fpga_region/region90/compat_id"] = "0"
+    kernel.links["/sys/class/fpga_region/region90"] = (
+        "/sys/devices/platform/soc/fpga_region/region90"
+    )
+    inventory = scan(kernel)
+    assert list(inventory.cards) == [CARD]
+    assert not inventory.problems
+
+
+@pytest.mark.parametrize("text", ["-1", None])
+def test_an_unknown_numa_node_is_none(text: str | None):
+    kernel = FakeKernel()
+    kernel.add_card()
+    path = f"/sys/devices/pci0000:3a/{ADDRESS}/numa_node"
+    if text is None:
+        del kernel.files[path]
+    else:
+        kernel.files[path] = text
+    (card,) = scan(kernel).cards.values()
+    assert card.numa_node is None
+
+
+def add_virtual_function(kernel: FakeKernel, driver: str) -> str:
+    physical = f"/sys/devices/pci0000:3a/{ADDRESS}"
+    function = kernel.add_function("0000:3b:00.1", driver=driver)
+    kernel.files[f"{physical}/sriov_numvfs"] = "1"
+    kernel.links[f"{physical}/virtfn0"] = function
+    kernel.links[f"{function}/physfn"] = physical
+    return function
+
+
+def test_the_port_of_a_virtual_function_belongs_to_the_physical_functions_card():
+    kernel = FakeKernel()
+    fme = kernel.add_card(ports=(0,))
+    kernel.files[f"{fme}/ports_num"] = "2"
+    port = kernel.add_port(add_virtual_function(kernel, "dfl-pci"), 50, 9, 1)
+    inventory = scan(kernel)
+    assert not inventory.problems
+    (card,) = inventory.cards.values()
+    assert card.complete
+    assert [(r.id, r.node, r.sysfs) for r in card.regions][1] == (
+        f"{CARD}-p1",
+        "/dev/dfl-port.9",
+        port,
+    )
+    assert DflBackend(kernel).scan_card(card.id) == card
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", ""])
+def test_a_card_whose_virtual_function_serves_something_else_is_left_alone(driver: str):
+    kernel = FakeKernel()
+    kernel.add_card()
+    kernel.add_card(OTHER, number=4)
+    function = add_virtual_function(kernel, driver or "x")
+    if not driver:
+        del kernel.links[f"{function}/driver"]
+    found = problem(kernel, others=1)
+    assert "is left alone" in found.message
+    assert driver in found.message
+    assert "0000:3b:00.1" in found.message
+    assert f"echo 0 > /sys/bus/pci/devices/{ADDRESS}/sriov_numvfs" in found.hint
+
+
+def test_virtual_functions_that_cannot_be_seen_are_a_problem():
+    kernel = FakeKernel()
+    kernel.add_card()
+    kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/sriov_numvfs"] = "2"
+    assert "2 virtual functions" in problem(kernel).message
+
+
+def test_a_port_without_any_fme_is_a_problem_of_its_own_function():
+    kernel = FakeKernel()
+    kernel.add_port(kernel.add_function(ADDRESS), 0, 0, 0)
+    found = problem(kernel)
+    assert "no FME" in found.message
+    assert "virtual machine" in found.hint
+
+
+def test_a_region_without_a_pci_function_is_left_out_and_said_once(monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        "fpga_plugin.hardware.dfl.backend.log",
+        type("Log", (), {"warning": staticmethod(lambda text, **names: said.append(names))}),
+    )
+    kernel = FakeKernel()
+    base = "/sys/devices/platform/fake.0/fpga_region/region0"
+    kernel.files[f"{base}/dfl-fme.0/ports_num"] = "1"
+    kernel.links["/sys/class/fpga_region/region0"] = base
+    backend = DflBackend(kernel)
+    for _ in range(2):
+        inventory = backend.scan()
+        assert not inventory.cards
+        assert not inventory.problems
+    assert [names["path"] for names in said] == [base]
+
+
+def test_a_port_without_a_driver_is_no_region_and_leaves_the_card_incomplete():
+    for kind in ("attributes", "driver"):
+        kernel = FakeKernel()
+        port = kernel.add_card(ports=(0, 1)).replace("dfl-fme.0", "dfl-port.1")
+        if kind == "attributes":
+            kernel.remove(port)
+            kernel.files[f"{port}/uevent"] = ""
+        else:
+            del kernel.links[f"{port}/driver"]
+        (card,) = scan(kernel).cards.values()
+        assert [region.port_id for region in card.regions] == [0]
+        assert not card.complete
+
+
+def test_a_card_without_any_driven_port_is_a_problem():
+    kernel = FakeKernel()
+    port = kernel.add_card().replace("dfl-fme.0", "dfl-port.0")
+    del kernel.links[f"{port}/driver"]
+    assert "dfl-afu" in problem(kernel).hint
+
+
+def test_two_ports_of_one_id_are_a_problem_of_that_card_only():
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 0))
+    kernel.add_card(OTHER, number=4)
+    found = problem(kernel, others=1)
+    assert "two ports with the id 0" in found.message
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("dfl-fme.0/ports_num", "1"),  # it has two
+        ("dfl-fme.0/ports_num", "0"),
+        ("dfl-fme.0/ports_num", "many"),
+        ("dfl-fme.0/ports_num", "99"),
+        ("dfl-fme.0/ports_num", errno.EIO),
+        ("dfl-fme.0/bitstream_id", "0xffffffffffffffff"),
+        ("dfl-fme.0/bitstream_id", "\x1b[31m"),
+        ("dfl-port.0/id", "2"),  # no such port
+        ("dfl-port.0/id", "-1"),
+        ("dfl-port.0/id", ""),
+        ("dfl-port.0/id", errno.ENODEV),
+        ("dfl-port.0/id", errno.EIO),
+        ("../../numa_node", "1;rm"),
+        ("../../sriov_numvfs", "x"),
+        ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", "f" * 32),
+        ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", "0" * 32),
+        ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", "../../etc"),
+        ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", INTERFACE[:-1]),
+        ("dfl-fme.0/dfl-fme-region.7/fpga_region/region1/compat_id", errno.ENOENT),
+    ],
+)
+def test_a_nonsense_attribute_is_a_problem_of_that_card_only(attribute, value):
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    kernel.add_card(OTHER, number=4)
+    directory = f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0"
+    path = f"{directory}/{attribute}".replace("/fpga_region/region0/../..", "")
+    if value == errno.ENOENT:
+        kernel.remove(path.removesuffix("/compat_id"))
+    else:
+        kernel.files[path] = value
+    found = problem(kernel, others=1)
+    assert found.message.isascii()
+    assert found.message.isprintable()
+
+
+def test_an_fme_without_a_driver_is_a_problem_that_names_the_module():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    kernel.remove(fme)
+    kernel.files[f"{fme}/uevent"] = ""
+    assert "dfl-fme" in problem(kernel).hint
+
+
+def test_a_second_fme_under_one_function_is_a_problem():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    kernel.files[f"{fme[:-1]}8/ports_num"] = "1"
+    assert "more than one FME" in problem(kernel).message
+
+
+def test_a_card_that_goes_while_it_is_read_is_simply_not_there():
+    class Going(FakeKernel):
+        def read(self, path: str) -> str:
+            if path.endswith("/compat_id"):
+                self.remove(f"/sys/devices/pci0000:3a/{ADDRESS}")
+                self.remove("/sys/class/fpga_region/region0")
+                raise failure(errno.ENODEV, path)
+            return super().read(path)
+
+    kernel = Going()
+    kernel.add_card()
+    inventory = scan(kernel)
+    assert not inventory.cards
+    assert not inventory.problems
+
+
+def test_a_card_is_scanned_alone_as_with_all():
+    kernel = FakeKernel()
+    kernel.add_card()
+    kernel.add_card(OTHER, number=4)
+    kernel.files[f"/sys/devices/pci0000:3a/{OTHER}/numa_node"] = "nonsense"
+    backend = DflBackend(kernel)
+    assert backend.scan_card(CardId(CARD)) == backend.scan().cards[CardId(CARD)]
+    other = PciAddress.parse(OTHER).card_id
+    assert isinstance(backend.scan_card(other), CardProblem)
+    assert backend.scan_card(PciAddress.parse("0000:01:00.0").card_id) is None
+
+
+def test_memory_that_has_no_clear_knob_is_not_said_to_be_cleared():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    del kernel.files[f"{fme}/dfl_dev.5/inf0_clear"]
+    (card,) = scan(kernel).cards.values()
+    assert not card.clears_memory
+
+
+def test_an_unlistable_class_is_an_error_and_no_empty_inventory():
+    class Closed(FakeKernel):
+        def listdir(self, path: str) -> list[str]:
+            raise failure(errno.EACCES, path)
+
+    with pytest.raises(HardwareError, match="FPGA_PLUGIN_SYSFS_ROOT"):
+        scan(Closed())
+
+
+@given(data=st.data())
+def test_whatever_one_card_says_the_other_is_served(data: st.DataObject):
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/sriov_numvfs"] = "0"
+    damaged = sorted(kernel.files)
+    kernel.add_card(OTHER, number=4)
+    for path in data.draw(st.lists(st.sampled_from(damaged), min_size=1, max_size=3)):
+        kernel.files[path] = data.draw(
+            st.one_of(st.text(max_size=40), st.sampled_from([errno.EIO, errno.ENODEV]))
+        )
+    backend = DflBackend(kernel)
+    inventory = backend.scan()
+    assert PciAddress.parse(OTHER).card_id in inventory.cards
+    assert len(inventory.cards) + len(inventory.problems) == 2
+    for card in inventory.cards.values():
+        assert isinstance(card, Card)
+        assert backend.health(card).failed.keys() <= {region.id for region in card.regions}

@@ -1,0 +1,158 @@
+import errno
+
+import pytest
+from dfl_card import FakeKernel, failure, served
+
+CARD_WIDE = [
+    ("fme", "errors/catfatal_errors", "0x10", "fatal: DramFatalErr"),
+    ("fme", "errors/catfatal_errors", "0x400", "thermal: ThermCatastErr"),
+    ("fme", "errors/catfatal_errors", "0x1000", "fatal: bit 12"),
+    ("fme", "errors/catfatal_errors", "0xffffffffffffffff", "unreadable: "),
+    ("fme", "errors/catfatal_errors", "nonsense", "unreadable: "),
+    ("fme", "errors/catfatal_errors", errno.ENODEV, "unreadable: "),
+    ("fme", "errors/nonfatal_errors", "0x200", "thermal: TempThreshAP6"),
+    ("fme", "errors/nonfatal_errors", "0x8", "fatal: PortFatalErr"),
+    ("fme", "errors/nonfatal_errors", "0x4", "fatal: PcieError"),
+    ("fme", "errors/nonfatal_errors", errno.EIO, "unreadable: "),
+    ("fme", "hwmon/hwmon3/temp1_crit_alarm", "1", "thermal: "),
+    ("fme", "dfl_dev.5/inf0_cal_fail", "1", "memory: "),
+    ("fme", "dfl_dev.5/inf0_init_done", "0", "memory: "),
+    ("fme", "dfl_dev.5/inf0_init_done", errno.EIO, "unreadable: "),
+]
+ONE_REGION = [
+    ("port", "errors/errors", f"0x{1 << 50:x}", "thermal: AP6"),
+    ("port", "errors/errors", "0xffffffffffffffff", "unreadable: "),
+    ("port", "errors/errors", errno.ENXIO, "unreadable: "),
+    ("port", "power_state", "0x6", "power: "),
+    ("port", "afu_id", errno.EBUSY, "poisoned: "),
+    ("port", "afu_id", "f" * 32, "unreadable: "),
+    ("port", "afu_id", errno.ENODEV, "unreadable: "),
+    ("port", "afu_id", None, "unreadable: "),
+]
+DEGRADED = [
+    ("fme", "errors/nonfatal_errors", "0x1", "thermal: TempThreshAP1"),
+    ("fme", "errors/nonfatal_errors", "0x2", "thermal: TempThreshAP2"),
+    ("fme", "errors/nonfatal_errors", "0x400", "power: PowerThreshAP1"),
+    ("fme", "errors/nonfatal_errors", "0x800", "power: PowerThreshAP2"),
+    ("fme", "errors/nonfatal_errors", errno.EACCES, "unreadable: "),
+    ("fme", "hwmon/hwmon3/temp1_max_alarm", "1", "thermal: "),
+    ("fme", "hwmon/hwmon4/power1_max_alarm", "1", "power: "),
+    ("port", "power_state", "0x1", "power: "),
+    ("port", "power_state", "0x2", "power: "),
+    ("port", "power_state", "0x5", "power: "),
+    ("port", "ap1_event", "1", "power: "),
+    ("port", "ap2_event", "1", "power: "),
+]
+WELL = [
+    ("fme", "errors/catfatal_errors", "0x900"),  # injected by somebody's test
+    ("fme", "errors/catfatal_errors", None),
+    ("fme", "errors", None),
+    ("fme", "hwmon", None),
+    ("fme", "dfl_dev.5", None),
+    ("port", "errors", None),
+    ("port", "power_state", None),
+    ("port", "ap1_event", None),
+    ("port", "errors/errors", f"0x{1 << 32 | 1 << 48 | 1 << 16:x}"),  # a tenant's doing
+    ("fme", "dfl-fme-mgr.0/fpga_manager/fpga0/state", "write error"),  # judged after a PR only
+    ("fme", "dfl-fme-mgr.0/fpga_manager/fpga0/status", "reconfig CRC error"),
+    ("fme", "errors/fme_errors", errno.EIO),  # blocks during a PR: never read
+    ("fme", "errors/first_error", errno.EIO),
+    ("fme", "errors/next_error", errno.EIO),
+    ("fme", "errors/pcie0_errors", errno.EIO),
+    ("fme", "errors/inject_errors", errno.EIO),
+]
+
+
+def card_with(where: str, name: str, value: str | int | None):
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    backend, card = served(kernel)
+    directory = card.fme_sysfs if where == "fme" else card.regions[1].sysfs
+    if value is None:
+        kernel.remove(f"{directory}/{name}")
+    else:
+        kernel.files[f"{directory}/{name}"] = value
+    return card, backend.health(card)
+
+
+def test_a_card_without_complaints_is_healthy():
+    _, health = card_with("fme", "ports_num", "2")
+    assert not health.failed
+    assert not health.degraded
+
+
+@pytest.mark.parametrize(("where", "name", "value", "reason"), CARD_WIDE)
+def test_a_failed_card_fails_all_its_regions(where, name, value, reason):
+    card, health = card_with(where, name, value)
+    assert health.failed.keys() == {region.id for region in card.regions}
+    assert all(said.startswith(reason) for said in health.failed.values())
+
+
+@pytest.mark.parametrize(("where", "name", "value", "reason"), ONE_REGION)
+def test_a_failed_port_fails_its_region_only(where, name, value, reason):
+    card, health = card_with(where, name, value)
+    ((region, said),) = health.failed.items()
+    assert region == card.regions[1].id
+    assert said.startswith(reason)
+
+
+@pytest.mark.parametrize(("where", "name", "value", "reason"), DEGRADED)
+def test_a_card_that_throttles_or_warns_fails_nothing(where, name, value, reason):
+    _, health = card_with(where, name, value)
+    assert not health.failed
+    (said,) = health.degraded
+    assert said.startswith(reason)
+
+
+@pytest.mark.parametrize(("where", "name", "value"), WELL)
+def test_what_is_absent_or_no_fault_of_the_card_is_not_held_against_it(where, name, value):
+    _, health = card_with(where, name, value)
+    assert not health.failed
+    assert not health.degraded
+
+
+def test_a_card_that_is_gone_fails_all_its_regions():
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    backend, card = served(kernel)
+    kernel.remove("/sys/devices")
+    health = backend.health(card)
+    assert health.failed.keys() == {region.id for region in card.regions}
+    assert all(said.startswith("unreadable: ") for said in health.failed.values())
+
+
+def test_two_failures_are_both_named():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    backend, card = served(kernel)
+    kernel.files[f"{fme}/errors/catfatal_errors"] = "0x10"
+    kernel.files[f"{fme}/dfl_dev.5/inf0_cal_fail"] = "1"
+    (said,) = backend.health(card).failed.values()
+    assert said.startswith("fatal: DramFatalErr")
+    assert "; memory: " in said
+
+
+def test_nothing_that_a_dying_card_answers_is_raised():
+    class Dead(FakeKernel):
+        dead = False
+
+        def listdir(self, path: str) -> list[str]:
+            if self.dead:
+                raise failure(errno.EIO, path)
+            return super().listdir(path)
+
+        def exists(self, path: str) -> bool:
+            if self.dead:
+                raise failure(errno.EIO, path)
+            return super().exists(path)
+
+        def read(self, path: str) -> str:
+            if self.dead:
+                raise failure(errno.EIO, path)
+            return super().read(path)
+
+    kernel = Dead()
+    kernel.add_card(ports=(0, 1))
+    backend, card = served(kernel)
+    kernel.dead = True
+    assert backend.health(card).failed.keys() == {region.id for region in card.regions}

@@ -1,0 +1,345 @@
+import errno
+import os
+
+import pytest
+from dfl_card import ADDRESS, AFU, CARD, FakeKernel, failure, served
+
+from fpga_plugin.errors import (
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    PortPoisonedError,
+    ProgrammingError,
+)
+from fpga_plugin.hardware.backend import Port
+from fpga_plugin.hardware.dfl import defs
+
+IMAGE = bytes(range(256)) * 33 + b"odd"
+
+
+def one_card(ports=(0, 1)):
+    """A kernel, its backend and card, and the directories of FME and last port."""
+    kernel = FakeKernel()
+    kernel.add_card(ports=ports)
+    backend, card = served(kernel)
+    return kernel, backend, card, card.regions[-1]
+
+
+def failing(number: int):
+    def pr(port: int, image: bytes) -> int:
+        raise failure(number)
+
+    return pr
+
+
+def test_a_port_is_opened_exclusively_and_closed_once():
+    kernel, backend, card, region = one_card()
+    with backend.open_port(card, region) as port:
+        proof: Port = port
+        assert proof is port
+        ((node, flags),) = kernel.opened.values()
+        assert node == "/dev/dfl-port.1"
+        assert flags & os.O_EXCL
+        assert flags & os.O_ACCMODE == os.O_RDWR
+    assert not kernel.opened
+    port.close()
+    assert kernel.log == ["open /dev/dfl-port.1", "close /dev/dfl-port.1"]
+
+
+def test_a_port_is_closed_when_its_use_fails():
+    kernel, backend, card, region = one_card()
+    with pytest.raises(ZeroDivisionError), backend.open_port(card, region):
+        raise ZeroDivisionError
+    assert not kernel.opened
+
+
+def test_a_failing_close_hides_nothing():
+    kernel, backend, card, region = one_card()
+    kernel.close_error = errno.EIO
+    with backend.open_port(card, region) as port:
+        port.reset()
+    assert not kernel.opened
+
+
+def test_a_port_in_use_is_told_from_one_that_is_gone():
+    kernel, backend, card, region = one_card()
+    kernel.open_errors[region.node] = errno.EBUSY
+    with pytest.raises(PortInUseError, match="/dev/dfl-port") as caught:
+        backend.open_port(card, region)
+    assert "fuser" in caught.value.hint
+    for number in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
+        kernel.open_errors[region.node] = number
+        with pytest.raises(CardGoneError, match="/dev/dfl-port"):
+            backend.open_port(card, region)
+    kernel.open_errors[region.node] = errno.EPERM
+    with pytest.raises(HardwareError, match="EPERM"):
+        backend.open_port(card, region)
+
+
+@pytest.mark.parametrize("now", ["gone", "another port"])
+def test_a_node_that_became_another_cards_port_is_closed_untouched(now: str):
+    kernel, backend, card, region = one_card()
+    if now == "gone":
+        kernel.remove(region.sysfs)
+    else:
+        kernel.files[f"{region.sysfs}/id"] = "0"
+    with pytest.raises(CardGoneError, match="no longer the port"):
+        backend.open_port(card, region)
+    assert not kernel.opened
+    assert not kernel.ioctls
+
+
+def test_a_reset_passes_zero():
+    kernel, backend, card, region = one_card()
+    with backend.open_port(card, region) as port:
+        port.reset()
+    assert kernel.ioctls == [("/dev/dfl-port.1", 0xB640, 0)]
+
+
+def test_a_reset_that_is_not_acknowledged_is_an_error():
+    kernel, backend, card, region = one_card()
+    kernel.reset_error = errno.ETIMEDOUT
+    with backend.open_port(card, region) as port, pytest.raises(HardwareError, match="acknowledge"):
+        port.reset()
+
+
+def test_the_driver_gets_exactly_the_image_of_this_port():
+    kernel, backend, card, region = one_card()
+    got = []
+    kernel.pr = lambda port, image: got.append((port, image)) or 0
+    with backend.open_port(card, region) as port:
+        port.program(IMAGE)
+    assert got == [(1, IMAGE)]
+    ((node, request, argument),) = kernel.ioctls
+    assert (node, request) == ("/dev/dfl-fme.0", 0xB680)
+    assert len(argument) == 24
+    # The FME is open for the PR only, inside the time in which the port is held.
+    assert kernel.log == [
+        "open /dev/dfl-port.1",
+        "open /dev/dfl-fme.0",
+        "close /dev/dfl-fme.0",
+        "close /dev/dfl-port.1",
+    ]
+
+
+def test_an_image_of_no_size_or_too_great_a_size_never_reaches_the_driver(monkeypatch):
+    kernel, backend, card, region = one_card()
+    monkeypatch.setattr(defs, "MAX_IMAGE_BYTES", 8)
+    with backend.open_port(card, region) as port:
+        for image in (b"", b"123456789"):
+            with pytest.raises(ProgrammingError, match=f"{len(image)} bytes"):
+                port.program(image)
+    assert not kernel.ioctls
+    assert "open /dev/dfl-fme.0" not in kernel.log
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EIO, "while it was reconfigured"),
+        (errno.ETIMEDOUT, "in time"),
+        (errno.EINVAL, "port does not exist"),
+        (errno.ENOENT, "dfl-afu"),
+        (errno.ENOMEM, "memory"),
+        (errno.EFAULT, "defect of the plugin"),
+        (errno.EPERM, "Operation not permitted"),
+    ],
+)
+def test_a_failed_pr_says_what_the_driver_meant_and_closes_the_fme(number: int, says: str):
+    kernel, backend, card, region = one_card()
+    kernel.pr = failing(number)
+    with backend.open_port(card, region) as port:
+        with pytest.raises(ProgrammingError) as caught:
+            port.program(IMAGE)
+        assert [node for node, _ in kernel.opened.values()] == [region.node]
+    assert says in str(caught.value)
+    assert errno.errorcode[number] in caught.value.message
+    assert region.id in caught.value.message
+    assert len(str(caught.value).encode()) < 1024
+
+
+def manager(kernel: FakeKernel, name: str, text: str | int) -> None:
+    (path,) = [path for path in kernel.files if path.endswith(f"/fpga0/{name}")]
+    kernel.files[path] = text
+
+
+def test_a_hardware_error_quotes_the_managers_status():
+    kernel, backend, card, region = one_card()
+    kernel.pr = failing(errno.EIO)
+    manager(kernel, "status", "reconfig CRC error\nreconfig fifo overflow error\n")
+    with backend.open_port(card, region) as port, pytest.raises(ProgrammingError) as caught:
+        port.program(IMAGE)
+    assert "'reconfig CRC error', 'reconfig fifo overflow error'" in caught.value.message
+
+
+def test_a_hardware_error_stays_one_when_the_manager_cannot_be_read():
+    kernel, backend, card, region = one_card()
+    kernel.pr = failing(errno.EIO)
+    manager(kernel, "status", errno.EIO)
+    with backend.open_port(card, region) as port, pytest.raises(ProgrammingError):
+        port.program(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("state", "write complete error"),
+        ("status", "reconfig incompatible image"),
+        ("status", errno.EIO),
+    ],
+)
+def test_a_pr_that_the_manager_calls_failed_is_failed(name: str, text: str | int):
+    kernel, backend, card, region = one_card()
+    manager(kernel, name, text)
+    with backend.open_port(card, region) as port, pytest.raises(ProgrammingError):
+        port.program(IMAGE)
+
+
+def test_a_manager_that_never_programmed_before_is_no_error():
+    kernel, backend, card, region = one_card()
+    manager(kernel, "state", "unknown")
+    with backend.open_port(card, region) as port:
+        port.program(IMAGE)
+
+
+def test_a_result_that_the_driver_never_gives_is_an_error():
+    kernel, backend, card, region = one_card()
+    kernel.pr = lambda port, image: 1
+    with backend.open_port(card, region) as port, pytest.raises(ProgrammingError, match="gave 1"):
+        port.program(IMAGE)
+
+
+def test_nothing_is_programmed_through_an_fme_that_is_busy_or_no_longer_the_cards():
+    kernel, backend, card, region = one_card()
+    with backend.open_port(card, region) as port:
+        kernel.open_errors["/dev/dfl-fme.0"] = errno.EBUSY
+        with pytest.raises(ProgrammingError, match="was not programmed"):
+            port.program(IMAGE)
+        del kernel.open_errors["/dev/dfl-fme.0"]
+        kernel.remove(card.fme_sysfs)
+        with pytest.raises(ProgrammingError, match="no longer the FME"):
+            port.program(IMAGE)
+        assert len(kernel.opened) == 1
+    assert not kernel.ioctls
+
+
+def test_the_afu_id_is_read_with_and_without_the_port():
+    kernel, backend, card, region = one_card()
+    kernel.files[f"{region.sysfs}/afu_id"] = AFU.upper()
+    assert backend.afu_id(region) == AFU
+    with backend.open_port(card, region) as port:
+        assert port.afu_id() == AFU
+
+
+def test_a_poisoned_port_names_the_way_out():
+    kernel, backend, _, region = one_card()
+    kernel.files[f"{region.sysfs}/afu_id"] = errno.EBUSY
+    with pytest.raises(PortPoisonedError) as caught:
+        backend.afu_id(region)
+    assert f"echo {ADDRESS} > /sys/bus/pci/drivers/dfl-pci/unbind" in caught.value.hint
+    assert f"echo {ADDRESS} > /sys/bus/pci/drivers/dfl-pci/bind" in caught.value.hint
+    assert "no container" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["f" * 32, "", "nonsense", errno.EIO, errno.ENODEV])
+def test_what_is_no_afu_id_is_an_error_but_no_poison(text: str | int):
+    kernel, backend, _, region = one_card()
+    kernel.files[f"{region.sysfs}/afu_id"] = text
+    with pytest.raises(HardwareError) as caught:
+        backend.afu_id(region)
+    assert not isinstance(caught.value, PortPoisonedError)
+
+
+class Register:
+    """PORT_ERROR and its attribute: what is written clears those bits, if it is what was read."""
+
+    def __init__(self, kernel: FakeKernel, path: str, value: int, *, again: int = 0) -> None:
+        self.kernel, self.path, self.again = kernel, path, again
+        self.set(value)
+        kernel.stores[path] = self.store
+
+    def set(self, value: int) -> None:
+        self.value = value
+        self.kernel.files[self.path] = f"0x{value:x}"
+
+    def store(self, text: str) -> None:
+        if int(text, 0) != self.value:
+            raise failure(errno.EINVAL)
+        self.set(self.again)
+
+
+def test_port_errors_are_cleared_by_what_was_read():
+    kernel, backend, card, region = one_card()
+    path = f"{region.sysfs}/errors/errors"
+    register = Register(kernel, path, 1 << 32 | 1 << 48)
+    kernel.files[f"{region.sysfs}/ap1_event"] = "1"
+    with backend.open_port(card, region) as port:
+        assert port.clear_errors() == {"errors": 1 << 32 | 1 << 48, "ap1_event": 1}
+    assert register.value == 0
+    assert kernel.written == [(path, "0x1000100000000"), (f"{region.sysfs}/ap1_event", "1")]
+
+
+def test_nothing_is_written_where_there_is_no_error_or_no_such_feature():
+    kernel, backend, card, region = one_card()
+    with backend.open_port(card, region) as port:
+        assert port.clear_errors() == {}
+        for name in ("errors", "ap1_event", "ap2_event"):
+            kernel.remove(f"{region.sysfs}/{name}")
+        assert port.clear_errors() == {}
+    assert not kernel.written
+
+
+def test_an_error_that_comes_between_reading_and_clearing_is_cleared_too():
+    kernel, backend, card, region = one_card()
+    register = Register(kernel, f"{region.sysfs}/errors/errors", 1)
+    store = register.store
+
+    def later(text: str) -> None:
+        kernel.stores[register.path] = store
+        register.set(3)
+        store(text)
+
+    kernel.stores[register.path] = later
+    with backend.open_port(card, region) as port:
+        assert port.clear_errors() == {"errors": 3}
+    assert register.value == 0
+
+
+def test_errors_that_come_back_are_reported_and_fail_nothing():
+    kernel, backend, card, region = one_card()
+    Register(kernel, f"{region.sysfs}/errors/errors", 5, again=4)
+    with backend.open_port(card, region) as port:
+        assert port.clear_errors() == {"errors": 5, "errors_left": 4}
+
+
+def test_a_port_that_the_card_has_shut_down_cannot_be_cleared():
+    kernel, backend, card, region = one_card()
+    path = f"{region.sysfs}/errors/errors"
+    with backend.open_port(card, region) as port:
+        Register(kernel, path, defs.PORT_AP6_EVENT, again=defs.PORT_AP6_EVENT)
+        with pytest.raises(HardwareError, match="AP6"):
+            port.clear_errors()
+
+        def refuse(text: str) -> None:
+            raise failure(errno.EBUSY)
+
+        kernel.stores[path] = refuse
+        with pytest.raises(HardwareError, match="AP6"):
+            port.clear_errors()
+
+
+@pytest.mark.parametrize("text", ["0xffffffffffffffff", "many", errno.EIO])
+def test_errors_that_cannot_be_read_are_not_taken_for_none(text: str | int):
+    kernel, backend, card, region = one_card()
+    kernel.files[f"{region.sysfs}/errors/errors"] = text
+    with backend.open_port(card, region) as port, pytest.raises(HardwareError):
+        port.clear_errors()
+    assert not kernel.written
+
+
+def test_what_every_error_says_begins_with_the_region_or_a_path():
+    kernel, backend, card, region = one_card(ports=(0,))
+    kernel.open_errors[region.node] = errno.EBUSY
+    with pytest.raises(PortInUseError) as caught:
+        backend.open_port(card, region)
+    assert f"{CARD}-p0" in str(caught.value)
