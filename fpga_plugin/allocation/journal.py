@@ -121,6 +121,7 @@ class Journal:
         return Snapshot(
             boot_id=meta.get("boot_id", ""),
             epoch=meta.get("epoch", ""),
+            env_epoch=meta.get("env_epoch", ""),
             claims=tuple(
                 Claim(
                     device=DeviceId(device),
@@ -235,6 +236,10 @@ class Journal:
         if change.epoch is not None:
             statements.append(
                 ("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", [(change.epoch,)])
+            )
+        if change.env_epoch is not None:
+            statements.append(
+                ("INSERT OR REPLACE INTO meta VALUES ('env_epoch', ?)", [(change.env_epoch,)])
             )
         self._transaction(statements)
 

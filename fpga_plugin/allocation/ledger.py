@@ -72,6 +72,7 @@ class Ledger:
         self.debts: set[CardId] = set(snapshot.debts)
         self.resources: set[ResourceName] = set(snapshot.resources)
         self.epoch = snapshot.epoch
+        self.env_epoch = snapshot.env_epoch
         self.failing: dict[RegionId, str] = {}
         self.foreign: dict[CardId, str] = {}
         self._seen: set[RegionId] = set()
@@ -118,9 +119,11 @@ class Ledger:
             listener(card)
 
     def _commit(self, change: Change) -> None:
-        if not change:
-            return
-        self._journal.write(change)
+        if change:
+            self._journal.write(change)
+            self._apply(change)
+
+    def _apply(self, change: Change) -> None:
         cards: set[CardId] = set(change.debts)
         for device, claim in change.claims.items():
             cards.add(card_of(device))
@@ -131,15 +134,14 @@ class Ledger:
         for region, record in change.regions.items():
             cards.add(card_of(region))
             self.regions[region] = record
-        for card, open_ in change.debts.items():
-            if open_:
-                self.debts.add(card)
-            else:
-                self.debts.discard(card)
+        self.debts |= {card for card, open_ in change.debts.items() if open_}
+        self.debts -= {card for card, open_ in change.debts.items() if not open_}
         new_resources = change.resources - self.resources
         self.resources |= new_resources
         if change.epoch is not None:
             self.epoch = change.epoch
+        if change.env_epoch is not None:
+            self.env_epoch = change.env_epoch
         if new_resources:
             self._notify(None)
         for card in cards:
@@ -441,6 +443,16 @@ class Ledger:
                 change.claims[device] = replace(claim, exposed=True)
         self._commit(change)
         return True
+
+    @property
+    def sends_env(self) -> bool:
+        """Whether this kubelet is known to send the environment in PreStart."""
+        return bool(self.env_epoch) and self.env_epoch == self.epoch
+
+    def env_seen(self) -> None:
+        """This kubelet sent a non-empty environment."""
+        if not self.sends_env:
+            self._commit(Change(env_epoch=self.epoch))
 
     # ---------------------------------------------------------------- claims
 

@@ -113,10 +113,16 @@ class Change:
     debts: dict[CardId, bool] = field(default_factory=dict)
     resources: set[ResourceName] = field(default_factory=set)
     epoch: str | None = None
+    env_epoch: str | None = None
 
     def __bool__(self) -> bool:
         return bool(
-            self.claims or self.regions or self.debts or self.resources or self.epoch is not None
+            self.claims
+            or self.regions
+            or self.debts
+            or self.resources
+            or self.epoch is not None
+            or self.env_epoch is not None
         )
 
 
@@ -127,6 +133,7 @@ class Snapshot:
     Attributes:
         boot_id: in which the conditions held; empty where there is no journal yet.
         epoch: kubelet's last known life.
+        env_epoch: the life in which kubelet last sent an environment in PreStart.
         claims: in force.
         regions: conditions.
         debts: cards with an open memory debt.
@@ -135,6 +142,7 @@ class Snapshot:
 
     boot_id: str = ""
     epoch: str = ""
+    env_epoch: str = ""
     claims: tuple[Claim, ...] = ()
     regions: tuple[RegionRecord, ...] = ()
     debts: frozenset[CardId] = frozenset()

@@ -1,0 +1,178 @@
+"""The workbench: what preparation and release share when they work on a card's regions.
+
+Both take a card's regions, hold their ports exclusively, bring them into a known condition, and
+write every step into the ledger before it begins. A region that fails is taken out of service.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import Condition
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError, PortInUseError
+from fpga_plugin.hardware.backend import Backend, Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.lifecycle import steps
+from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.reports import Report, Reporter
+from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The collaborators, and the moves that both sides make."""
+
+    ledger: Ledger
+    backend: Backend
+    blanks: Blanks
+    workers: CardWorkers
+    cgroups: PodCgroups
+    report: Reporter
+
+    async def living(self, former: Iterable[PodUid]) -> PodUid | None:
+        """A former owner whose processes still run; None where all are gone as far as is known.
+
+        Where cgroups cannot be seen, kubelet's word stands: the claim ended (invariant 7).
+        """
+        for uid in sorted(former):
+            if await asyncio.to_thread(self.cgroups.state, uid) is PodPresence.ALIVE:
+                return uid
+        return None
+
+    @asynccontextmanager
+    async def ports(
+        self, card: Card, regions: Sequence[Region]
+    ) -> AsyncIterator[Mapping[RegionId, Port]]:
+        """Hold ports exclusively; all of them, or none.
+
+        Raises:
+            PortInUseError: somebody has one open.
+            CardGoneError: one is not there.
+        """
+        stack = ExitStack()
+
+        def open_all() -> dict[RegionId, Port]:
+            try:
+                return {
+                    region.id: stack.enter_context(self.backend.open_port(card, region))
+                    for region in regions
+                }
+            except BaseException:
+                stack.close()
+                raise
+
+        held = await self.workers.run(card.id, open_all)
+        try:
+            yield held
+        finally:
+            await self.workers.finish(card.id, stack.close)
+
+    async def step(
+        self, card: Card, report: Report, function: Callable[[], None], *, pr: bool
+    ) -> None:
+        """One blocking step on a region that the ledger has as SCRUBBING.
+
+        Whatever goes wrong, the ledger knows afterwards: FAULTED for what only an operator or a
+        rebind mends, DIRTY for what a later scrub may mend.
+
+        Raises:
+            FpgaPluginError: it failed.
+        """
+        region = report.region
+        try:
+            if pr:
+                with self.workers.in_flight(region):
+                    await self.workers.run(card.id, function)
+            else:
+                await self.workers.run(card.id, function)
+        except HardwareError as error:
+            report.error = str(error)
+            await self._judge(card, region, error)
+            raise
+        except (CardGoneError, PortInUseError) as error:
+            report.error = str(error)
+            self.ledger.dirty([region], error.message)
+            raise
+        except FpgaPluginError as error:
+            report.error = str(error)
+            self.ledger.dirty([region], error.message)
+            raise
+        except Exception as error:
+            report.error = repr(error)
+            self.ledger.dirty([region], "an unexpected error; see the log")
+            log.exception("unexpected error", region=region)
+            raise
+
+    async def _judge(self, card: Card, region: RegionId, error: HardwareError) -> None:
+        """Does the hardware itself report trouble that passes, or is the region lost?"""
+        try:
+            health = await self.workers.finish(card.id, self.backend.health, card)
+        except FpgaPluginError:
+            health = None
+        failing = "" if health is None else health.failed.get(region, "")
+        if failing and not failing.startswith("poisoned"):
+            self.ledger.dirty([region], error.message)
+        else:
+            self.ledger.faulted(region, error.message)
+        if health is not None:
+            self.ledger.set_failing(card.id, health.failed)
+        log.error(
+            "region failed",
+            region=region,
+            error=str(error),
+            condition=str(self.ledger.record(region).condition),
+        )
+
+    async def scrub(
+        self, card: Card, region: Region, port: Port, blank: Bitstream | None, report: Report
+    ) -> None:
+        """Scrub a region but for its card's memory; it stays SCRUBBING.
+
+        Raises:
+            FpgaPluginError: it failed, and the ledger knows.
+        """
+        await self.step(
+            card,
+            report,
+            lambda: steps.scrub(self.backend, card, region, port, blank, report),
+            pr=True,
+        )
+
+    async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
+        """Clear the card's memory unless another region has an owner; then the debt stays open.
+
+        The knobs belong to the card: they would wipe a neighbour's memory too.
+
+        Raises:
+            FpgaPluginError: it failed; none of `reports`' regions may be given out.
+        """
+        if not card.clears_memory or self.ledger.others_owned(card.id, reports):
+            return
+        first, *others = reports.values()
+        try:
+            await self.step(
+                card, first, lambda: steps.clear_memory(self.backend, card, first), pr=False
+            )
+        except FpgaPluginError as error:
+            for report in others:
+                report.error = str(error)
+                self.ledger.faulted(report.region, error.message)
+            raise
+        for report in others:
+            report.steps.append(first.steps[-1])
+        self.ledger.set_debt(card.id, open_=False)
+
+    def settle(self, regions: Iterable[RegionId]) -> None:
+        """No region may stay SCRUBBING when nobody works on it."""
+        left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
+        if left:
+            self.ledger.dirty(left, "the work on it was not finished")

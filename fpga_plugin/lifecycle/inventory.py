@@ -1,0 +1,197 @@
+"""Keeps the ledger's view of the hardware: cards that come, go, fail and recover.
+
+A full scan at start and when events were lost; one card's scan for everything else. No periodic
+rescan. Health signals are read with the card's lock held, since they mislead while a PR runs; the
+scan itself is not, so that a pulled card is seen while another of its regions is being programmed.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.errors import FpgaPluginError, HardwareError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
+from fpga_plugin.hardware.model import Inventory as Hardware
+from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.workers import CardWorkers
+
+log = structlog.get_logger()
+
+Selects = Callable[[CardId], bool]
+
+
+class Inventory:
+    """Belongs to the event loop.
+
+    Args:
+        selects: whether the operator lets the plugin touch a card.
+        poke: is told of each card that may have work now.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        backend: Backend,
+        blanks: Blanks,
+        workers: CardWorkers,
+        selects: Selects,
+        poke: Callable[[CardId], None],
+    ) -> None:
+        self._ledger = ledger
+        self._backend = backend
+        self._blanks = blanks
+        self._workers = workers
+        self._selects = selects
+        self._poke = poke
+        self._scans: dict[CardId, asyncio.Lock] = {}
+        self._again: set[CardId] = set()
+        self._degraded: dict[CardId, tuple[str, ...]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.problems: dict[CardId, CardProblem] = {}
+
+    async def scan(self) -> None:
+        """Everything anew."""
+        found, observed, healths = await asyncio.to_thread(self._scan)
+        for problem in found.problems.values():
+            self._problem(problem)
+        for card_id in [*self._ledger.cards]:
+            if card_id not in found.cards:
+                self._gone(card_id)
+        for card_id in self.problems.keys() - found.problems.keys():
+            del self.problems[card_id]
+        for card in found.cards.values():
+            if self._selects(card.id):
+                await self._found(card, observed[card.id])
+                if (health := healths.get(card.id)) is not None:
+                    self._judged(card, health)
+
+    def _scan(
+        self,
+    ) -> tuple[Hardware, dict[CardId, dict[RegionId, AfuId | None]], dict[CardId, CardHealth]]:
+        inventory = self._backend.scan()
+        observed = {}
+        healths = {}
+        for card in inventory.cards.values():
+            if not self._selects(card.id):
+                continue
+            observed[card.id] = self._observe(card)
+            if not self._workers.lock(card.id).locked():
+                healths[card.id] = self._backend.health(card)
+        return inventory, observed, healths
+
+    def _observe(self, card: Card) -> dict[RegionId, AfuId | None]:
+        observed: dict[RegionId, AfuId | None] = {}
+        for region in card.regions:
+            try:
+                observed[region.id] = self._backend.afu_id(region)
+            except FpgaPluginError:
+                observed[region.id] = None
+        return observed
+
+    def changed(self, card: CardId | None) -> None:
+        """Something may have changed about a card; None: about any (`EventSource`)."""
+        if self._closing:
+            return
+        if card is None:
+            log.info("events were lost, scanning all cards")
+            self._spawn(self.scan())
+        elif self._selects(card) and card not in self._again:
+            self._again.add(card)
+            self._spawn(self._rescan(card))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FpgaPluginError as error:
+            log.warning("scan failed", error=str(error))
+        except Exception:
+            log.exception("scan failed")
+
+    async def _rescan(self, card_id: CardId) -> None:
+        async with self._scans.setdefault(card_id, asyncio.Lock()):
+            self._again.discard(card_id)
+            found = await asyncio.to_thread(self._backend.scan_card, card_id)
+            match found:
+                case None:
+                    self.problems.pop(card_id, None)
+                    self._gone(card_id)
+                    return
+                case CardProblem():
+                    self._problem(found)
+                    self._gone(card_id)
+                    return
+            self.problems.pop(card_id, None)
+            observed = await asyncio.to_thread(self._observe, found)
+            await self._found(found, observed)
+        await self.check(card_id)
+
+    async def _found(self, card: Card, observed: dict[RegionId, AfuId | None]) -> None:
+        blank = await self._blanks.afu_id(card.interface_id)
+        if self._ledger.cards.get(card.id) != card:
+            log.info(
+                "card found",
+                card=card.id,
+                interface_id=card.interface_id,
+                regions=len(card.regions),
+                ports=card.ports,
+                numa_node=card.numa_node,
+            )
+        self._ledger.card_found(card, observed, blank)
+        self._poke(card.id)
+
+    def _gone(self, card_id: CardId) -> None:
+        if card_id in self._ledger.cards:
+            claims = [claim.device for claim in self._ledger.claims_on(card_id)]
+            log.warning("card gone", card=card_id, owned=claims)
+            self._ledger.card_gone(card_id)
+            self._degraded.pop(card_id, None)
+
+    def _problem(self, problem: CardProblem) -> None:
+        card_id = problem.address.card_id
+        if self._selects(card_id) and self.problems.get(card_id) != problem:
+            self.problems[card_id] = problem
+            log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
+
+    async def check(self, card_id: CardId) -> None:
+        """Read a card's health signals, when no work runs on it."""
+        async with self._workers.lock(card_id):
+            card = self._ledger.cards.get(card_id)
+            if card is None or self._closing:
+                return
+            try:
+                health = await asyncio.to_thread(self._backend.health, card)
+            except HardwareError as error:
+                health = CardHealth({region.id: str(error) for region in card.regions})
+            self._judged(card, health)
+
+    def _judged(self, card: Card, health: CardHealth) -> None:
+        for failed, reason in health.failed.items():
+            if self._ledger.failing.get(failed) != reason:
+                log.error("region unhealthy", region=failed, reason=reason)
+        for region in card.regions:
+            if region.id in self._ledger.failing and region.id not in health.failed:
+                log.info("region recovered", region=region.id)
+        if self._degraded.get(card.id, ()) != health.degraded:
+            self._degraded[card.id] = health.degraded
+            if health.degraded:
+                log.warning("card degraded", card=card.id, signals=health.degraded)
+        self._ledger.set_failing(card.id, health.failed)
+        self._poke(card.id)
+
+    async def close(self) -> None:
+        """Take no more events, and wait for the scans that run."""
+        self._closing = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)

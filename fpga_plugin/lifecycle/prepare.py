@@ -1,0 +1,245 @@
+"""Preparation: bring the regions of a PreStart into the state that the container asks for.
+
+The gate of the whole plugin (DESIGN.md section 6): whatever was missed before, here a region is
+scrubbed if it was not since its last owner, programmed, and verified, or the container does not
+start.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.allocation.records import Claim, Condition, RegionRecord
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.backend import DriverSettings, Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, PodUid, RegionId
+from fpga_plugin.lifecycle import steps
+from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.reports import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a container asks of a region.
+
+    Attributes:
+        bitstream: to be programmed.
+        settings: driver parameters that override the defaults for the time of the claim.
+    """
+
+    bitstream: Bitstream
+    settings: DriverSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One PreStart's work.
+
+    Attributes:
+        claims: of the call's devices, as they were when the plan was made.
+        pod: their owner, if kubelet's records tell.
+        wants: what each region is to become; None: blank.
+    """
+
+    claims: tuple[Claim, ...]
+    pod: PodUid | None
+    wants: Mapping[RegionId, Want | None]
+
+
+class Preparer:
+    """Carries out plans, card by card; the cards of one plan work at the same time."""
+
+    def __init__(self, bench: Bench, *, policy: ScrubPolicy) -> None:
+        self._bench = bench
+        self._policy = policy
+
+    async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
+        """Do it; returns each region's record as the preparation left it.
+
+        Raises:
+            FpgaPluginError: not all regions are as asked; the ledger knows what each one is.
+        """
+        cards: dict[CardId, list[RegionId]] = {}
+        for region in plan.wants:
+            cards.setdefault(card_of(region), []).append(region)
+        outcomes = await asyncio.gather(
+            *(self._card(plan, card, regions) for card, regions in cards.items()),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return {region: self._bench.ledger.record(region) for region in plan.wants}
+
+    def check(self, plan: Plan) -> None:
+        """The plan still holds: same claims, same nodes, sound hardware.
+
+        Raises:
+            RefusedError: it does not.
+        """
+        ledger = self._bench.ledger
+        for claim in plan.claims:
+            current = ledger.claims.get(claim.device)
+            if current is None or current.generation != claim.generation:
+                raise RefusedError(
+                    f"the claim of {claim.device} ended before its container started",
+                    hint=DELETE_THE_POD,
+                )
+            ledger.check_nodes(current)
+            if (why := ledger.foreign.get(card_of(claim.device))) is not None:
+                raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
+        for region in plan.wants:
+            if reason := ledger.trouble(region):
+                raise RefusedError(
+                    f"region {region} is faulted: {reason}",
+                    hint="the operator finds what to do in docs/operations.md; " + DELETE_THE_POD,
+                )
+
+    async def _card(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
+        bench, ledger = self._bench, self._bench.ledger
+        async with bench.workers.lock(card_id):
+            self.check(plan)
+            card = ledger.cards[card_id]
+            regions = [region for region in card.regions if region.id in region_ids]
+            former = frozenset[PodUid]().union(*(ledger.record(r.id).former for r in regions))
+            if plan.pod is not None:
+                former -= {plan.pod}
+            if (uid := await bench.living(former)) is not None:
+                raise RefusedError(
+                    f"pod {uid}, which had {', '.join(region_ids)} before, still has running"
+                    " processes",
+                    hint="it is tried again when kubelet retries; see why that pod does not end",
+                )
+            self.check(plan)
+            reports = {region.id: Report(region.id) for region in regions}
+            async with bench.ports(card, regions) as ports:
+                try:
+                    await self._work(plan, card, regions, ports, reports)
+                finally:
+                    bench.settle(reports)
+                    for report in reports.values():
+                        if report.steps:
+                            bench.report(report)
+            self._still_owned(plan, reports)
+
+    def _still_owned(self, plan: Plan, reports: Mapping[RegionId, Report]) -> None:
+        """A claim that ended in the meantime leaves its regions dirty."""
+        try:
+            self.check(plan)
+        except RefusedError:
+            self._bench.ledger.dirty(
+                [r for r in reports if self._condition(r) is not Condition.FAULTED],
+                "its owner left while it was prepared",
+            )
+            raise
+
+    def _condition(self, region: RegionId) -> Condition:
+        return self._bench.ledger.record(region).condition
+
+    async def _work(
+        self,
+        plan: Plan,
+        card: Card,
+        regions: list[Region],
+        ports: Mapping[RegionId, Port],
+        reports: Mapping[RegionId, Report],
+    ) -> None:
+        bench, ledger = self._bench, self._bench.ledger
+        used = {region for claim in plan.claims if claim.used for region, _ in claim.nodes}
+        dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
+        blank: Bitstream | None = None
+        if dirty:
+            blank = await bench.blanks.load(card.interface_id)
+        for region in regions:
+            self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)
+        if dirty:
+            ledger.working([region.id for region in dirty])
+            if card.clears_memory:
+                ledger.set_debt(card.id, open_=True)
+            for region in dirty:
+                await bench.scrub(card, region, ports[region.id], blank, reports[region.id])
+        whole = len(regions) == card.ports
+        if dirty or (whole and card.id in ledger.debts):
+            scrubbed = {r.id: reports[r.id] for r in (dirty or regions)}
+            await bench.clear_memory(card, {**scrubbed, **_rest(reports, scrubbed)})
+        for region in regions:
+            await self._bring(
+                card,
+                region,
+                ports[region.id],
+                plan.wants[region.id],
+                reports[region.id],
+                used=region.id in used,
+            )
+
+    def _needs_scrub(self, region: Region, want: Want | None, used: set[RegionId]) -> bool:
+        match self._condition(region.id):
+            case Condition.BLANK | Condition.UNBLANKED:
+                # Handed over blank before: a container has run on it since.
+                return want is None and region.id in used
+            case Condition.PROGRAMMED:
+                # This owner's own image, since every end of a claim leaves DIRTY.
+                return want is None
+            case _:
+                return True
+
+    def _refuse_stale_image(
+        self, region: Region, want: Want | None, blank: Bitstream | None, *, scrubbed: bool
+    ) -> None:
+        if want is not None:
+            return
+        unblanked = not scrubbed and self._condition(region.id) is Condition.UNBLANKED
+        if unblanked or (scrubbed and blank is None):
+            raise RefusedError(
+                f"region {region.id} would still hold its last image, and the container asks for"
+                " no bitstream",
+                hint="name one in FPGA_REGION_<n> and FPGA_BITSTREAM_ID_<n>, or have the operator"
+                " install a blank bitstream",
+            )
+
+    async def _bring(
+        self,
+        card: Card,
+        region: Region,
+        port: Port,
+        want: Want | None,
+        report: Report,
+        *,
+        used: bool,
+    ) -> None:
+        """From clean, or this owner's own, to what the container asks for."""
+        bench, ledger = self._bench, self._bench.ledger
+        if want is None:
+            if not report.scrubbed:
+                expected = ledger.record(region.id).afu_id
+                assert expected is not None, "a BLANK region's AFU id is always known"
+                await bench.step(
+                    card, report, lambda: steps.verify(port, expected, report), pr=False
+                )
+            ledger.clean(region.id, report.afu_id, blank=True)
+            return
+        own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
+        ledger.working([region.id])
+
+        def program() -> None:
+            if own:
+                steps.quiesce(bench.backend, card, region, port, report)
+            if want.settings != DriverSettings():
+                with steps.timed(report, "set parameters") as notes:
+                    notes.text = f"clock {want.settings.clock or 'default'}"
+                    bench.backend.apply_settings(card, region, want.settings)
+            steps.program(port, want.bitstream, report, name="program")
+
+        await bench.step(card, report, program, pr=True)
+        ledger.programmed(region.id, want.bitstream.afu_id)
+
+
+def _rest(
+    reports: Mapping[RegionId, Report], scrubbed: Mapping[RegionId, Report]
+) -> dict[RegionId, Report]:
+    """The call's other regions: they are not a neighbour's either."""
+    return {region: report for region, report in reports.items() if region not in scrubbed}

@@ -1,0 +1,225 @@
+"""Release: what nobody owns any more is scrubbed and comes back to the list.
+
+One task a card, while there is something to do on it. A region whose former owner still runs, or
+whose port somebody has open, waits; everything else goes on. Nothing is scrubbed before kubelet has
+said what is in use (`open_gate`).
+"""
+
+import asyncio
+import enum
+from contextlib import AsyncExitStack
+
+import structlog
+
+from fpga_plugin.allocation.records import CLEAN, Condition
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    NotFinishedError,
+    PortInUseError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, RegionId
+from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.reports import Report
+
+log = structlog.get_logger()
+
+FIRST_RETRY = 0.1
+"""Seconds until a region that has to wait is looked at again; doubles up to the interval."""
+
+
+class Outcome(enum.Enum):
+    """Of one look at a card."""
+
+    DONE = enum.auto()
+    WAIT = enum.auto()
+    NOTHING = enum.auto()
+
+
+class Releaser:
+    """Scrubs in the background; belongs to the event loop.
+
+    Args:
+        bench: the shared workbench.
+        interval: the longest wait in seconds between two looks at a region that has to wait.
+    """
+
+    def __init__(self, bench: Bench, *, interval: float) -> None:
+        self._bench = bench
+        self._interval = interval
+        self._open = False
+        self._tasks: dict[CardId, asyncio.Task[None]] = {}
+        self._poked: dict[CardId, asyncio.Event] = {}
+        self._waits: dict[RegionId, str] = {}
+        self._closing = False
+
+    def open_gate(self) -> None:
+        """Kubelet has told what is in use."""
+        self._open = True
+        for card in self._bench.ledger.cards:
+            self.poke(card)
+
+    def close_gate(self) -> None:
+        """Another kubelet: what is in use is not known."""
+        self._open = False
+
+    def poke(self, card: CardId) -> None:
+        """Something changed about a card; there may be work."""
+        if not self._open or self._closing:
+            return
+        if (event := self._poked.get(card)) is not None:
+            event.set()
+        elif self._has_work(card):
+            self._poked[card] = asyncio.Event()
+            self._tasks[card] = asyncio.create_task(self._work(card), name=f"release {card}")
+
+    async def close(self) -> None:
+        """Begin nothing new and wait for what cannot be interrupted."""
+        self._closing = True
+        for event in self._poked.values():
+            event.set()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks.values()))
+
+    def _has_work(self, card_id: CardId) -> bool:
+        card = self._bench.ledger.cards.get(card_id)
+        return card is not None and bool(self._due(card) or self._owes(card))
+
+    def _due(self, card: Card) -> list[Region]:
+        ledger = self._bench.ledger
+        if card.id in ledger.foreign:
+            return []
+        due = []
+        for region in card.regions:
+            claim = ledger.region_claim(region.id)
+            ended = claim is None or (ledger.balanced(claim.device) and not claim.exposed)
+            if (
+                ended
+                and ledger.record(region.id).condition is Condition.DIRTY
+                and not ledger.trouble(region.id)
+            ):
+                due.append(region)
+        return due
+
+    def _owes(self, card: Card) -> bool:
+        """Whether a memory debt can be paid without a scrub."""
+        ledger = self._bench.ledger
+        return (
+            card.clears_memory
+            and card.id in ledger.debts
+            and not ledger.claims_on(card.id)
+            and card.id not in ledger.foreign
+            and all(
+                ledger.record(region.id).condition in CLEAN and not ledger.trouble(region.id)
+                for region in card.regions
+            )
+        )
+
+    async def _work(self, card: CardId) -> None:
+        retry = FIRST_RETRY
+        event = self._poked[card]
+        try:
+            while not self._closing and self._open:
+                event.clear()
+                outcome = await self._round(card)
+                if outcome is Outcome.DONE:
+                    retry = FIRST_RETRY
+                elif outcome is Outcome.WAIT and not event.is_set():
+                    try:
+                        async with asyncio.timeout(retry):
+                            await event.wait()
+                    except TimeoutError:
+                        retry = min(retry * 2, self._interval)
+                elif not event.is_set():
+                    break
+        except Exception:
+            log.exception("release stopped", card=card)
+        finally:
+            del self._poked[card], self._tasks[card]
+
+    async def _round(self, card_id: CardId) -> Outcome:
+        """One look at a card."""
+        bench = self._bench
+        async with bench.workers.lock(card_id):
+            card = bench.ledger.cards.get(card_id)
+            if card is None or not self._open or self._closing:
+                return Outcome.NOTHING
+            if not self._due(card):
+                return await self._pay(card) if self._owes(card) else Outcome.NOTHING
+            try:
+                blank = await bench.blanks.load(card.interface_id)
+            except RefusedError as error:
+                for region in self._due(card):
+                    if bench.ledger.record(region.id).reason != error.message:
+                        bench.ledger.dirty([region.id], error.message)
+                return Outcome.NOTHING  # the store's change pokes
+            async with AsyncExitStack() as stack:
+                held = await self._take(card, stack)
+                if held:
+                    await self._scrub(card, blank, held)
+            return Outcome.DONE if held else Outcome.WAIT
+
+    async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
+        """Hold the ports of those regions that nobody uses any more."""
+        bench = self._bench
+        held: dict[Region, Port] = {}
+        for region in self._due(card):
+            former = bench.ledger.record(region.id).former
+            if (uid := await bench.living(former)) is not None:
+                self._wait_for(region.id, f"pod {uid}, its last owner, still runs")
+                continue
+            if region not in self._due(card):
+                continue  # it got an owner while we looked
+            try:
+                ports = await stack.enter_async_context(bench.ports(card, [region]))
+            except (PortInUseError, CardGoneError, NotFinishedError) as error:
+                self._wait_for(region.id, error.message)
+                continue
+            held[region] = ports[region.id]
+            self._waits.pop(region.id, None)
+        return held
+
+    def _wait_for(self, region: RegionId, reason: str) -> None:
+        if self._waits.get(region) != reason:
+            self._waits[region] = reason
+            log.info("scrub waits", region=region, reason=reason)
+
+    async def _scrub(self, card: Card, blank: Bitstream | None, held: dict[Region, Port]) -> None:
+        bench, ledger = self._bench, self._bench.ledger
+        reports = {region.id: Report(region.id) for region in held}
+        ledger.working(reports)
+        if card.clears_memory:
+            ledger.set_debt(card.id, open_=True)
+        done: dict[RegionId, Report] = {}
+        try:
+            for region, port in held.items():
+                report = reports[region.id]
+                try:
+                    await bench.scrub(card, region, port, blank, report)
+                except FpgaPluginError:
+                    continue  # the ledger knows; the card's other regions go on
+                done[region.id] = report
+            if done:
+                await bench.clear_memory(card, done)
+            for region_id, report in done.items():
+                ledger.clean(region_id, report.afu_id, blank=blank is not None)
+        except FpgaPluginError as error:
+            log.warning("scrub failed", card=card.id, error=str(error))
+        finally:
+            bench.settle(reports)
+            for report in reports.values():
+                bench.report(report)
+
+    async def _pay(self, card: Card) -> Outcome:
+        """Clear the memory of a card whose regions are all clean and free."""
+        reports = {region.id: Report(region.id) for region in card.regions}
+        try:
+            await self._bench.clear_memory(card, reports)
+        except FpgaPluginError as error:
+            log.warning("memory not cleared", card=card.id, error=str(error))
+            return Outcome.NOTHING
+        return Outcome.DONE

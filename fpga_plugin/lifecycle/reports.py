@@ -1,0 +1,43 @@
+"""What happened to a region, for those who watch: logs, the demo, later metrics and events."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fpga_plugin.ids import AfuId, RegionId
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a scrub or a preparation.
+
+    Attributes:
+        name: `quiesce`, `clear errors`, `restore defaults`, `program blank`, `program`,
+            `clear memory`, `set parameters`, `verify`.
+        seconds: how long it took.
+        note: what was found or done; may be empty.
+    """
+
+    name: str
+    seconds: float
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """The steps of one region's scrub or preparation, in order.
+
+    Attributes:
+        region: which region.
+        scrubbed: whether a scrub was part of it.
+        afu_id: what its AFU id reads afterwards; None if it was not read.
+        error: what went wrong; empty if nothing did.
+    """
+
+    region: RegionId
+    scrubbed: bool = False
+    steps: list[Step] = field(default_factory=list)
+    afu_id: AfuId | None = None
+    error: str = ""
+
+
+Reporter = Callable[[Report], None]

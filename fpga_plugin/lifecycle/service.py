@@ -1,0 +1,369 @@
+"""The calls of kubelet, as the life of a claim: `DevicePluginCalls` over ledger and hardware.
+
+Allocate, PostStop and Deallocate are ledger steps and return at once; what they set off runs in the
+background (invariant 5). PreStart waits for its preparation, but not longer than the call has time:
+the preparation goes on, and its result serves exactly one later PreStart that asks for the same.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.allocation.ledger import DELETE_THE_POD, Ledger, card_of
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.preferred import preferred
+from fpga_plugin.allocation.records import Claim, RegionRecord
+from fpga_plugin.bitstream.store import Bitstream, Store
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    NotFinishedError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Backend, DriverSettings
+from fpga_plugin.ids import BitstreamId, DeviceId, InterfaceId, RegionId, ResourceName
+from fpga_plugin.lifecycle.calls import Grant
+from fpga_plugin.lifecycle.identity import Identities, Identity
+from fpga_plugin.lifecycle.prepare import Plan, Preparer, Want
+from fpga_plugin.lifecycle.release import Releaser
+from fpga_plugin.lifecycle.sources import EnvSource
+from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
+
+log = structlog.get_logger()
+
+LONGEST_ANSWER = 25.0
+"""Seconds after which a PreStart is answered whatever its deadline (DESIGN.md section 6)."""
+
+ANSWER_MARGIN = 3.0
+"""Seconds before its deadline at which a PreStart is answered."""
+
+
+def answer_within(time_left: float | None) -> float:
+    """Seconds that a PreStart may take, given its deadline in seconds from now."""
+    if time_left is None:
+        return LONGEST_ANSWER
+    if time_left < 2 * ANSWER_MARGIN:
+        return max(time_left / 2, 0.0)
+    return min(time_left - ANSWER_MARGIN, LONGEST_ANSWER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What makes two PreStarts the same: claims, pod, candidate containers, and what they ask."""
+
+    claims: frozenset[tuple[DeviceId, int]]
+    identity: Identity
+    requests: tuple[FpgaRequest, ...]
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """Work for one PreStart; outlives the call."""
+
+    key: _Key
+    plan: Plan
+    task: asyncio.Task[None] | None = None
+    records: dict[RegionId, RegionRecord] = field(default_factory=dict)
+    error: FpgaPluginError | None = None
+
+
+class ClaimService:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        lists: DeviceLists,
+        backend: Backend,
+        store: Store,
+        identities: Identities,
+        envs: EnvSource,
+        preparer: Preparer,
+        releaser: Releaser,
+        epoch_changed: Callable[[str], None],
+        stream_opened: Callable[[ResourceName], None],
+    ) -> None:
+        self._ledger = ledger
+        self._lists = lists
+        self._backend = backend
+        self._store = store
+        self._identities = identities
+        self._envs = envs
+        self._preparer = preparer
+        self._releaser = releaser
+        self._epoch_changed = epoch_changed
+        self._stream_opened = stream_opened
+        self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---------------------------------------------------------------- lists
+
+    def resources(self) -> tuple[ResourceName, ...]:
+        """Every resource that is to be registered."""
+        return self._lists.resources()
+
+    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
+        """The resource's list as of now."""
+        return self._lists.devices(resource)
+
+    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after every change of resources or lists; returns how to stop that."""
+        return self._ledger.subscribe(lambda _: changed())
+
+    def kubelet_epoch(self, epoch: str) -> None:
+        """A life of kubelet began or was found."""
+        if self._ledger.kubelet_epoch(epoch):
+            log.info("kubelet's life began", epoch=epoch)
+            self._epoch_changed(epoch)
+
+    def stream_opened(self, resource: ResourceName) -> None:
+        """Kubelet opened ListAndWatch and has the list."""
+        self._stream_opened(resource)
+
+    # ---------------------------------------------------------------- quick calls
+
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Grant:
+        """Grant devices to a container, journalled before it returns."""
+        claims = self._ledger.allocate(resource, ids)
+        nodes = [(region, node) for claim in claims for region, node in claim.nodes]
+        return Grant(
+            envs={_variable(region): node for region, node in nodes},
+            nodes=tuple(node for _, node in nodes),
+        )
+
+    def preferred(
+        self,
+        resource: ResourceName,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+    ) -> list[str]:
+        """Which of `available` to take."""
+        listed = self._lists.devices(resource)
+        return preferred(self._ledger, listed, available, must_include, size)
+
+    def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
+        """A container that had these devices was removed."""
+        devices = [DeviceId(text) for text in dict.fromkeys(ids)]
+        for device in self._ledger.poststop_seen(devices):
+            log.info("all containers of a claim stopped", device=device, resource=resource)
+            self._releaser.poke(card_of(device))
+
+    def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
+        """The claim of these devices ended."""
+        released = self._ledger.release(ids)
+        for devices in [d for d in self._preparations if d & frozenset(released)]:
+            del self._preparations[devices]
+        for device in released:
+            log.info("released", device=device, resource=resource)
+            self._releaser.poke(card_of(device))
+
+    # ---------------------------------------------------------------- PreStart
+
+    async def prestart(
+        self,
+        resource: ResourceName,
+        ids: Sequence[str],
+        env: Mapping[str, str],
+        time_left: float | None,
+    ) -> None:
+        """Bring the devices into the state that the container asks for.
+
+        Raises:
+            FpgaPluginError: the container must not start; the message says why.
+        """
+        budget = answer_within(time_left)
+        devices = self._ledger.check_devices(resource, ids)
+        self._ledger.prestart_seen(devices)
+        preparation: _Preparation | None = None
+        try:
+            async with asyncio.timeout(budget):
+                preparation = await self._find_or_begin(resource, devices, env)
+                assert preparation.task is not None, "set where it is made"
+                await asyncio.wait({preparation.task})
+        except TimeoutError:
+            raise NotFinishedError(
+                f"{', '.join(devices)}: preparation is not finished after {budget:.1f} s",
+                hint="it goes on; kubelet's next try finds it done",
+            ) from None
+        self._hand_over(frozenset(devices), preparation)
+
+    def _hand_over(self, devices: frozenset[DeviceId], preparation: _Preparation) -> None:
+        """Give a finished preparation to the one call that waits for it.
+
+        Raises:
+            FpgaPluginError: it failed, or something came between.
+        """
+        if self._preparations.get(devices) is not preparation:
+            raise NotFinishedError(
+                f"{', '.join(sorted(devices))}: another call took the preparation, or it was"
+                " overtaken by a later one",
+                hint="kubelet's next try begins anew",
+            )
+        del self._preparations[devices]
+        if preparation.error is not None:
+            raise preparation.error
+        self._preparer.check(preparation.plan)
+        for region, record in preparation.records.items():
+            if self._ledger.record(region) is not record:
+                raise NotFinishedError(
+                    f"region {region} changed after it was prepared",
+                    hint="kubelet's next try prepares it anew",
+                )
+        self._ledger.started(preparation.plan.claims)
+
+    async def _find_or_begin(
+        self, resource: ResourceName, devices: tuple[DeviceId, ...], env: Mapping[str, str]
+    ) -> _Preparation:
+        identity = await self._identify(resource, devices)
+        requests = parse_requests(await self._effective_env(identity, env))
+        claims = self._claims(devices)
+        key = _Key(
+            frozenset((claim.device, claim.generation) for claim in claims), identity, requests
+        )
+        existing = self._preparations.get(frozenset(devices))
+        if existing is not None and existing.key == key:
+            return existing
+        wants = await self._wants(devices, requests)
+        plan = Plan(claims, identity.pod, wants)
+        self._preparer.check(plan)
+        # Another PreStart of the same may have come this far while the files were read.
+        existing = self._preparations.get(frozenset(devices))
+        if existing is not None and existing.key == key:
+            return existing
+        preparation = _Preparation(key, plan)
+        preparation.task = asyncio.create_task(
+            self._carry_out(preparation), name=f"prepare {', '.join(devices)}"
+        )
+        self._tasks.add(preparation.task)
+        preparation.task.add_done_callback(self._tasks.discard)
+        self._preparations[frozenset(devices)] = preparation
+        return preparation
+
+    def _claims(self, devices: tuple[DeviceId, ...]) -> tuple[Claim, ...]:
+        found = tuple(c for d in devices if (c := self._ledger.claims.get(d)) is not None)
+        if len(found) != len(devices):
+            raise RefusedError(
+                f"the claim of {', '.join(devices)} ended before its container started",
+                hint=DELETE_THE_POD,
+            )
+        return found
+
+    async def _identify(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Identity:
+        """Who asks; makes the claims that kubelet's records show and the ledger lacks."""
+        identity = await self._identities.identify(resource, devices)
+        missing = [device for device in devices if device not in self._ledger.claims]
+        if missing:
+            if identity.pod is None:
+                raise RefusedError(
+                    f"{', '.join(missing)}: no claim is known, and kubelet's records show none",
+                    hint=DELETE_THE_POD,
+                )
+            for device in missing:
+                self._ledger.adopt(resource, device, identity.pod)
+                log.warning("claim adopted", device=device, pod=identity.pod)
+            self._ledger.prestart_seen(missing)
+        if identity.pod is not None:
+            self._ledger.bind_pod(devices, identity.pod)
+        self._refuse_mixture(identity)
+        return identity
+
+    def _refuse_mixture(self, identity: Identity) -> None:
+        """Region and whole card of one interface id in one container: not supported."""
+        kinds: dict[str, set[str]] = {}
+        for resource in identity.resources:
+            kind, _, interface_id = resource.rpartition("/")[2].partition("-")
+            kinds.setdefault(interface_id, set()).add(kind)
+        for interface_id, found in kinds.items():
+            if len(found) > 1:
+                raise RefusedError(
+                    f"the container asks for regions and whole cards of interface {interface_id}:"
+                    " which bitstream belongs to which cannot be told",
+                    hint="use one of the two kinds in a container",
+                )
+
+    async def _effective_env(self, identity: Identity, env: Mapping[str, str]) -> Mapping[str, str]:
+        """The container's environment: from the call, else from the pod's spec.
+
+        An empty map equals an absent one on the wire. Once this kubelet sent a non-empty one, an
+        empty one means that the container has no environment; before that it means a stock kubelet.
+        """
+        if env:
+            self._ledger.env_seen()
+            return env
+        if self._ledger.sends_env:
+            return {}
+        return await self._envs.env(identity)
+
+    async def _wants(
+        self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]
+    ) -> dict[RegionId, Want | None]:
+        targets = [
+            Target(
+                region=region.id,
+                device=device,
+                interface_id=self._ledger.cards[card_of(device)].interface_id,
+            )
+            for device in devices
+            for region in self._ledger.regions_of(device)
+        ]
+        wants: dict[RegionId, Want | None] = {}
+        loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
+        for region_id, request in assign(requests, targets).items():
+            if request is None:
+                wants[region_id] = None
+                continue
+            region = self._ledger.region(region_id)
+            card = self._ledger.cards.get(card_of(region_id))
+            if region is None or card is None:
+                raise CardGoneError(f"region {region_id} is gone", hint=DELETE_THE_POD)
+            if request.settings != DriverSettings():
+                limits = await asyncio.to_thread(self._backend.clock_limits, card, region)
+                check_limits(request, limits, region_id)
+            name = (request.interface_id, request.bitstream_id)
+            if name not in loaded:
+                loaded[name] = await asyncio.to_thread(self._store.load, *name)
+            wants[region_id] = Want(loaded[name], request.settings)
+        return wants
+
+    async def _carry_out(self, preparation: _Preparation) -> None:
+        plan = preparation.plan
+        try:
+            preparation.records = await self._preparer.prepare(plan)
+        except FpgaPluginError as error:
+            preparation.error = error
+        except Exception:
+            log.exception("preparation failed", devices=[claim.device for claim in plan.claims])
+            preparation.error = FpgaPluginError(
+                "preparation failed for an unexpected reason",
+                hint="the plugin's log has the details; please report it",
+            )
+        log.info(
+            "prepared" if preparation.error is None else "preparation failed",
+            devices=[claim.device for claim in plan.claims],
+            pod=plan.pod,
+            bitstreams={
+                region: None if want is None else want.bitstream.bitstream_id
+                for region, want in plan.wants.items()
+            },
+            error=None if preparation.error is None else str(preparation.error),
+        )
+        for card in {card_of(claim.device) for claim in plan.claims}:
+            self._releaser.poke(card)
+
+    # ---------------------------------------------------------------- end
+
+    async def close(self) -> None:
+        """Wait for the preparations that run; begin none."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def _variable(region: RegionId) -> str:
+    """`FPGA_DEVICE_<DEVICE ID>` (DESIGN.md section 11)."""
+    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in region.upper())
+    return f"FPGA_DEVICE_{name}"

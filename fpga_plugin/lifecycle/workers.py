@@ -1,0 +1,87 @@
+"""A thread a card, and one at a time on each card.
+
+The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
+behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
+The thread ends when the card's queue is empty; 256 idle cards cost nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.ids import CardId, RegionId
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CardWorkers:
+    """Locks and threads of the cards; belongs to the event loop.
+
+    Args:
+        programming: is told which regions have work in flight that the process's death would not
+            stop; before the first and after the last of it.
+    """
+
+    def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
+        self._locks: dict[CardId, asyncio.Lock] = {}
+        self._threads: dict[CardId, ThreadPoolExecutor] = {}
+        self._jobs: dict[CardId, int] = {}
+        self._in_flight: set[RegionId] = set()
+        self._tell = programming or (lambda _: None)
+        self._closing = False
+
+    def lock(self, card: CardId) -> asyncio.Lock:
+        """Held through everything that changes what is on a card."""
+        return self._locks.setdefault(card, asyncio.Lock())
+
+    async def run(
+        self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a blocking function in the card's thread.
+
+        Raises:
+            NotFinishedError: the plugin is ending; nothing was called.
+        """
+        if self._closing:
+            raise NotFinishedError("the plugin is ending", hint="it goes on after its restart")
+        return await self._run(card, lambda: function(*args, **kwargs))
+
+    async def finish(
+        self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Like `run`, also while the plugin is ending: for what gives things back."""
+        return await self._run(card, lambda: function(*args, **kwargs))
+
+    async def _run(self, card: CardId, function: Callable[[], T]) -> T:
+        thread = self._threads.get(card)
+        if thread is None:
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
+            self._threads[card] = thread
+        self._jobs[card] = self._jobs.get(card, 0) + 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, function)
+        finally:
+            self._jobs[card] -= 1
+            if not self._jobs[card]:
+                del self._jobs[card]
+                del self._threads[card]
+                thread.shutdown(wait=False)
+
+    @contextmanager
+    def in_flight(self, region: RegionId) -> Iterator[None]:
+        """Around a PR, for a successor that waits for this process's death."""
+        self._in_flight.add(region)
+        self._tell(frozenset(self._in_flight))
+        try:
+            yield
+        finally:
+            self._in_flight.discard(region)
+            self._tell(frozenset(self._in_flight))
+
+    def close(self) -> None:
+        """Begin nothing new; what runs now is waited for by whoever awaits it."""
+        self._closing = True
