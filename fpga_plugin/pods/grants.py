@@ -39,10 +39,10 @@ def cached_grant(entry: CheckpointEntry) -> CachedGrant | None:
     try:
         raw = binascii.a2b_base64(entry.response, strict_mode=True)
         answer = v1beta1.ContainerAllocateResponse.parse(raw)
-    except Exception as error:  # noqa: BLE001 - betterproto2 raises many types for bad bytes
+    except Exception as error:  # betterproto2 raises many types for bad bytes
         raise CheckpointUnreadableError(
-            f"kubelet's cached answer to Allocate for {entry.resource} of pod {entry.pod_uid} is not"
-            f" understood ({type(error).__name__})",
+            f"kubelet's cached answer to Allocate for {entry.resource} of pod {entry.pod_uid}"
+            f" is not understood ({type(error).__name__})",
             hint="delete the pod",
         ) from error
     return CachedGrant(

@@ -1,9 +1,10 @@
 """Kubelet's PodResources API: which running container holds which device.
 
-What it tells (kubelet 1.28 and later; earlier ones served the same v1): active pods by namespace and
-name, their app containers and restartable init containers. It never tells other init containers,
-uids or environments. Listing has a side effect that is wanted: kubelet first frees the devices of
-pods that are no longer active. It answers at most 100 calls a second, the rest RESOURCE_EXHAUSTED.
+What it tells (kubelet 1.28 and later; earlier ones served the same v1): active pods by namespace
+and name, their app containers and restartable init containers. It never tells other init
+containers, uids or environments. Listing has a side effect that is wanted: kubelet first frees the
+devices of pods that are no longer active. It answers at most 100 calls a second, the rest
+RESOURCE_EXHAUSTED.
 
 A device that is missing from a list may get its region wiped, so a failure is never an empty list:
 whatever goes wrong is an error with its reason. Each call has a connection of its own, closed with
@@ -216,12 +217,16 @@ class PodResourcesClient:
             raise self._os_error(error) from error
         except GRPCError as error:
             raise self._grpc_error(error) from error
-        except Exception as error:  # noqa: BLE001 - h2, grpclib and betterproto2 raise many types
-            raise PodResourcesError(
-                f"the answer of kubelet at {self._path} is not understood"
-                f" ({type(error).__name__}: {error})",
-                reason=NoListReason.FAILED,
-            ) from error
+        except ValueError as error:
+            raise self._not_understood(str(error)) from error
+        except Exception as error:  # h2, grpclib and betterproto2 raise many types
+            raise self._not_understood(f"{type(error).__name__}: {quote(error)}") from error
+
+    def _not_understood(self, why: str) -> PodResourcesError:
+        return PodResourcesError(
+            f"the answer of kubelet at {self._path} is not understood ({why})",
+            reason=NoListReason.FAILED,
+        )
 
     def _os_error(self, error: OSError) -> PodResourcesError:
         if isinstance(error, FileNotFoundError | NotADirectoryError):

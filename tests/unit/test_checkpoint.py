@@ -1,5 +1,6 @@
 """Kubelet's checkpoint: what it says, and when it says nothing."""
 
+import base64
 import json
 import os
 
@@ -8,6 +9,7 @@ from grpclib.const import Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fpga_plugin.api.messages import v1beta1
 from fpga_plugin.pods import checkpoint
 from fpga_plugin.pods.checkpoint import (
     Checkpoint,
@@ -15,6 +17,7 @@ from fpga_plugin.pods.checkpoint import (
     read_checkpoint,
     read_stamp,
 )
+from fpga_plugin.pods.grants import CachedGrant, cached_grant
 
 PREFIX = "fpga.intel.com"
 REGION = f"{PREFIX}/region-ce48969398f05f33946d560708be108a"
@@ -259,7 +262,7 @@ junk = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(junk)
 def test_any_json_is_a_checkpoint_or_unreadable(read, content):
     try:
@@ -267,3 +270,35 @@ def test_any_json_is_a_checkpoint_or_unreadable(read, content):
     except CheckpointUnreadableError:
         return
     assert found.stamp is not None
+
+
+def grant_of(read, response):
+    return cached_grant(read(document(entry(AllocResp=response))).entries[0])
+
+
+def test_the_cached_answer_to_allocate_tells_the_nodes(read):
+    answer = v1beta1.ContainerAllocateResponse(
+        envs={"FPGA_DEVICE_0000_3B_00_0_P0": "/dev/dfl-port.3"},
+        devices=[v1beta1.DeviceSpec("/dev/dfl-port.3", "/dev/dfl-port.3", "rw")],
+    )
+    assert grant_of(read, base64.b64encode(bytes(answer)).decode()) == CachedGrant(
+        envs={"FPGA_DEVICE_0000_3B_00_0_P0": "/dev/dfl-port.3"},
+        nodes=frozenset({"/dev/dfl-port.3"}),
+    )
+
+
+@pytest.mark.parametrize("response", [None, ""])
+def test_without_a_cached_answer_nothing_is_said_of_nodes(read, response):
+    assert grant_of(read, response) is None
+
+
+@pytest.mark.parametrize("response", ["x", "?", "CgA", "é", "GgMKAf8="])
+def test_a_cached_answer_that_is_none_is_an_error(read, response):
+    with pytest.raises(CheckpointUnreadableError, match=UID):
+        grant_of(read, response)
+
+
+def test_bytes_that_only_look_like_an_answer_grant_nothing(read):
+    grant = grant_of(read, base64.b64encode(b"\xff" * 9).decode())
+    assert grant is not None
+    assert not grant.nodes

@@ -2,7 +2,7 @@
 
 import pytest
 from grpclib.const import Status
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, RefusedError
@@ -250,7 +250,6 @@ def test_suffix_numbers_of_any_length_compare_by_value():
     assert [request.suffix for request in parse_requests(variables)] == ["3", *huge, "a"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**30), unique=True), st.randoms(use_true_random=False))
 def test_suffix_order_is_the_order_of_numbers(numbers, random):
     shuffled = list(numbers)
@@ -275,7 +274,6 @@ values = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(names, values, max_size=8))
 def test_any_environment_gives_requests_or_a_clean_error(variables):
     try:
@@ -360,7 +358,6 @@ def test_many_foreign_interface_ids_leave_room_for_the_devices_own():
     assert foreign[0] in message
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([IFACE, OTHER]), max_size=5),
     st.lists(st.sampled_from([IFACE, OTHER]), min_size=1, max_size=5),

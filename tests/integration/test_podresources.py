@@ -1,0 +1,326 @@
+"""The PodResources client against a real gRPC server on a unix socket, as kubelet is one."""
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Server
+
+from fpga_plugin.api.messages import v1
+from fpga_plugin.pods.podresources import (
+    NoListReason,
+    PodDevices,
+    PodResourcesClient,
+    PodResourcesError,
+)
+
+PREFIX = "fpga.intel.com"
+REGION = f"{PREFIX}/region-ce48969398f05f33946d560708be108a"
+WHOLE = f"{PREFIX}/fpga-ce48969398f05f33946d560708be108a"
+
+
+class Kubelet(v1.PodResourcesListerBase):
+    """Answers what it is told to, or fails as told."""
+
+    def __init__(self):
+        self.pods = []
+        self.devices = []
+        self.error = None
+        self.on_call = None
+        self.calls = 0
+
+    async def list(self, message):
+        await self._act()
+        return v1.ListPodResourcesResponse(pod_resources=self.pods)
+
+    async def get_allocatable_resources(self, message):
+        await self._act()
+        return v1.AllocatableResourcesResponse(devices=self.devices)
+
+    async def _act(self):
+        self.calls += 1
+        if self.on_call is not None:
+            await self.on_call()
+        if self.error is not None:
+            raise self.error
+
+
+@contextlib.asynccontextmanager
+async def serving(kubelet, path):
+    server = Server([kubelet])
+    await server.start(path=str(path))
+    try:
+        yield server
+    finally:
+        server.close()
+        async with asyncio.timeout(5):
+            await server.wait_closed()
+
+
+def devices(resource, *ids):
+    return v1.ContainerDevices(resource_name=resource, device_ids=list(ids))
+
+
+def pod(name="p", namespace="ns", **containers):
+    return v1.PodResources(
+        name=name,
+        namespace=namespace,
+        containers=[v1.ContainerResources(name=n, devices=d) for n, d in containers.items()],
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "kubelet.sock"
+
+
+def ask(path, kubelet, method="snapshot", **options):
+    async def scenario():
+        async with serving(kubelet, path):
+            return await getattr(PodResourcesClient(str(path), PREFIX, **options), method)()
+
+    return asyncio.run(scenario())
+
+
+def failure(path, kubelet, method="snapshot", **options):
+    with pytest.raises(PodResourcesError) as caught:
+        ask(path, kubelet, method, **options)
+    assert caught.value.status is Status.UNAVAILABLE
+    assert str(path) in str(caught.value)
+    return caught.value
+
+
+def test_devices_of_our_resources_are_listed_by_container(path):
+    kubelet = Kubelet()
+    kubelet.pods = [
+        pod("a", "one", app=[devices(REGION, "r0"), devices("nvidia.com/gpu", "g")], side=[]),
+        pod("b", "two", app=[devices(WHOLE, "c0")], other=[devices(REGION, "r1", "r2")]),
+        pod("c", "two", app=[devices("x" + REGION, "r3")]),
+    ]
+    assert ask(path, kubelet, "list_devices") == (
+        PodDevices("one", "a", "app", REGION, frozenset({"r0"})),
+        PodDevices("two", "b", "app", WHOLE, frozenset({"c0"})),
+        PodDevices("two", "b", "other", REGION, frozenset({"r1", "r2"})),
+    )
+
+
+def test_groups_of_one_resource_are_one(path):
+    kubelet = Kubelet()
+    kubelet.pods = [pod(app=[devices(REGION, "r0"), devices(WHOLE, "c"), devices(REGION, "r1")])]
+    first, second = ask(path, kubelet, "list_devices")
+    assert first.devices == {"r0", "r1"}
+    assert second.devices == {"c"}
+
+
+def test_a_dead_pod_that_old_kubelets_list_without_ids_holds_nothing(path):
+    kubelet = Kubelet()
+    kubelet.pods = [pod(app=[devices(REGION)])]
+    assert ask(path, kubelet, "list_devices") == ()
+
+
+def test_no_pods_is_an_answer(path):
+    assert ask(path, Kubelet(), "list_devices") == ()
+
+
+def test_allocatable_devices_come_by_resource(path):
+    kubelet = Kubelet()
+    kubelet.devices = [devices(REGION, "r0"), devices("x/y", "z"), devices(REGION, "r1")]
+    kubelet.devices += [devices(WHOLE)]
+    assert ask(path, kubelet, "allocatable") == {REGION: {"r0", "r1"}, WHOLE: frozenset()}
+
+
+@pytest.mark.parametrize("method", ["snapshot", "allocatable"])
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (Status.RESOURCE_EXHAUSTED, NoListReason.RATE_LIMITED),
+        (Status.UNIMPLEMENTED, NoListReason.NOT_SERVED),
+        (Status.DEADLINE_EXCEEDED, NoListReason.TIMEOUT),
+        (Status.UNKNOWN, NoListReason.FAILED),
+        (Status.UNAVAILABLE, NoListReason.FAILED),
+    ],
+)
+def test_kubelets_errors_are_told_apart(path, method, status, reason):
+    kubelet = Kubelet()
+    kubelet.error = GRPCError(status, "rejected\x1b[31m " + "x" * 5000)
+    error = failure(path, kubelet, method)
+    assert error.reason is reason
+    assert status.name in str(error)
+    assert "rejected" in str(error)
+    assert "\x1b" not in str(error)
+    assert len(str(error)) < 1024
+
+
+def test_no_socket_is_an_error(path):
+    client = PodResourcesClient(str(path), PREFIX)
+    with pytest.raises(PodResourcesError, match="FPGA_PLUGIN_PODRESOURCES_SOCKET") as caught:
+        asyncio.run(client.list_devices())
+    assert caught.value.reason is NoListReason.MISSING
+    with pytest.raises(PodResourcesError):
+        client.epoch()
+
+
+def test_a_socket_without_a_listener_is_an_error(path):
+    async def scenario():
+        async with serving(Kubelet(), path):
+            os.link(path, path.with_name("left"))
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return await PodResourcesClient(str(path.with_name("left")), PREFIX).list_devices()
+
+    with pytest.raises(PodResourcesError) as caught:
+        asyncio.run(scenario())
+    assert caught.value.reason is NoListReason.REFUSED
+
+
+def test_a_path_too_long_for_a_socket_is_an_error(tmp_path):
+    path = tmp_path / ("x" * 120)
+    path.touch()
+    with pytest.raises(PodResourcesError) as caught:
+        asyncio.run(PodResourcesClient(str(path), PREFIX).list_devices())
+    assert caught.value.reason is NoListReason.FAILED
+
+
+def test_a_kubelet_that_does_not_answer_is_given_up(path):
+    kubelet = Kubelet()
+    kubelet.on_call = asyncio.Event().wait
+    assert failure(path, kubelet, call_seconds=0.05).reason is NoListReason.TIMEOUT
+
+
+def test_a_server_that_never_says_a_word_is_given_up(path):
+    async def scenario():
+        done = asyncio.Event()
+
+        async def mute(_, writer):
+            await done.wait()
+            writer.close()
+
+        server = await asyncio.start_unix_server(mute, path)
+        try:
+            client = PodResourcesClient(str(path), PREFIX, call_seconds=0.05)
+            await client.list_devices()
+        finally:
+            done.set()
+            server.close()
+
+    with pytest.raises(PodResourcesError) as caught:
+        asyncio.run(scenario())
+    assert caught.value.reason is NoListReason.TIMEOUT
+
+
+def test_a_server_of_another_protocol_is_an_error(path):
+    async def scenario():
+        async def http1(_, writer):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_unix_server(http1, path):
+            await PodResourcesClient(str(path), PREFIX, call_seconds=2).list_devices()
+
+    with pytest.raises(PodResourcesError) as caught:
+        asyncio.run(scenario())
+    assert caught.value.reason in {NoListReason.FAILED, NoListReason.TIMEOUT}
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [pod("", app=[devices(REGION, "r")])],
+        [pod("../a", app=[devices(REGION, "r")])],
+        [pod("a", "", app=[devices(REGION, "r")])],
+        [pod("a", "n\n", app=[devices(REGION, "r")])],
+        [pod("a", **{"": [devices(REGION, "r")]})],
+        [pod("a", app=[devices(REGION, "r", "")])],
+        [pod("a", app=[devices(f"{PREFIX}/", "r")])],
+        [pod("a", app=[devices(f"{PREFIX}/a b", "r")])],
+    ],
+)
+def test_an_entry_that_is_not_understood_is_not_left_out(path, pods):
+    kubelet = Kubelet()
+    kubelet.pods = [*pods, pod("fine", app=[devices(REGION, "r2")])]
+    assert failure(path, kubelet).reason is NoListReason.FAILED
+
+
+def test_an_answer_during_which_kubelet_was_replaced_counts_for_nothing(path):
+    kubelet = Kubelet()
+
+    async def replace():
+        os.rename(path, path.with_name("old"))
+        path.touch()
+
+    kubelet.on_call = replace
+    assert failure(path, kubelet).reason is NoListReason.RESTARTED
+
+
+def test_an_answer_during_which_kubelet_went_counts_for_nothing(path):
+    kubelet = Kubelet()
+
+    async def remove():
+        path.unlink()
+
+    kubelet.on_call = remove
+    assert failure(path, kubelet).reason is NoListReason.MISSING
+
+
+def test_each_kubelet_has_an_epoch_of_its_own(path):
+    async def scenario():
+        client = PodResourcesClient(str(path), PREFIX)
+        async with serving(Kubelet(), path):
+            first = await client.snapshot()
+            again = await client.snapshot()
+        os.rename(path, path.with_name("kept")) if path.exists() else path.with_name("x").touch()
+        async with serving(Kubelet(), path):
+            second = await client.snapshot()
+            assert client.epoch() == second.epoch
+        return first.epoch, again.epoch, second.epoch
+
+    first, again, second = asyncio.run(scenario())
+    assert first == again
+    assert first != second
+    assert len(first.split(":")) == 3
+
+
+def test_calls_overlap_and_leave_no_connection(path):
+    async def scenario():
+        kubelet = Kubelet()
+        all_there = asyncio.Event()
+
+        async def gather():
+            if kubelet.calls == 10:
+                all_there.set()
+            await all_there.wait()
+
+        kubelet.on_call = gather
+        async with serving(kubelet, path):
+            client = PodResourcesClient(str(path), PREFIX)
+            before = len(os.listdir("/proc/self/fd"))
+            await asyncio.gather(*(client.list_devices() for _ in range(10)))
+            async with asyncio.timeout(5):
+                # No event tells that a socket was closed.
+                while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - see above
+                    await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_call_is_cancelled_not_failed(path):
+    async def scenario():
+        kubelet = Kubelet()
+        called = asyncio.Event()
+
+        async def hang():
+            called.set()
+            await asyncio.Event().wait()
+
+        kubelet.on_call = hang
+        async with serving(kubelet, path):
+            task = asyncio.create_task(PodResourcesClient(str(path), PREFIX).list_devices())
+            await called.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(scenario())
