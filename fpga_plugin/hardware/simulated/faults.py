@@ -1,0 +1,82 @@
+"""`faults/<region id>`: trouble that a test or a person arms, one word a file.
+
+The files are read when they take effect, never watched for that: a fault is armed as soon as the
+file is there. `pr-error` and `pr-stuck` are used up by one PR, which removes the file; the others
+are in force while the file is there.
+
+| word | what the region shows |
+|---|---|
+| `pr-error` | the next PR ends with EIO and poisons the port |
+| `pr-stuck` | the next PR ends with ETIMEDOUT after the driver's own 8 s and poisons the port |
+| `port-open` | exclusive opens fail with EBUSY, as when a tenant has the port open |
+| `thermal` | port error bit 50 (Ap6Event) and power state 0x6; errors cannot be cleared (EBUSY) |
+| `fatal` | every attribute of the port's registers reads all ones, as when the link is dead |
+
+All of these are signals of the port, not of the FME, so that they condemn the region that is named
+and not its card. PRs run under `thermal` and `fatal`: the driver does not look before it streams.
+"""
+
+import os
+from contextlib import suppress
+from enum import StrEnum
+
+import structlog
+
+from fpga_plugin.errors import quote
+from fpga_plugin.ids import RegionId
+
+_log = structlog.get_logger(__name__)
+
+_LONGEST = 64
+
+
+class Fault(StrEnum):
+    """The words."""
+
+    PR_ERROR = "pr-error"
+    PR_STUCK = "pr-stuck"
+    PORT_OPEN = "port-open"
+    THERMAL = "thermal"
+    FATAL = "fatal"
+
+
+class Faults:
+    """The folder of armed faults."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.join(directory, "faults")
+        self._warned: set[tuple[RegionId, bytes]] = set()
+
+    def armed(self, region: RegionId) -> Fault | None:
+        """The fault in force for a region; any other word is ignored with a warning."""
+        try:
+            descriptor = os.open(os.path.join(self.directory, region), os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            content = os.read(descriptor, _LONGEST)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        try:
+            return Fault(content.decode("ascii").strip())
+        except ValueError:
+            self._warn(region, content)
+            return None
+
+    def use_up(self, region: RegionId) -> None:
+        """Remove a fault that has had its effect."""
+        with suppress(FileNotFoundError):  # whoever else removed it, it is gone
+            os.unlink(os.path.join(self.directory, region))
+
+    def _warn(self, region: RegionId, content: bytes) -> None:
+        # An empty file is one that is being written.
+        if content.strip() and (region, content) not in self._warned:
+            self._warned.add((region, content))
+            _log.warning(
+                "simulated-fault-ignored",
+                region=region,
+                word=quote(content.decode("ascii", "replace")),
+                hint=f"one of {', '.join(Fault)}",
+            )

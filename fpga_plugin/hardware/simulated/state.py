@@ -1,0 +1,130 @@
+"""`state.json`: what the simulated FPGAs hold, outside the daemon, as real ones do.
+
+One line a region, sorted, without times or counters, so that two equal states are equal files and a
+test can compare them byte by byte. The file is replaced by rename before the operation that changed
+it returns.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fpga_plugin.hardware.simulated import files
+from fpga_plugin.ids import AfuId, RegionId, parse_afu_id
+
+FACTORY_AFU_ID = AfuId("d8424dc4a4a3c413f89e433683f9040b")
+"""What a region holds after power-up: an image like the factory's nlb0. It is not blank."""
+
+CLOCK_LOW, CLOCK_HIGH, CLOCK_DEFAULT = 10, 1000, 200
+"""User clock in MHz: limits (DESIGN.md section 6) and what a card comes up with."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionState:
+    """One region.
+
+    Attributes:
+        afu_id: the accelerator in it. While a PR runs, the one that it will leave there.
+        clock: user clock, MHz.
+        poisoned: a failed PR left the port disabled, until the PCI driver is rebound.
+        open: descriptors open on the port's node.
+        bound: dfl-pci is bound to the card. Without it there are no nodes.
+        node: N of `/dev/dfl-port.N`; None while unbound.
+        fme: N of the card's `/dev/dfl-fme.N`; None while unbound.
+    """
+
+    afu_id: AfuId = FACTORY_AFU_ID
+    clock: int = CLOCK_DEFAULT
+    poisoned: bool = False
+    open: int = 0
+    bound: bool = True
+    node: int | None = None
+    fme: int | None = None
+
+
+class StateFile:
+    """The regions of all plugged cards, and their file.
+
+    Not thread safe: the kernel's lock covers it.
+
+    Attributes:
+        regions: what is there now; changed by the methods only.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.regions: dict[RegionId, RegionState] = {}
+        self._path = os.path.join(directory, "state.json")
+        self._lines: dict[RegionId, str] = {}
+
+    def load(self) -> dict[RegionId, RegionState]:
+        """What the file says, entry by entry; entries that make no sense are left out."""
+        entries = (files.load_object(self._path) or {}).get("regions")
+        if not isinstance(entries, dict):
+            return {}
+        parsed = ((RegionId(name), _parse(entry)) for name, entry in entries.items())
+        return {name: state for name, state in parsed if state is not None}
+
+    def commit(self, region: RegionId, state: RegionState) -> None:
+        """Change a region, the file included.
+
+        Raises:
+            OSError: the file cannot be written; the region is then unchanged.
+        """
+        before = self.regions.get(region)
+        if before == state:
+            return
+        self.put(region, state)
+        try:
+            self.save()
+        except OSError:
+            if before is not None:
+                self.put(region, before)
+            raise
+
+    def put(self, region: RegionId, state: RegionState) -> None:
+        """Change a region in memory; `save` is then due."""
+        self.regions[region] = state
+        self._lines[region] = f"{json.dumps(region)}: {_dump(state)}"
+
+    def drop(self, region: RegionId) -> None:
+        """Forget a region in memory, its card was unplugged; `save` is then due."""
+        self.regions.pop(region, None)
+        self._lines.pop(region, None)
+
+    def save(self) -> None:
+        """Replace the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        lines = ",\n".join(line for _, line in sorted(self._lines.items()))
+        files.replace(self._path, f'{{"regions": {{\n{lines}\n}}}}\n')
+
+
+def _dump(state: RegionState) -> str:
+    return json.dumps(asdict(state), sort_keys=True)
+
+
+def _parse(entry: Any) -> RegionState | None:
+    """One entry of the file. Fields that are missing or senseless read as after power-up."""
+    if not isinstance(entry, dict):
+        return None
+    try:
+        state = RegionState(afu_id=parse_afu_id(str(entry.get("afu_id"))))
+    except ValueError:
+        return None
+    clock = entry.get("clock")
+    if type(clock) is int and CLOCK_LOW <= clock <= CLOCK_HIGH:
+        state = replace(state, clock=clock)
+    return replace(
+        state,
+        poisoned=entry.get("poisoned") is True,
+        bound=entry.get("bound") is not False,
+        node=_number(entry.get("node")),
+        fme=_number(entry.get("fme")),
+    )
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
