@@ -16,6 +16,7 @@ local directory.
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import re
 import stat
@@ -35,6 +36,8 @@ _DIRECTORY = Mask.ONLYDIR | Mask.DONT_FOLLOW
 _INTERFACE_DIRECTORY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _MAX_LINKS = 40
 """Links in one path that the kernel follows (include/linux/namei.h, MAXSYMLINKS)."""
+_MAX_EVENTS = 512
+"""Events taken in one turn of the event loop, so that a storm of them does not hold it up."""
 _MAX_ROUNDS = 16
 """How often watches are extended in a row; a change after that has an event of its own."""
 
@@ -123,12 +126,16 @@ class StoreWatcher:
         inotify.close()
 
     def _ready(self) -> None:
-        """Take all events that there are, then look once."""
-        if self._inotify is None:
+        """Take the events that there are, then look once."""
+        if self._inotify is None or self._loop is None:
             return
+        events = list(itertools.islice(self._inotify, _MAX_EVENTS))
+        if len(events) == _MAX_EVENTS:
+            # asyncinotify may hold some that it has read: the descriptor does not tell of those.
+            self._loop.call_soon(self._ready)
         lost = stale = False
         written: set[InterfaceId] = set()
-        for event in self._inotify:
+        for event in events:
             if Mask.Q_OVERFLOW in event.mask:
                 lost = True
                 continue

@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpga_plugin.bitstream.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, parse_gbs, parse_header
@@ -242,6 +242,7 @@ def test_the_header_is_read_without_the_image():
     assert header.image_offset == len(data) - len(IMAGE)
 
 
+@settings(deadline=None)  # machines are slow at times
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_value_or_a_bitstream_error(data):
     for candidate in (data, GUID + data, gbs(data), gbs(b"{" + data + b"}")):
@@ -251,6 +252,7 @@ def test_any_bytes_give_a_value_or_a_bitstream_error(data):
             assert len(error.message) < 500  # noqa: PT017 - no error is right as well
 
 
+@settings(deadline=None)  # machines are slow at times
 @given(
     at=st.integers(0, len(gbs()) - 1),
     cut=st.integers(0, 8),
@@ -285,6 +287,7 @@ FIELDS = [
 ]
 
 
+@settings(deadline=None)  # machines are slow at times
 @given(path=st.sampled_from(FIELDS), value=JSON)
 def test_any_value_in_any_field_gives_a_value_or_a_bitstream_error(path, value):
     target = copy.deepcopy(DOCUMENT)

@@ -1,0 +1,318 @@
+"""`fpga-plugin bitstream`."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from fpga_plugin.bitstream.command import add_bitstream_parser, run_bitstream
+from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.store import Store
+
+SAMPLES = Path(__file__).parents[2] / "bitstreams"
+
+INTERFACE = "ce48969398f05f33946d560708be108a"
+AFU = "850adcc26ceb4b229722d43375b61c66"
+SAMPLE = SAMPLES / INTERFACE / f"{AFU}.gbs"
+BLANK = SAMPLES / INTERFACE / "blank.gbs"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def run(store, capsys):
+    """Run the command; returns its exit code, output and error lines."""
+
+    def run(*args: object) -> tuple[int, str, list[str]]:
+        parser = argparse.ArgumentParser(prog="fpga-plugin")
+        add_bitstream_parser(parser.add_subparsers(required=True), str(store))
+        try:
+            code = run_bitstream(parser.parse_args(["bitstream", *map(str, args)]))
+        except SystemExit as exit_:
+            code = exit_.code
+        out, err = capsys.readouterr()
+        return code, out, err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def raw(tmp_path):
+    path = tmp_path / "image.rbf"
+    path.write_bytes(bytes.fromhex(AFU) + b"logic")
+    return path
+
+
+def test_pack_makes_a_file_of_ids_and_options(run, raw, tmp_path):
+    out = tmp_path / "out.gbs"
+    code, text, errors = run(
+        "pack",
+        "--interface-id",
+        "CE489693-98F0-5F33-946D-560708BE108A",
+        "--afu-id",
+        AFU,
+        "--name",
+        "hello",
+        "--clock-high",
+        "312.5",
+        "--clock-low",
+        "156",
+        "--power",
+        "5",
+        "--platform",
+        "DCP",
+        raw,
+        "-o",
+        out,
+    )
+
+    assert (code, errors) == (0, [])
+    assert str(out) in text
+    read = parse_gbs(out.read_bytes(), where="a")
+    assert read.image == raw.read_bytes()
+    metadata = read.metadata
+    assert (metadata.interface_id, metadata.afu_id) == (INTERFACE, AFU)
+    assert (metadata.clock_frequency_high, metadata.clock_frequency_low) == (312.5, 156)
+    assert (metadata.power, metadata.platform_name) == (5, "DCP")
+    assert metadata.clusters[0].name == "hello"
+    assert out.stat().st_mode & 0o777 == 0o644
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.rbf", "out.gbs"]
+
+
+def test_pack_takes_an_afu_description_and_names_the_file_by_its_afu(
+    run, raw, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    cluster = {"name": "hello_afu", "total-contexts": 1, "accelerator-type-uuid": AFU}
+    description = {"version": 1, "afu-image": {"power": 0, "accelerator-clusters": [cluster]}}
+    Path("afu.json").write_text(json.dumps(description))
+
+    assert run("pack", "--metadata", "afu.json", raw)[0] == 1
+    assert run("pack", "--metadata", "afu.json", "--interface-id", INTERFACE, raw)[0] == 0
+
+    metadata = parse_gbs(Path(f"{AFU}.gbs").read_bytes(), where="a").metadata
+    assert (metadata.interface_id, metadata.clusters[0].name) == (INTERFACE, "hello_afu")
+
+
+def test_pack_without_ids_is_a_usage_error(run, raw):
+    code, _, errors = run("pack", "--interface-id", INTERFACE, raw)
+    assert code == 2
+    assert "--afu-id" in errors[-1]
+
+
+def test_pack_does_not_replace_its_own_source(run, raw):
+    before = raw.read_bytes()
+    code, _, errors = run("pack", "--interface-id", INTERFACE, "--afu-id", AFU, raw, "-o", raw)
+    assert code == 1
+    assert "own source" in errors[0]
+    assert raw.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("unknown",),
+        ("inspect",),
+        ("pack", "--interface-id", "xyz", "image"),
+        ("pack", "--clock-high", "fast", "image"),
+        ("pack", "--power", "nan", "image"),
+        ("remove", INTERFACE, "../x"),
+        ("verify", "--afu-id", "x" * 200, "file"),
+    ],
+)
+def test_wrong_usage_exits_with_2(run, args):
+    code, out, errors = run(*args)
+    assert (code, out) == (2, "")
+    assert "x" * 65 not in "".join(errors)
+
+
+@pytest.mark.parametrize("command", ["list", "inspect", "verify", "install", "remove", "pack"])
+def test_help_shows_an_example(run, command):
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"example: fpga-plugin bitstream {command}" in " ".join(out.split())
+
+
+def test_install_puts_a_file_where_the_store_finds_it(run, store):
+    for file, options in ((SAMPLE, ()), (BLANK, ("--blank",))):
+        assert run("install", file, *options)[0] == 0
+
+    loaded = Store(str(store))
+    assert loaded.load(INTERFACE, AFU).afu_id == AFU
+    assert loaded.blank(INTERFACE) is not None
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in store.glob("*/*"))
+    assert sorted(path.name for path in store.glob("*/*")) == [SAMPLE.name, "blank.gbs"]
+
+
+def test_install_takes_the_place_from_the_metadata_not_from_the_name(run, store, tmp_path):
+    renamed = tmp_path / "x.bin"
+    renamed.write_bytes(SAMPLE.read_bytes())
+    assert run("install", renamed)[0] == 0
+    assert (store / INTERFACE / SAMPLE.name).exists()
+
+
+def test_install_replaces_a_different_file_only_by_force(run, store, tmp_path):
+    other = tmp_path / "other.gbs"
+    other.write_bytes(SAMPLE.read_bytes() + b"more")
+    place = store / INTERFACE / SAMPLE.name
+    assert run("install", SAMPLE)[0] == 0
+
+    assert "already" in run("install", SAMPLE)[1]
+    code, _, errors = run("install", other)
+    assert code == 1
+    assert "different file" in errors[0]
+    assert "--force" in errors[1]
+    assert place.read_bytes() == SAMPLE.read_bytes()
+
+    assert run("install", "--force", other)[0] == 0
+    assert place.read_bytes() == other.read_bytes()
+
+
+def test_install_asks_what_a_file_named_blank_is(run, store):
+    code, _, errors = run("install", BLANK)
+    assert code == 1
+    assert "--blank" in errors[1]
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"raw image" * 100])
+def test_install_refuses_what_is_no_gbs_and_changes_nothing(run, store, tmp_path, content):
+    file = tmp_path / "a.gbs"
+    file.write_bytes(content)
+    code, out, errors = run("install", file)
+    assert (code, out, len(errors)) == (1, "", 2)
+    assert not store.exists()
+
+
+def test_install_into_a_directory_that_leads_out_of_the_store_is_reported(run, store, tmp_path):
+    store.mkdir()
+    (tmp_path / "outside").mkdir()
+    (store / INTERFACE).symlink_to(tmp_path / "outside")
+    code, _, errors = run("install", SAMPLE)
+    assert code == 1
+    assert "leads out of the store" in errors[0]
+
+
+def test_install_to_where_nothing_can_be_written_fails_with_the_reason(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, errors = run("install", SAMPLE, "--dir", tmp_path / "file")
+    assert code == 1
+    assert "cannot be written" in errors[0]
+
+
+def test_remove_takes_out_files_and_then_the_directory(run, store):
+    run("install", SAMPLE)
+    run("install", "--blank", BLANK)
+
+    assert run("remove", INTERFACE, "850adcc2-6ceb-4b22-9722-d43375b61c66")[0] == 0
+    assert [path.name for path in store.glob("*/*")] == ["blank.gbs"]
+    assert run("remove", INTERFACE, "blank")[0] == 0
+    assert list(store.iterdir()) == []
+
+    code, _, errors = run("remove", INTERFACE, "blank")
+    assert code == 1
+    assert str(store / INTERFACE / "blank.gbs") in errors[0]
+
+
+def test_list_prints_a_table_and_then_the_problems(run, store):
+    run("install", SAMPLE)
+    run("install", "--blank", BLANK)
+    (store / INTERFACE / f"{'a' * 32}.gbs").write_bytes(SAMPLE.read_bytes())
+
+    code, out, errors = run("list")
+
+    header, first, second, problem, hint = out.splitlines()
+    assert (code, errors) == (0, [])
+    assert header.split() == ["INTERFACE", "ID", "BITSTREAM", "BYTES", "NAME"]
+    size = str(SAMPLE.stat().st_size)
+    assert first.split() == [INTERFACE, AFU, size, "'hello_afu'"]
+    assert second.split()[:2] == [INTERFACE, "blank"]
+    assert problem.startswith("problem: ")
+    assert hint.strip()
+
+
+def test_list_prints_json_with_the_problems(run, store):
+    run("install", SAMPLE)
+    (store / INTERFACE / "bad.gbs").write_bytes(b"")
+
+    code, out, _ = run("list", "--json")
+
+    good, bad = json.loads(out)
+    assert code == 0
+    assert (good["bitstream_id"], good["metadata"]["afu_id"], good["problem"]) == (AFU, AFU, None)
+    assert bad["metadata"] is None
+    assert "bad" in bad["problem"]["message"]
+
+
+def test_list_of_an_empty_and_of_a_missing_store(run, store):
+    code, _, errors = run("list")
+    assert code == 1
+    assert str(store) in errors[0]
+    store.mkdir()
+    assert run("list") == (0, f"{store}: no bitstreams\n", [])
+    assert run("list", "--json") == (0, "[]\n", [])
+
+
+def test_names_that_no_terminal_should_see_are_not_printed(run, store):
+    (store / INTERFACE).mkdir(parents=True)
+    (store / INTERFACE / "\x1b[31m\udcff.gbs").write_bytes(b"")
+    code, out, _ = run("list")
+    assert code == 0
+    assert "problem" in out
+    assert "\x1b" not in out
+    out.encode()
+
+
+def test_inspect_shows_ids_and_digest(run):
+    code, out, _ = run("inspect", "--json", SAMPLE)
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["interface_id"], facts["afu_id"], facts["name"]) == (INTERFACE, AFU, "hello_afu")
+    assert facts["image_bytes"] == 4096
+    assert len(facts["sha256"]) == 64
+
+    code, out, _ = run("inspect", SAMPLE)
+    assert code == 0
+    assert facts["sha256"] in out
+    assert AFU in out
+
+
+def test_inspect_of_no_file_has_two_lines(run, tmp_path):
+    code, out, errors = run("inspect", tmp_path / "nowhere")
+    assert (code, out, len(errors)) == (1, "", 2)
+
+
+def test_verify_checks_files_against_their_path_and_the_options(run, tmp_path):
+    misplaced = tmp_path / ("a" * 32) / SAMPLE.name
+    misplaced.parent.mkdir()
+    misplaced.write_bytes(SAMPLE.read_bytes())
+    anywhere = tmp_path / "mine.gbs"
+    anywhere.write_bytes(SAMPLE.read_bytes())
+
+    assert run("verify", SAMPLE, BLANK, anywhere)[0] == 0
+    assert run("verify", "--interface-id", INTERFACE, "--afu-id", AFU, anywhere)[0] == 0
+    assert run("verify", "--afu-id", "a" * 32, anywhere)[0] == 1
+    code, out, errors = run("verify", misplaced, SAMPLE)
+    assert code == 1
+    assert str(SAMPLE) in out  # one bad file does not hide the others
+    assert INTERFACE in errors[0]
+
+
+def test_verify_without_files_checks_the_store(run):
+    code, out, _ = run("verify", "--dir", SAMPLES)
+    assert code == 0
+    assert len(out.splitlines()) == 6
+
+
+def test_verify_of_a_store_with_a_bad_file_exits_with_1(run, store):
+    run("install", SAMPLE)
+    (store / INTERFACE / "blank.gbs").write_bytes(b"")
+    code, out, errors = run("verify")
+    assert code == 1
+    assert SAMPLE.name in out
+    assert "blank.gbs: too short" in errors[0]

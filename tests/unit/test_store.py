@@ -1,0 +1,521 @@
+"""The store, and the watcher of its blank bitstreams."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from fpga_plugin.bitstream import files, watch
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.store import Store
+from fpga_plugin.bitstream.watch import StoreWatcher
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
+
+REPOSITORY = Path(__file__).parents[2]
+SAMPLES = REPOSITORY / "bitstreams"
+
+INTERFACE = parse_interface_id("ce48969398f05f33946d560708be108a")
+OTHER_INTERFACE = parse_interface_id("38d782e3b6125343b9342433e348ac4c")
+AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
+OTHER_AFU = parse_afu_id("850adcc26ceb4b229722d43375b61c66")
+BITSTREAM = parse_bitstream_id(AFU)
+
+
+def gbs(afu=AFU, interface=INTERFACE, tail: bytes = b"") -> bytes:
+    document = complete_document({}, where="a", interface_id=interface, afu_id=afu)
+    return pack_gbs(document, bytes.fromhex(afu) + tail, where="a")
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "store"
+    (path / INTERFACE).mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def place(root):
+    return root / INTERFACE / f"{AFU}.gbs"
+
+
+@pytest.fixture
+def store(root):
+    return Store(str(root))
+
+
+def refusal(store) -> str:
+    with pytest.raises(BitstreamError) as caught:
+        store.load(INTERFACE, BITSTREAM)
+    return str(caught.value)
+
+
+def test_a_bitstream_is_loaded_with_its_ids_and_raw_image(store, place):
+    place.write_bytes(gbs(tail=b"logic"))
+
+    loaded = store.load(INTERFACE, BITSTREAM)
+
+    assert (loaded.path, loaded.interface_id) == (str(place), INTERFACE)
+    assert (loaded.bitstream_id, loaded.afu_id) == (AFU, AFU)
+    assert loaded.image == bytes.fromhex(AFU) + b"logic"
+    assert "logic" not in repr(loaded)
+
+
+def test_a_loaded_image_does_not_change_with_the_file(store, place):
+    place.write_bytes(gbs(tail=b"logic"))
+    loaded = store.load(INTERFACE, BITSTREAM)
+    place.write_bytes(b"")
+    assert loaded.image.endswith(b"logic")
+
+
+@pytest.mark.parametrize(
+    "file", sorted(SAMPLES.glob("*/*.gbs")), ids=lambda path: f"{path.parent.name[:4]}-{path.stem}"
+)
+def test_every_sample_can_be_loaded_and_its_image_begins_with_its_afu_id(file):
+    store = Store(str(SAMPLES))
+    interface_id = parse_interface_id(file.parent.name)
+    loaded = (
+        store.blank(interface_id)
+        if file.stem == "blank"
+        else store.load(interface_id, parse_bitstream_id(file.stem))
+    )
+    assert loaded.image[:16].hex() == loaded.afu_id
+    assert loaded.afu_id != "d8424dc4a4a3c413f89e433683f9040b"  # what simulated cards power up with
+
+
+def test_the_sample_store_has_what_is_documented():
+    entries = Store(str(SAMPLES)).list()
+    assert [entry.problem for entry in entries if entry.problem] == []
+    assert {(e.interface_id, e.bitstream_id) for e in entries} == {
+        (INTERFACE, AFU),
+        (INTERFACE, OTHER_AFU),
+        (INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
+        (INTERFACE, None),
+        (OTHER_INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
+        (OTHER_INTERFACE, None),
+    }
+
+
+def test_building_the_samples_gives_what_is_checked_in(tmp_path):
+    subprocess.run(
+        [sys.executable, SAMPLES / "sources" / "build.py", tmp_path],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    built = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.glob("*/*")}
+    kept = {path.relative_to(SAMPLES): path.read_bytes() for path in SAMPLES.glob("*/*.gbs")}
+    assert built == kept
+
+
+def test_a_missing_bitstream_is_not_found_and_the_message_names_its_path(store, place):
+    with pytest.raises(BitstreamNotFoundError, match=str(place)) as caught:
+        store.load(INTERFACE, BITSTREAM)
+    assert "install" in caught.value.hint
+
+
+def test_a_missing_interface_directory_is_said(store):
+    with pytest.raises(BitstreamNotFoundError, match=f"interface id {OTHER_INTERFACE}"):
+        store.load(OTHER_INTERFACE, BITSTREAM)
+
+
+def test_a_missing_store_is_said(tmp_path):
+    store = Store(str(tmp_path / "nowhere"))
+    for call in (lambda: store.load(INTERFACE, BITSTREAM), store.list):
+        with pytest.raises(BitstreamNotFoundError, match="no bitstream store") as caught:
+            call()
+        assert "FPGA_PLUGIN_BITSTREAM_DIR" in caught.value.hint
+
+
+def test_a_file_for_another_interface_is_refused(store, place):
+    place.write_bytes(gbs(interface=OTHER_INTERFACE))
+    message = refusal(store)
+    assert INTERFACE in message
+    assert OTHER_INTERFACE in message
+
+
+def test_a_file_with_another_afu_id_than_its_name_is_refused(store, place):
+    place.write_bytes(gbs(afu=OTHER_AFU))
+    assert f"has the AFU id {OTHER_AFU}" in refusal(store)
+
+
+def test_an_aocx_id_is_refused_before_any_file_is_touched(store):
+    with pytest.raises(BitstreamError, match=r"\.aocx: AOCX is not supported by this version"):
+        store.load(INTERFACE, parse_bitstream_id("a" * 40))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "directory", "null"])
+def test_what_is_no_regular_file_is_refused_without_waiting(store, place, kind, monkeypatch):
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "socket":
+        monkeypatch.chdir(place.parent)  # socket paths are short
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(place.name)
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/null")
+    assert "not a regular file" in refusal(store)
+    assert "not a regular file" in str(store.list()[0].problem)
+
+
+def test_links_within_the_store_are_followed_as_a_configmap_makes_them(root, store, place):
+    (root / "..2024" / INTERFACE).mkdir(parents=True)
+    (root / "..2024" / INTERFACE / place.name).write_bytes(gbs())
+    (root / "..data").symlink_to("..2024")
+    place.parent.rmdir()
+    place.parent.symlink_to(f"..data/{INTERFACE}")
+
+    assert store.load(INTERFACE, BITSTREAM).afu_id == AFU
+    assert [entry.problem for entry in store.list()] == [None]
+
+
+def test_a_store_that_is_itself_reached_by_a_link_works(root, place, tmp_path):
+    place.write_bytes(gbs())
+    (tmp_path / "link").symlink_to(root)
+    assert Store(str(tmp_path / "link")).load(INTERFACE, BITSTREAM).afu_id == AFU
+
+
+@pytest.mark.parametrize("linked", ["file", "directory"])
+def test_links_out_of_the_store_are_refused(root, store, place, tmp_path, linked):
+    outside = tmp_path / "store-outside"  # shares the store's name as a prefix
+    outside.mkdir()
+    (outside / place.name).write_bytes(gbs())
+    if linked == "file":
+        place.symlink_to(outside / place.name)
+    else:
+        place.parent.rmdir()
+        place.parent.symlink_to(outside)
+    assert "leads out of the store" in refusal(store)
+    assert "leads out of the store" in str(store.list()[0].problem)
+
+
+def test_links_that_lead_nowhere_or_in_circles_are_told_from_missing_files(store, place):
+    place.symlink_to("nowhere.gbs")
+    assert "leads nowhere" in refusal(store)
+    place.unlink()
+    place.symlink_to(place.name)
+    assert "cannot be read" in refusal(store)
+
+
+def test_a_file_above_the_limit_is_refused_unread(store, place):
+    place.write_bytes(gbs())
+    os.truncate(place, files.MAX_FILE_BYTES + 1)  # sparse
+    assert f"at most {files.MAX_FILE_BYTES}" in refusal(store)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(store, place, monkeypatch):
+    place.write_bytes(gbs(tail=b"logic" * 10_000))
+    header = files.parse_header
+
+    def shortened(*args, **kwargs):
+        os.truncate(place, place.stat().st_size - 1)
+        return header(*args, **kwargs)
+
+    monkeypatch.setattr(files, "parse_header", shortened)
+    assert "changed while it was read" in refusal(store)
+
+
+def test_an_unreadable_file_is_refused_with_the_reason(store, place, monkeypatch):
+    place.write_bytes(gbs())
+
+    def refuse(*_args, **_kwargs):  # tests may run as root, who may read everything
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    assert "Permission denied" in refusal(store)
+
+
+def test_the_blank_bitstream_may_have_any_afu_id(store, root):
+    (root / INTERFACE / "blank.gbs").write_bytes(gbs(afu=OTHER_AFU))
+    blank = store.blank(INTERFACE)
+    assert blank is not None
+    assert blank.afu_id == OTHER_AFU
+    assert blank.path == store.blank_path(INTERFACE) == str(root / INTERFACE / "blank.gbs")
+
+
+def test_no_blank_bitstream_is_no_error(store, tmp_path):
+    assert store.blank(INTERFACE) is None
+    assert store.blank(OTHER_INTERFACE) is None
+    assert Store(str(tmp_path / "nowhere")).blank(INTERFACE) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, gbs(interface=OTHER_INTERFACE)])
+def test_a_blank_bitstream_that_cannot_be_used_is_an_error(store, root, content):
+    (root / INTERFACE / "blank.gbs").write_bytes(content)
+    with pytest.raises(BitstreamError):
+        store.blank(INTERFACE)
+
+
+def test_the_list_shows_problems_and_passes_over_what_is_not_its_business(root, store, place):
+    place.write_bytes(gbs())
+    (root / INTERFACE / f"{OTHER_AFU}.gbs").write_bytes(b"broken")
+    (root / INTERFACE / "mine.gbs").write_bytes(gbs())
+    (root / INTERFACE / f"{AFU.upper()}.gbs").write_bytes(gbs())
+    (root / INTERFACE / f"{'b' * 40}.aocx").write_bytes(b"\x7fELF")
+    (root / INTERFACE / ".x.gbs.1.tmp").write_bytes(b"")
+    (root / INTERFACE / "notes.txt").write_text("")
+    (root / "README.md").write_text("")
+    (root / "sources").mkdir()
+    (root / "sources" / "a.gbs").write_bytes(b"")
+    (root / OTHER_INTERFACE.upper()).mkdir()
+
+    found = {os.path.basename(entry.path): entry for entry in store.list()}
+
+    assert found.pop(place.name).problem is None
+    problems = {name: str(entry.problem) for name, entry in found.items()}
+    assert problems.keys() == {
+        f"{OTHER_AFU}.gbs",
+        "mine.gbs",
+        f"{AFU.upper()}.gbs",
+        f"{'b' * 40}.aocx",
+        OTHER_INTERFACE.upper(),
+    }
+    assert "too short" in problems[f"{OTHER_AFU}.gbs"]
+    assert "'mine'" in problems["mine.gbs"]
+    assert f"rename the file to {AFU}.gbs" in problems[f"{AFU.upper()}.gbs"]
+    assert "not supported" in problems[f"{'b' * 40}.aocx"]
+    assert f"rename the directory to {OTHER_INTERFACE}" in problems[OTHER_INTERFACE.upper()]
+
+
+# -- the watcher ------------------------------------------------------------------------------
+
+
+class Watched:
+    """A watcher that runs, and the calls that it made."""
+
+    def __init__(self, root: Path) -> None:
+        self.calls: asyncio.Queue = asyncio.Queue()
+        self.watcher = StoreWatcher(str(root), self.calls.put_nowait)
+
+    async def __aenter__(self) -> Self:
+        self.watcher.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.watcher.close()
+
+    async def one(self):
+        """The next call; those that repeat it at once are the same change."""
+        call = await asyncio.wait_for(self.calls.get(), 10)
+        while not self.calls.empty() and self.calls._queue[0] == call:
+            self.calls.get_nowait()
+        return call
+
+    async def quiet(self, root: Path) -> None:
+        """Check that nothing was reported, by a change after it that is."""
+        marker = root / OTHER_INTERFACE
+        marker.mkdir(parents=True)
+        (marker / "blank.gbs").write_bytes(b"marker")
+        assert await self.one() == OTHER_INTERFACE
+
+
+def watching(root: Path, story) -> None:
+    async def run() -> None:
+        async with Watched(root) as watched:
+            await story(watched)
+
+    asyncio.run(run())
+
+
+def replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(".new")
+    temporary.write_bytes(content)
+    temporary.rename(path)
+
+
+def test_a_blank_bitstream_is_reported_when_it_comes_changes_and_goes(root):
+    blank = root / INTERFACE / "blank.gbs"
+
+    async def story(watched):
+        replace(blank, b"1")
+        assert await watched.one() == INTERFACE
+        replace(blank, b"2")
+        assert await watched.one() == INTERFACE
+        with blank.open("r+b") as file:  # in place, the same size
+            file.write(b"3")
+        assert await watched.one() == INTERFACE
+        blank.unlink()
+        assert await watched.one() == INTERFACE
+
+    watching(root, story)
+
+
+def test_what_was_there_at_the_start_and_other_files_are_not_reported(root):
+    (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+
+    async def story(watched):
+        (root / INTERFACE / f"{AFU}.gbs").write_bytes(b"1")
+        (root / "sources").mkdir()
+        (root / "sources" / "blank.gbs").write_bytes(b"1")
+        (root / "README.md").write_text("")
+        await watched.quiet(root)
+
+    watching(root, story)
+
+
+def test_a_directory_that_comes_later_is_seen_with_its_file(root):
+    async def story(watched):
+        (root / OTHER_INTERFACE).mkdir()
+        (root / OTHER_INTERFACE / "blank.gbs").write_bytes(b"1")
+        assert await watched.one() == OTHER_INTERFACE
+        shutil.rmtree(root / OTHER_INTERFACE)
+        assert await watched.one() == OTHER_INTERFACE
+
+    watching(root, story)
+
+
+def test_a_store_that_comes_later_is_seen_however_it_comes(tmp_path):
+    root = tmp_path / "srv" / "intel.com" / "fpga"
+
+    async def story(watched):
+        blank = root / INTERFACE / "blank.gbs"
+        blank.parent.mkdir(parents=True)
+        blank.write_bytes(b"1")
+        assert await watched.one() == INTERFACE
+        (tmp_path / "srv").rename(tmp_path / "gone")
+        assert await watched.one() == INTERFACE
+        (tmp_path / "gone").rename(tmp_path / "srv")
+        assert await watched.one() == INTERFACE
+        shutil.rmtree(root)
+        assert await watched.one() == INTERFACE
+        staged = tmp_path / "staged"
+        (staged / INTERFACE).mkdir(parents=True)
+        (staged / INTERFACE / "blank.gbs").write_bytes(b"2")
+        staged.rename(root)
+        assert await watched.one() == INTERFACE
+
+    watching(root, story)
+
+
+def test_a_configmap_that_switches_its_data_is_seen(root):
+    shutil.rmtree(root / INTERFACE)
+    for version in ("1", "2"):
+        (root / f"..{version}" / INTERFACE).mkdir(parents=True)
+        (root / f"..{version}" / INTERFACE / "blank.gbs").write_text(version)
+    (root / "..data").symlink_to("..1")
+    (root / INTERFACE).symlink_to(f"..data/{INTERFACE}")
+
+    async def story(watched):
+        (root / "..data_tmp").symlink_to("..2")
+        (root / "..data_tmp").rename(root / "..data")
+        assert await watched.one() == INTERFACE
+        shutil.rmtree(root / "..1")
+        replace(root / "..2" / INTERFACE / "blank.gbs", b"3")
+        assert await watched.one() == INTERFACE
+
+    watching(root, story)
+
+
+def test_a_linked_store_and_a_linked_file_are_seen_to_change(root, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    common = root / "common.gbs"
+    common.write_bytes(b"1")
+    (root / INTERFACE / "blank.gbs").symlink_to("../common.gbs")
+
+    async def story(watched):
+        link.unlink()
+        link.symlink_to(root)
+        assert await watched.one() == INTERFACE
+        replace(common, b"2")
+        assert await watched.one() == INTERFACE
+
+    watching(link, story)
+
+
+def test_a_file_that_becomes_readable_is_reported(root):
+    blank = root / INTERFACE / "blank.gbs"
+    blank.write_bytes(b"1")
+    blank.chmod(0)
+
+    async def story(watched):
+        blank.chmod(0o644)
+        assert await watched.one() == INTERFACE
+
+    watching(root, story)
+
+
+def test_lost_events_are_reported_as_such(root):
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if limit > 200_000:
+        pytest.skip("a queue of this size takes long to overflow")
+    one, other = root / INTERFACE / "a", root / INTERFACE / "b"
+    one.write_bytes(b"")
+
+    async def story(watched):
+        for _ in range(limit // 4 + 1):
+            one.rename(other)
+            other.rename(one)
+        assert await asyncio.wait_for(watched.calls.get(), 60) is None
+
+    watching(root, story)
+
+
+def test_watches_of_what_is_gone_are_given_back(root):
+    async def story(watched):
+        for _ in range(5):
+            (root / OTHER_INTERFACE).mkdir()
+            (root / OTHER_INTERFACE / "blank.gbs").write_bytes(b"1")
+            assert await watched.one() == OTHER_INTERFACE
+            shutil.rmtree(root / OTHER_INTERFACE)
+            assert await watched.one() == OTHER_INTERFACE
+        assert len(watched.watcher._watched) == directories
+
+    directories = len(root.resolve().parts) + 1  # down to the root, and the interface's own
+    watching(root, story)
+
+
+def test_no_call_comes_after_close_even_for_events_that_were_queued(root):
+    async def story(watched):
+        (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+        watched.watcher.close()
+        watched.watcher.close()
+        async with Watched(root) as later:
+            await later.quiet(root)
+        assert watched.calls.empty()
+
+    watching(root, story)
+
+
+def test_close_from_within_a_call_ends_the_calls(root):
+    (root / OTHER_INTERFACE).mkdir()
+    calls = []
+
+    async def run() -> None:
+        closed = asyncio.Event()
+
+        def changed(interface_id) -> None:
+            calls.append(interface_id)
+            watcher.close()
+            closed.set()
+
+        watcher = StoreWatcher(str(root), changed)
+        watcher.start()
+        for interface_id in (INTERFACE, OTHER_INTERFACE):
+            (root / interface_id / "blank.gbs").write_bytes(b"1")
+        await asyncio.wait_for(closed.wait(), 10)
+
+    asyncio.run(run())
+    assert len(calls) == 1
+
+
+def test_a_kernel_without_watches_to_give_is_an_error_with_a_hint(root, monkeypatch):
+    def none_left(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(watch.Inotify, "add_watch", none_left)
+
+    async def run() -> None:
+        with pytest.raises(BitstreamError, match="cannot be watched") as caught:
+            StoreWatcher(str(root), lambda _: None).start()
+        assert "max_user_watches" in caught.value.hint
+
+    asyncio.run(run())
