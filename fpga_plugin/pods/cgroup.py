@@ -257,8 +257,8 @@ def _look_for_pids(cgroup: str) -> _Answer:
         try:
             pids = _read(current, "cgroup.procs")
             below = _directories(current)
-        except OSError:
-            if current == cgroup or os.path.isdir(current):
+        except OSError as error:
+            if error.errno not in _ABSENT or current == cgroup or os.path.isdir(current):
                 raise
             continue  # removed meanwhile, which only an empty cgroup can be
         if pids.strip():
