@@ -1,0 +1,86 @@
+"""All of the plugin's resources towards kubelet: the one thing that the daemon starts and stops."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubelet.registration import Epochs, Registration, ResourceStatus, Timing
+from fpga_plugin.kubelet.servicer import CallObserver
+from fpga_plugin.kubelet.sockets import remove_stale_sockets
+from fpga_plugin.kubelet.watch import KubeletDirectory
+from fpga_plugin.lifecycle.calls import DevicePluginCalls
+
+
+class KubeletService:
+    """Serves and registers every resource, each in a task of its own.
+
+    Args:
+        calls: what kubelet's calls do.
+        kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
+            service waits for it and says so in `status`; call `sockets.check_directory` first to
+            refuse the start instead.
+        on_call: is told of every answered call.
+        timing: limits and delays.
+    """
+
+    def __init__(
+        self,
+        calls: DevicePluginCalls,
+        *,
+        kubelet_dir: str,
+        on_call: CallObserver | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self._calls = calls
+        self._on_call = on_call
+        self._timing = timing or Timing()
+        self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
+        self._epochs = Epochs(calls)
+        self._registrations: dict[ResourceName, Registration] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    @property
+    def status(self) -> Mapping[ResourceName, ResourceStatus]:
+        """How each resource stands with kubelet."""
+        return {name: one.status for name, one in self._registrations.items()}
+
+    async def start(self) -> None:
+        """Begin to serve; returns before kubelet has heard of it."""
+        remove_stale_sockets(self._directory.path)
+        self._directory.start()
+        self._unsubscribe = self._calls.subscribe(self._add_resources)
+        self._add_resources()
+
+    async def stop(self) -> None:
+        """End every stream, connection and socket; kubelet then shows the devices as Unhealthy."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+        self._registrations.clear()
+        await self._directory.stop()
+
+    def resend(self) -> None:
+        """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""
+        for registration in self._registrations.values():
+            registration.resend()
+
+    def _add_resources(self) -> None:
+        for resource in self._calls.resources():
+            if resource in self._registrations:
+                continue
+            registration = Registration(
+                resource,
+                self._calls,
+                self._directory,
+                timing=self._timing,
+                epochs=self._epochs,
+                on_call=self._on_call,
+            )
+            self._registrations[resource] = registration
+            self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))
