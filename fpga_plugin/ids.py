@@ -1,8 +1,8 @@
 """The identifiers that travel through the plugin, parsed once at the edge.
 
 `str` is not a type for an id: what a pod, kubelet or a file wrote becomes one of these types, or a
-`ValueError` that says what is wrong with it (invariant 11 of the design). Everything behind the edge
-may put such a value into a path, a sysfs write or a log line.
+`ValueError` that says what is wrong with it (invariant 11 of the design). Everything behind the
+edge may put such a value into a path, a sysfs write or a log line.
 """
 
 import re
@@ -38,6 +38,12 @@ _REGION = re.compile(r"(.+)-p(0|[1-9][0-9]{0,4})", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _HEX40 = re.compile(r"[0-9a-f]{40}", re.ASCII)
+
+
+def device_variable(region: RegionId) -> str:
+    """`FPGA_DEVICE_<DEVICE ID>`: the variable in which a container finds its region's node."""
+    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in region.upper())
+    return f"FPGA_DEVICE_{name}"
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -10,6 +10,7 @@ condition is a fact of its own (DESIGN.md section 4).
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ from fpga_plugin.ids import (
     RegionId,
     ResourceName,
     device_order,
+    device_variable,
     parse_device_id,
 )
 
@@ -75,6 +77,7 @@ class Ledger:
         self.env_epoch = snapshot.env_epoch
         self.failing: dict[RegionId, str] = {}
         self.foreign: dict[CardId, str] = {}
+        self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         self._seen: set[RegionId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
@@ -470,6 +473,7 @@ class Ledger:
             JournalError: nothing was granted.
         """
         devices = self.check_devices(resource, ids)
+        self.activity.update(devices)
         change = Change()
         granted: list[Claim] = []
         for device in devices:
@@ -519,8 +523,21 @@ class Ledger:
                 " is placed anew",
             )
 
-    def adopt(self, resource: ResourceName, device: DeviceId, pod: PodUid | None) -> Claim:
+    def adopt(
+        self,
+        resource: ResourceName,
+        device: DeviceId,
+        pod: PodUid | None,
+        granted: Mapping[str, str],
+    ) -> Claim:
         """Make the claim that kubelet's records show and the ledger lacks (a lost journal).
+
+        Args:
+            resource: under which kubelet has it.
+            device: which.
+            pod: whose.
+            granted: the nodes that the pod was given, by `FPGA_DEVICE_` variable; where kubelet
+                kept none, the present ones are taken for them.
 
         Raises:
             RefusedError: it conflicts with what the ledger knows, or the device is gone.
@@ -532,7 +549,10 @@ class Ledger:
         claim = Claim(
             device=device,
             resource=resource,
-            nodes=tuple((region.id, region.node) for region in regions),
+            nodes=tuple(
+                (region.id, granted.get(device_variable(region.id), region.node))
+                for region in regions
+            ),
             exposed=True,
             pod=pod,
             epoch=self.epoch,
@@ -580,6 +600,7 @@ class Ledger:
         """Count a PreStart, before anything is known of its outcome."""
         change = Change()
         for device in devices:
+            self.activity[device] += 1
             claim = self.claims.get(device)
             if claim is None:
                 continue

@@ -7,18 +7,22 @@ what it says is a hint where it can be read, and its absence is no error.
 
 import asyncio
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
-from fpga_plugin.pods.checkpoint import Checkpoint, read_checkpoint
+from fpga_plugin.pods.checkpoint import (
+    FILE_NAME,
+    Checkpoint,
+    CheckpointEntry,
+    read_checkpoint,
+)
+from fpga_plugin.pods.grants import cached_grant
 
 log = structlog.get_logger()
-
-CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,13 @@ class Identity:
         containers: those of the pod that hold all of the devices: init containers and app
             containers may share one.
         resources: every resource of ours that one of these containers holds.
+        nodes: kubelet's copy of the environment that Allocate answered: nodes by variable.
     """
 
     pod: PodUid | None = None
     containers: frozenset[str] = frozenset()
     resources: frozenset[ResourceName] = frozenset()
+    nodes: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class Identities:
@@ -46,7 +52,7 @@ class Identities:
     """
 
     def __init__(self, *, kubelet_dir: str, prefix: str) -> None:
-        self._path = os.path.join(kubelet_dir, CHECKPOINT)
+        self._path = os.path.join(kubelet_dir, FILE_NAME)
         self._prefix = prefix
 
     async def checkpoint(self) -> Checkpoint:
@@ -86,4 +92,18 @@ class Identities:
                 for entry in checkpoint.entries
                 if entry.pod_uid == uid and entry.container in containers
             ),
+            {
+                variable: node
+                for entry in holders
+                for variable, node in granted_nodes(entry).items()
+            },
         )
+
+
+def granted_nodes(entry: CheckpointEntry) -> Mapping[str, str]:
+    """The nodes that kubelet hands to the container at each of its starts, by variable.
+
+    Empty where the checkpoint does not hold Allocate's answer.
+    """
+    grant = cached_grant(entry)
+    return {} if grant is None else grant.envs

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.allocation.records import Claim, Condition, RegionRecord
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config import ScrubPolicy
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
@@ -53,9 +52,8 @@ class Plan:
 class Preparer:
     """Carries out plans, card by card; the cards of one plan work at the same time."""
 
-    def __init__(self, bench: Bench, *, policy: ScrubPolicy) -> None:
+    def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._policy = policy
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
         """Do it; returns each region's record as the preparation left it.

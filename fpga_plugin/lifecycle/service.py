@@ -24,12 +24,20 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings
-from fpga_plugin.ids import BitstreamId, DeviceId, InterfaceId, RegionId, ResourceName
+from fpga_plugin.ids import (
+    BitstreamId,
+    DeviceId,
+    InterfaceId,
+    RegionId,
+    ResourceName,
+    device_variable,
+)
 from fpga_plugin.lifecycle.calls import Grant
 from fpga_plugin.lifecycle.identity import Identities, Identity
 from fpga_plugin.lifecycle.prepare import Plan, Preparer, Want
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.sources import EnvSource
+from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
 
 log = structlog.get_logger()
@@ -81,6 +89,7 @@ class ClaimService:
         backend: Backend,
         store: Store,
         identities: Identities,
+        cgroups: PodCgroups,
         envs: EnvSource,
         preparer: Preparer,
         releaser: Releaser,
@@ -92,6 +101,7 @@ class ClaimService:
         self._backend = backend
         self._store = store
         self._identities = identities
+        self._cgroups = cgroups
         self._envs = envs
         self._preparer = preparer
         self._releaser = releaser
@@ -131,7 +141,7 @@ class ClaimService:
         claims = self._ledger.allocate(resource, ids)
         nodes = [(region, node) for claim in claims for region, node in claim.nodes]
         return Grant(
-            envs={_variable(region): node for region, node in nodes},
+            envs={device_variable(region): node for region, node in nodes},
             nodes=tuple(node for _, node in nodes),
         )
 
@@ -264,10 +274,12 @@ class ClaimService:
                     hint=DELETE_THE_POD,
                 )
             for device in missing:
-                self._ledger.adopt(resource, device, identity.pod)
+                self._ledger.adopt(resource, device, identity.pod, identity.nodes)
                 log.warning("claim adopted", device=device, pod=identity.pod)
             self._ledger.prestart_seen(missing)
         if identity.pod is not None:
+            # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
+            await asyncio.to_thread(self._cgroups.expect, identity.pod)
             self._ledger.bind_pod(devices, identity.pod)
         self._refuse_mixture(identity)
         return identity
@@ -361,9 +373,3 @@ class ClaimService:
         """Wait for the preparations that run; begin none."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-
-def _variable(region: RegionId) -> str:
-    """`FPGA_DEVICE_<DEVICE ID>` (DESIGN.md section 11)."""
-    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in region.upper())
-    return f"FPGA_DEVICE_{name}"

@@ -1,0 +1,367 @@
+"""Wiring and supervision: one process a node.
+
+Order of a start: settings, locks (another plugin may still be in a PR), journal, hardware, kubelet.
+Order of an end: kubelet's calls, background work, locks. Nothing is wiped on the way out; a PR that
+runs is waited for, since the kernel would not let the process die anyway.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from fpga_plugin import __version__
+from fpga_plugin.allocation.journal import Journal
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.bitstream.store import Store
+from fpga_plugin.bitstream.watch import StoreWatcher
+from fpga_plugin.config import BackendKind, Settings
+from fpga_plugin.errors import BitstreamError, FpgaPluginError
+from fpga_plugin.hardware.backend import Backend, EventSource
+from fpga_plugin.ids import DeviceId, InterfaceId, ResourceName
+from fpga_plugin.kubelet.service import KubeletService, OnCall
+from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.identity import Identities
+from fpga_plugin.lifecycle.inventory import Inventory
+from fpga_plugin.lifecycle.prepare import Preparer
+from fpga_plugin.lifecycle.reconcile import Reconciler
+from fpga_plugin.lifecycle.release import Releaser
+from fpga_plugin.lifecycle.reports import Report
+from fpga_plugin.lifecycle.service import ClaimService
+from fpga_plugin.lifecycle.sources import NoEnvSource
+from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.locks import NodeLocks, acquire_locks
+from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.podresources import PodResourcesClient
+
+log = structlog.get_logger()
+
+FOLD_SECONDS = 600.0
+"""How often the journal's write-ahead log is folded in, if anything was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A backend with the source of its events."""
+
+    backend: Backend
+    events: EventSource
+
+
+def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
+    """The hardware that the settings name.
+
+    Args:
+        settings: all of them.
+        owner: this process holds the plugin's locks; False: only look.
+
+    Raises:
+        FpgaPluginError: it cannot be used.
+    """
+    if settings.backend is BackendKind.SIMULATED:
+        from fpga_plugin.hardware.simulated.factory import (  # only where cards are simulated
+            simulated_backend,
+        )
+
+        simulated = simulated_backend(
+            settings.simulated_dir,
+            settings.simulated_cards,
+            pr_seconds=settings.simulated_pr_seconds,
+            owner=owner,
+        )
+        return Hardware(simulated.backend, simulated.events)
+    from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
+    from fpga_plugin.hardware.dfl.linux import LinuxKernel
+    from fpga_plugin.hardware.udev import UdevEvents
+
+    kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
+    return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
+
+
+class Daemon:
+    """The plugin of one node.
+
+    Args:
+        settings: all of them.
+        on_call: is told of each of kubelet's calls and its outcome.
+        on_report: is told of each scrub and preparation.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_call: OnCall | None = None,
+        on_report: Callable[[Report], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._on_call = on_call
+        self._on_report = on_report
+        self._locks: NodeLocks | None = None
+        self._journal: Journal | None = None
+        self._events: EventSource | None = None
+        self._watcher: StoreWatcher | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.kubelet: KubeletService | None = None
+
+    async def start(self) -> None:
+        """From nothing to serving kubelet.
+
+        Raises:
+            FpgaPluginError: it cannot start; nothing is left behind.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        settings = self.settings
+        for warning in settings.warnings:
+            log.warning(warning)
+        self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
+        journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
+        if journal.set_aside is not None:
+            log.error(
+                "journal unreadable: beginning a new one",
+                moved_to=journal.set_aside,
+                hint="every region without an owner is scrubbed; kubelet's records name the owners",
+            )
+        hardware = open_hardware(settings, owner=True)
+        boot_id = await asyncio.to_thread(hardware.backend.boot_id)
+        ledger = self.ledger = Ledger(
+            prefix=settings.resource_prefix,
+            journal=journal,
+            snapshot=journal.snapshot,
+            boot_id=boot_id,
+        )
+        journal.set_boot_id(boot_id)
+        workers = self._workers = CardWorkers(self._locks.set_programming)
+        store = Store(settings.bitstream_dir)
+        blanks = self.blanks = Blanks(store, settings.scrub)
+        bench = Bench(
+            ledger=ledger,
+            backend=hardware.backend,
+            blanks=blanks,
+            workers=workers,
+            cgroups=PodCgroups(settings.cgroup_root),
+            report=self._report,
+        )
+        releaser = self._releaser = Releaser(bench, interval=settings.reconcile_interval)
+        inventory = self.inventory = Inventory(
+            ledger=ledger,
+            backend=hardware.backend,
+            blanks=blanks,
+            workers=workers,
+            selects=settings.cards.selects,
+            poke=releaser.poke,
+        )
+        identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
+        reconciler = Reconciler(
+            ledger=ledger,
+            identities=identities,
+            podresources=None
+            if settings.podresources_socket is None
+            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix),
+            kubelet_dir=settings.kubelet_dir,
+            prefix=settings.resource_prefix,
+            interval=settings.reconcile_interval,
+            fresh_journal=not journal.snapshot.boot_id,
+            gate=self._gate,
+            release=self._released,
+            resend=self._resend,
+        )
+        claims = self.claims = ClaimService(
+            ledger=ledger,
+            lists=DeviceLists(
+                ledger,
+                prefix=settings.resource_prefix,
+                advertise=settings.advertise,
+                scrub=settings.scrub,
+            ),
+            backend=hardware.backend,
+            store=store,
+            identities=identities,
+            cgroups=bench.cgroups,
+            envs=NoEnvSource(),
+            preparer=Preparer(bench),
+            releaser=releaser,
+            epoch_changed=reconciler.epoch_changed,
+            stream_opened=reconciler.stream_opened,
+        )
+        self._watcher = StoreWatcher(settings.bitstream_dir, self._store_changed)
+        try:
+            self._watcher.start()
+        except BitstreamError as error:
+            log.warning("the store is not watched", error=str(error))
+        # Events first: what changes during the scan is scanned again.
+        self._events = hardware.events
+        self._events.start(inventory.changed)
+        await inventory.scan()
+        self.kubelet = KubeletService(
+            claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
+        )
+        await self.kubelet.start()
+        self._tasks = [
+            asyncio.create_task(self._supervised(reconciler.run()), name="reconcile"),
+            asyncio.create_task(self._supervised(self._check_health()), name="health"),
+            asyncio.create_task(self._supervised(self._fold(journal)), name="journal"),
+        ]
+        log.info(
+            "serving",
+            version=__version__,
+            cards=len(ledger.cards),
+            resources=claims.resources(),
+            node=settings.node_name,
+        )
+
+    def _report(self, report: Report) -> None:
+        log.info(
+            "region scrubbed" if report.scrubbed else "region worked on",
+            region=report.region,
+            steps={step.name: round(step.seconds, 6) for step in report.steps},
+            notes=[step.note for step in report.steps if step.note],
+            afu_id=report.afu_id,
+            error=report.error or None,
+            condition=str(self.ledger.record(report.region).condition),
+        )
+        if self._on_report is not None:
+            self._on_report(report)
+
+    def _gate(self, open_: bool) -> None:  # noqa: FBT001  # a valve: open or not is all it knows
+        if open_:
+            self._releaser.open_gate()
+        else:
+            self._releaser.close_gate()
+
+    def _released(self, resource: ResourceName, device: DeviceId) -> None:
+        self.claims.deallocate(resource, [device])
+
+    def _resend(self, resource: ResourceName) -> None:
+        if self.kubelet is not None:
+            self.kubelet.resend(resource)
+
+    def _store_changed(self, interface_id: InterfaceId | None) -> None:
+        self.blanks.forget(interface_id)
+        for card in self.ledger.cards.values():
+            if interface_id in {None, card.interface_id}:
+                self._releaser.poke(card.id)
+
+    async def _check_health(self) -> None:
+        """Signals that no event tells of."""
+        while True:
+            await asyncio.sleep(self.settings.health_interval)
+            for card in tuple(self.ledger.cards):
+                await self.inventory.check(card)
+
+    async def _fold(self, journal: Journal) -> None:
+        """Keep the journal's write-ahead log short, away from the calls."""
+        while True:
+            await asyncio.sleep(FOLD_SECONDS)
+            await asyncio.to_thread(journal.checkpoint)
+
+    async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
+        """A background task that fails ends the process: kubelet's DaemonSet starts it anew."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a background task failed; ending")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """End; waits for a PR that runs, and for nothing else."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._events is not None:
+            self._events.close()
+        if self._watcher is not None:
+            self._watcher.close()
+        if self.kubelet is not None:
+            await self.kubelet.stop()
+        if hasattr(self, "_workers"):
+            self._workers.close()
+        if hasattr(self, "claims"):
+            await self.claims.close()
+            await self._releaser.close()
+            await self.inventory.close()
+        if self._journal is not None:
+            self._journal.close()
+        if self._locks is not None:
+            self._locks.release()
+
+
+async def run(settings: Settings) -> None:
+    """Run the plugin until SIGTERM or SIGINT.
+
+    Raises:
+        FpgaPluginError: it could not start.
+    """
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    starting = asyncio.create_task(observe(settings) if settings.observe else _serve(settings))
+    ending = asyncio.create_task(ended.wait())
+    await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+    ending.cancel()
+    try:
+        daemon = await starting
+    except asyncio.CancelledError:
+        return
+    if not ended.is_set():
+        await ended.wait()
+    if daemon is not None:
+        await daemon.stop()
+
+
+async def _serve(settings: Settings) -> Daemon:
+    daemon = Daemon(settings)
+    await daemon.start()
+    return daemon
+
+
+async def observe(settings: Settings) -> None:
+    """Say what is there and what would be done; touch and register nothing."""
+    hardware = open_hardware(settings, owner=False)
+    inventory = await asyncio.to_thread(hardware.backend.scan)
+    store = Store(settings.bitstream_dir)
+    for problem in inventory.problems.values():
+        log.warning(
+            "would skip card",
+            card=problem.address.card_id,
+            error=problem.message,
+            hint=problem.hint,
+        )
+    for card in inventory.cards.values():
+        if not settings.cards.selects(card.id):
+            log.info("would leave card alone", card=card.id, reason="FPGA_PLUGIN_CARDS")
+            continue
+        try:
+            blank = await asyncio.to_thread(store.blank, card.interface_id)
+            missing = (
+                "" if blank else f"no blank bitstream at {store.blank_path(card.interface_id)}"
+            )
+        except FpgaPluginError as error:
+            missing = str(error)
+        log.info(
+            "would serve card",
+            card=card.id,
+            interface_id=card.interface_id,
+            regions=[region.id for region in card.regions],
+            would_wipe=[region.id for region in card.regions] if not missing else [],
+            missing=missing or None,
+        )
+    log.info("observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)")

@@ -1,0 +1,267 @@
+"""Reconcile: compare the ledger with kubelet's own records.
+
+Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
+once: that answer opens the release gate. After that, while anything is owned, kubelet is asked at
+intervals which devices its pods still hold, and a claim that it no longer knows ends (DESIGN.md
+section 6): after two Lists in a row, both begun after the claim's last Allocate or PreStart and in
+one epoch, and a checkpoint rewritten after the second, that all lack the device. Whatever cannot be
+read releases nothing. With nothing owned nothing is polled.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.allocation.ledger import Ledger, resource_names
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import CardId, DeviceId, ResourceName, parse_device_id
+from fpga_plugin.lifecycle.identity import Identities, granted_nodes
+from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
+from fpga_plugin.pods.podresources import PodList, PodResourcesClient
+
+log = structlog.get_logger()
+
+NEEDED_LISTS = 2
+"""Lists in a row that must lack a device before its claim can end."""
+
+REWRITE_WAIT = 1.0
+"""Seconds that kubelet gets to rewrite its checkpoint after a list was sent again."""
+
+REWRITE_POLL = 0.02
+"""Seconds between two looks at the checkpoint's identity while waiting for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    """How often in a row a claimed device was missing from kubelet's List."""
+
+    activity: int
+    epoch: tuple[str, str]
+    count: int
+
+
+class Reconciler:
+    """Belongs to the event loop.
+
+    Args:
+        podresources: None where FPGA_PLUGIN_PODRESOURCES_SOCKET switches it off: then an open
+            ListAndWatch stream is the answer that opens the gate, and nothing is polled.
+        interval: seconds between two Lists.
+        fresh_journal: nothing was known at start: the checkpoint's entries become claims.
+        gate: is told True when kubelet's records were read, False when another kubelet began.
+        release: ends the claim of a device.
+        resend: sends a resource's list to kubelet again, which makes it rewrite its checkpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        identities: Identities,
+        podresources: PodResourcesClient | None,
+        kubelet_dir: str,
+        prefix: str,
+        interval: float,
+        fresh_journal: bool,
+        gate: Callable[[bool], None],
+        release: Callable[[ResourceName, DeviceId], None],
+        resend: Callable[[ResourceName], None],
+    ) -> None:
+        self._ledger = ledger
+        self._identities = identities
+        self._podresources = podresources
+        self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
+        self._prefix = prefix
+        self._interval = interval
+        self._fresh = fresh_journal
+        self._gate = gate
+        self._release = release
+        self._resend = resend
+        self._answered = False
+        self._streaming = False
+        self._wake = asyncio.Event()
+        self._absences: dict[DeviceId, _Absence] = {}
+        self._said = ""
+        self._unsubscribe = ledger.subscribe(lambda _: self._wake.set())
+
+    def epoch_changed(self, _epoch: str) -> None:
+        """Another kubelet: what is in use is not known until it has answered."""
+        self._answered = False
+        self._streaming = False
+        self._absences.clear()
+        self._gate(False)
+        self._wake.set()
+
+    def stream_opened(self, _resource: ResourceName) -> None:
+        """Kubelet talks to us."""
+        self._streaming = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                if not self._streaming:
+                    await self._wake.wait()
+                elif not self._answered:
+                    if not await self._first_answer():
+                        await asyncio.sleep(self._interval)
+                elif self._podresources is not None and (
+                    self._ledger.claims or self._ledger.foreign
+                ):
+                    await self._round(self._podresources)
+                    await asyncio.sleep(self._interval)
+                else:
+                    await self._wake.wait()
+        finally:
+            self._unsubscribe()
+
+    def _report(self, error: FpgaPluginError) -> None:
+        """Once for each new reason, not once a try."""
+        if self._said != str(error):
+            self._said = str(error)
+            log.warning("kubelet's records cannot be read: nothing is released", error=str(error))
+
+    async def _first_answer(self) -> bool:
+        epoch = self._ledger.epoch
+        try:
+            if self._podresources is not None:
+                await self._podresources.snapshot()
+            checkpoint = await self._identities.checkpoint()
+        except FpgaPluginError as error:
+            self._report(error)
+            return False
+        if epoch != self._ledger.epoch:
+            return False
+        if self._fresh:
+            self._adopt(checkpoint)
+            self._fresh = False
+        self._look_for_foreign(checkpoint)
+        self._said = ""
+        self._answered = True
+        log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
+        self._gate(True)
+        return True
+
+    def _adopt(self, checkpoint: Checkpoint) -> None:
+        """Without a journal kubelet's records tell the owners; a stale entry is released later."""
+        for entry in checkpoint.entries:
+            for text in sorted(entry.devices):
+                device = DeviceId(text)
+                if (
+                    device in self._ledger.claims
+                    or not _is_ours(text)
+                    or self._ledger.device_resource(device) != entry.resource
+                ):
+                    continue
+                try:
+                    nodes = granted_nodes(entry)
+                    self._ledger.adopt(entry.resource, device, entry.pod_uid, nodes)
+                except FpgaPluginError as error:
+                    log.warning("claim not adopted", device=device, error=str(error))
+                else:
+                    log.warning("claim adopted", device=device, pod=entry.pod_uid)
+
+    def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
+        """Devices under our names that this plugin never advertised: another plugin's pods."""
+        foreign = {
+            entry.resource: entry.pod_uid
+            for entry in checkpoint.entries
+            if not all(_is_ours(text) for text in entry.devices)
+        }
+        cards: dict[CardId, str] = {}
+        for card in self._ledger.cards.values():
+            for resource in resource_names(self._prefix, card):
+                if (pod := foreign.get(resource)) is not None:
+                    cards[card.id] = (
+                        f"pod {pod} holds devices of {resource} that another plugin gave it; drain"
+                        " the node of such pods"
+                    )
+        if cards != self._ledger.foreign:
+            for card_id, reason in cards.items():
+                log.warning("card left alone", card=card_id, reason=reason)
+            self._ledger.set_foreign(cards)
+            self._gate(True)
+
+    async def _round(self, podresources: PodResourcesClient) -> None:
+        ledger = self._ledger
+        before = {device: ledger.activity[device] for device in ledger.claims}
+        epoch = ledger.epoch
+        try:
+            listed = await podresources.snapshot()
+        except FpgaPluginError as error:
+            self._absences.clear()
+            self._report(error)
+            return
+        self._said = ""
+        if epoch != ledger.epoch:
+            self._absences.clear()
+            return
+        self._count(before, listed)
+        ended = [d for d, absence in self._absences.items() if absence.count >= NEEDED_LISTS]
+        if ended or ledger.foreign:
+            await self._settle(ended)
+
+    def _count(self, before: dict[DeviceId, int], listed: PodList) -> None:
+        held = {device for pod in listed.devices for device in pod.devices}
+        epoch = (self._ledger.epoch, listed.epoch)
+        absences: dict[DeviceId, _Absence] = {}
+        for device, activity in before.items():
+            if device in held or device not in self._ledger.claims:
+                continue
+            last = self._absences.get(device)
+            again = last is not None and (last.activity, last.epoch) == (activity, epoch)
+            count = last.count + 1 if again and last is not None else 1
+            if self._ledger.activity[device] == activity:
+                absences[device] = _Absence(activity, epoch, count)
+        self._absences = absences
+
+    async def _settle(self, ended: list[DeviceId]) -> None:
+        """The Lists lack these devices; the rewritten checkpoint has the last word."""
+        stamp = await asyncio.to_thread(read_stamp, self._checkpoint_path)
+        resources = {self._ledger.claims[device].resource for device in ended}
+        for resource in resources:
+            self._resend(resource)
+        if resources and not await self._rewritten(stamp):
+            log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
+            return
+        try:
+            checkpoint = await self._identities.checkpoint()
+        except FpgaPluginError as error:
+            self._report(error)
+            return
+        self._look_for_foreign(checkpoint)
+        for device in ended:
+            claim, absence = self._ledger.claims.get(device), self._absences.get(device)
+            if claim is None or absence is None:
+                continue
+            if self._ledger.activity[device] != absence.activity:
+                continue
+            if absence.epoch[0] != self._ledger.epoch or checkpoint.owners(device):
+                continue
+            log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
+            self._release(claim.resource, device)
+
+    async def _rewritten(self, stamp: object) -> bool:
+        """Whether kubelet wrote its checkpoint; one that never writes any has no entries."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REWRITE_WAIT
+        now: object = stamp
+        while loop.time() < deadline:
+            now = await asyncio.to_thread(read_stamp, self._checkpoint_path)
+            if now is not None and now != stamp:
+                return True
+            await asyncio.sleep(REWRITE_POLL)
+        return now is None and stamp is None
+
+
+def _is_ours(text: str) -> bool:
+    try:
+        parse_device_id(text)
+    except ValueError:
+        return False
+    return True
