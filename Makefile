@@ -34,10 +34,12 @@ soak: ## the tests that search for counterexamples, ten to twenty times as long 
 .PHONY: lint
 lint: ## style, types, and which module may import which
 	@bash .ci/setup dev
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
-	.venv/bin/lint-imports --no-cache
+	@failed=0; \
+	$(PYTHON) -m ruff check . || failed=1; \
+	$(PYTHON) -m ruff format --check . || failed=1; \
+	$(PYTHON) -m mypy || failed=1; \
+	.venv/bin/lint-imports --no-cache || failed=1; \
+	exit $$failed
 
 .PHONY: bench
 bench: ## what is fast, measured on this machine (BENCH_ARGS)
