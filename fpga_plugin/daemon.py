@@ -24,7 +24,8 @@ from fpga_plugin.config import BackendKind, Settings
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ids import DeviceId, InterfaceId, ResourceName
-from fpga_plugin.kubelet.service import KubeletService, OnCall
+from fpga_plugin.kubelet.service import KubeletService
+from fpga_plugin.kubelet.servicer import CallObserver
 from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identities
@@ -97,7 +98,7 @@ class Daemon:
         self,
         settings: Settings,
         *,
-        on_call: OnCall | None = None,
+        on_call: CallObserver | None = None,
         on_report: Callable[[Report], None] | None = None,
     ) -> None:
         self.settings = settings
@@ -244,9 +245,9 @@ class Daemon:
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
         self.claims.deallocate(resource, [device])
 
-    def _resend(self, resource: ResourceName) -> None:
+    def _resend(self) -> None:
         if self.kubelet is not None:
-            self.kubelet.resend(resource)
+            self.kubelet.resend()
 
     def _store_changed(self, interface_id: InterfaceId | None) -> None:
         self.blanks.forget(interface_id)

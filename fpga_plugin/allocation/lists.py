@@ -29,6 +29,7 @@ class DeviceLists:
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
+        self._registered: dict[ResourceName, bool] = {}
         ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
@@ -41,14 +42,13 @@ class DeviceLists:
         A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out is registered only while the
         journal knows a claim of it, so that its pods are re-admitted.
         """
-        owned = {claim.resource for claim in self._ledger.claims.values()}
-        return tuple(
-            sorted(
-                name
-                for name in self._ledger.resources
-                if name.startswith(f"{self._prefix}/") and (self._wanted(name) or name in owned)
-            )
-        )
+        if len(self._registered) != len(self._ledger.resources):
+            owned = {claim.resource for claim in self._ledger.claims.values()}
+            self._registered = {
+                name: name.startswith(f"{self._prefix}/") and (self._wanted(name) or name in owned)
+                for name in sorted(self._ledger.resources)
+            }
+        return tuple(name for name, wanted in self._registered.items() if wanted)
 
     def _wanted(self, name: ResourceName) -> bool:
         match self._advertise:

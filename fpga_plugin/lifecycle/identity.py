@@ -34,13 +34,21 @@ class Identity:
         containers: those of the pod that hold all of the devices: init containers and app
             containers may share one.
         resources: every resource of ours that one of these containers holds.
-        nodes: kubelet's copy of the environment that Allocate answered: nodes by variable.
+        entries: the checkpoint's entries of these containers and devices.
     """
 
     pod: PodUid | None = None
     containers: frozenset[str] = frozenset()
     resources: frozenset[ResourceName] = frozenset()
-    nodes: Mapping[str, str] = field(default_factory=dict, compare=False)
+    entries: tuple[CheckpointEntry, ...] = field(default=(), compare=False)
+
+    def granted_nodes(self) -> dict[str, str]:
+        """Kubelet's copy of the environment that Allocate answered: nodes by variable.
+
+        Raises:
+            NoSourceError: kubelet's copy cannot be read.
+        """
+        return {k: v for entry in self.entries for k, v in granted_nodes(entry).items()}
 
 
 class Identities:
@@ -92,11 +100,7 @@ class Identities:
                 for entry in checkpoint.entries
                 if entry.pod_uid == uid and entry.container in containers
             ),
-            {
-                variable: node
-                for entry in holders
-                for variable, node in granted_nodes(entry).items()
-            },
+            tuple(holders),
         )
 
 

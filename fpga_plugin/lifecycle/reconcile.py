@@ -53,7 +53,7 @@ class Reconciler:
         fresh_journal: nothing was known at start: the checkpoint's entries become claims.
         gate: is told True when kubelet's records were read, False when another kubelet began.
         release: ends the claim of a device.
-        resend: sends a resource's list to kubelet again, which makes it rewrite its checkpoint.
+        resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Reconciler:
         fresh_journal: bool,
         gate: Callable[[bool], None],
         release: Callable[[ResourceName, DeviceId], None],
-        resend: Callable[[ResourceName], None],
+        resend: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._identities = identities
@@ -223,10 +223,8 @@ class Reconciler:
     async def _settle(self, ended: list[DeviceId]) -> None:
         """The Lists lack these devices; the rewritten checkpoint has the last word."""
         stamp = await asyncio.to_thread(read_stamp, self._checkpoint_path)
-        resources = {self._ledger.claims[device].resource for device in ended}
-        for resource in resources:
-            self._resend(resource)
-        if resources and not await self._rewritten(stamp):
+        self._resend()
+        if not await self._rewritten(stamp):
             log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
             return
         try:

@@ -274,7 +274,7 @@ class ClaimService:
                     hint=DELETE_THE_POD,
                 )
             for device in missing:
-                self._ledger.adopt(resource, device, identity.pod, identity.nodes)
+                self._ledger.adopt(resource, device, identity.pod, identity.granted_nodes())
                 log.warning("claim adopted", device=device, pod=identity.pod)
             self._ledger.prestart_seen(missing)
         if identity.pod is not None:
