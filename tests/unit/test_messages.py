@@ -1,0 +1,236 @@
+"""The generated messages against Google's own protobuf: same bytes, same values, every message."""
+
+import dataclasses
+import filecmp
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import betterproto2
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from grpc_tools import protoc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fpga_plugin.api
+from fpga_plugin.api.generate import PROTOS, generate
+from fpga_plugin.api.messages import v1, v1beta1
+from fpga_plugin.api.messages.message_pool import default_message_pool
+
+API = Path(fpga_plugin.api.__file__).parent
+
+# Values by field number; None for a submessage or optional field that is not set.
+Values = Mapping[int, Any]
+
+
+@cache
+def google_pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in PROTOS:
+            compiled = Path(folder) / name
+            arguments = ["protoc", f"-I{API}", f"--descriptor_set_out={compiled}", name]
+            assert protoc.main(arguments) == 0
+            for file in descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file:
+                pool.Add(file)
+    return pool
+
+
+@cache
+def every_message() -> dict[str, Descriptor]:
+    """All messages of all .proto files, nested ones included, but for the entries of maps."""
+    found: dict[str, Descriptor] = {}
+    waiting = [
+        message
+        for name in PROTOS
+        for message in google_pool().FindFileByName(name).message_types_by_name.values()
+    ]
+    while waiting:
+        message = waiting.pop()
+        waiting += message.nested_types
+        if not message.GetOptions().map_entry:
+            found[message.full_name] = message
+    return found
+
+
+def ours(message: Descriptor) -> type[betterproto2.Message]:
+    return default_message_pool.url_to_type[f"type.googleapis.com/{message.full_name}"]
+
+
+SCALARS = {
+    FieldDescriptor.TYPE_STRING: st.text(),
+    FieldDescriptor.TYPE_BOOL: st.booleans(),
+    FieldDescriptor.TYPE_INT32: st.integers(-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
+}
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+@cache
+def values(message: Descriptor) -> st.SearchStrategy[dict[int, Any]]:
+    return st.fixed_dictionaries({field.number: field_values(field) for field in message.fields})
+
+
+def field_values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+    if is_map(field):
+        key, value = field.message_type.fields
+        return st.dictionaries(SCALARS[key.type], SCALARS[value.type], max_size=4)
+    if field.message_type is not None:
+        one: st.SearchStrategy[Any] = values(field.message_type)
+    else:
+        one = SCALARS[field.type]
+    if field.is_repeated:
+        return st.lists(one, max_size=3)
+    return st.none() | one if field.has_presence else one
+
+
+def as_google(message: Descriptor, given_values: Values) -> Message:
+    made = message_factory.GetMessageClass(message)()
+    for field in message.fields:
+        value = given_values[field.number]
+        if value is None:
+            continue
+        if is_map(field):
+            getattr(made, field.name).update(value)
+        elif field.message_type is not None:
+            many = value if field.is_repeated else [value]
+            parts = [as_google(field.message_type, each) for each in many]
+            if field.is_repeated:
+                getattr(made, field.name).extend(parts)
+            else:
+                getattr(made, field.name).CopyFrom(parts[0])
+        elif field.is_repeated:
+            getattr(made, field.name).extend(value)
+        else:
+            setattr(made, field.name, value)
+    return made
+
+
+def as_ours(message: Descriptor, given_values: Values) -> betterproto2.Message:
+    kind = ours(message)
+    names = {field.metadata["betterproto"].number: field.name for field in dataclasses.fields(kind)}
+    assert set(names) == {field.number for field in message.fields}
+    arguments: dict[str, Any] = {}
+    for field in message.fields:
+        value = given_values[field.number]
+        if value is not None and field.message_type is not None and not is_map(field):
+            if field.is_repeated:
+                value = [as_ours(field.message_type, each) for each in value]
+            else:
+                value = as_ours(field.message_type, value)
+        arguments[names[field.number]] = value
+    return kind(**arguments)
+
+
+def has_order_to_choose(message: Descriptor, given_values: Values) -> bool:
+    """Whether a map in it has several entries: protobuf leaves their order to the writer."""
+    for field in message.fields:
+        value = given_values[field.number]
+        if is_map(field):
+            if len(value) > 1:
+                return True
+        elif value is not None and field.message_type is not None:
+            parts = value if field.is_repeated else [value]
+            if any(has_order_to_choose(field.message_type, part) for part in parts):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("name", sorted(every_message()))
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_message_is_the_same_for_google(name, data):
+    message = every_message()[name]
+    given_values = data.draw(values(message))
+    google, mine = as_google(message, given_values), as_ours(message, given_values)
+    wire = google.SerializeToString(deterministic=True)
+    if not has_order_to_choose(message, given_values):
+        assert bytes(mine) == wire
+    assert ours(message).parse(wire) == mine
+    assert bytes(ours(message).parse(wire)) == wire
+    assert type(google).FromString(bytes(mine)) == google
+    assert type(google).FromString(bytes(mine)).SerializeToString(deterministic=True) == wire
+
+
+def test_no_message_is_left_out():
+    names = set(every_message())
+    registered = {
+        url.removeprefix("type.googleapis.com/") for url in default_message_pool.url_to_type
+    }
+    assert names == registered
+    assert len(names) > 30
+
+
+@pytest.mark.parametrize("package", [v1beta1, v1])
+def test_every_method_is_generated_with_its_types(package):
+    bases = {
+        name.removesuffix("Base"): getattr(package, name)
+        for name in package.__all__
+        if name.endswith("Base")
+    }
+    services = {
+        service.name: service
+        for name in PROTOS
+        for service in google_pool().FindFileByName(name).services_by_name.values()
+        if service.file.package == package.__name__.rpartition(".")[2]
+    }
+    assert set(bases) == set(services)
+    for name, service in services.items():
+        generated = bases[name]().__mapping__()
+        assert {
+            f"/{service.full_name}/{method.name}": (
+                ours(method.input_type),
+                ours(method.output_type),
+                method.server_streaming,
+            )
+            for method in service.methods
+        } == {
+            path: (handler.request_type, handler.reply_type, handler.cardinality.server_streaming)
+            for path, handler in generated.items()
+        }
+
+
+def test_the_options_of_all_kinds_of_kubelet_are_four_numbers():
+    options = v1beta1.DevicePluginOptions(
+        pre_start_required=True,
+        get_preferred_allocation_available=True,
+        post_stop_required=True,
+        deallocate_required=True,
+    )
+    assert bytes(options).hex() == "0801100118012001"
+
+
+def test_an_unset_submessage_is_not_an_empty_one():
+    assert bytes(v1beta1.Device(id="a")) == b"\x0a\x01a"
+    node_zero = v1beta1.TopologyInfo(nodes=[v1beta1.NumaNode(id=0)])
+    assert bytes(v1beta1.Device(id="a", topology=node_zero)) == b"\x0a\x01a\x1a\x02\x0a\x00"
+    assert v1beta1.Device.parse(b"\x0a\x01a").topology is None
+
+
+def test_unknown_fields_of_later_kubelets_are_skipped():
+    later = bytes(v1beta1.DeallocateRequest()) + b"\xfa\x7f\x03abc"
+    assert v1beta1.DeallocateRequest.parse(later).container_requests == []
+
+
+def test_what_is_checked_in_is_what_the_generator_makes(tmp_path):
+    generate(tmp_path)
+    made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    there = {
+        path.relative_to(API / "messages")
+        for path in (API / "messages").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert made == there
+    _, different, errors = filecmp.cmpfiles(
+        tmp_path, API / "messages", map(str, made), shallow=False
+    )
+    assert (different, errors) == ([], [])
