@@ -10,7 +10,7 @@ from functools import partial
 
 from fpga_plugin.hardware.simulated.board import Binding, Board
 from fpga_plugin.hardware.simulated.state import CLOCK_DEFAULT, CLOCK_HIGH, CLOCK_LOW
-from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, fixed
+from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
 
 PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"
 FME_MAJOR, PORT_MAJOR = 242, 241
@@ -86,7 +86,7 @@ def pci_entries(board: Board) -> dict[str, Node]:
     if (binding := board.binding) is not None:
         entries["driver"] = Link(PCI_DRIVER)
         base = Lazy(partial(_base, board, binding))
-        entries["fpga_region"] = fixed({f"region{binding.base}": base})
+        entries["fpga_region"] = Fixed({f"region{binding.base}": base})
     return entries
 
 
@@ -119,19 +119,19 @@ def _fme(board: Board, binding: Binding) -> dict[str, Node]:
         "uevent": _uevent("fme", FME_MAJOR, binding.fme),
         "driver": Link("/sys/bus/platform/drivers/dfl-fme"),
         "subsystem": Link("/sys/bus/platform"),
-        "errors": fixed(_fme_errors(board)),
-        f"dfl-fme-mgr.{binding.fme}": fixed(
-            {"fpga_manager": fixed({f"fpga{binding.fme}": fixed(_manager(binding))})}
+        "errors": Fixed(_fme_errors(board)),
+        f"dfl-fme-mgr.{binding.fme}": Fixed(
+            {"fpga_manager": Fixed({f"fpga{binding.fme}": Fixed(_manager(binding))})}
         ),
-        "hwmon": fixed({thermal: fixed(_thermal()), power: fixed(_power())}),
-        f"dfl_dev.{binding.fme}": fixed(_memory(board)),
+        "hwmon": Fixed({thermal: Fixed(_thermal()), power: Fixed(_power())}),
+        f"dfl_dev.{binding.fme}": Fixed(_memory(board)),
     }
     for number in binding.regions:
-        region = fixed(
+        region = Fixed(
             {"compat_id": board.shape.interface_id, "subsystem": Link("/sys/class/fpga_region")}
         )
-        entries[f"dfl-fme-region.{number}"] = fixed(
-            {"fpga_region": fixed({f"region{number}": region})}
+        entries[f"dfl-fme-region.{number}"] = Fixed(
+            {"fpga_region": Fixed({f"region{number}": region})}
         )
     return entries
 
@@ -205,14 +205,14 @@ def _port(board: Board, binding: Binding, port: int) -> dict[str, Node]:
         "uevent": _uevent("port", PORT_MAJOR, binding.nodes[port]),
         "driver": Link("/sys/bus/platform/drivers/dfl-port"),
         "subsystem": Link("/sys/bus/platform"),
-        "errors": fixed(
+        "errors": Fixed(
             {
                 "errors": Attribute(partial(board.errors, port), partial(board.clear_errors, port)),
                 "first_error": register,
                 "first_malformed_req": register,
             }
         ),
-        "userclk": fixed(
+        "userclk": Fixed(
             {
                 "frequency": Attribute(
                     lambda: str(board.state(port).clock * 1000), partial(board.set_clock, port)

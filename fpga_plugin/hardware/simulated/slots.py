@@ -8,6 +8,7 @@ and stays so over restarts of the daemon.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -30,8 +31,7 @@ class Shape:
     interface_id: InterfaceId
 
 
-@dataclass(frozen=True, slots=True)
-class CardFile:
+class CardFile(NamedTuple):
     """Identity of a card's file: a card that was taken out and put back has another one.
 
     Attributes:
@@ -110,7 +110,7 @@ class Slots:
     def look(self, card: CardId) -> CardFile | None:
         """The card's file as it is now; None: unplugged."""
         try:
-            found = os.stat(os.path.join(self.cards_directory, card))
+            found = os.stat(f"{self.cards_directory}/{card}")
         except OSError:
             return CardFile(0, 0) if card in self._would_be else None
         return CardFile(found.st_ino, found.st_ctime_ns)

@@ -7,7 +7,7 @@ it returns.
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fpga_plugin.hardware.simulated import files
@@ -85,7 +85,7 @@ class StateFile:
     def put(self, region: RegionId, state: RegionState) -> None:
         """Change a region in memory; `save` is then due."""
         self.regions[region] = state
-        self._lines[region] = f"{json.dumps(region)}: {_dump(state)}"
+        self._lines.pop(region, None)
 
     def drop(self, region: RegionId) -> None:
         """Forget a region in memory, its card was unplugged; `save` is then due."""
@@ -98,12 +98,18 @@ class StateFile:
         Raises:
             OSError: it cannot be written.
         """
+        for region in self.regions.keys() - self._lines.keys():
+            self._lines[region] = f'"{region}": {_dump(self.regions[region])}'
         lines = ",\n".join(line for _, line in sorted(self._lines.items()))
         files.replace(self._path, f'{{"regions": {{\n{lines}\n}}}}\n')
 
 
+_FIELDS = sorted(field.name for field in fields(RegionState))
+
+
 def _dump(state: RegionState) -> str:
-    return json.dumps(asdict(state), sort_keys=True)
+    values = {name: getattr(state, name) for name in _FIELDS}
+    return json.dumps(values)
 
 
 def _parse(entry: Any) -> RegionState | None:
@@ -111,14 +117,13 @@ def _parse(entry: Any) -> RegionState | None:
     if not isinstance(entry, dict):
         return None
     try:
-        state = RegionState(afu_id=parse_afu_id(str(entry.get("afu_id"))))
+        afu_id = parse_afu_id(str(entry.get("afu_id")))
     except ValueError:
         return None
     clock = entry.get("clock")
-    if type(clock) is int and CLOCK_LOW <= clock <= CLOCK_HIGH:
-        state = replace(state, clock=clock)
-    return replace(
-        state,
+    return RegionState(
+        afu_id=afu_id,
+        clock=clock if type(clock) is int and CLOCK_LOW <= clock <= CLOCK_HIGH else CLOCK_DEFAULT,
         poisoned=entry.get("poisoned") is True,
         bound=entry.get("bound") is not False,
         node=_number(entry.get("node")),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fpga_plugin.hardware.simulated import layout
 from fpga_plugin.hardware.simulated.board import Binding, Board
-from fpga_plugin.hardware.simulated.tree import Attribute, Directory, Lazy, Link, Node, fixed
+from fpga_plugin.hardware.simulated.tree import Attribute, Directory, Fixed, Lazy, Link, Node
 from fpga_plugin.ids import CardId
 
 
@@ -74,7 +74,7 @@ class Topology:
         self._driver_files = {"bind": Attribute(store=bind), "unbind": Attribute(store=unbind)}
         self._indexes: list[_Index] = []
         self._devices: dict[tuple[str, int], tuple[Board, int | None]] | None = None
-        self.root: Directory = fixed({"sys": self._sys()})
+        self.root: Directory = Fixed({"sys": self._sys()})
 
     def changed(self) -> None:
         """Cards came, went, or were bound anew."""
@@ -93,21 +93,21 @@ class Topology:
         return self._devices.get((kind, number))
 
     def _sys(self) -> Directory:
-        fpga_drivers = fixed(
+        fpga_drivers = Fixed(
             {"dfl-fme": self._index(self._fmes), "dfl-port": self._index(self._ports)}
         )
         buses: dict[str, Node] = {
-            "pci": fixed(
+            "pci": Fixed(
                 {
                     "devices": self._index(self._functions),
-                    "drivers": fixed({"dfl-pci": self._index(self._pci_driver)}),
+                    "drivers": Fixed({"dfl-pci": self._index(self._pci_driver)}),
                 }
             ),
-            "platform": fixed({"devices": self._index(self._platform), "drivers": fpga_drivers}),
-            "dfl": fixed(
+            "platform": Fixed({"devices": self._index(self._platform), "drivers": fpga_drivers}),
+            "dfl": Fixed(
                 {
                     "devices": self._index(self._memories),
-                    "drivers": fixed({"dfl-emif": self._index(self._memories)}),
+                    "drivers": Fixed({"dfl-emif": self._index(self._memories)}),
                 }
             ),
         }
@@ -117,7 +117,7 @@ class Topology:
             "hwmon": self._index(self._sensors),
         }
         devices = self._index(self._roots)
-        return fixed({"bus": fixed(buses), "class": fixed(classes), "devices": devices})
+        return Fixed({"bus": Fixed(buses), "class": Fixed(classes), "devices": devices})
 
     def _index(self, build: Callable[[], Mapping[str, Node]]) -> _Index:
         index = _Index(build, self._look_at_all)
@@ -133,7 +133,7 @@ class Topology:
         roots: defaultdict[str, dict[str, Node]] = defaultdict(dict)
         for _, board in sorted(self._boards.items()):
             roots[layout.root_name(board)][str(board.address)] = self._function(board)
-        return {name: fixed(functions) for name, functions in roots.items()}
+        return {name: Fixed(functions) for name, functions in roots.items()}
 
     def _function(self, board: Board) -> Directory:
         return Lazy(lambda: layout.pci_entries(board), guard=lambda: self._look_at(board))

@@ -48,6 +48,20 @@ Node = Directory | Link | Attribute | str
 """A plain `str` is an attribute that never changes."""
 
 
+class Fixed:
+    """A directory whose entries are known already."""
+
+    __slots__ = ("_children", "child")
+
+    def __init__(self, children: Mapping[str, Node]) -> None:
+        self._children = children
+        self.child = children.get
+
+    def names(self) -> list[str]:
+        """What is in it."""
+        return list(self._children)
+
+
 class Lazy:
     """A directory whose entries are computed once, when first asked for.
 
@@ -66,10 +80,13 @@ class Lazy:
 
     def names(self) -> list[str]:
         """What is in it."""
+        self.check()
         return list(self._entries())
 
     def child(self, name: str) -> Node | None:
         """One entry of it."""
+        if self._guard is not None:
+            self._guard()
         return self._entries().get(name)
 
     def check(self) -> None:
@@ -78,15 +95,9 @@ class Lazy:
             self._guard()
 
     def _entries(self) -> Mapping[str, Node]:
-        self.check()
         if self._children is None:
             self._children = self._build()
         return self._children
-
-
-def fixed(children: Mapping[str, Node]) -> Lazy:
-    """A directory whose entries are known already."""
-    return Lazy(lambda: children)
 
 
 def resolve(root: Directory, path: str) -> tuple[str, Node]:
@@ -96,7 +107,7 @@ def resolve(root: Directory, path: str) -> tuple[str, Node]:
         OSError: ENOENT, ENOTDIR or ELOOP, as Linux gives them.
     """
     names: list[str] = []
-    nodes: list[Node] = [root]
+    here: Node = root
     todo = path.split("/")
     todo.reverse()
     links = 0
@@ -104,13 +115,12 @@ def resolve(root: Directory, path: str) -> tuple[str, Node]:
         name = todo.pop()
         if name in {"", "."}:
             continue
-        here = nodes[-1]
         if isinstance(here, (str, Attribute, Link)):
             raise failure(errno.ENOTDIR, path)
         if name == "..":
-            if names:
-                names.pop()
-                nodes.pop()
+            # Rare, so walked anew: there are no links in a real path.
+            todo.extend(reversed(names[:-1]))
+            names, here = [], root
             continue
         node = here.child(name)
         if node is None:
@@ -119,15 +129,14 @@ def resolve(root: Directory, path: str) -> tuple[str, Node]:
             links += 1
             if links > _MOST_LINKS:
                 raise failure(errno.ELOOP, path)
-            names, nodes = [], [root]
+            names, here = [], root
             todo.extend(reversed(node.target.split("/")))
             continue
         names.append(name)
-        nodes.append(node)
-    last = nodes[-1]
-    if isinstance(last, Lazy):
-        last.check()
-    return "/" + "/".join(names), last
+        here = node
+    if isinstance(here, Lazy):
+        here.check()
+    return "/" + "/".join(names), here
 
 
 def failure(number: int, path: str = "") -> OSError:
