@@ -1,0 +1,133 @@
+"""The `fpga-plugin` command. The only module that reads the environment.
+
+Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
+plugin holds the lock (DESIGN.md section 11). Each command imports what it needs when it runs: `run`
+should not pay for `demo`.
+"""
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from fpga_plugin import __version__
+from fpga_plugin.config import Settings, load_settings
+from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_LOCKED = 75  # EX_TEMPFAIL of sysexits.h
+
+_EPILOG = """\
+try it without hardware, cluster or root:
+  fpga-plugin demo
+
+settings are environment variables: `fpga-plugin run --help` lists them all,
+docs/configuration.md explains them.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return _main(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        _complain(error)
+        return EXIT_USAGE
+    except LockHeldError as error:
+        _complain(error)
+        return EXIT_LOCKED
+    except FpgaPluginError as error:
+        _complain(error)
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`); Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _complain(error: FpgaPluginError) -> None:
+    print(f"fpga-plugin: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    args = _parser(arguments).parse_args(arguments)
+    match args.command:
+        case "run":
+            return _run(load_settings(os.environ))
+        case "devices":
+            return _devices(load_settings(os.environ), as_json=args.json)
+        case "demo":
+            from fpga_plugin.demo.command import run_demo
+
+            return run_demo(args)
+        case _:
+            from fpga_plugin.bitstream.command import run_bitstream
+
+            return run_bitstream(args)
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fpga-plugin",
+        description="Kubernetes device plugin for FPGAs: programs a region for its container and"
+        " scrubs it afterwards.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fpga-plugin {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    settings_help = ""
+    if wanted == "run":
+        from fpga_plugin.config_docs import help_text
+
+        settings_help = help_text() if {"-h", "--help"} & set(arguments) else ""
+    commands.add_parser(
+        "run",
+        help="serve kubelet on this node",
+        description="Serve kubelet on this node until SIGTERM. Settings are environment variables.",
+        epilog=settings_help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    devices = commands.add_parser(
+        "devices",
+        help="list the cards and regions of this node",
+        description="List the cards and regions of this node, what is on them, and what is"
+        " missing. Only looks: nothing is touched.",
+        epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    if wanted in {"demo", ""} or wanted not in {"run", "devices", "bitstream"}:
+        from fpga_plugin.demo.command import add_demo_parser
+
+        add_demo_parser(commands)
+    if wanted != "run":
+        from fpga_plugin.bitstream.command import add_bitstream_parser
+
+        add_bitstream_parser(commands, load_settings(os.environ).bitstream_dir)
+    return parser
+
+
+def _run(settings: Settings) -> int:
+    import asyncio
+
+    from fpga_plugin.daemon import run
+    from fpga_plugin.telemetry.logs import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+    asyncio.run(run(settings))
+    return 0
+
+
+def _devices(settings: Settings, *, as_json: bool) -> int:
+    from fpga_plugin.devices import list_devices, table
+
+    listing = list_devices(settings)
+    print(json.dumps(listing, indent=2) if as_json else table(listing))
+    return 0

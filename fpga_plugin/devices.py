@@ -1,0 +1,158 @@
+"""`fpga-plugin devices`: what is on this node, as hardware, store and journal tell.
+
+Only looks. The journal is opened read-only, so this works beside a running daemon; who has what is
+what the daemon wrote last.
+"""
+
+import os
+import sqlite3
+from typing import TypedDict
+
+from fpga_plugin.bitstream.store import Store
+from fpga_plugin.config import ScrubPolicy, Settings
+from fpga_plugin.daemon import open_hardware
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import Card, Region
+
+
+class RegionRow(TypedDict):
+    """One region."""
+
+    region: str
+    node: str
+    afu_id: str
+    ownership: str
+    condition: str
+    note: str
+
+
+class CardRow(TypedDict):
+    """One card."""
+
+    card: str
+    interface_id: str
+    numa_node: int | None
+    note: str
+    regions: list[RegionRow]
+
+
+class Listing(TypedDict):
+    """Everything."""
+
+    cards: list[CardRow]
+    problems: list[dict[str, str]]
+
+
+def list_devices(settings: Settings) -> Listing:
+    """Look at the node.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    backend = open_hardware(settings, owner=False).backend
+    inventory = backend.scan()
+    owners, conditions = _journal(os.path.join(settings.state_dir, "journal.sqlite3"))
+    cards: list[CardRow] = []
+    for card in sorted(inventory.cards.values(), key=lambda card: card.address):
+        note = "" if settings.cards.selects(card.id) else "left alone (FPGA_PLUGIN_CARDS)"
+        cards.append(
+            {
+                "card": card.id,
+                "interface_id": card.interface_id,
+                "numa_node": card.numa_node,
+                "note": note or _missing(card, settings),
+                "regions": [
+                    _row(backend, card, region, owners, conditions) for region in card.regions
+                ],
+            }
+        )
+    return {
+        "cards": cards,
+        "problems": [
+            {"card": problem.address.card_id, "error": problem.message, "hint": problem.hint}
+            for problem in inventory.problems.values()
+        ],
+    }
+
+
+def _missing(card: Card, settings: Settings) -> str:
+    store = Store(settings.bitstream_dir)
+    try:
+        if store.blank(card.interface_id) is not None:
+            return ""
+        reason = f"no blank bitstream at {store.blank_path(card.interface_id)}"
+    except FpgaPluginError as error:
+        reason = str(error)
+    if settings.scrub is ScrubPolicy.BEST_EFFORT:
+        return f"{reason}; regions are only reset (best-effort)"
+    return f"no-blank-image: {reason}; FPGA_PLUGIN_SCRUB=best-effort does without"
+
+
+def _row(
+    backend: Backend,
+    card: Card,
+    region: Region,
+    owners: dict[str, str],
+    conditions: dict[str, tuple[str, str]],
+) -> RegionRow:
+    try:
+        afu_id: str = backend.afu_id(region)
+        note = ""
+    except FpgaPluginError as error:
+        afu_id, note = "", error.message
+    condition, reason = conditions.get(region.id, ("", ""))
+    return {
+        "region": region.id,
+        "node": region.node,
+        "afu_id": afu_id,
+        "ownership": owners.get(region.id) or owners.get(card.id) or "FREE",
+        "condition": condition,
+        "note": note or reason,
+    }
+
+
+def _journal(path: str) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
+    """Ownership by device and condition by region; nothing where there is no journal yet."""
+    if not os.path.exists(path):
+        return {}, {}
+    try:
+        db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)
+    except sqlite3.Error:
+        return {}, {}
+    try:
+        claims = db.execute("SELECT device, started FROM claims").fetchall()
+        regions = db.execute("SELECT region, condition, reason FROM regions").fetchall()
+    except sqlite3.Error:
+        return {}, {}
+    finally:
+        db.close()
+    return (
+        {device: "STARTED" if started else "CLAIMED" for device, started in claims},
+        {region: (condition, reason) for region, condition, reason in regions},
+    )
+
+
+def table(listing: Listing) -> str:
+    """The listing for people."""
+    lines = []
+    for card in listing["cards"]:
+        numa = "" if card["numa_node"] is None else f", NUMA node {card['numa_node']}"
+        lines.append(f"card {card['card']}  interface {card['interface_id']}{numa}")
+        if card["note"]:
+            lines.append(f"  ! {card['note']}")
+        rows = [("REGION", "NODE", "AFU ID", "OWNER", "CONDITION", "")]
+        rows += [
+            (r["region"], r["node"], r["afu_id"], r["ownership"], r["condition"] or "-", r["note"])
+            for r in card["regions"]
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines += [
+            "  " + "  ".join([*(row[i].ljust(widths[i]) for i in range(5)), row[5]]).rstrip()
+            for row in rows
+        ]
+    lines += [
+        f"card {problem['card']}  skipped: {problem['error']}\n  {problem['hint']}".rstrip()
+        for problem in listing["problems"]
+    ]
+    return "\n".join(lines) if lines else "no FPGA cards on this node"
