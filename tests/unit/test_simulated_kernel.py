@@ -373,7 +373,10 @@ def test_fatal_reads_all_ones_on_its_port_alone(kernel, directory):
     path = port_path(kernel, CARD, 1)
     fault(directory, REGION, "fatal")
     assert kernel.read(f"{path}/afu_id") == "f" * 32
-    assert kernel.read(f"{path}/errors/errors") == f"0x{'f' * 16}"
+    for name in ("errors", "first_error", "first_malformed_req"):
+        assert kernel.read(f"{path}/errors/{name}") == f"0x{'f' * 16}"
+    assert kernel.read(f"{path}/power_state") == "0xf"
+    assert kernel.read(f"{path}/ap1_event") == "1"
     assert kernel.read(f"{port_path(kernel, CARD, 0)}/afu_id") == FACTORY
     (directory / "faults" / REGION).unlink()
     assert kernel.read(f"{path}/afu_id") == FACTORY

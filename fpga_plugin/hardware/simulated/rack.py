@@ -7,7 +7,6 @@ looks, whenever somebody follows a path into a card or lists all of them.
 import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from fpga_plugin.config import SimulatedGroup
 from fpga_plugin.hardware.simulated.board import Board, Machine
@@ -141,7 +140,7 @@ class Rack:
         board = Board(self.machine, card, self.slots.shape(card), file)
         states = {p: saved.get(board.region(p), RegionState()) for p in board.ports}
         for port, state in states.items():
-            self.put(board.region(port), replace(state, open=0))
+            self.put(board.region(port), state)
         if any(state.bound for state in states.values()):
             fme = next((s.fme for s in states.values() if s.fme is not None), None)
             nodes = {p: s.node for p, s in states.items() if s.node is not None}

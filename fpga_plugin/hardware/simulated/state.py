@@ -113,7 +113,11 @@ def _dump(state: RegionState) -> str:
 
 
 def _parse(entry: Any) -> RegionState | None:
-    """One entry of the file. Fields that are missing or senseless read as after power-up."""
+    """One entry of the file. Fields that are missing or senseless read as after power-up.
+
+    `open` is never read: whoever starts owns the directory, and the descriptors of the process
+    before it died with that process.
+    """
     if not isinstance(entry, dict):
         return None
     try:
