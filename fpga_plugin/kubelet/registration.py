@@ -151,7 +151,7 @@ class Registration:
             return str(error)
         return str(
             NotRegisteredError(
-                f"{KUBELET_SOCKET} is not in {quote(self._directory.path)}",
+                f"{KUBELET_SOCKET} is not in '{self._directory.path}'",
                 hint="kubelet is not running, or FPGA_PLUGIN_KUBELET_DIR is not its directory",
             )
         )

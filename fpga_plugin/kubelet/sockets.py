@@ -3,7 +3,7 @@
 Each life of an endpoint has a socket name of its own. Kubelets confuse two lives that share a path:
 some answer OK and go on talking to the old one, some disconnect the new one when the old one ends
 (facts/kubelet.md section 1.7). The process id alone does not tell lives apart, because in a
-container it is 1 each time; the number behind it therefore starts at the process' start time.
+container it is 1 each time; the number behind it therefore counts from a random one.
 """
 
 import errno
@@ -12,13 +12,11 @@ import os
 import re
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
 
-from fpga_plugin.errors import quote
 from fpga_plugin.kubelet.errors import KubeletDirectoryError
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -32,7 +30,7 @@ _SUN_PATH = 107
 
 _BACKLOG = 16
 _log = structlog.get_logger()
-_numbers = itertools.count(time.time_ns() // 1_000_000)
+_numbers = itertools.count(int.from_bytes(os.urandom(3), "big"))
 
 
 def check_directory(directory: str) -> None:
@@ -46,20 +44,20 @@ def check_directory(directory: str) -> None:
         mode = os.stat(directory).st_mode
     except FileNotFoundError:
         raise KubeletDirectoryError(
-            f"kubelet's directory {quote(directory)} is not there", hint=mount
+            f"kubelet's directory '{directory}' is not there", hint=mount
         ) from None
     except OSError as error:
         raise KubeletDirectoryError(
-            f"kubelet's directory {quote(directory)} cannot be read: {error.strerror}",
+            f"kubelet's directory '{directory}' cannot be read: {error.strerror}",
             hint="run the plugin as root",
         ) from error
     if not stat.S_ISDIR(mode):
         raise KubeletDirectoryError(
-            f"kubelet's directory {quote(directory)} is not a directory", hint=mount
+            f"kubelet's directory '{directory}' is not a directory", hint=mount
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         raise KubeletDirectoryError(
-            f"kubelet's directory {quote(directory)} cannot be written",
+            f"kubelet's directory '{directory}' cannot be written",
             hint="mount the hostPath without readOnly and run the plugin as root",
         )
 
@@ -99,7 +97,7 @@ def listen(directory: str) -> tuple[socket.socket, str]:
         listener.close()
         check_directory(directory)
         raise KubeletDirectoryError(
-            f"no socket can be made in kubelet's directory {quote(directory)}: {error.strerror}",
+            f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
             hint="mount the hostPath without readOnly and run the plugin as root",
         ) from error
     except BaseException:
