@@ -144,7 +144,7 @@ def test_a_file_without_an_image_is_refused():
         (b'{"a": NaN}', "NaN"),
         (b'{"version": 1, "version": 1}', "'version' twice"),
         (b'{"a": [{"b": 1, "c": 2, "b": 3}]}', "'b' twice"),
-        (b"[" * 5000, "too deeply"),
+        (b"[" * 5000, "too deeply|not JSON"),  # how deep is too deep varies with Python
         (b'{"a": ' + b"9" * 5000 + b"}", "too long"),
         (b'{"version": "\\ud800"}', "schema|JSON"),
     ],
