@@ -415,16 +415,36 @@ class Ledger:
                 self.failing[region.id] = reason
                 continue
             del self.failing[region.id]
-            if (
-                self.region_claim(region.id) is None
-                and (record := self.record(region.id)).condition in CLEAN
-            ):
+            record = self.record(region.id)
+            free = self.region_claim(region.id) is None
+            # A poisoned port that answers again was rebound: worth another scrub.
+            if record.condition is Condition.FAULTED or (free and record.condition in CLEAN):
                 change.regions[region.id] = replace(
                     record, condition=Condition.DIRTY, reason="the hardware failed in between"
                 )
         self._commit(change)
         if changed:
             self._notify(card)
+
+    def verify_clean(self, card: CardId, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """A free region that no longer reads as it was left is DIRTY.
+
+        Somebody else may program a card, and a card that was swapped or rebound between two events
+        looks as if it had never gone.
+        """
+        change = Change()
+        for region, afu_id in observed.items():
+            record = self.record(region)
+            if (
+                record.condition in CLEAN
+                and record.afu_id != afu_id
+                and self.region_claim(region) is None
+                and card_of(region) == card
+            ):
+                change.regions[region] = replace(
+                    record, condition=Condition.DIRTY, reason="it changed behind the plugin's back"
+                )
+        self._commit(change)
 
     def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
         """Cards that another plugin's pods still hold, with the reason to show."""

@@ -14,7 +14,13 @@ import structlog
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.records import Condition
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError, PortInUseError
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    HardwareError,
+    PortInUseError,
+    ProgrammingError,
+)
 from fpga_plugin.hardware.backend import Backend, Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
@@ -113,13 +119,19 @@ class Bench:
             raise
 
     async def _judge(self, card: Card, region: RegionId, error: HardwareError) -> None:
-        """Does the hardware itself report trouble that passes, or is the region lost?"""
+        """Does the hardware itself report trouble that passes, or is the region lost?
+
+        A PR that failed before anything was written leaves a port that still answers; one that
+        failed on the way leaves it poisoned, which reads as such.
+        """
         try:
             health = await self.workers.finish(card.id, self.backend.health, card)
         except FpgaPluginError:
             health = None
         failing = "" if health is None else health.failed.get(region, "")
-        if failing and not failing.startswith("poisoned"):
+        passing = bool(failing) and not failing.startswith("poisoned")
+        untouched = isinstance(error, ProgrammingError) and health is not None and not failing
+        if passing or untouched:
             self.ledger.dirty([region], error.message)
         else:
             self.ledger.faulted(region, error.message)

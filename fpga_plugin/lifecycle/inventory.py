@@ -174,6 +174,8 @@ class Inventory:
                 health = await asyncio.to_thread(self._backend.health, card)
             except HardwareError as error:
                 health = CardHealth({region.id: str(error) for region in card.regions})
+            observed = await asyncio.to_thread(self._observe, card)
+            self._ledger.verify_clean(card.id, observed)
             self._judged(card, health)
 
     def _judged(self, card: Card, health: CardHealth) -> None:

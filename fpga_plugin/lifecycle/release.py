@@ -159,9 +159,8 @@ class Releaser:
                 return Outcome.NOTHING  # the store's change pokes
             async with AsyncExitStack() as stack:
                 held = await self._take(card, stack)
-                if held:
-                    await self._scrub(card, blank, held)
-            return Outcome.DONE if held else Outcome.WAIT
+                clean = await self._scrub(card, blank, held) if held else False
+            return Outcome.DONE if clean else Outcome.WAIT
 
     async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
         """Hold the ports of those regions that nobody uses any more."""
@@ -188,7 +187,8 @@ class Releaser:
             self._waits[region] = reason
             log.info("scrub waits", region=region, reason=reason)
 
-    async def _scrub(self, card: Card, blank: Bitstream | None, held: dict[Region, Port]) -> None:
+    async def _scrub(self, card: Card, blank: Bitstream | None, held: dict[Region, Port]) -> bool:
+        """Returns whether every one of them is clean now."""
         bench, ledger = self._bench, self._bench.ledger
         reports = {region.id: Report(region.id) for region in held}
         ledger.working(reports)
@@ -213,6 +213,7 @@ class Releaser:
             bench.settle(reports)
             for report in reports.values():
                 bench.report(report)
+        return all(ledger.record(region).condition in CLEAN for region in reports)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

@@ -101,6 +101,14 @@ def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend'
     quiesce(backend, card, region, port, report)
     if blank is not None:
         program(port, blank, report, name="program blank")
+        with timed(report, "clear errors") as notes:
+            # What the last image kept raising has no source any more.
+            if (left := port.clear_errors().get("errors_left")) is not None:
+                notes.text = f"{left:#x} left"
+                raise HardwareError(
+                    f"region {region.id} keeps port errors {left:#x} after it was blanked",
+                    hint="the operator finds what to do in docs/operations.md",
+                )
     else:
         with timed(report, "verify") as notes:
             report.afu_id = port.afu_id()
