@@ -1,0 +1,1 @@
+"""What hardware there is, and what can be done to it."""

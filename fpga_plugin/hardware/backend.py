@@ -1,7 +1,7 @@
 """The interface between the plugin and a kind of hardware.
 
-Every method of `Backend` and `Port` blocks: call them from a thread, those that touch a card from that
-card's own thread. They raise `fpga_plugin.errors` only. `EventSource` belongs to the event loop.
+Every method of `Backend` and `Port` blocks: call them from a thread, those that touch a card from
+that card's own thread. They raise `fpga_plugin.errors` only. `EventSource` belongs to the loop.
 
 A new kind of hardware implements these three; nothing above this module knows sysfs or ioctls.
 """

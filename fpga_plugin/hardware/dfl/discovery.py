@@ -19,6 +19,7 @@ from fpga_plugin.hardware.model import Card, CardProblem, Inventory, Region
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
 
 CLASS = "/sys/class/fpga_region"
+PCI = "/sys/bus/pci/devices"
 
 _MAX_PORTS = 64
 """More ports than any card has: FME_CAP has three bits for the number (drivers/fpga/dfl.h)."""
@@ -59,13 +60,28 @@ def scan(kernel: Kernel, skipped: Skipped) -> Inventory:
 def scan_card(kernel: Kernel, card: CardId, skipped: Skipped) -> Card | CardProblem | None:
     """One card; None when there is none of this id.
 
+    Looks only below the card's own functions, so its cost does not grow with the other cards.
+
     Raises:
         HardwareError: the class of FPGA regions cannot be listed.
     """
     address = PciAddress.parse(card)
-    if bases := _bases(kernel, skipped).get(address):
-        return _read(kernel, address, bases)
-    return None
+    if not kernel.exists(PCI):
+        bases = _bases(kernel, skipped).get(address, [])
+    else:
+        function = f"{PCI}/{address}"
+        parents = [function, *children(kernel, function, r"virtfn[0-9]{1,5}")]
+        paths = [
+            path for p in parents for path in children(kernel, f"{p}/fpga_region", r"region.*")
+        ]
+        bases = [
+            base
+            for path in paths
+            if (found := _base(kernel, path, skipped)) is not None
+            for owner, base in [found]
+            if owner == address
+        ]
+    return _read(kernel, address, bases) if bases else None
 
 
 def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[_Base]]:
@@ -81,27 +97,33 @@ def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[_Base]]
             hint="is the node's /sys mounted where FPGA_PLUGIN_SYSFS_ROOT says?",
         ) from error
     for name in names:
-        try:
-            path = kernel.realpath(f"{CLASS}/{name}")
-            base = _Base(
-                path,
-                parent=os.path.dirname(os.path.dirname(path)),
-                fmes=tuple(children(kernel, path, r"dfl-fme\.[0-9]{1,9}")),
-                ports=tuple(children(kernel, path, r"dfl-port\.[0-9]{1,9}")),
-            )
-            if not base.fmes and not base.ports:
-                continue  # a region of one FME's own, or of another kind of FPGA
-            address = _owner(kernel, base.parent)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # went while we looked
-        except OSError as error:
-            skipped(f"{CLASS}/{name}", f"cannot be read ({error.strerror})")
-            continue
-        if address is None:
-            skipped(path, "is not below a PCI function, so it has no lasting name")
-            continue
-        found.setdefault(address, []).append(base)
+        if (one := _base(kernel, f"{CLASS}/{name}", skipped)) is not None:
+            found.setdefault(one[0], []).append(one[1])
     return dict(sorted(found.items()))
+
+
+def _base(kernel: Kernel, link: str, skipped: Skipped) -> tuple[PciAddress, _Base] | None:
+    """A base region with the function that has its FME; None where `link` is something else."""
+    try:
+        path = kernel.realpath(link)
+        base = _Base(
+            path,
+            parent=os.path.dirname(os.path.dirname(path)),
+            fmes=tuple(children(kernel, path, r"dfl-fme\.[0-9]{1,9}")),
+            ports=tuple(children(kernel, path, r"dfl-port\.[0-9]{1,9}")),
+        )
+        if not base.fmes and not base.ports:
+            return None  # a region of one FME's own, or of another kind of FPGA
+        address = _owner(kernel, base.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # went while we looked
+    except OSError as error:
+        skipped(link, f"cannot be read ({error.strerror})")
+        return None
+    if address is None:
+        skipped(path, "is not below a PCI function, so it has no lasting name")
+        return None
+    return address, base
 
 
 def _owner(kernel: Kernel, parent: str) -> PciAddress | None:
