@@ -118,9 +118,9 @@ class Registration:
         with self._directory.listening(self._looked.set):
             while True:
                 epoch = await self._kubelet()
-                self._epochs.found(epoch)
                 began = asyncio.get_running_loop().time()
                 try:
+                    self._epochs.found(epoch)
                     await self._life(epoch)
                 except FpgaPluginError as error:
                     self._problem = str(error)
@@ -282,8 +282,8 @@ class Epochs:
     def found(self, epoch: str) -> None:
         """A registration is about to go to this life of kubelet."""
         if epoch != self._last:
-            self._last = epoch
             self._calls.kubelet_epoch(epoch)
+            self._last = epoch
 
 
 class _Delays:

@@ -170,7 +170,9 @@ class Servicer:
             # Kubelet gave up or went away, or this endpoint ends. Nobody hears an answer.
             late = call.time_left == 0
             status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
-            message = "the call's time was up" if late else "the caller went away"
+            message = (
+                "the call's time was up" if late else "the caller went away, or this endpoint ended"
+            )
             raise
         except Exception as error:
             status = Status.INTERNAL

@@ -84,6 +84,7 @@ class Calls:
         self.epochs: list[str] = []
         self.opened: list[ResourceName] = []
         self.fails: Exception | None = None
+        self.news_fails = 0
         self.prestart_waits: asyncio.Event | None = None
         self._changes = changes
 
@@ -133,13 +134,20 @@ class Calls:
     def deallocate(self, resource, ids):
         self._note("deallocate", resource, list(ids))
 
+    def _news(self) -> None:
+        if self.news_fails:
+            self.news_fails -= 1
+            raise RuntimeError
+
     def kubelet_epoch(self, epoch):
+        self._news()
         self.epochs.append(epoch)
         self._changes.happened()
 
     def stream_opened(self, resource):
         self.opened.append(resource)
         self._changes.happened()
+        self._news()
 
 
 class Client:
@@ -167,6 +175,7 @@ class Kubelet(RegistrationBase):
             disconnects the newest), 3 (1.36: clients keyed by path).
         refusals: how many Register calls fail first.
         opens_stream: False plays a kubelet that answers OK and never calls ListAndWatch.
+        hangs: plays a kubelet that never answers Register.
     """
 
     def __init__(
@@ -177,11 +186,13 @@ class Kubelet(RegistrationBase):
         generation: int = 3,
         refusals: int = 0,
         opens_stream: bool = True,
+        hangs: bool = False,
     ) -> None:
         self.directory = directory
         self.generation = generation
         self.refusals = refusals
         self.opens_stream = opens_stream
+        self.hangs = hangs
         self.requests: list[RegisterRequest] = []
         self.options: list = []
         self.clients: dict[str, Client] = {}
@@ -225,6 +236,8 @@ class Kubelet(RegistrationBase):
     async def register(self, message: RegisterRequest) -> Empty:
         self.requests.append(message)
         self._changes.happened()
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.refusals:
             self.refusals -= 1
             raise GRPCError(Status.UNKNOWN, "not now")

@@ -505,6 +505,80 @@ def test_an_ok_without_a_stream_is_no_registration(tmp_path):
     asyncio.run(story())
 
 
+def test_a_kubelet_that_does_not_answer_is_given_up_and_does_not_delay_the_end(tmp_path):
+    async def story():
+        changes = Changes()
+        async with kubelet(tmp_path, changes, hangs=True) as one:
+            timing = Timing(register=0.05, first_delay=0.01, last_delay=0.02)
+            async with plugin(tmp_path, Calls(changes), timing=timing) as service:
+                await changes.until(lambda: len(one.requests) == 3)
+                assert "did not answer Register within 0.05 s" in service.status[REGIONS].problem
+            service = KubeletService(Calls(changes), kubelet_dir=str(tmp_path))
+            await service.start()
+            await changes.until(lambda: len(one.requests) > 3)
+            began = time.monotonic()
+            await service.stop()
+            assert time.monotonic() - began < 0.4
+            assert own_sockets(tmp_path) == []
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_that_does_not_read_does_not_delay_the_end(tmp_path):
+    many = [device(f"0000-10-00.0-p{n}") for n in range(2048)]
+
+    async def story():
+        async with connected(tmp_path) as (one, calls, changes, service):
+            connection = one.client().channel._protocol.connection
+            connection._transport.pause_reading()
+            (cursor,) = service._registrations[REGIONS]._endpoint.streams._cursors
+            # Until a change is not taken up any more: the stream waits for its reader.
+            while not cursor.changed.is_set():
+                many.reverse()
+                calls.set(REGIONS, *many)
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            began = time.monotonic()
+            await service.stop()
+            assert time.monotonic() - began < 0.4
+            connection._transport.resume_reading()
+            await changes.until(lambda: one.client().ended)
+
+    asyncio.run(story())
+
+
+def test_defects_behind_cost_neither_registration_nor_stream(tmp_path):
+    async def story():
+        changes = Changes()
+        calls = Calls(changes)
+        calls.news_fails = 2  # the first kubelet_epoch, and the first stream_opened
+        async with kubelet(tmp_path, changes) as one, plugin(tmp_path, calls):
+            await changes.until(one.streams)
+            await changes.until(lambda: calls.opened)
+            calls.set(REGIONS)
+            await changes.until(lambda: one.streams(ids=[]))
+            assert len(one.requests) == 1
+            assert calls.news_fails == 0
+
+    asyncio.run(story())
+
+
+def test_a_stream_is_kept_while_there_is_no_kubelet_to_register_with(tmp_path):
+    async def story():
+        async with connected(tmp_path, timing=EVENTS_ONLY) as (one, calls, changes, service):
+            first = one.client()
+            os.unlink(tmp_path / "kubelet.sock")
+            os.unlink(first.path)
+            calls.set(REGIONS)
+            await changes.until(lambda: one.streams(ids=[]))
+            assert one.client() is first
+            assert service.status[REGIONS].streaming
+            async with kubelet(tmp_path, changes) as new:
+                await changes.until(lambda: new.streams(ids=[]) and first.ended)
+
+    asyncio.run(story())
+
+
 def test_a_dead_kubelets_socket_is_not_dialled_in_a_loop(tmp_path):
     async def story():
         left = socket.socket(socket.AF_UNIX)
