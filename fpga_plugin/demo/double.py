@@ -1,0 +1,346 @@
+"""The kubelet double: device manager, container starts and ends, as calls that a test makes.
+
+    double = KubeletDouble(directory, profile=EXTENDED)
+    await double.start()                       # serves <directory>/kubelet.sock
+    await double.wait_for(resource)            # the plugin has registered and sent its list
+    await double.admit(pod)                    # GetPreferredAllocation, Allocate, checkpoint
+    await double.start_container(pod, "app")   # PreStartContainer
+    await double.remove_container(pod, "app")  # PostStopContainer, where the profile has it
+    await double.end_pod(pod)                  # Deallocate, where the profile has it
+    await double.stop()
+
+The single calls (`allocate`, `prestart`, `poststop`, `deallocate`, `preferred`) are there for
+orders that no kubelet should choose and some do (facts: kubelet.md section 5.3). Nothing is retried
+here, and errors come as the plugin sent them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError
+from grpclib.server import Server
+
+from fpga_plugin.api.messages import v1
+from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
+from fpga_plugin.demo.plugins import (
+    Connection,
+    DeviceList,
+    NoEndpointError,
+    PluginManager,
+)
+from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import PodUid, ResourceName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a kind of kubelet does.
+
+    Attributes:
+        env: PreStartContainer carries the container's environment.
+        poststop: PostStopContainer is called when a container is removed.
+        deallocate: Deallocate is called when a pod has ended, or its Allocate failed.
+        reuse: init containers leave their devices to the pod's later containers.
+    """
+
+    env: bool
+    poststop: bool
+    deallocate: bool
+    reuse: bool
+
+
+STOCK = Profile(env=False, poststop=False, deallocate=False, reuse=True)
+"""Kubelet as shipped."""
+
+EXTENDED = Profile(env=True, poststop=True, deallocate=True, reuse=True)
+"""Both KEPs, as last written: Deallocate, and init containers' devices reused."""
+
+FORK = replace(EXTENDED, reuse=False)
+"""The code of kubernetes/kubernetes#91190: each container gets devices of its own."""
+
+
+class AdmissionError(FpgaPluginError):
+    """Kubelet rejects the pod for good.
+
+    Attributes:
+        call: the plugin's refusal, where it was one.
+    """
+
+    def __init__(self, message: str, call: GRPCError | None = None) -> None:
+        super().__init__(message)
+        self.call = call
+
+
+class KubeletDouble(PluginManager):
+    """One node's kubelet.
+
+    Attributes:
+        profile: what kind of kubelet it plays.
+        held: what each container holds (kubelet's podDevices), by pod uid, container, resource.
+        pods: the pods that were admitted and have not ended.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        profile: Profile = EXTENDED,
+        podresources_path: str | None = None,
+        on_list: Callable[[DeviceList], None] | None = None,
+    ) -> None:
+        """Not yet serving.
+
+        Args:
+            directory: kubelet's device plugin directory.
+            profile: see `EXTENDED`, `FORK` and `STOCK`.
+            podresources_path: where to serve PodResources v1 List; None: nowhere.
+            on_list: is told of every list as it comes.
+        """
+        super().__init__(directory, on_list=on_list)
+        self.profile = profile
+        self.held: dict[tuple[PodUid, str, ResourceName], Held] = {}
+        self.pods: dict[PodUid, Pod] = {}
+        self._podresources_path = podresources_path
+        self._podresources: Server | None = None
+
+    async def start(self) -> None:
+        """Serve kubelet.sock, and PodResources where asked for."""
+        await super().start()
+        if self._podresources_path is not None:
+            self._podresources = Server([_PodResources(self)], codec=ProtoCodec())
+            await self._podresources.start(path=self._podresources_path)
+
+    async def stop(self) -> None:
+        """The process ends; what pods hold is remembered, as the checkpoint does."""
+        if self._podresources is not None:
+            self._podresources.close()
+            self._podresources = None
+        await super().stop()
+
+    # ---------------------------------------------------------------- pods
+
+    async def admit(self, pod: Pod) -> None:
+        """Allocate devices for every container, init containers first.
+
+        Raises:
+            AdmissionError: kubelet's words for the pod's event; what was granted stays held until
+                `end_pod`, as in kubelet.
+        """
+        self.free_inactive()
+        self.pods[pod.uid] = pod
+        reusable: dict[ResourceName, list[str]] = {}
+        try:
+            for container in pod.all_containers:
+                changed = False
+                for resource, count in container.devices.items():
+                    changed |= await self._allocate(pod, container, resource, count, reusable)
+                self._pass_on(pod, container, reusable)
+                if changed:
+                    self.write_checkpoint()
+        except AdmissionError:
+            del self.pods[pod.uid]  # it is Failed: no longer active
+            raise
+
+    async def _allocate(
+        self,
+        pod: Pod,
+        container: Container,
+        resource: ResourceName,
+        count: int,
+        reusable: Mapping[ResourceName, list[str]],
+    ) -> bool:
+        """One container's devices of one resource; returns whether there was something to do."""
+        key = (pod.uid, container.name, resource)
+        if count == 0 or key in self.held:
+            return False
+        ids = await self._pick(resource, count, reusable.get(resource, []))
+        try:
+            response = await self.allocate(resource, ids)
+        except (GRPCError, NoEndpointError) as error:
+            if self.profile.deallocate and isinstance(error, GRPCError):
+                await self.deallocate(resource, ids)
+            raise rejected(error) from error
+        self.held[key] = Held(
+            pod.uid, container.name, resource, self._by_node(resource, ids), response
+        )
+        return True
+
+    async def _pick(self, resource: ResourceName, count: int, reusable: list[str]) -> list[str]:
+        picked = reusable[:count]
+        if len(picked) == count:
+            return picked
+        listed = self.lists.get(resource, DeviceList(resource))
+        in_use = {device for held in self.held.values() for device in held.ids}
+        free = [d for d in listed.ids if d in listed.healthy and d not in in_use]
+        if len(picked) + len(free) < count:
+            raise AdmissionError(
+                f"Pod was rejected: Allocate failed due to requested number of devices unavailable"
+                f" for {resource}. Requested: {count - len(picked)}, Available: {len(free)}, which"
+                " is unexpected"
+            )
+        candidates = [*picked, *free]
+        if self.connection(resource).options.get_preferred_allocation_available:
+            try:
+                preferred = await self.preferred(resource, candidates, picked, count)
+            except GRPCError as error:
+                raise rejected(error) from error
+            # Kubelet takes what it knows of the answer, then anything.
+            candidates = [*picked, *(d for d in preferred if d in free), *free]
+        return list(dict.fromkeys(candidates))[:count]
+
+    def _pass_on(
+        self, pod: Pod, container: Container, reusable: dict[ResourceName, list[str]]
+    ) -> None:
+        """Init containers leave their devices to later containers of the pod."""
+        if not self.profile.reuse:
+            return
+        ends = container in pod.init_containers and not container.restartable
+        for resource in container.devices:
+            held = self.held.get((pod.uid, container.name, resource))
+            ids = held.ids if held is not None else ()
+            known = reusable.setdefault(resource, [])
+            if ends:
+                known += [device for device in ids if device not in known]
+            else:
+                reusable[resource] = [device for device in known if device not in ids]
+
+    async def start_container(self, pod: Pod, container: str) -> list[ResourceName]:
+        """PreStartContainer for each resource that the container holds.
+
+        Returns the resources for which it was called: after its own restart kubelet starts
+        containers without it until the plugin has registered again.
+
+        Raises:
+            GRPCError: as the plugin answered; later resources are not called.
+            NoEndpointError: the plugin is gone.
+        """
+        env = pod.container(container).env if self.profile.env else {}
+        called = []
+        for held in self._of(pod, container):
+            connection = self.connections.get(held.resource)
+            if connection is None or not connection.options.pre_start_required:
+                continue
+            await self.prestart(held.resource, held.ids, env)
+            called.append(held.resource)
+        return called
+
+    async def remove_container(self, pod: Pod, container: str) -> None:
+        """The stopped container is removed: PostStopContainer, where the profile has it."""
+        if not self.profile.poststop:
+            return
+        for held in self._of(pod, container):
+            if self._serves(held.resource) is not None:
+                await self.poststop(held.resource, held.ids)
+
+    async def end_pod(self, pod: Pod) -> None:
+        """The pod has ended: Deallocate for each container and resource, where the profile has it.
+
+        A stock kubelet says nothing: it frees the devices when somebody next asks.
+        """
+        self.pods.pop(pod.uid, None)
+        if not self.profile.deallocate:
+            return
+        held = [entry for entry in self.held.values() if entry.pod == pod.uid]
+        # The fork holds its lock: no list is worked on before the entries are gone.
+        self.free_inactive()
+        for entry in held:
+            if self._serves(entry.resource) is not None:
+                await self.deallocate(entry.resource, entry.ids)
+
+    def free_inactive(self) -> None:
+        """Forget what pods that have ended hold (kubelet's UpdateAllocatedDevices).
+
+        The checkpoint is not rewritten, as in kubelet.
+        """
+        for key in [key for key in self.held if key[0] not in self.pods]:
+            del self.held[key]
+
+    def devices(self, pod: Pod, container: str) -> dict[ResourceName, tuple[str, ...]]:
+        """What a container holds."""
+        return {held.resource: held.ids for held in self._of(pod, container)}
+
+    def write_checkpoint(self) -> None:
+        """Kubelet does so after admissions and at every list."""
+        write_checkpoint(
+            self.directory,
+            self.held.values(),
+            {resource: listed.healthy for resource, listed in self.lists.items()},
+        )
+
+    def _list_changed(self) -> None:
+        self.write_checkpoint()
+
+    def _of(self, pod: Pod, container: str) -> list[Held]:
+        return [
+            held
+            for held in self.held.values()
+            if held.pod == pod.uid and held.container == container
+        ]
+
+    def _serves(self, resource: ResourceName) -> Connection | None:
+        connection = self.connections.get(resource)
+        return None if connection is None or connection.stopped else connection
+
+    def _by_node(self, resource: ResourceName, ids: list[str]) -> dict[int, tuple[str, ...]]:
+        nodes = self.lists[resource].devices if resource in self.lists else {}
+        grouped: dict[int, tuple[str, ...]] = {}
+        for device in ids:
+            node = nodes.get(device, UNKNOWN_NODE)
+            grouped[node] = (*grouped.get(node, ()), device)
+        return grouped
+
+
+class _PodResources(v1.PodResourcesListerBase):
+    """What PodResources List of kubelet 1.34 and later shows: active pods, no init containers."""
+
+    def __init__(self, kubelet: KubeletDouble) -> None:
+        self._kubelet = kubelet
+
+    async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        del message  # has no fields
+        self._kubelet.free_inactive()
+        return v1.ListPodResourcesResponse(
+            pod_resources=[self._pod(pod) for pod in self._kubelet.pods.values()]
+        )
+
+    def _pod(self, pod: Pod) -> v1.PodResources:
+        shown = [c for c in pod.init_containers if c.restartable] + list(pod.containers)
+        return v1.PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[
+                v1.ContainerResources(
+                    name=container.name,
+                    devices=[
+                        v1.ContainerDevices(
+                            resource_name=held.resource,
+                            device_ids=list(ids),
+                            topology=None
+                            if node == UNKNOWN_NODE
+                            else v1.TopologyInfo(nodes=[v1.NumaNode(id=node)]),
+                        )
+                        for (uid, name, _), held in self._kubelet.held.items()
+                        if uid == pod.uid and name == container.name
+                        for node, ids in held.devices.items()
+                    ],
+                )
+                for container in shown
+            ],
+        )
+
+
+def rejected(error: GRPCError | NoEndpointError) -> AdmissionError:
+    """Kubelet's words for an Allocate that failed."""
+    call = error if isinstance(error, GRPCError) else None
+    text = str(error) if call is None else rpc_error(call)
+    return AdmissionError(
+        f"Pod was rejected: Allocate failed due to {text}, which is unexpected", call
+    )
+
+
+def rpc_error(error: GRPCError) -> str:
+    """How Go prints a gRPC error, and so how kubelet's events show it."""
+    name = "".join(word.capitalize() for word in error.status.name.split("_"))
+    return f"rpc error: code = {name} desc = {error.message or ''}"

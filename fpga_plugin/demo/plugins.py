@@ -1,0 +1,352 @@
+"""Kubelet's end of the wire: registrations, connections to plugins, device lists, calls.
+
+As in kubelet 1.25 and later (facts: pkg/kubelet/cm/devicemanager): Register dials the endpoint and
+asks for its options before it answers, then opens ListAndWatch; one connection carries everything;
+the end of the stream is the end of the connection, its devices turn unhealthy, and only another
+Register revives them. Of two registrations of one resource the later one counts.
+"""
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.server import Server
+
+from fpga_plugin.api.messages.v1beta1 import (
+    AllocateRequest,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    ContainerDeallocateRequest,
+    ContainerPreferredAllocationRequest,
+    DeallocateRequest,
+    DevicePluginOptions,
+    DevicePluginStub,
+    Empty,
+    ListAndWatchResponse,
+    PostStopContainerRequest,
+    PreferredAllocationRequest,
+    PreStartContainerRequest,
+    RegisterRequest,
+    RegistrationBase,
+)
+from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.kubelet.sockets import KUBELET_SOCKET, socket_path
+
+PRESTART_SECONDS = 30.0
+"""Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""
+
+DIAL_SECONDS = 10.0
+
+
+class NoEndpointError(FpgaPluginError):
+    """No plugin serves the resource, or its stream has ended."""
+
+    status = Status.UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """One message of a ListAndWatch stream: the resource's whole list.
+
+    Attributes:
+        resource: whose list.
+        devices: by id in the plugin's order, with their NUMA node; -1 where it is not known.
+        healthy: those that kubelet may give to a pod.
+        at: `time.perf_counter()` when it was received.
+    """
+
+    resource: ResourceName
+    devices: Mapping[str, int] = field(default_factory=dict)
+    healthy: frozenset[str] = frozenset()
+    at: float = 0.0
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All ids, in the plugin's order."""
+        return tuple(self.devices)
+
+    @property
+    def unhealthy(self) -> frozenset[str]:
+        """Listed, but not to be given out."""
+        return frozenset(self.devices) - self.healthy
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One registration's connection to a plugin."""
+
+    resource: ResourceName
+    channel: Channel
+    stub: DevicePluginStub
+    options: DevicePluginOptions
+    stopped: bool = False
+
+    def close(self) -> None:
+        """Kubelet never uses it again."""
+        self.stopped = True
+        self.channel.close()
+
+
+@dataclass(slots=True)
+class _Waiter:
+    resource: ResourceName
+    predicate: Callable[[DeviceList], object]
+    future: asyncio.Future[DeviceList]
+
+
+class PluginManager(RegistrationBase):
+    """Serves `kubelet.sock` and talks to whoever registers there.
+
+    Attributes:
+        directory: kubelet's device plugin directory.
+        lists: the latest list of each resource; empty after a restart.
+        history: every list ever received, in order.
+        requests: every Register ever received, in order.
+        connections: the present connection of each resource; may have stopped.
+    """
+
+    def __init__(
+        self, directory: str, *, on_list: Callable[[DeviceList], None] | None = None
+    ) -> None:
+        """Not yet serving.
+
+        Args:
+            directory: is made if it is not there.
+            on_list: is told of every list as it comes.
+        """
+        self.directory = directory
+        self.lists: dict[ResourceName, DeviceList] = {}
+        self.history: list[DeviceList] = []
+        self.requests: list[RegisterRequest] = []
+        self.connections: dict[ResourceName, Connection] = {}
+        self._on_list = on_list
+        self._server: Server | None = None
+        self._streams: dict[Connection, asyncio.Task[None]] = {}
+        self._waiters: list[_Waiter] = []
+
+    # ---------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Wipe the sockets of before (CleanupPluginDirectory), then serve."""
+        os.makedirs(self.directory, exist_ok=True)
+        self._wipe()
+        server = Server([self], codec=ProtoCodec())
+        with socket_path(self.directory, KUBELET_SOCKET) as path:
+            await server.start(path=path)
+        self._server = server
+
+    async def stop(self) -> None:
+        """The process ends: connections and kubelet.sock go."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        streams = list(self._streams.values())
+        for connection in list(self._streams):
+            connection.close()
+        for stream in streams:
+            stream.cancel()
+        if streams:
+            await asyncio.wait(streams)
+        self._streams.clear()
+        self.connections.clear()
+        self.lists.clear()
+        self._wipe()
+
+    async def restart(self) -> None:
+        """Another life: a new kubelet.sock, every other socket in the directory gone."""
+        await self.stop()
+        await self.start()
+
+    def _wipe(self) -> None:
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+
+    # ---------------------------------------------------------------- registration
+
+    async def register(self, message: RegisterRequest) -> Empty:
+        """`Registration/Register`."""
+        self.requests.append(message)
+        if message.version != "v1beta1":
+            raise GRPCError(
+                Status.UNKNOWN, f'requested API version "{message.version}" is not supported'
+            )
+        resource = ResourceName(message.resource_name)
+        # Named because grpclib would look for google's packages to find one.
+        with socket_path(self.directory, message.endpoint) as path:
+            channel = Channel(path=path, codec=ProtoCodec())
+            stub = DevicePluginStub(channel)
+            try:
+                async with asyncio.timeout(DIAL_SECONDS):
+                    options = await stub.get_device_plugin_options(Empty())
+            except BaseException as error:
+                channel.close()
+                if isinstance(error, OSError | StreamTerminatedError | GRPCError):
+                    raise GRPCError(
+                        Status.UNKNOWN, f"failed to dial device plugin: {error}"
+                    ) from error
+                raise
+        connection = Connection(resource, channel, stub, options)
+        self.connections[resource] = connection
+        task = asyncio.create_task(self._follow(connection), name=f"kubelet's {resource}")
+        self._streams[connection] = task
+        return Empty()
+
+    async def _follow(self, connection: Connection) -> None:
+        """Read a connection's lists until its stream ends."""
+        try:
+            async for message in connection.stub.list_and_watch(Empty()):
+                if self._current(connection):
+                    self._received(_device_list(connection.resource, message))
+        except (GRPCError, StreamTerminatedError, OSError):
+            pass  # however it ends, kubelet does the same
+        finally:
+            self._streams.pop(connection, None)
+            connection.close()
+        if self._current(connection) and connection.resource in self.lists:
+            last = self.lists[connection.resource]
+            self._received(replace(last, healthy=frozenset(), at=time.perf_counter()))
+
+    def _current(self, connection: Connection) -> bool:
+        return self.connections.get(connection.resource) is connection
+
+    def _received(self, devices: DeviceList) -> None:
+        self.lists[devices.resource] = devices
+        self.history.append(devices)
+        self._list_changed()
+        if self._on_list is not None:
+            self._on_list(devices)
+        for waiter in tuple(self._waiters):
+            if waiter.resource == devices.resource and not waiter.future.done():
+                try:
+                    if waiter.predicate(devices):
+                        waiter.future.set_result(devices)
+                except Exception as error:  # noqa: BLE001  # belongs to whoever waits
+                    waiter.future.set_exception(error)
+
+    def _list_changed(self) -> None:
+        """A list was taken over; whoever keeps a checkpoint rewrites it."""
+
+    async def wait_for(
+        self,
+        resource: ResourceName,
+        predicate: Callable[[DeviceList], object] = lambda _: True,
+        timeout: float = 10.0,  # noqa: ASYNC109  # a test's limit, with a message of its own
+    ) -> DeviceList:
+        """The resource's present list if `predicate` holds for it, else the first that does.
+
+        No list is passed over, however quickly they follow each other.
+
+        Raises:
+            TimeoutError: none came in `timeout` seconds; tells the last one.
+        """
+        present = self.lists.get(resource)
+        if present is not None and predicate(present):
+            return present
+        waiter = _Waiter(resource, predicate, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiter.future
+        except TimeoutError:
+            raise TimeoutError(
+                f"no such list of {resource} within {timeout:g} s; the last one:"
+                f" {self.lists.get(resource)}"
+            ) from None
+        finally:
+            self._waiters.remove(waiter)
+
+    # ---------------------------------------------------------------- calls
+
+    def connection(self, resource: ResourceName) -> Connection:
+        """The connection to the plugin that serves a resource.
+
+        Raises:
+            NoEndpointError: there is none.
+        """
+        connection = self.connections.get(resource)
+        if connection is None:
+            raise NoEndpointError(f"no plugin has registered {resource}")
+        if connection.stopped:
+            raise NoEndpointError(f"the plugin that registered {resource} has been stopped")
+        return connection
+
+    async def preferred(
+        self,
+        resource: ResourceName,
+        available: Sequence[str],
+        must_include: Sequence[str] = (),
+        size: int = 1,
+    ) -> list[str]:
+        """GetPreferredAllocation for one container."""
+        response = await self.connection(resource).stub.get_preferred_allocation(
+            PreferredAllocationRequest(
+                container_requests=[
+                    ContainerPreferredAllocationRequest(
+                        available_deviceIDs=list(available),
+                        must_include_deviceIDs=list(must_include),
+                        allocation_size=size,
+                    )
+                ]
+            )
+        )
+        return response.container_responses[0].device_i_ds if response.container_responses else []
+
+    async def allocate(
+        self, resource: ResourceName, ids: Sequence[str]
+    ) -> ContainerAllocateResponse:
+        """Allocate for one container; no limit of time, as in kubelet."""
+        response = await self.connection(resource).stub.allocate(
+            AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=list(ids))])
+        )
+        if not response.container_responses:
+            raise GRPCError(Status.UNKNOWN, "no containers return in allocation response")
+        return response.container_responses[0]
+
+    async def prestart(
+        self,
+        resource: ResourceName,
+        ids: Iterable[str],
+        env: Mapping[str, str] | None = None,
+        timeout: float = PRESTART_SECONDS,  # noqa: ASYNC109  # travels as the call's deadline
+    ) -> None:
+        """PreStartContainer; `env` goes over the wire only on extended kubelets."""
+        request = PreStartContainerRequest(devices_ids=list(ids), env=dict(env or {}))
+        await self.connection(resource).stub.pre_start_container(request, timeout=timeout)
+
+    async def poststop(
+        self,
+        resource: ResourceName,
+        ids: Iterable[str],
+        timeout: float = PRESTART_SECONDS,  # noqa: ASYNC109  # travels as the call's deadline
+    ) -> None:
+        """PostStopContainer, of extended kubelets."""
+        request = PostStopContainerRequest(devices_i_ds=list(ids))
+        await self.connection(resource).stub.post_stop_container(request, timeout=timeout)
+
+    async def deallocate(self, resource: ResourceName, ids: Iterable[str]) -> None:
+        """Deallocate, of extended kubelets; no limit of time, as in the fork."""
+        await self.connection(resource).stub.deallocate(
+            DeallocateRequest(
+                container_requests=[ContainerDeallocateRequest(devices_i_ds=list(ids))]
+            )
+        )
+
+
+def _device_list(resource: ResourceName, message: ListAndWatchResponse) -> DeviceList:
+    devices = {}
+    for device in message.devices:
+        nodes = device.topology.nodes if device.topology is not None else []
+        devices[device.id] = nodes[0].id if nodes else UNKNOWN_NODE
+    healthy = frozenset(device.id for device in message.devices if device.health == "Healthy")
+    return DeviceList(resource, devices, healthy, time.perf_counter())
