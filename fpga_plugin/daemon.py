@@ -225,7 +225,7 @@ class Daemon:
 
     def _report(self, report: Report) -> None:
         log.info(
-            "region scrubbed" if report.scrubbed else "region worked on",
+            "region scrubbed" if report.scrubbed else "region prepared",
             region=report.region,
             steps={step.name: round(step.seconds, 6) for step in report.steps},
             notes=[step.note for step in report.steps if step.note],

@@ -6,6 +6,7 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -49,7 +50,9 @@ class Inventory:
         self._workers = workers
         self._selects = selects
         self._poke = poke
+        self._full_scan = asyncio.Lock()
         self._scans: dict[CardId, asyncio.Lock] = {}
+        self._changes: Counter[CardId] = Counter()
         self._again: set[CardId] = set()
         self._degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,18 +60,22 @@ class Inventory:
         self.problems: dict[CardId, CardProblem] = {}
 
     async def scan(self) -> None:
-        """Everything anew."""
-        found, observed, healths = await asyncio.to_thread(self._scan)
-        for problem in found.problems.values():
-            self._problem(problem)
-        for card_id in [*self._ledger.cards]:
-            if card_id not in found.cards:
-                self._gone(card_id)
-        for card_id in self.problems.keys() - found.problems.keys():
-            del self.problems[card_id]
-        for card in found.cards.values():
-            if self._selects(card.id):
-                await self._found(card, observed[card.id])
+        """Everything anew; a card that changed meanwhile is left to its own scan."""
+        async with self._full_scan:
+            before = self._changes.copy()
+            found, observed, healths = await asyncio.to_thread(self._scan)
+            for problem in found.problems.values():
+                self._problem(problem)
+            for card_id in self.problems.keys() - found.problems.keys():
+                del self.problems[card_id]
+            for card_id in [*self._ledger.cards]:
+                if card_id not in found.cards and self._changes[card_id] == before[card_id]:
+                    self._gone(card_id)
+            for card in found.cards.values():
+                blank = await self._blanks.afu_id(card.interface_id)
+                if not self._selects(card.id) or self._changes[card.id] != before[card.id]:
+                    continue
+                self._found(card, observed[card.id], blank)
                 if (health := healths.get(card.id)) is not None:
                     self._judged(card, health)
 
@@ -102,9 +109,11 @@ class Inventory:
         if card is None:
             log.info("events were lost, scanning all cards")
             self._spawn(self.scan())
-        elif self._selects(card) and card not in self._again:
-            self._again.add(card)
-            self._spawn(self._rescan(card))
+        elif self._selects(card):
+            self._changes[card] += 1
+            if card not in self._again:
+                self._again.add(card)
+                self._spawn(self._rescan(card))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._logged(work))
@@ -134,11 +143,12 @@ class Inventory:
                     return
             self.problems.pop(card_id, None)
             observed = await asyncio.to_thread(self._observe, found)
-            await self._found(found, observed)
+            self._found(found, observed, await self._blanks.afu_id(found.interface_id))
         await self.check(card_id)
 
-    async def _found(self, card: Card, observed: dict[RegionId, AfuId | None]) -> None:
-        blank = await self._blanks.afu_id(card.interface_id)
+    def _found(
+        self, card: Card, observed: dict[RegionId, AfuId | None], blank: AfuId | None
+    ) -> None:
         if self._ledger.cards.get(card.id) != card:
             log.info(
                 "card found",
