@@ -176,6 +176,7 @@ class Kubelet(RegistrationBase):
         refusals: how many Register calls fail first.
         opens_stream: False plays a kubelet that answers OK and never calls ListAndWatch.
         hangs: plays a kubelet that never answers Register.
+        wipes: whether its start removes the sockets in its directory.
     """
 
     def __init__(
@@ -187,12 +188,14 @@ class Kubelet(RegistrationBase):
         refusals: int = 0,
         opens_stream: bool = True,
         hangs: bool = False,
+        wipes: bool = True,
     ) -> None:
         self.directory = directory
         self.generation = generation
         self.refusals = refusals
         self.opens_stream = opens_stream
         self.hangs = hangs
+        self.wipes = wipes
         self.requests: list[RegisterRequest] = []
         self.options: list = []
         self.clients: dict[str, Client] = {}
@@ -203,7 +206,7 @@ class Kubelet(RegistrationBase):
 
     async def start(self) -> None:
         for path in self.directory.iterdir():
-            if path.is_socket():
+            if path.is_socket() and (self.wipes or path.name == "kubelet.sock"):
                 path.unlink()
         self._server = Server([self], codec=ProtoCodec())
         await self._server.start(path=str(self.directory / "kubelet.sock"))

@@ -52,6 +52,7 @@ def test_it_registers_with_all_options_and_sends_the_list_at_once(tmp_path):
             assert request.resource_name == REGIONS
             assert OWN_SOCKET.fullmatch(request.endpoint)
             assert request.options == one.options[0] == OPTIONS
+            assert bytes(OPTIONS).hex() == "0801100118012001"  # 1 to 4, all true
             await changes.until(lambda: calls.opened == [REGIONS])
             assert service.status[REGIONS].registered
             assert service.status[REGIONS].streaming
@@ -77,6 +78,7 @@ def test_a_burst_of_changes_is_one_message_and_no_change_is_none(tmp_path):
     async def story():
         async with connected(tmp_path) as (one, calls, changes, _service):
             calls.tell()
+            await one.client().stub.get_device_plugin_options(api.Empty())  # a turn for the stream
             for _ in range(50):
                 calls.set(REGIONS, REGION, REGION_2)
                 calls.set(REGIONS, REGION_2)
@@ -418,7 +420,8 @@ def test_it_registers_again_when_kubelet_restarts(tmp_path, leave_socket):
     asyncio.run(story())
 
 
-def test_a_restart_that_leaves_the_old_connection_open_is_noticed(tmp_path):
+@pytest.mark.parametrize("wipes", [True, False])
+def test_a_restart_that_leaves_the_old_connection_open_is_noticed(tmp_path, wipes):
     async def story():
         changes = Changes()
         calls = Calls(changes)
@@ -427,8 +430,9 @@ def test_a_restart_that_leaves_the_old_connection_open_is_noticed(tmp_path):
             plugin(tmp_path, calls, timing=EVENTS_ONLY),
         ):
             await changes.until(old.streams)
-            async with kubelet(tmp_path, changes) as new:
+            async with kubelet(tmp_path, changes, wipes=wipes) as new:
                 await changes.until(lambda: new.streams() and old.client().ended)
+                assert len(calls.epochs) == 2
 
     asyncio.run(story())
 
@@ -465,6 +469,25 @@ def test_it_waits_for_kubelets_directory_and_for_one_that_is_made_again(tmp_path
                 async with kubelet(directory, changes) as two:
                     await changes.until(two.streams)
                     one.directory = old
+
+    asyncio.run(story())
+
+
+def test_a_directory_that_is_made_again_at_once_is_watched_again(tmp_path):
+    directory = tmp_path / "d"
+    directory.mkdir()
+
+    async def story():
+        changes = Changes()
+        async with plugin(directory, Calls(changes), timing=EVENTS_ONLY):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            directory.rmdir()
+            directory.mkdir()  # many file systems give it the inode of the old one
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+            async with kubelet(directory, changes) as one:
+                await changes.until(one.streams)
 
     asyncio.run(story())
 
@@ -541,6 +564,8 @@ def test_a_kubelet_that_does_not_read_does_not_delay_the_end(tmp_path):
             began = time.monotonic()
             await service.stop()
             assert time.monotonic() - began < 0.4
+            with pytest.raises(BrokenPipeError):
+                os.write(connection._transport.get_extra_info("socket").fileno(), b"anybody?")
             connection._transport.resume_reading()
             await changes.until(lambda: one.client().ended)
 
