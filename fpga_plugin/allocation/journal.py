@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS regions (
   region TEXT PRIMARY KEY, condition TEXT NOT NULL, reason TEXT NOT NULL, afu_id TEXT,
   former TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS debts (card TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS strays (device TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS resources (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
@@ -118,6 +119,7 @@ class Journal:
         ).fetchall()
         debts = db.execute("SELECT card FROM debts").fetchall()
         resources = db.execute("SELECT name FROM resources").fetchall()
+        strays = db.execute("SELECT device, number FROM strays").fetchall()
         return Snapshot(
             boot_id=meta.get("boot_id", ""),
             epoch=meta.get("epoch", ""),
@@ -160,6 +162,7 @@ class Journal:
             ),
             debts=frozenset(CardId(card) for (card,) in debts),
             resources=frozenset(ResourceName(name) for (name,) in resources),
+            strays={DeviceId(device): number for device, number in strays},
         )
 
     def set_boot_id(self, boot_id: str) -> None:
@@ -231,6 +234,16 @@ class Journal:
                 (
                     "INSERT OR IGNORE INTO resources VALUES (?)",
                     [(name,) for name in sorted(change.resources)],
+                )
+            )
+        if change.strays:
+            statements.append(
+                ("DELETE FROM strays WHERE device = ?", [(device,) for device in change.strays])
+            )
+            statements.append(
+                (
+                    "INSERT INTO strays VALUES (?, ?)",
+                    [(device, number) for device, number in change.strays.items() if number],
                 )
             )
         if change.epoch is not None:

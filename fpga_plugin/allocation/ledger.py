@@ -73,6 +73,7 @@ class Ledger:
         self.regions: dict[RegionId, RegionRecord] = {}
         self.debts: set[CardId] = set(snapshot.debts)
         self.resources: set[ResourceName] = set(snapshot.resources)
+        self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
         self.epoch = snapshot.epoch
         self.env_epoch = snapshot.env_epoch
         self.failing: dict[RegionId, str] = {}
@@ -139,6 +140,10 @@ class Ledger:
             self.regions[region] = record
         self.debts |= {card for card, open_ in change.debts.items() if open_}
         self.debts -= {card for card, open_ in change.debts.items() if not open_}
+        for device, number in change.strays.items():
+            self.strays.pop(device, None)
+            if number:
+                self.strays[device] = number
         new_resources = change.resources - self.resources
         self.resources |= new_resources
         if change.epoch is not None:
@@ -521,9 +526,11 @@ class Ledger:
                 resource=resource,
                 nodes=tuple((region.id, region.node) for region in regions),
                 epoch=self.epoch,
+                prestarts=change.strays.get(device, self.strays.get(device, 0)),
                 generation=next(self._generations),
             )
             change.claims[device] = claim
+            change.strays[device] = 0
             granted.append(claim)
         self._commit(change)
         return tuple(granted)
@@ -576,10 +583,10 @@ class Ledger:
             exposed=True,
             pod=pod,
             epoch=self.epoch,
-            prestarts=1,  # one that was not seen: PostStops never balance it
+            prestarts=1 + self.strays.get(device, 0),  # one was not seen: never balanced
             generation=next(self._generations),
         )
-        change = Change(claims={device: claim})
+        change = Change(claims={device: claim}, strays={device: 0})
         for region in regions:
             record = self.record(region.id)
             if record.condition in CLEAN:
@@ -611,7 +618,7 @@ class Ledger:
                 exposed=True,
                 pod=pod,
                 epoch=self.epoch,
-                prestarts=1,  # as in adopt
+                prestarts=1 + change.strays.pop(device, 0),  # as in adopt
                 generation=next(self._generations),
             )
         self._commit(change)
@@ -624,29 +631,29 @@ class Ledger:
             claim = self.claims.get(device)
             if claim is None:
                 continue
-            if claim.epoch != self.epoch:
-                # Earlier starts cannot be balanced any more: this keeps the counts unequal.
-                behind = claim.prestarts > claim.poststops or claim.used
-                claim = replace(claim, epoch=self.epoch, prestarts=1 if behind else 0, poststops=0)
             change.claims[device] = replace(claim, touched=True, prestarts=claim.prestarts + 1)
         self._commit(change)
 
     def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         """Count a PostStop; returns the devices for which they balance the PreStarts.
 
-        Their regions are DIRTY then, whatever the container was given: it has run on them.
+        Their regions are DIRTY then, whatever the container was given: it has run on them. A
+        PostStop may come long after its claim ended, and carries nothing but device ids: those
+        that are still to come of earlier claims are counted first.
         """
         change = Change()
         balanced = []
         for device in devices:
             claim = self.claims.get(device)
-            if claim is None or not claim.touched:
+            if claim is None:
+                if strays := self.strays.get(device, 0):
+                    change.strays[device] = strays - 1
                 continue
-            if claim.epoch != self.epoch or claim.poststops >= claim.prestarts:
+            if claim.poststops >= claim.prestarts:
                 continue
             claim = replace(claim, poststops=claim.poststops + 1)
             change.claims[device] = claim
-            if claim.poststops == claim.prestarts:
+            if self._stopped(claim):
                 balanced.append(device)
                 for region, _ in claim.nodes:
                     record = self.record(region)
@@ -660,10 +667,14 @@ class Ledger:
     def balanced(self, device: DeviceId) -> bool:
         """Whether every container that was started under the claim is known to have stopped."""
         claim = self.claims.get(device)
+        return claim is not None and self._stopped(claim)
+
+    def _stopped(self, claim: Claim) -> bool:
         return (
-            claim is not None
+            claim.touched
+            and not claim.exposed
             and claim.epoch == self.epoch
-            and 0 < claim.prestarts == claim.poststops
+            and claim.prestarts == claim.poststops
         )
 
     def started(self, claims: Iterable[Claim]) -> None:
@@ -694,7 +705,8 @@ class Ledger:
     def _release(self, change: Change, claim: Claim) -> None:
         """What the end of a claim does to its regions."""
         # Balanced PostStops are kubelet's word that every container stopped.
-        stopped = self.balanced(claim.device) and not claim.exposed
+        stopped = self._stopped(claim)
+        change.strays[claim.device] = max(claim.prestarts - claim.poststops, 0)
         former = pods([claim.pod]) if (claim.touched or claim.used) and not stopped else frozenset()
         for region, _ in claim.nodes:
             record = change.regions.get(region) or self.record(region)

@@ -4,7 +4,7 @@ These are also the rows of the journal: everything in them outlives the process.
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
@@ -74,10 +74,10 @@ class Claim:
         exposed: a container may have run without PreStart (kubelet skips it after its restart
             until the plugin registers again, and the node may have rebooted).
         pod: the owner, once kubelet's records told.
-        epoch: kubelet's life in which the PreStarts were counted.
-        prestarts: PreStarts seen in that epoch, failed ones included: a forked kubelet has created
-            the container by then and will report its removal.
-        poststops: PostStops seen in that epoch.
+        epoch: kubelet's life in which the claim was made.
+        prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
+            by then and will report its removal. Begins with the strays of earlier claims.
+        poststops: PostStops seen.
         generation: differs between any two claims of one life of the plugin; not journalled.
     """
 
@@ -112,6 +112,7 @@ class Change:
     regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
     debts: dict[CardId, bool] = field(default_factory=dict)
     resources: set[ResourceName] = field(default_factory=set)
+    strays: dict[DeviceId, int] = field(default_factory=dict)
     epoch: str | None = None
     env_epoch: str | None = None
 
@@ -121,6 +122,7 @@ class Change:
             or self.regions
             or self.debts
             or self.resources
+            or self.strays
             or self.epoch is not None
             or self.env_epoch is not None
         )
@@ -138,6 +140,7 @@ class Snapshot:
         regions: conditions.
         debts: cards with an open memory debt.
         resources: every resource ever registered.
+        strays: PostStops of ended claims that may still come, by device.
     """
 
     boot_id: str = ""
@@ -147,6 +150,7 @@ class Snapshot:
     regions: tuple[RegionRecord, ...] = ()
     debts: frozenset[CardId] = frozenset()
     resources: frozenset[ResourceName] = frozenset()
+    strays: Mapping[DeviceId, int] = field(default_factory=dict)
 
 
 def pods(uids: Iterable[PodUid | None]) -> frozenset[PodUid]:

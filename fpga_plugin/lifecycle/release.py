@@ -96,7 +96,7 @@ class Releaser:
         due = []
         for region in card.regions:
             claim = ledger.region_claim(region.id)
-            ended = claim is None or (ledger.balanced(claim.device) and not claim.exposed)
+            ended = claim is None or ledger.balanced(claim.device)
             if (
                 ended
                 and ledger.record(region.id).condition is Condition.DIRTY
