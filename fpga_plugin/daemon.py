@@ -163,6 +163,7 @@ class Daemon:
             workers=workers,
             selects=settings.cards.selects,
             poke=releaser.poke,
+            debugged=bench.debugged,
         )
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         reconciler = Reconciler(

@@ -109,6 +109,13 @@ class Backend(Protocol):
             HardwareError: the driver refused.
         """
 
+    def port_errors(self, region: Region) -> Mapping[str, int]:
+        """The port's error registers that are set, by name; reading changes nothing.
+
+        Raises:
+            HardwareError: they cannot be read.
+        """
+
     def clear_memory(self, card: Card) -> None:
         """Clear the card's on-card memory, of all its regions at once; up to 5 s a bank.
 

@@ -7,7 +7,7 @@ write every step into the ledger before it begins. A region that fails is taken 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -35,7 +35,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The collaborators, and the moves that both sides make."""
+    """The collaborators, and the moves that both sides make.
+
+    Attributes:
+        debugged: regions whose owner asked for `debug=1`: their port errors are logged.
+    """
 
     ledger: Ledger
     backend: Backend
@@ -43,6 +47,7 @@ class Bench:
     workers: CardWorkers
     cgroups: PodCgroups
     report: Reporter
+    debugged: set[RegionId] = field(default_factory=set)
 
     async def living(self, former: Iterable[PodUid]) -> PodUid | None:
         """A former owner whose processes still run; None where all are gone as far as is known.
@@ -152,6 +157,7 @@ class Bench:
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
         """
+        self.debugged.discard(region.id)
         await self.step(
             card,
             report,

@@ -7,7 +7,7 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from typing import Any
 
 import structlog
@@ -32,6 +32,7 @@ class Inventory:
     Args:
         selects: whether the operator lets the plugin touch a card.
         poke: is told of each card that may have work now.
+        debugged: regions whose port errors are to be logged.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Inventory:
         workers: CardWorkers,
         selects: Selects,
         poke: Callable[[CardId], None],
+        debugged: Set[RegionId],
     ) -> None:
         self._ledger = ledger
         self._backend = backend
@@ -50,6 +52,8 @@ class Inventory:
         self._workers = workers
         self._selects = selects
         self._poke = poke
+        self._debugged = debugged
+        self._port_errors: dict[RegionId, dict[str, int]] = {}
         self._full_scan = asyncio.Lock()
         self._scans: dict[CardId, asyncio.Lock] = {}
         self._changes: Counter[CardId] = Counter()
@@ -184,9 +188,26 @@ class Inventory:
                 health = await asyncio.to_thread(self._backend.health, card)
             except HardwareError as error:
                 health = CardHealth({region.id: str(error) for region in card.regions})
+            await self._log_port_errors(card)
             observed = await asyncio.to_thread(self._observe, card)
             self._ledger.verify_clean(card.id, observed)
             self._judged(card, health)
+
+    async def _log_port_errors(self, card: Card) -> None:
+        """Where the owner asked for `debug=1`: each new set of errors, once."""
+        for region in card.regions:
+            if region.id not in self._debugged:
+                self._port_errors.pop(region.id, None)
+                continue
+            try:
+                errors = dict(await asyncio.to_thread(self._backend.port_errors, region))
+            except HardwareError as error:
+                log.warning("port errors cannot be read", region=region.id, error=str(error))
+                continue
+            if errors != self._port_errors.get(region.id, {}):
+                self._port_errors[region.id] = errors
+                shown = {name: f"{value:#x}" for name, value in errors.items()}
+                log.warning("port errors", region=region.id, errors=shown)
 
     def _judged(self, card: Card, health: CardHealth) -> None:
         for failed, reason in health.failed.items():

@@ -232,7 +232,10 @@ class Preparer:
                     bench.backend.apply_settings(card, region, want.settings)
             steps.program(port, want.bitstream, report, name="program")
 
+        bench.debugged.discard(region.id)
         await bench.step(card, report, program, pr=True)
+        if want.settings.debug:
+            bench.debugged.add(region.id)
         ledger.programmed(region.id, want.bitstream.afu_id)
 
 

@@ -2,12 +2,13 @@
 
 import structlog
 
+from collections.abc import Mapping
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.port import DflPort, open_port, read_afu_id
+from fpga_plugin.hardware.dfl.port import DflPort, open_port, read_afu_id, read_errors
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
 from fpga_plugin.ids import AfuId, CardId
@@ -67,6 +68,10 @@ class DflBackend:
     ) -> None:
         """Set the user clock; `debug` is the plugin's own affair and changes no hardware."""
         set_clock(self._kernel, region, settings.clock)
+
+    def port_errors(self, region: Region) -> Mapping[str, int]:
+        """The port's error registers that are set, by attribute."""
+        return read_errors(self._kernel, region)
 
     def clear_memory(self, card: Card) -> None:
         """Clear all banks of a card's memory."""

@@ -310,6 +310,24 @@ class DflPort:
         return read_afu_id(self._kernel, self._region)
 
 
+def read_errors(kernel: Kernel, region: Region) -> dict[str, int]:
+    """Error registers of a port that are set (drivers/fpga/dfl-afu-error.c); reading clears none.
+
+    Raises:
+        HardwareError: one is there and cannot be read.
+    """
+    found: dict[str, int] = {}
+    for name in ("errors", "first_error", "first_malformed_req"):
+        path = f"{region.sysfs}/errors/{name}"
+        try:
+            text = optional(kernel, path)
+        except OSError as error:
+            raise _failure(f"{path} cannot be read", error) from error
+        if text is not None and (value := int(text, 16)):
+            found[name] = value
+    return found
+
+
 def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     """The id of the accelerator in a region, whether or not its port is open.
 
