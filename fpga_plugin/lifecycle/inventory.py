@@ -7,7 +7,8 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import structlog
@@ -44,7 +45,7 @@ class Inventory:
         workers: CardWorkers,
         selects: Selects,
         poke: Callable[[CardId], None],
-        debugged: Set[RegionId],
+        debugged: AbstractSet[RegionId],
     ) -> None:
         self._ledger = ledger
         self._backend = backend

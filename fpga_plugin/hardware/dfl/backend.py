@@ -1,8 +1,9 @@
 """Cards that the DFL drivers serve, real or simulated: the kernel below is a parameter."""
 
+from collections.abc import Mapping
+
 import structlog
 
-from collections.abc import Mapping
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.dfl import discovery

@@ -321,9 +321,12 @@ def read_errors(kernel: Kernel, region: Region) -> dict[str, int]:
         path = f"{region.sysfs}/errors/{name}"
         try:
             text = optional(kernel, path)
+            value = 0 if text is None else int(text, 16)
         except OSError as error:
             raise _failure(f"{path} cannot be read", error) from error
-        if text is not None and (value := int(text, 16)):
+        except ValueError as error:
+            raise HardwareError(f"{path} reads {quote(text)}, which is no number") from error
+        if value:
             found[name] = value
     return found
 
