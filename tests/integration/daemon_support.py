@@ -1,0 +1,554 @@
+"""The daemon as a process, and the kubelet that drives it: plain grpcio, threads, no code of ours.
+
+`Node` is what a node is to the plugin: directories that outlive it (state, kubelet's, the store,
+the simulated cards) and a kubelet. A test waits for what it means to see: a device list, a line of
+the log, the content of `state.json`.
+"""
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_tools import protoc
+
+import fpga_plugin.api
+
+T = TypeVar("T")
+
+LIMIT = 20.0
+"""Seconds after which a test gives up on what it waits for."""
+
+ROOT = Path(__file__).parents[2]
+STORE = ROOT / "bitstreams"
+
+ID = "ce48969398f05f33946d560708be108a"
+OTHER_ID = "38d782e3b6125343b9342433e348ac4c"
+REGIONS, CARDS = f"fpga.intel.com/region-{ID}", f"fpga.intel.com/fpga-{ID}"
+OTHER_REGIONS, OTHER_CARDS = f"fpga.intel.com/region-{OTHER_ID}", f"fpga.intel.com/fpga-{OTHER_ID}"
+
+AFU = "18b79ffa2ee54aa096ef4230dafacb5f"
+AFU_2 = "850adcc26ceb4b229722d43375b61c66"
+AFU_3 = "f7df405cbd7acf7222f144b0b93acd18"  # in the store for both interface ids
+FACTORY = "d8424dc4a4a3c413f89e433683f9040b"  # what a simulated region holds after power-up
+
+BLANK = "4cc434ceb4374bd69d69b7e3fdc04577"
+OTHER_BLANK = "abc3e95ecbbf4f8f823b29e1b5b660a4"
+
+CARD, CARD_2 = "0000-10-00.0", "0000-11-00.0"
+P0, P1, P2 = (f"{CARD}-p{port}" for port in range(3))
+
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+NO_REQUEST = {"PATH": "/bin"}
+"""The environment of a container that asks for nothing."""
+
+
+def request(
+    afu: str = AFU, *, interface: str = ID, n: str = "1", params: str = ""
+) -> dict[str, str]:
+    """The variables of one request."""
+    env = {f"FPGA_REGION_{n}": interface, f"FPGA_BITSTREAM_ID_{n}": afu}
+    return env | ({f"FPGA_DRIVER_PARAMS_{n}": params} if params else {})
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    api = Path(fpga_plugin.api.__file__).parent
+    pool = descriptor_pool.DescriptorPool()
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = os.path.join(folder, "set")
+        arguments = ["protoc", f"-I{api}", f"--descriptor_set_out={compiled}", "deviceplugin.proto"]
+        assert protoc.main(arguments) == 0
+        for file in descriptor_pb2.FileDescriptorSet.FromString(Path(compiled).read_bytes()).file:
+            pool.Add(file)
+    return pool
+
+
+@cache
+def message(name: str) -> Any:
+    """One of Google's own message classes of the device plugin API."""
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"v1beta1.{name}"))
+
+
+def eventually(look: Callable[[], T], *, limit: float = LIMIT) -> T:
+    """For what nobody announces (a file); returns what it came to."""
+    deadline = time.monotonic() + limit
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.002)
+    return found
+
+
+class Signal:
+    """A condition that threads feed and a test waits on."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+
+    def tell(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def until(self, holds: Callable[[], T], what: str, *, limit: float = LIMIT) -> T:
+        with self.changed:
+            found = self.changed.wait_for(holds, limit)
+        assert found, f"not within {limit:g} s: {what}"
+        return found
+
+
+class Refused(Exception):  # noqa: N818  # what kubelet hears, not an error of the test
+    """A call was answered with another status than OK."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self.code: str = error.code().name
+        self.message: str = error.details() or ""
+        super().__init__(f"{self.code}: {self.message}")
+
+
+class Endpoint:
+    """Kubelet's side of one registration: the connection, the stream, the present list."""
+
+    def __init__(self, path: str, signal: Signal) -> None:
+        self.channel = grpc.insecure_channel(f"unix:{path}")
+        self.lists: list[dict[str, str]] = []
+        self.numa: dict[str, list[int]] = {}
+        self.ended = False
+        self._signal = signal
+        self._stream: Any = None
+        self.thread = threading.Thread(target=self._watch)
+
+    def call(self, method: str, sent: Any, answer: str, timeout: float | None = LIMIT) -> Any:
+        unary = self.channel.unary_unary(
+            f"/v1beta1.DevicePlugin/{method}",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=message(answer).FromString,
+        )
+        try:
+            return unary(sent, timeout=timeout)
+        except grpc.RpcError as error:
+            raise Refused(error) from None
+
+    def begin(self, method: str, sent: Any, answer: str, timeout: float | None = LIMIT) -> Any:
+        """The same call as a future of grpc's, which can be cancelled."""
+        unary = self.channel.unary_unary(
+            f"/v1beta1.DevicePlugin/{method}",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=message(answer).FromString,
+        )
+        return unary.future(sent, timeout=timeout)
+
+    def open(self) -> None:
+        self._stream = self.channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=message("ListAndWatchResponse").FromString,
+        )(message("Empty")())
+        self.thread.start()
+
+    def _watch(self) -> None:
+        try:
+            for response in self._stream:
+                numa = {d.ID: [n.ID for n in d.topology.nodes] for d in response.devices}
+                with self._signal.changed:
+                    self.lists.append({device.ID: device.health for device in response.devices})
+                    self.numa = numa
+                    self._signal.changed.notify_all()
+        except grpc.RpcError:
+            pass
+        self.ended = True
+        self._signal.tell()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+            self.thread.join(LIMIT)
+        self.channel.close()
+
+
+class Kubelet:
+    """An extended kubelet, one life at a time; no more than the plugin can see of one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.signal = Signal()
+        self.endpoints: dict[str, Endpoint] = {}
+        self.registrations: list[Any] = []
+        self.options: dict[str, Any] = {}
+        self._all: list[Endpoint] = []
+        self._server: Any = None
+
+    def start(self) -> None:
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._register,
+            request_deserializer=message("RegisterRequest").FromString,
+            response_serializer=lambda each: each.SerializeToString(),
+        )
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=4))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler}),)
+        )
+        for path in self.directory.iterdir():  # as kubelet does (facts/kubelet.md section 1.8)
+            if path.is_socket():
+                path.unlink()
+        self._server.add_insecure_port(f"unix:{self.directory / 'kubelet.sock'}")
+        self._server.start()
+
+    def stop(self) -> None:
+        for endpoint in self._all:
+            endpoint.close()
+        self._all.clear()
+        self.endpoints.clear()
+        if self._server is not None:
+            self._server.stop(0).wait()
+            (self.directory / "kubelet.sock").unlink(missing_ok=True)
+            self._server = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _register(self, sent: Any, _context: Any) -> Any:
+        endpoint = Endpoint(str(self.directory / sent.endpoint), self.signal)
+        options = endpoint.call("GetDevicePluginOptions", message("Empty")(), "DevicePluginOptions")
+        with self.signal.changed:
+            self._all.append(endpoint)
+            self.registrations.append(sent)
+            self.options[sent.resource_name] = options
+            self.endpoints[sent.resource_name] = endpoint
+        endpoint.open()
+        return message("Empty")()
+
+    # ---------------------------------------------------------------- lists
+
+    def listed(self, resource: str = REGIONS) -> dict[str, str]:
+        return self.endpoints[resource].lists[-1] if self.has_list(resource) else {}
+
+    def until(self, resource: str, devices: Mapping[str, str], *, limit: float = LIMIT) -> None:
+        """Wait until the resource's list is this one."""
+        try:
+            self.signal.until(lambda: self.listed(resource) == devices, "a list", limit=limit)
+        except AssertionError:
+            assert self.listed(resource) == devices
+            raise
+
+    def has_list(self, resource: str) -> bool:
+        """Whether the resource's stream is open and has sent a list, if only an empty one."""
+        endpoint = self.endpoints.get(resource)
+        return endpoint is not None and not endpoint.ended and bool(endpoint.lists)
+
+    def until_health(self, device: str, health: str | None, resource: str = REGIONS) -> None:
+        """Wait until a device is listed with this health; None: until it is not listed."""
+        self.signal.until(
+            lambda: self.has_list(resource) and self.listed(resource).get(device) == health,
+            f"{device} {health}",
+        )
+
+    # ---------------------------------------------------------------- calls
+
+    def endpoint(self, resource: str) -> Endpoint:
+        self.signal.until(lambda: resource in self.endpoints, f"a registration of {resource}")
+        return self.endpoints[resource]
+
+    def allocate(self, *devices: str, resource: str = REGIONS) -> Any:
+        container = message("ContainerAllocateRequest")(devices_ids=devices)
+        sent = message("AllocateRequest")(container_requests=[container])
+        (answer,) = (
+            self.endpoint(resource).call("Allocate", sent, "AllocateResponse").container_responses
+        )
+        return answer
+
+    def prestart(
+        self,
+        *devices: str,
+        env: Mapping[str, str],
+        resource: str = REGIONS,
+        timeout: float | None = LIMIT,
+    ) -> None:
+        sent = message("PreStartContainerRequest")(devices_ids=devices, Env=env)
+        self.endpoint(resource).call(
+            "PreStartContainer", sent, "PreStartContainerResponse", timeout
+        )
+
+    def begin_prestart(
+        self, *devices: str, env: Mapping[str, str], resource: str = REGIONS, timeout: float = LIMIT
+    ) -> Any:
+        sent = message("PreStartContainerRequest")(devices_ids=devices, Env=env)
+        return self.endpoint(resource).begin(
+            "PreStartContainer", sent, "PreStartContainerResponse", timeout
+        )
+
+    def poststop(self, *devices: str, resource: str = REGIONS) -> None:
+        sent = message("PostStopContainerRequest")(devicesIDs=devices)
+        self.endpoint(resource).call("PostStopContainer", sent, "Empty")
+
+    def deallocate(self, *devices: str, resource: str = REGIONS) -> None:
+        container = message("ContainerDeallocateRequest")(devicesIDs=devices)
+        sent = message("DeallocateRequest")(container_requests=[container])
+        self.endpoint(resource).call("Deallocate", sent, "Empty")
+
+    def preferred(
+        self,
+        available: Sequence[str],
+        size: int,
+        *,
+        must: Sequence[str] = (),
+        resource: str = REGIONS,
+    ) -> list[str]:
+        container = message("ContainerPreferredAllocationRequest")(
+            available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+        )
+        sent = message("PreferredAllocationRequest")(container_requests=[container])
+        answer = self.endpoint(resource).call(
+            "GetPreferredAllocation", sent, "PreferredAllocationResponse"
+        )
+        return list(answer.container_responses[0].deviceIDs)
+
+    def checkpoint(self, *entries: tuple[str, str, str, Sequence[str], Any]) -> None:
+        """Write kubelet's records: (pod, container, resource, devices, Allocate's answer)."""
+        data = {
+            "PodDeviceEntries": [
+                {
+                    "PodUID": pod,
+                    "ContainerName": container,
+                    "ResourceName": resource,
+                    "DeviceIDs": {"-1": list(devices)},
+                    "AllocResp": base64.b64encode(answer.SerializeToString()).decode(),
+                }
+                for pod, container, resource, devices, answer in entries
+            ],
+            "RegisteredDevices": {},
+        }
+        path = self.directory / "kubelet_internal_checkpoint"
+        path.with_suffix(".new").write_text(json.dumps({"Data": data, "Checksum": 1}))
+        path.with_suffix(".new").replace(path)
+
+
+class Plugin:
+    """One life of the daemon."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.raw: list[str] = []
+        self.signal = Signal()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fpga_plugin", "run"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+            | dict(env),
+            cwd=ROOT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                parsed = json.loads(line)
+            except ValueError:
+                parsed = {"event": "", "text": line}
+            with self.signal.changed:
+                self.raw.append(line)
+                self.lines.append(parsed)
+                self.signal.changed.notify_all()
+        self.signal.tell()
+
+    def logged(self, event: str, since: int = 0, **values: Any) -> list[dict[str, Any]]:
+        """Lines of an event that have these values."""
+        return [
+            line
+            for line in self.lines[since:]
+            if line["event"] == event and all(line.get(k) == v for k, v in values.items())
+        ]
+
+    def until_logged(self, event: str, since: int = 0, **values: Any) -> dict[str, Any]:
+        return self.signal.until(
+            lambda: self.logged(event, since, **values), f"log {event} {values}"
+        )[0]
+
+    def until_reported(self, region: str, since: int = 0) -> dict[str, Any]:
+        """The first scrub or preparation of a region."""
+
+        def found() -> list[dict[str, Any]]:
+            return [e for e in self.lines[since:] if e.get("region") == region and "steps" in e]
+
+        return self.signal.until(found, f"a report of {region}")[0]
+
+    @property
+    def mark(self) -> int:
+        """How many lines there are so far, for `since`."""
+        return len(self.lines)
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        self.process.kill()
+        self._gone()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.exit_code()
+
+    def exit_code(self) -> int:
+        self.process.wait(LIMIT)
+        return self._gone()
+
+    def _gone(self) -> int:
+        code = self.process.wait(LIMIT)
+        self._reader.join(LIMIT)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+    @property
+    def text(self) -> str:
+        return "".join(self.raw)
+
+
+class Node:
+    """A node: what outlives the plugin, and the plugin's present life."""
+
+    def __init__(self, cards: str = "1x2", **settings: str) -> None:
+        # Not pytest's folder: the path of a socket has at most 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="fpga-"))
+        self.state_dir = self.folder / "state"
+        self.simulated = self.state_dir / "simulated"
+        self.store = STORE
+        self.kubelet_dir = self.folder / "kubelet"
+        self.kubelet_dir.mkdir()
+        self.kubelet = Kubelet(self.kubelet_dir)
+        self.settings = {
+            "FPGA_PLUGIN_BACKEND": "simulated",
+            "FPGA_PLUGIN_SIMULATED_CARDS": cards,
+            "FPGA_PLUGIN_SIMULATED_PR_SECONDS": "0.01",
+            "FPGA_PLUGIN_STATE_DIR": str(self.state_dir),
+            "FPGA_PLUGIN_KUBELET_DIR": str(self.kubelet_dir),
+            "FPGA_PLUGIN_BITSTREAM_DIR": str(self.store),
+            "FPGA_PLUGIN_PODRESOURCES_SOCKET": "",
+            "FPGA_PLUGIN_PODS_SOCKET": "",
+            "FPGA_PLUGIN_CGROUP_ROOT": "",
+            "FPGA_PLUGIN_HTTP_ADDRESS": "",
+            "FPGA_PLUGIN_LOG_LEVEL": "debug",
+        }
+        self.set(**settings)
+        self.lives: list[Plugin] = []
+
+    def set(self, **settings: str) -> None:
+        """Settings of the next start, without their prefix and in lower case."""
+        self.settings |= {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
+
+    def own_store(self) -> Path:
+        """A store that the test may change."""
+        self.store = self.folder / "store"
+        shutil.copytree(STORE, self.store)
+        self.set(bitstream_dir=str(self.store))
+        return self.store
+
+    @property
+    def plugin(self) -> Plugin:
+        return self.lives[-1]
+
+    def start(self) -> Plugin:
+        self.lives.append(Plugin(self.settings))
+        return self.plugin
+
+    def up(self) -> "Node":
+        """Kubelet and plugin, until every device is listed Healthy."""
+        self.kubelet.start()
+        self.start()
+        self.settled()
+        return self
+
+    def settled(self) -> None:
+        """Until every listed device is Healthy, and the plugin has nothing to do."""
+        self.plugin.until_logged("serving")
+        resources = self.plugin.logged("serving")[0]["resources"]
+
+        def all_healthy() -> bool:
+            lists = [self.kubelet.listed(resource) for resource in resources]
+            return all(lists) and {health for each in lists for health in each.values()} == {
+                HEALTHY
+            }
+
+        self.kubelet.signal.until(all_healthy, "all devices Healthy")
+
+    def again(self) -> Plugin:
+        """Kill and start anew, until kubelet has the lists of every resource again."""
+        self.plugin.kill()
+        return self.restarted()
+
+    def restarted(self) -> Plugin:
+        """Start after an end, until kubelet has the lists of every resource and its records
+        were read."""
+        before = len(self.kubelet.registrations)
+        plugin = self.start()
+        resources = plugin.until_logged("serving")["resources"]
+        self.kubelet.signal.until(
+            lambda: (
+                len(self.kubelet.registrations) >= before + len(resources)
+                and all(self.kubelet.has_list(resource) for resource in resources)
+            ),
+            "registrations after the restart",
+        )
+        plugin.until_logged("kubelet's records read")
+        return plugin
+
+    def scrubs(self, since: int = 0, **values: Any) -> int:
+        """How many scrubs there were, as of now: a call's own line comes after them."""
+
+        def calls() -> int:
+            return len(self.plugin.logged("call", method="GetPreferredAllocation"))
+
+        before = calls()
+        self.kubelet.preferred([], 0)
+        self.plugin.signal.until(lambda: calls() > before, "the line of a call")
+        return len(self.plugin.logged("region scrubbed", since, **values))
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return json.loads((self.simulated / "state.json").read_text())["regions"]
+
+    def afu(self, region: str) -> str:
+        return str(self.state()[region]["afu_id"])
+
+    def arm(self, region: str, word: str) -> Path:
+        """Arm a fault, in one step as far as the plugin can see."""
+        path = self.simulated / "faults" / region
+        new = self.folder / "fault"
+        new.write_text(f"{word}\n")
+        new.replace(path)
+        return path
+
+    def unplug(self, card: str) -> None:
+        (self.simulated / "cards" / card).unlink()
+
+    def plug(self, card: str) -> None:
+        (self.simulated / "cards" / card).touch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for life in self.lives:
+            if life.process.poll() is None:
+                life.kill()
+        self.kubelet.stop()
+        for number, life in enumerate(self.lives):
+            print(f"--- log of life {number} ---\n{life.text}")  # noqa: T201  # pytest shows it with a failure
+        shutil.rmtree(self.folder)
