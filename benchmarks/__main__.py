@@ -1,0 +1,91 @@
+"""`make bench`: what is fast, measured on this machine, beside its target and the Go peer.
+
+The figures are no tests: nothing fails when one is missed.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import measure
+from figures import Figure, table
+from machine import machine
+from node import Node
+from runtime import runtime
+
+COUNTS = (1, 256)
+"""Cards of four regions: a usual node, and the largest that is designed for."""
+
+
+def main() -> int:
+    """Run all, print, return the exit code."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: a minute in all")
+    parser.add_argument(
+        "--cards",
+        type=int,
+        action="append",
+        metavar="N",
+        help=f"only nodes of N cards; may be repeated (default: {', '.join(map(str, COUNTS))})",
+    )
+    parser.add_argument(
+        "--pr-seconds", type=float, default=0.05, metavar="S", help="a simulated PR (default: 0.05)"
+    )
+    arguments = parser.parse_args()
+    effort = measure.QUICK if arguments.quick else measure.FULL
+    python = runtime()
+    with tempfile.TemporaryDirectory(prefix="fpga-bench-") as name:
+        folder = Path(name)
+        here = machine(folder)
+        figures: list[Figure] = []
+        for count in arguments.cards or COUNTS:
+            figures += _node(
+                folder / str(count), python, count, effort, pr_seconds=arguments.pr_seconds
+            )
+        figures += measure.floor(python, folder, effort)
+    if arguments.json:
+        rows = [figure.as_json() for figure in figures]
+        print(json.dumps({"machine": here, "figures": rows}, indent=2))
+    else:
+        print("\n".join(f"{key:<11} {value}" for key, value in here.items()))
+        print(table(figures))
+    return 0
+
+
+def _node(
+    folder: Path, python: Path, count: int, effort: measure.Effort, *, pr_seconds: float
+) -> list[Figure]:
+    def say(subject: str) -> None:
+        print(f"{count} cards: {subject} ...", file=sys.stderr)
+
+    folder.mkdir()
+    node = Node(folder, python, count=count, pr_seconds=pr_seconds)
+    say("starts")
+    figures = measure.starts(node, effort)
+    with node.start() as plugin:
+        node.wait_clean()
+        say("idle")
+        figures += measure.idle(node, plugin, effort)
+        say("calls")
+        figures += measure.calls(node, effort)
+        say("release")
+        figures += measure.release(node, effort)
+        say("PreStart")
+        figures += measure.prestart(node, effort)
+        say("hot-plug")
+        figures += measure.hotplug(node, effort)
+    node.kubelet.close()
+    if count > 1:
+        say("calls during a mass scrub")
+        (folder / "again").mkdir()
+        again = Node(folder / "again", python, count=count, pr_seconds=pr_seconds)
+        figures += measure.busy(again)
+        again.kubelet.close()
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

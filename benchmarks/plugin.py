@@ -1,0 +1,80 @@
+"""The process under measurement."""
+
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+_ENDS_WITHIN = 30.0
+
+
+class Plugin:
+    """`fpga-plugin run`, started cold: a new interpreter, with compiled modules and warm caches.
+
+    Attributes:
+        began: when it was started.
+    """
+
+    def __init__(self, python: Path, settings: Mapping[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("ab") as stream:
+            self.began = time.monotonic()
+            self._process = subprocess.Popen(
+                [python.parent / "fpga-plugin", "run"],
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> float:
+        """SIGTERM; returns the seconds until the process has ended.
+
+        Raises:
+            RuntimeError: it ended badly; says where its log is.
+        """
+        began = time.monotonic()
+        self._process.terminate()
+        status = self._process.wait(_ENDS_WITHIN)
+        if status != 0:
+            msg = f"the plugin ended with {status}:\n{self._log.read_text()[-2000:]}"
+            raise RuntimeError(msg)
+        return time.monotonic() - began
+
+    def memory(self) -> tuple[float, float]:
+        """RSS and PSS in MiB."""
+        text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
+        found = dict(re.findall(r"^(Rss|Pss):\s+([0-9]+) kB$", text, re.MULTILINE))
+        return int(found["Rss"]) / 1024, int(found["Pss"]) / 1024
+
+    def peak(self) -> float:
+        """The highest RSS so far in MiB."""
+        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"^VmHWM:\s+([0-9]+) kB$", text, re.MULTILINE)
+        return int(found[1]) / 1024 if found else 0.0
+
+    def threads(self) -> int:
+        """How many threads it has."""
+        return len(list(Path(f"/proc/{self._process.pid}/task").iterdir()))
+
+    def switches(self) -> int:
+        """Context switches of all its threads so far: each wake-up is at least one."""
+        total = 0
+        for status in Path(f"/proc/{self._process.pid}/task").glob("*/status"):
+            found = re.findall(r"ctxt_switches:\s+([0-9]+)", status.read_text())
+            total += sum(map(int, found))
+        return total
+
+    def wakeups(self, seconds: float) -> float:
+        """Context switches a minute, watched for `seconds`."""
+        before = self.switches()
+        time.sleep(seconds)
+        return (self.switches() - before) * 60 / seconds
