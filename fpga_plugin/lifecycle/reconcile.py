@@ -115,6 +115,9 @@ class Reconciler:
                 ):
                     await self._round(self._podresources)
                     await asyncio.sleep(self._interval)
+                elif self._ledger.foreign:
+                    await self._settle([])
+                    await asyncio.sleep(self._interval)
                 else:
                     await self._wake.wait()
         finally:
@@ -185,7 +188,8 @@ class Reconciler:
             for card_id, reason in cards.items():
                 log.warning("card left alone", card=card_id, reason=reason)
             self._ledger.set_foreign(cards)
-            self._gate(True)
+            if self._answered:
+                self._gate(True)
 
     async def _round(self, podresources: PodResourcesClient) -> None:
         ledger = self._ledger

@@ -1,0 +1,271 @@
+"""Release without being told: kubelet's Lists and checkpoint against the ledger."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from fpga_plugin.allocation.journal import NoJournal
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import Snapshot
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, ResourceName
+from fpga_plugin.lifecycle.identity import Identities
+from fpga_plugin.lifecycle.reconcile import Reconciler
+from fpga_plugin.pods.podresources import (
+    NoListReason,
+    PodDevices,
+    PodList,
+    PodResourcesError,
+)
+
+PREFIX = "fpga.intel.com"
+INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
+RESOURCE = ResourceName(f"{PREFIX}/region-{INTERFACE}")
+ADDRESS = PciAddress.parse("0000:10:00.0")
+REGION = "0000-10-00.0-p0"
+BLANK = AfuId("4cc434ceb4374bd69d69b7e3fdc04577")
+
+
+def card() -> Card:
+    region = Region(ADDRESS.card_id, 0, "/dev/dfl-port.0", "/sys/devices/x/dfl-port.0")
+    return Card(ADDRESS, INTERFACE, 0, (region,), 1, "/dev/dfl-fme.0", "/sys/x", False)
+
+
+class Kubelet:
+    """Answers List from a script, and writes its checkpoint when a list is sent again."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, "kubelet_internal_checkpoint")
+        self.lists = 0
+        self.listed: set[str] = set()
+        self.checkpoint: set[str] = set()
+        self.failing = False
+        self.epoch = "1:1:1"
+        self.resends = 0
+        self.rewrites = True
+        self.on_list: Callable[[], None] = lambda: None
+
+    async def snapshot(self) -> PodList:
+        self.lists += 1
+        self.on_list()
+        if self.failing:
+            raise PodResourcesError("no answer", reason=NoListReason.RATE_LIMITED)
+        pods = tuple(
+            PodDevices("default", "pod", "app", RESOURCE, frozenset({device}))
+            for device in sorted(self.listed)
+        )
+        return PodList(pods, self.epoch)
+
+    def write(self, devices: Iterable[str]) -> None:
+        entries = [
+            {
+                "PodUID": "0a0a0a0a-0000-4000-8000-000000000001",
+                "ContainerName": "app",
+                "ResourceName": RESOURCE,
+                "DeviceIDs": {"-1": [device]},
+                "AllocResp": "",
+            }
+            for device in devices
+        ]
+        data = {"PodDeviceEntries": entries, "RegisteredDevices": {}}
+        with open(self.path + ".new", "w") as file:
+            json.dump({"Data": data, "Checksum": 1}, file)
+        os.replace(self.path + ".new", self.path)
+
+    def resend(self) -> None:
+        self.resends += 1
+        if self.rewrites:
+            self.write(sorted(self.checkpoint))
+
+
+class World:
+    def __init__(self, directory: str, *, fresh: bool = False, polled: bool = True) -> None:
+        self.ledger = Ledger(
+            prefix=PREFIX, journal=NoJournal(), snapshot=Snapshot(boot_id="b"), boot_id="b"
+        )
+        self.ledger.card_found(card(), {}, BLANK)
+        self.ledger.kubelet_epoch("k1")
+        self.kubelet = Kubelet(directory)
+        self.gates: list[bool] = []
+        self.released: list[DeviceId] = []
+        self.reconciler = Reconciler(
+            ledger=self.ledger,
+            identities=Identities(kubelet_dir=directory, prefix=PREFIX),
+            podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
+            kubelet_dir=directory,
+            prefix=PREFIX,
+            interval=0.01,
+            fresh_journal=fresh,
+            gate=self.gates.append,
+            release=self._release,
+            resend=self.kubelet.resend,
+        )
+
+    def _release(self, _resource: ResourceName, device: DeviceId) -> None:
+        self.released.append(device)
+        self.ledger.release([device])
+
+    def play(self, until: Callable[[], bool]) -> None:
+        async def run() -> None:
+            task = asyncio.create_task(self.reconciler.run())
+            self.reconciler.stream_opened(RESOURCE)
+            async with asyncio.timeout(10):
+                while not until():  # noqa: ASYNC110  # what is waited for has no event
+                    await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(run())
+
+
+@pytest.fixture
+def directory(tmp_path) -> str:
+    return str(tmp_path)
+
+
+def test_nothing_is_polled_while_nothing_is_owned(directory: str) -> None:
+    world = World(directory)
+    world.play(lambda: bool(world.gates))
+    assert world.gates == [True]
+    assert world.kubelet.lists == 1  # the first answer of this kubelet, and no other
+
+
+def test_without_podresources_an_open_stream_opens_the_gate(directory: str) -> None:
+    world = World(directory, polled=False)
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: bool(world.gates))
+    assert world.kubelet.lists == 0
+    assert world.released == []
+
+
+def test_a_device_that_two_lists_and_the_rewritten_checkpoint_lack_is_released(
+    directory: str,
+) -> None:
+    world = World(directory)
+    world.kubelet.write([REGION])
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: bool(world.released))
+    assert world.released == [REGION]
+    assert world.kubelet.lists >= 3
+    assert world.kubelet.resends == 1
+
+
+def test_a_device_in_the_list_is_kept(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.listed = {REGION}
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: world.kubelet.lists > 6)
+    assert world.released == []
+    assert world.kubelet.resends == 0
+
+
+def test_a_device_that_only_the_checkpoint_has_is_kept(directory: str) -> None:
+    """Init containers are in the checkpoint and never in List."""
+    world = World(directory)
+    world.kubelet.checkpoint = {REGION}
+    world.kubelet.write([REGION])
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: world.kubelet.resends > 2)
+    assert world.released == []
+
+
+def test_a_checkpoint_that_is_not_rewritten_releases_nothing(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.rewrites = False
+    world.kubelet.write([])
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: world.kubelet.resends > 1)
+    assert world.released == []
+
+
+def test_an_unreadable_checkpoint_releases_nothing(directory: str) -> None:
+    world = World(directory)
+    world.play(lambda: bool(world.gates))
+    world.ledger.allocate(RESOURCE, [REGION])
+    stamps = iter(range(100))
+
+    def garbage() -> None:
+        world.kubelet.resends += 1
+        with open(world.kubelet.path, "w") as file:
+            file.write("{" * (1 + next(stamps)))
+
+    world.reconciler._resend = garbage
+    world.play(lambda: world.kubelet.resends > 2)
+    assert world.released == []
+
+
+def test_failed_lists_release_nothing(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([])
+    world.play(lambda: bool(world.gates))
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.kubelet.failing = True
+    world.play(lambda: world.kubelet.lists > 6)
+    assert world.released == []
+
+
+def test_lists_of_two_kubelets_do_not_add_up(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([])
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def another() -> None:
+        world.kubelet.epoch = f"1:{world.kubelet.lists}:1"
+
+    world.kubelet.on_list = another
+    world.play(lambda: world.kubelet.lists > 8)
+    assert world.released == []
+
+
+@pytest.mark.parametrize("call", ["Allocate", "PreStart"])
+def test_a_list_begun_before_the_last_call_does_not_count(directory: str, call: str) -> None:
+    world = World(directory)
+    world.kubelet.write([])
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def active() -> None:
+        if call == "Allocate":
+            world.ledger.allocate(RESOURCE, [REGION])
+        else:
+            world.ledger.prestart_seen([DeviceId(REGION)])
+
+    world.kubelet.on_list = active
+    world.play(lambda: world.kubelet.lists > 8)
+    assert world.released == []
+
+
+def test_without_a_journal_the_checkpoint_names_the_owners(directory: str) -> None:
+    world = World(directory, fresh=True)
+    world.kubelet.write([REGION])
+    world.kubelet.listed = {REGION}
+    world.play(lambda: bool(world.gates))
+    claim = world.ledger.claims[DeviceId(REGION)]
+    assert claim.exposed
+    assert claim.pod == "0a0a0a0a-0000-4000-8000-000000000001"
+
+
+def test_with_a_journal_a_stale_entry_makes_no_claim(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([REGION])
+    world.play(lambda: bool(world.gates))
+    assert not world.ledger.claims
+
+
+def test_another_plugins_devices_leave_the_card_alone_until_they_are_gone(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.checkpoint = {"dfl-fme.0"}
+    world.kubelet.write(["dfl-fme.0"])
+    world.play(lambda: world.kubelet.resends > 1)
+    assert ADDRESS.card_id in world.ledger.foreign
+    world.kubelet.checkpoint = set()
+    world.play(lambda: not world.ledger.foreign)
+
+
+def test_the_gate_stays_shut_while_kubelet_does_not_answer(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.failing = True
+    world.play(lambda: world.kubelet.lists > 3)
+    assert world.gates == []
