@@ -1,0 +1,298 @@
+"""The ledger's state and the one way to change it, and what can be asked of it.
+
+A step collects a `Change`, writes it to the journal, and only then applies it (`_commit`). Indexes
+by card and by device node keep every question independent of how many claims there are.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from fpga_plugin.allocation.journal import JournalWriter
+from fpga_plugin.allocation.names import DELETE_THE_POD, card_of, is_card, resource_names
+from fpga_plugin.allocation.records import (
+    Change,
+    Claim,
+    Condition,
+    Mode,
+    Ownership,
+    RegionRecord,
+    Snapshot,
+)
+from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import (
+    CardId,
+    DeviceId,
+    RegionId,
+    ResourceName,
+    device_order,
+    parse_device_id,
+)
+
+
+class Book:
+    """Claims, conditions, cards; see the module. `Ledger` adds the steps."""
+
+    def __init__(
+        self, *, prefix: str, journal: JournalWriter, snapshot: Snapshot, boot_id: str
+    ) -> None:
+        """Take up what the journal knew.
+
+        In another boot nothing that it says about conditions holds, and no container of before
+        runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
+        without an Allocate), but count as not started.
+        """
+        self._prefix = prefix
+        self._journal = journal
+        self._generations = itertools.count(1)
+        self._listeners: list[Callable[[CardId | None], None]] = []
+        same_boot = snapshot.boot_id == boot_id
+        self.cards: dict[CardId, Card] = {}
+        self.claims: dict[DeviceId, Claim] = {}
+        self.regions: dict[RegionId, RegionRecord] = {}
+        self.debts: set[CardId] = set(snapshot.debts)
+        self.resources: set[ResourceName] = set(snapshot.resources)
+        self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
+        self.epoch = snapshot.epoch
+        self.env_epoch = snapshot.env_epoch
+        self.failing: dict[RegionId, str] = {}
+        self.foreign: dict[CardId, str] = {}
+        self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
+        self._seen: set[RegionId] = set()
+        self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
+        self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
+        change = Change()
+        for claim in snapshot.claims:
+            taken = replace(claim, generation=next(self._generations))
+            if not same_boot:
+                taken = replace(
+                    taken, started=False, touched=False, exposed=True, prestarts=0, poststops=0
+                )
+                change.claims[claim.device] = taken
+            self.claims[claim.device] = taken
+            self._index(taken)
+        for record in snapshot.regions:
+            taken_record = record
+            if not same_boot:
+                taken_record = replace(
+                    record, condition=Condition.DIRTY, reason="the node booted", afu_id=None
+                )
+            elif record.condition is Condition.SCRUBBING:
+                taken_record = replace(
+                    record,
+                    condition=Condition.DIRTY,
+                    afu_id=None,
+                    reason="the plugin ended while it worked on the region",
+                )
+            if taken_record is not record:
+                change.regions[record.region] = taken_record
+            self.regions[record.region] = taken_record
+        if change:
+            journal.write(change)
+
+    # ---------------------------------------------------------------- listeners, commits
+
+    def subscribe(self, listener: Callable[[CardId | None], None]) -> Callable[[], None]:
+        """Call `listener` after each change with the card concerned; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _notify(self, card: CardId | None) -> None:
+        for listener in tuple(self._listeners):
+            listener(card)
+
+    def _commit(self, change: Change) -> None:
+        if change:
+            self._journal.write(change)
+            self._apply(change)
+
+    def _apply(self, change: Change) -> None:
+        cards: set[CardId] = set(change.debts)
+        for device, claim in change.claims.items():
+            cards.add(card_of(device))
+            self._unindex(self.claims.pop(device, None))
+            if claim is not None:
+                self.claims[device] = claim
+                self._index(claim)
+        for region, record in change.regions.items():
+            cards.add(card_of(region))
+            self.regions[region] = record
+        self.debts |= {card for card, open_ in change.debts.items() if open_}
+        self.debts -= {card for card, open_ in change.debts.items() if not open_}
+        for device, number in change.strays.items():
+            self.strays.pop(device, None)
+            if number:
+                self.strays[device] = number
+        new_resources = change.resources - self.resources
+        self.resources |= new_resources
+        if change.epoch is not None:
+            self.epoch = change.epoch
+        if change.env_epoch is not None:
+            self.env_epoch = change.env_epoch
+        if new_resources:
+            self._notify(None)
+        for card in cards:
+            self._notify(card)
+
+    def _index(self, claim: Claim) -> None:
+        self._by_card.setdefault(card_of(claim.device), {})[claim.device] = claim
+        for region, node in claim.nodes:
+            self._by_node.setdefault(node, {})[claim.device] = region
+
+    def _unindex(self, claim: Claim | None) -> None:
+        if claim is None:
+            return
+        of_card = self._by_card[card_of(claim.device)]
+        del of_card[claim.device]
+        if not of_card:
+            del self._by_card[card_of(claim.device)]
+        for _, node in claim.nodes:
+            holders = self._by_node[node]
+            holders.pop(claim.device, None)
+            if not holders:
+                del self._by_node[node]
+
+    # ---------------------------------------------------------------- questions
+
+    def card_claim(self, card: CardId) -> Claim | None:
+        """The claim on the whole card."""
+        return self.claims.get(DeviceId(card))
+
+    def region_claim(self, region: RegionId) -> Claim | None:
+        """The claim that covers a region: its own, or its card's."""
+        return self.claims.get(DeviceId(region)) or self.card_claim(card_of(region))
+
+    def claims_on(self, card: CardId) -> list[Claim]:
+        """Claims on the card or on any of its regions."""
+        return list(self._by_card.get(card, {}).values())
+
+    def mode(self, card: CardId) -> Mode:
+        """How the card is used."""
+        if self.card_claim(card) is not None:
+            return Mode.WHOLE
+        return Mode.PARTITIONED if card in self._by_card else Mode.FREE
+
+    def ownership(self, region: RegionId) -> Ownership:
+        """Who has a region."""
+        claim = self.region_claim(region)
+        return Ownership.FREE if claim is None else claim.ownership
+
+    def record(self, region: RegionId) -> RegionRecord:
+        """A region's condition; DIRTY where nothing is known."""
+        return self.regions.get(region) or RegionRecord(region, Condition.DIRTY, "not known")
+
+    def region(self, region: RegionId) -> Region | None:
+        """The region as it is now; None while its card is gone."""
+        card = self.cards.get(card_of(region))
+        if card is None:
+            return None
+        return next((r for r in card.regions if r.id == region), None)
+
+    def trouble(self, region: RegionId) -> str:
+        """Why a region must not be given to anybody, whatever is on it; empty if nothing is."""
+        record = self.record(region)
+        if record.condition is Condition.FAULTED:
+            return record.reason or "faulted"
+        return self.failing.get(region, "")
+
+    def borrowed_node(self, region: Region) -> DeviceId | None:
+        """The device under whose claim this region's present node was handed out (invariant 10)."""
+        for device, granted in self._by_node.get(region.node, {}).items():
+            if granted != region.id:
+                return device
+        return None
+
+    def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
+        """Whether any region of the card but `regions` has an owner."""
+        mine = set(regions)
+        whole = self.card_claim(card)
+        for claim in self.claims_on(card):
+            if claim is not whole and RegionId(claim.device) not in mine:
+                return True
+        if whole is None:
+            return False
+        return any(region not in mine for region, _ in whole.nodes)
+
+    def device_resource(self, device: DeviceId) -> ResourceName | None:
+        """Under which resource a device is known: its claim's, else its card's."""
+        if (claim := self.claims.get(device)) is not None:
+            return claim.resource
+        if (card := self.cards.get(card_of(device))) is None:
+            return None
+        of_regions, of_card = resource_names(self._prefix, card)
+        if is_card(device):
+            return of_card
+        return of_regions if any(DeviceId(r.id) == device for r in card.regions) else None
+
+    def check_devices(self, resource: ResourceName, ids: Sequence[str]) -> tuple[DeviceId, ...]:
+        """The devices of a call, in device order, each once.
+
+        Raises:
+            UnknownDeviceError: the resource has no such device.
+        """
+        devices: set[DeviceId] = set()
+        for text in ids:
+            try:
+                device = parse_device_id(text)
+            except ValueError:
+                device = None
+            if device is None or self.device_resource(device) != resource:
+                raise UnknownDeviceError(
+                    f"{resource} has no device {quote(text)}",
+                    hint="its card was removed, or never was on this node; " + DELETE_THE_POD,
+                )
+            devices.add(device)
+        return tuple(sorted(devices, key=device_order))
+
+    def regions_of(self, device: DeviceId) -> tuple[Region, ...]:
+        """The present regions that a device stands for.
+
+        Raises:
+            RefusedError: its card, or one of its regions, is gone.
+        """
+        card = self.cards.get(card_of(device))
+        if card is None:
+            raise RefusedError(f"card {card_of(device)} is gone", hint=DELETE_THE_POD)
+        if is_card(device):
+            if not card.complete:
+                raise RefusedError(
+                    f"card {card.id} shows {len(card.regions)} of its {card.ports} regions",
+                    hint="wait until its driver has bound all ports",
+                )
+            return card.regions
+        for region in card.regions:
+            if DeviceId(region.id) == device:
+                return (region,)
+        raise RefusedError(f"region {device} is gone from its card", hint=DELETE_THE_POD)
+
+    def check_nodes(self, claim: Claim) -> None:
+        """Invariant 10: the nodes that the pod was given still are these regions' nodes.
+
+        Raises:
+            RefusedError: they are not.
+        """
+        present = {region.id: region.node for region in self.regions_of(claim.device)}
+        for granted, node in claim.nodes:
+            if present.get(granted) != node:
+                raise RefusedError(
+                    f"device numbering changed since the pod was admitted: {granted} was {node} and"
+                    f" is {present.get(granted, 'gone')} now",
+                    hint="delete the pod",
+                )
+        if len(present) != len(claim.nodes):
+            raise RefusedError(
+                f"card {claim.device} has other regions than when the pod was admitted",
+                hint="delete the pod",
+            )
+        for region in self.regions_of(claim.device):
+            self._check_borrowed(region)
+
+    def _check_borrowed(self, region: Region) -> None:
+        if (other := self.borrowed_node(region)) is not None:
+            raise RefusedError(
+                f"{region.node} of region {region.id} is also in the hands of the pod that was"
+                f" given {other} when device numbers were others",
+                hint=f"delete the pod that holds {other}",
+            )

@@ -1,0 +1,274 @@
+"""What kubelet does to the ledger: its lives, and the claims that it makes and ends."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fpga_plugin.allocation.book import Book
+from fpga_plugin.allocation.names import DELETE_THE_POD, card_of, is_card
+from fpga_plugin.allocation.records import CLEAN, Change, Claim, Condition, pods
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName, device_variable
+
+
+class Claims(Book):
+    """The ledger's steps on the side of kubelet."""
+
+    def kubelet_epoch(self, epoch: str) -> bool:
+        """A life of kubelet; returns whether it is another than before.
+
+        Between its start and our registration kubelet starts containers without PreStart, so every
+        claim may have been used, and PostStops of before cannot be counted any more.
+        """
+        if epoch == self.epoch:
+            return False
+        change = Change(epoch=epoch)
+        for device, claim in self.claims.items():
+            if not claim.exposed:
+                change.claims[device] = replace(claim, exposed=True)
+        self._commit(change)
+        return True
+
+    @property
+    def sends_env(self) -> bool:
+        """Whether this kubelet is known to send the environment in PreStart."""
+        return bool(self.env_epoch) and self.env_epoch == self.epoch
+
+    def env_seen(self) -> None:
+        """This kubelet sent a non-empty environment."""
+        if not self.sends_env:
+            self._commit(Change(env_epoch=self.epoch))
+
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Claim, ...]:
+        """Grant devices: all of them, or none.
+
+        Of a device that is owned under the same resource: without a PreStart since the last
+        Allocate this is the same pod's next container, or the pod never started; with one it is an
+        implied release of exactly this device, and PreStart sorts out the rest.
+
+        Raises:
+            UnknownDeviceError: no such device.
+            RefusedError: the card is used in the other mode, the hardware failed, or a node is in
+                another pod's hands.
+            JournalError: nothing was granted.
+        """
+        devices = self.check_devices(resource, ids)
+        self.activity.update(devices)
+        change = Change()
+        granted: list[Claim] = []
+        for device in devices:
+            self._check_mode(device, devices)
+            regions = self.regions_of(device)
+            for region in regions:
+                if reason := self.trouble(region.id):
+                    raise RefusedError(
+                        f"region {region.id} is faulted: {reason}",
+                        hint="the operator finds what to do in docs/operations.md; "
+                        + DELETE_THE_POD,
+                    )
+                self._check_borrowed(region)
+            if (why := self.foreign.get(card_of(device))) is not None:
+                raise RefusedError(f"card {card_of(device)} is left alone: {why}")
+            held = self.claims.get(device)
+            if held is not None and not held.touched and not held.exposed:
+                self.check_nodes(held)
+                granted.append(held)
+                continue
+            if held is not None:
+                self._release(change, held)
+            claim = Claim(
+                device=device,
+                resource=resource,
+                nodes=tuple((region.id, region.node) for region in regions),
+                epoch=self.epoch,
+                prestarts=change.strays.get(device, self.strays.get(device, 0)),
+                generation=next(self._generations),
+            )
+            change.claims[device] = claim
+            change.strays[device] = 0
+            granted.append(claim)
+        self._commit(change)
+        return tuple(granted)
+
+    def _check_mode(self, device: DeviceId, with_: Sequence[DeviceId]) -> None:
+        card = card_of(device)
+        whole = is_card(device)
+        holders = [c.device for c in self.claims_on(card) if is_card(c.device) != whole]
+        # A call is for one resource, so its devices are of one kind; this guards the guard.
+        holders += [d for d in with_ if card_of(d) == card and is_card(d) != whole]
+        if holders:
+            have = f"its regions {', '.join(sorted(holders))} are" if whole else "the whole card is"
+            raise RefusedError(
+                f"card {card} cannot be given {'as a whole' if whole else 'by region'}: {have} in"
+                " use",
+                hint="kubelet's view was out of date; the pod's controller makes a new pod, which"
+                " is placed anew",
+            )
+
+    def adopt(
+        self,
+        resource: ResourceName,
+        device: DeviceId,
+        pod: PodUid | None,
+        granted: Mapping[str, str],
+    ) -> Claim:
+        """Make the claim that kubelet's records show and the ledger lacks (a lost journal).
+
+        Args:
+            resource: under which kubelet has it.
+            device: which.
+            pod: whose.
+            granted: the nodes that the pod was given, by `FPGA_DEVICE_` variable; where kubelet
+                kept none, the present ones are taken for them.
+
+        Raises:
+            RefusedError: it conflicts with what the ledger knows, or the device is gone.
+        """
+        self._check_mode(device, ())
+        regions = self.regions_of(device)
+        for region in regions:
+            self._check_borrowed(region)
+        claim = Claim(
+            device=device,
+            resource=resource,
+            nodes=tuple(
+                (region.id, granted.get(device_variable(region.id), region.node))
+                for region in regions
+            ),
+            exposed=True,
+            pod=pod,
+            epoch=self.epoch,
+            prestarts=1 + self.strays.get(device, 0),  # one was not seen: never balanced
+            generation=next(self._generations),
+        )
+        change = Change(claims={device: claim}, strays={device: 0})
+        for region in regions:
+            record = self.record(region.id)
+            if record.condition in CLEAN:
+                change.regions[region.id] = replace(
+                    record, condition=Condition.DIRTY, reason="a pod may have used it"
+                )
+        self._commit(change)
+        return claim
+
+    def bind_pod(self, devices: Iterable[DeviceId], pod: PodUid) -> None:
+        """Kubelet's records name the pod that owns these devices.
+
+        A claim that is known to be another pod's is released and made anew: kubelet gave the device
+        to somebody else without our hearing of it.
+        """
+        change = Change()
+        for device in devices:
+            claim = self.claims.get(device)
+            if claim is None or claim.pod == pod:
+                continue
+            if claim.pod is None:
+                change.claims[device] = replace(claim, pod=pod)
+                continue
+            self._release(change, claim)
+            change.claims[device] = Claim(
+                device=device,
+                resource=claim.resource,
+                nodes=claim.nodes,
+                exposed=True,
+                pod=pod,
+                epoch=self.epoch,
+                prestarts=1 + change.strays.pop(device, 0),  # as in adopt
+                generation=next(self._generations),
+            )
+        self._commit(change)
+
+    def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
+        """Count a PreStart, before anything is known of its outcome."""
+        change = Change()
+        for device in devices:
+            self.activity[device] += 1
+            claim = self.claims.get(device)
+            if claim is None:
+                continue
+            change.claims[device] = replace(claim, touched=True, prestarts=claim.prestarts + 1)
+        self._commit(change)
+
+    def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
+        """Count a PostStop; returns the devices for which they balance the PreStarts.
+
+        Their regions are DIRTY then, whatever the container was given: it has run on them. A
+        PostStop may come long after its claim ended, and carries nothing but device ids: those
+        that are still to come of earlier claims are counted first.
+        """
+        change = Change()
+        balanced = []
+        for device in devices:
+            claim = self.claims.get(device)
+            if claim is None:
+                if strays := self.strays.get(device, 0):
+                    change.strays[device] = strays - 1
+                continue
+            if claim.poststops >= claim.prestarts:
+                continue
+            claim = replace(claim, poststops=claim.poststops + 1)
+            change.claims[device] = claim
+            if self._stopped(claim):
+                balanced.append(device)
+                for region, _ in claim.nodes:
+                    record = self.record(region)
+                    if record.condition not in (Condition.FAULTED, Condition.SCRUBBING):
+                        change.regions[region] = replace(
+                            record, condition=Condition.DIRTY, reason="its container stopped"
+                        )
+        self._commit(change)
+        return tuple(balanced)
+
+    def balanced(self, device: DeviceId) -> bool:
+        """Whether every container that was started under the claim is known to have stopped."""
+        claim = self.claims.get(device)
+        return claim is not None and self._stopped(claim)
+
+    def _stopped(self, claim: Claim) -> bool:
+        return (
+            claim.touched
+            and not claim.exposed
+            and claim.epoch == self.epoch
+            and claim.prestarts == claim.poststops
+        )
+
+    def started(self, claims: Iterable[Claim]) -> None:
+        """A PreStart succeeded and is about to be answered."""
+        change = Change()
+        for claim in claims:
+            current = self.claims[claim.device]
+            if not current.started:
+                change.claims[claim.device] = replace(current, started=True)
+        self._commit(change)
+
+    def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
+        """End the claims on these devices; unknown and unowned ones are passed over.
+
+        Returns those that were owned.
+        """
+        change = Change()
+        released = []
+        for text in devices:
+            claim = self.claims.get(DeviceId(text))
+            if claim is not None and claim.device not in change.claims:
+                self._release(change, claim)
+                change.claims[claim.device] = None
+                released.append(claim.device)
+        self._commit(change)
+        return tuple(released)
+
+    def _release(self, change: Change, claim: Claim) -> None:
+        """What the end of a claim does to its regions."""
+        # Balanced PostStops are kubelet's word that every container stopped.
+        stopped = self._stopped(claim)
+        change.strays[claim.device] = max(claim.prestarts - claim.poststops, 0)
+        former = pods([claim.pod]) if (claim.touched or claim.used) and not stopped else frozenset()
+        for region, _ in claim.nodes:
+            record = change.regions.get(region) or self.record(region)
+            condition, reason = record.condition, record.reason
+            unused = (stopped or not claim.used) and condition in CLEAN
+            if condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
+                condition = Condition.DIRTY
+                reason = "its owner left" if claim.used else reason or "its owner left"
+            new = replace(record, condition=condition, reason=reason, former=record.former | former)
+            if new != record:
+                change.regions[region] = new

@@ -1,0 +1,153 @@
+"""What hardware does to the ledger: cards that come, go, fail, recover and change."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fpga_plugin.allocation.book import Book
+from fpga_plugin.allocation.names import card_of, resource_names
+from fpga_plugin.allocation.records import CLEAN, Change, Condition, RegionRecord
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import AfuId, CardId, RegionId
+
+
+class Presence(Book):
+    """The ledger's steps on the side of hardware."""
+
+    def card_found(
+        self,
+        card: Card,
+        observed: Mapping[RegionId, AfuId | None],
+        blank: AfuId | None,
+    ) -> None:
+        """A card is there, or changed.
+
+        Args:
+            card: as it is now.
+            observed: AFU id of each region; None where it could not be read (poisoned).
+            blank: AFU id of the blank bitstream for its interface id, None without one.
+
+        What was journalled holds where the hardware agrees; everything else is DIRTY.
+        """
+        change = Change(resources=set(resource_names(self._prefix, card)) - self.resources)
+        before = self.cards.get(card.id)
+        known_nodes = {} if before is None else {r.id: r.node for r in before.regions}
+        if card.clears_memory and not any(r.id in self.regions for r in card.regions):
+            change.debts[card.id] = True
+        for region in () if before is None else before.regions:
+            if all(region.id != present.id for present in card.regions):
+                self._went(change, region.id)
+        for region in card.regions:
+            record = self.regions.get(region.id)
+            if known_nodes.get(region.id) == region.node and record is not None:
+                continue  # nothing new about it
+            new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
+            if record is not None and region.id not in self._seen:
+                new = self._first_sight(record, observed.get(region.id), blank)
+            elif record is not None:
+                new = replace(
+                    record,
+                    condition=Condition.DIRTY,
+                    afu_id=None,
+                    reason="the card went and came back",
+                )
+            if new != record:
+                change.regions[region.id] = new
+        self.cards[card.id] = card
+        self._seen.update(region.id for region in card.regions)
+        self._commit(change)
+        self._notify(card.id)
+
+    def _first_sight(  # noqa: PLR0911  # a table: one return a row
+        self, record: RegionRecord, observed: AfuId | None, blank: AfuId | None
+    ) -> RegionRecord:
+        dirty = replace(record, condition=Condition.DIRTY, afu_id=None)
+        owned = self.region_claim(record.region) is not None
+        match record.condition:
+            case Condition.BLANK if observed is not None and observed == blank == record.afu_id:
+                return record
+            case Condition.UNBLANKED if observed is not None and observed == record.afu_id:
+                return record
+            case Condition.PROGRAMMED if owned and observed is not None:
+                if observed == record.afu_id:
+                    return record
+                return replace(dirty, reason="it was programmed behind the plugin's back")
+            case Condition.FAULTED if observed is None:
+                return record
+            case Condition.DIRTY:
+                return record
+            case _:
+                return replace(dirty, reason="it is not as the journal says")
+
+    def card_gone(self, card: CardId) -> None:
+        """A card is no longer there. Claims on it stay until kubelet ends them."""
+        gone = self.cards.pop(card, None)
+        if gone is None:
+            return
+        change = Change()
+        for region in gone.regions:
+            self._went(change, region.id)
+        if gone.clears_memory:
+            change.debts[card] = True
+        self._commit(change)
+        self._notify(card)
+
+    def _went(self, change: Change, region: RegionId) -> None:
+        self.failing.pop(region, None)
+        record = self.record(region)
+        if record.condition is not Condition.DIRTY:
+            change.regions[region] = replace(
+                record, condition=Condition.DIRTY, reason="the hardware went", afu_id=None
+            )
+
+    def set_failing(self, card: CardId, failing: Mapping[RegionId, str]) -> None:
+        """What the card's health signals say; a region that recovers is DIRTY unless owned."""
+        present = self.cards.get(card)
+        if present is None:
+            return
+        change = Change()
+        changed = False
+        for region in present.regions:
+            reason = failing.get(region.id, "")
+            if self.failing.get(region.id, "") == reason:
+                continue
+            changed = True
+            if reason:
+                self.failing[region.id] = reason
+                continue
+            del self.failing[region.id]
+            record = self.record(region.id)
+            free = self.region_claim(region.id) is None
+            # A poisoned port that answers again was rebound: worth another scrub.
+            if record.condition is Condition.FAULTED or (free and record.condition in CLEAN):
+                change.regions[region.id] = replace(
+                    record, condition=Condition.DIRTY, reason="the hardware failed in between"
+                )
+        self._commit(change)
+        if changed:
+            self._notify(card)
+
+    def verify_clean(self, card: CardId, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """A free region that no longer reads as it was left is DIRTY.
+
+        Somebody else may program a card, and a card that was swapped or rebound between two events
+        looks as if it had never gone.
+        """
+        change = Change()
+        for region, afu_id in observed.items():
+            record = self.record(region)
+            if (
+                record.condition in CLEAN
+                and record.afu_id != afu_id
+                and self.region_claim(region) is None
+                and card_of(region) == card
+            ):
+                change.regions[region] = replace(
+                    record, condition=Condition.DIRTY, reason="it changed behind the plugin's back"
+                )
+        self._commit(change)
+
+    def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
+        """Cards that another plugin's pods still hold, with the reason to show."""
+        before, self.foreign = self.foreign, dict(foreign)
+        for card in before.keys() ^ self.foreign.keys():
+            self._notify(card)
