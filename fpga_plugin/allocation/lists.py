@@ -1,7 +1,8 @@
 """What is advertised, derived from the ledger (the table in DESIGN.md section 4).
 
 Lists of a thousand devices are asked for after every small change, so each card's share is kept and
-only what changed is derived again.
+only what changed is derived again. A list that is the same is the same object: most changes of the
+ledger change no list, and telling that must not take a comparison of a thousand devices.
 """
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
@@ -29,6 +30,7 @@ class DeviceLists:
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
+        self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
         self._registered: dict[ResourceName, bool] = {}
         ledger.subscribe(self._changed)
 
@@ -62,20 +64,30 @@ class DeviceLists:
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""
         for card in self._stale:
-            share = self._share(card)
-            if share:
-                if card not in self._shares:
-                    self._order = None
-                self._shares[card] = share
-            elif self._shares.pop(card, None) is not None:
-                self._order = None
+            self._renew(card)
         self._stale.clear()
+        if (known := self._lists.get(resource)) is not None:
+            return known
         if self._order is None:
             self._order = sorted(self._shares, key=device_order)
         listed: list[AdvertisedDevice] = []
         for card in self._order:
             listed += self._shares[card].get(resource, ())
-        return tuple(listed)
+        self._lists[resource] = tuple(listed)
+        return self._lists[resource]
+
+    def _renew(self, card: CardId) -> None:
+        """Derive a card's share anew, and forget the lists that it changes."""
+        before, share = self._shares.get(card, {}), self._share(card)
+        for resource in before.keys() | share.keys():
+            if before.get(resource) != share.get(resource):
+                self._lists.pop(resource, None)
+        if bool(before) != bool(share):
+            self._order = None
+        if share:
+            self._shares[card] = share
+        else:
+            self._shares.pop(card, None)
 
     def _share(self, card_id: CardId) -> dict[ResourceName, tuple[AdvertisedDevice, ...]]:
         ledger = self._ledger

@@ -1,7 +1,9 @@
 """The ListAndWatch streams of one endpoint: what each was sent, and whether kubelet holds one.
 
 A message replaces the whole list, so a stream that is behind is brought up to date by the latest
-list alone: changes that come in a burst, or while kubelet does not read, cost one message. The
+list alone: changes that come in a burst, or while kubelet does not read, cost one message. Kubelet
+writes a checkpoint for each, and a thousand regions that are scrubbed at start are a thousand
+changes: so after a number of messages without a delay there is one between each two. The
 stream is also how kubelet's interest is known: it never opens it again by itself, so its end means
 that the resource has to be registered anew.
 """
@@ -17,17 +19,24 @@ from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubelet.encoding import encode_list
 from fpga_plugin.lifecycle.calls import DevicePluginCalls
 
+PAUSE = 0.02
+"""Seconds between two lists on a stream, on average over a long row of changes."""
+
+AT_ONCE = 16
+"""Lists that may go out without a delay; each `PAUSE` without one allows another."""
+
 _log = structlog.get_logger()
 
 
 class _Cursor:
     """Where one stream is."""
 
-    __slots__ = ("changed", "sent")
+    __slots__ = ("changed", "not_before", "sent")
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.sent: tuple[AdvertisedDevice, ...] | None = None
+        self.not_before = 0.0  # on the loop's clock
 
 
 class DeviceStreams:
@@ -71,6 +80,7 @@ class DeviceStreams:
             self._open()
             while True:
                 await cursor.changed.wait()
+                await asyncio.sleep(cursor.not_before - asyncio.get_running_loop().time())
                 cursor.changed.clear()
                 await self._send(cursor, stream)
         finally:
@@ -81,10 +91,12 @@ class DeviceStreams:
 
     async def _send(self, cursor: _Cursor, stream: Stream[Any, Any]) -> None:
         devices = self._calls.devices(self._resource)
-        if devices == cursor.sent:
+        if devices is cursor.sent or devices == cursor.sent:
             return
         cursor.sent = devices  # before the wait: `resend` may come meanwhile
         await stream.send_message(encode_list(devices))
+        now = asyncio.get_running_loop().time()
+        cursor.not_before = max(cursor.not_before, now - AT_ONCE * PAUSE) + PAUSE
         self._log.debug(
             "device list sent",
             device_count=len(devices),

@@ -1,0 +1,82 @@
+"""Kubelet writes a checkpoint for each list: a thousand changes must not become as many lists."""
+
+import asyncio
+
+from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.kubelet.device_stream import AT_ONCE, PAUSE, DeviceStreams
+from fpga_plugin.kubelet.encoding import encode_list
+
+RESOURCE = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
+
+
+class Calls:
+    """As much of `DevicePluginCalls` as a stream needs."""
+
+    def __init__(self):
+        self.generation = 0
+
+    def devices(self, _resource):
+        return (AdvertisedDevice(DeviceId(f"0000-10-00.0-p{self.generation}"), True, None),)
+
+    def stream_opened(self, _resource):
+        pass
+
+
+class Stream:
+    def __init__(self):
+        self.sent = []
+        self.news = asyncio.Event()
+
+    async def send_message(self, message):
+        self.sent.append(message)
+        self.news.set()
+
+    async def until(self, message):
+        async with asyncio.timeout(10):
+            while message not in self.sent:
+                self.news.clear()
+                await self.news.wait()
+
+
+async def fed(story):
+    calls, stream = Calls(), Stream()
+    streams = DeviceStreams(RESOURCE, calls)
+    feeding = asyncio.create_task(streams.feed(stream))
+
+    def change():
+        calls.generation += 1
+        streams.changed()
+        return encode_list(calls.devices(RESOURCE))
+
+    try:
+        await streams.opened.wait()
+        await story(stream, change)
+    finally:
+        feeding.cancel()
+        await asyncio.wait({feeding})
+
+
+def test_a_few_changes_are_sent_at_once_each():
+    async def story(stream, change):
+        for _ in range(AT_ONCE - 1):
+            expected = change()
+            for _ in range(5):  # turns of the loop, and no time
+                await asyncio.sleep(0)
+            assert stream.sent[-1] == expected
+
+    asyncio.run(fed(story))
+
+
+def test_many_changes_are_few_lists_and_the_last_one_is_among_them():
+    async def story(stream, change):
+        began = asyncio.get_running_loop().time()
+        for _ in range(2000):
+            last = change()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await stream.until(last)
+        elapsed = asyncio.get_running_loop().time() - began
+        assert len(stream.sent) <= AT_ONCE + 1 + elapsed / PAUSE
+
+    asyncio.run(fed(story))
