@@ -343,4 +343,5 @@ def rejected(error: GRPCError | NoEndpointError) -> AdmissionError:
 def rpc_error(error: GRPCError) -> str:
     """How Go prints a gRPC error, and so how kubelet's events show it."""
     name = "".join(word.capitalize() for word in error.status.name.split("_"))
+    name = {"Ok": "OK", "Cancelled": "Canceled"}.get(name, name)  # as Go spells them
     return f"rpc error: code = {name} desc = {error.message or ''}"

@@ -149,6 +149,7 @@ class PluginManager(RegistrationBase):
         if self._server is not None:
             self._server.close()
             self._server = None
+        self.connections.clear()  # first: lists that end with them are nobody's any more
         streams = list(self._streams.values())
         for connection in list(self._streams):
             connection.close()
@@ -157,7 +158,6 @@ class PluginManager(RegistrationBase):
         if streams:
             await asyncio.wait(streams)
         self._streams.clear()
-        self.connections.clear()
         self.lists.clear()
         self._wipe()
 

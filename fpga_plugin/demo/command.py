@@ -1,0 +1,77 @@
+"""`fpga-plugin demo`: its place on the command line.
+
+What the demo needs is imported when it runs: other commands should not pay for it.
+"""
+
+import argparse
+from typing import Any
+
+_DESCRIPTION = """\
+Show a pod's life with an FPGA: what is advertised, how devices are granted, programmed before each
+start of a container, scrubbed afterwards and given back.
+
+It is the real plugin, on simulated cards and with a stand-in for kubelet that has the extensions of
+both KEPs. No root, no cluster, no network; one temporary folder, removed at the end.
+"""
+
+_EPILOG = """\
+examples:
+  fpga-plugin demo                                  the pod of the KEP
+  fpga-plugin demo --pod deploy/examples/whole-card.yaml
+  fpga-plugin demo --pod mine.yaml --bitstreams /srv/intel.com/fpga
+  fpga-plugin demo --json | jq -c 'select(.event == "region")'
+
+A pod asks for devices in its limits and for bitstreams in its environment:
+  resources:
+    limits: {fpga.intel.com/region-<interface id>: 1}     a region, or
+            {fpga.intel.com/fpga-<interface id>: 1}       a whole card
+  env:
+  - {name: FPGA_REGION_1, value: <interface id>}
+  - {name: FPGA_BITSTREAM_ID_1, value: <AFU id>}
+  - {name: FPGA_DRIVER_PARAMS_1, value: "clock=400,debug=1"}   optional
+
+There are two simulated cards of three regions for the interface id
+ce48969398f05f33946d560708be108a, and as many for each other one that the pod asks for and the
+store has.
+
+With --json each line is an object with "t" (seconds since the start) and "event": advertised,
+call, region, scrub or error.
+
+exit code: 0 all went well; 1 the pod was refused, as its event would say, or the input is wrong
+"""
+
+
+def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `demo` to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="show a pod's life with an FPGA, without hardware",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--pod", metavar="FILE", help="a Pod manifest (default: the pod of the KEP)"
+    )
+    parser.add_argument(
+        "--bitstreams",
+        metavar="DIR",
+        help="a store of bitstreams (default: the sample store of the repository)",
+    )
+    parser.add_argument("--json", action="store_true", help="events as JSON, one object a line")
+    parser.add_argument(
+        "--verbose", action="store_true", help="the plugin's own log on standard error"
+    )
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """Run the demo; returns the exit code.
+
+    Raises:
+        FpgaPluginError: the input is wrong, or the plugin could not start.
+    """
+    from fpga_plugin.demo.run import Options, run
+
+    return run(
+        Options(pod=args.pod, bitstreams=args.bitstreams, json=args.json, verbose=args.verbose)
+    )

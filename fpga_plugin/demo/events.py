@@ -1,0 +1,191 @@
+"""What the demo shows: one value a step, and its form as a JSON object.
+
+The keys are a contract (DESIGN.md section 11): `t`, `event`, and where they apply `resource`,
+`devices`, `method`, `status`, `message`, `seconds`, `region`, `ownership`, `condition`, `afu_id`.
+`healthy`, `reason`, `steps`, `pod` and `container` come on top.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fpga_plugin.allocation.records import Condition, Ownership
+from fpga_plugin.ids import AfuId, DeviceId, RegionId, ResourceName
+from fpga_plugin.lifecycle.reports import Report
+
+JsonObject: TypeAlias = dict[str, Any]
+
+_DIGITS = 6
+"""Of times in seconds: microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """Kubelet got a resource's list.
+
+    Attributes:
+        resource: whose list.
+        devices: all ids on it, in the plugin's order.
+        healthy: those of them that kubelet may give to a pod.
+        before: the ids of the list that it replaces; None: the first one.
+        healthy_before: the healthy ones of that.
+    """
+
+    resource: ResourceName
+    devices: tuple[str, ...]
+    healthy: tuple[str, ...]
+    before: tuple[str, ...] | None = None
+    healthy_before: tuple[str, ...] = ()
+
+    def json(self) -> JsonObject:
+        """Its fields."""
+        return {
+            "event": "advertised",
+            "resource": self.resource,
+            "devices": list(self.devices),
+            "healthy": list(self.healthy),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Kubelet called, and the plugin answered.
+
+    Attributes:
+        method: of the device plugin API.
+        resource: whose endpoint.
+        devices: the ids that the call named, or that its answer chose.
+        status: gRPC status by name (`INVALID_ARGUMENT`).
+        message: what went wrong; empty if nothing did.
+        seconds: from the call's arrival to its answer.
+    """
+
+    method: str
+    resource: ResourceName
+    devices: tuple[DeviceId, ...]
+    status: str
+    message: str
+    seconds: float
+
+    def json(self) -> JsonObject:
+        """Its fields."""
+        fields: JsonObject = {
+            "event": "call",
+            "method": self.method,
+            "resource": self.resource,
+            "devices": list(self.devices),
+            "status": self.status,
+            "seconds": round(self.seconds, _DIGITS),
+        }
+        if self.message:
+            fields["message"] = self.message
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class RegionState:
+    """Who has a region, and what is on it.
+
+    Attributes:
+        region: which region.
+        ownership: who has it.
+        condition: what is on it.
+        afu_id: what its AFU id reads as; None while that is not known.
+        reason: why it is FAULTED or DIRTY; may be empty.
+    """
+
+    region: RegionId
+    ownership: Ownership
+    condition: Condition
+    afu_id: AfuId | None
+    reason: str = ""
+
+    def json(self) -> JsonObject:
+        """Its fields."""
+        fields: JsonObject = {
+            "event": "region",
+            "region": self.region,
+            "ownership": str(self.ownership),
+            "condition": str(self.condition),
+            "afu_id": self.afu_id,
+        }
+        if self.reason:
+            fields["reason"] = self.reason
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The plugin worked on a region: scrubbed it, programmed it, or both.
+
+    Attributes:
+        report: the steps, in order.
+        condition: how the region is afterwards.
+    """
+
+    report: Report
+    condition: Condition
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps took together."""
+        return sum(step.seconds for step in self.report.steps)
+
+    def json(self) -> JsonObject | None:
+        """Its fields; None where nothing was scrubbed: `region` and `call` tell of programming."""
+        report = self.report
+        if not report.scrubbed:
+            return None
+        fields: JsonObject = {
+            "event": "scrub",
+            "region": report.region,
+            "condition": str(self.condition),
+            "afu_id": report.afu_id,
+            "seconds": round(self.seconds, _DIGITS),
+            "steps": [
+                {
+                    "name": step.name,
+                    "seconds": round(step.seconds, _DIGITS),
+                    **({"note": step.note} if step.note else {}),
+                }
+                for step in report.steps
+            ],
+        }
+        if report.error:
+            fields["message"] = report.error
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a pod's event would say, or why there is no pod to begin with.
+
+    Attributes:
+        message: the event's text.
+        status: gRPC status by name, where the plugin refused a call.
+        method: which call.
+        pod: the pod's name.
+        container: the container that did not start.
+        final: nothing is tried again.
+    """
+
+    message: str
+    status: str = ""
+    method: str = ""
+    pod: str = ""
+    container: str = ""
+    final: bool = True
+
+    def json(self) -> JsonObject:
+        """Its fields."""
+        fields = {
+            "event": "error",
+            "message": self.message,
+            "status": self.status,
+            "method": self.method,
+            "pod": self.pod,
+            "container": self.container,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+Event: TypeAlias = Advertised | Call | RegionState | Work | Failure

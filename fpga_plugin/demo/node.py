@@ -1,0 +1,156 @@
+"""A node of its own for each demo: the real daemon, simulated cards, and the kubelet double.
+
+Everything lives in one temporary folder, which is removed at the end however that comes about.
+Nothing else of the machine is touched or read, and no setting is taken from the environment.
+"""
+
+import asyncio
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TextIO, cast
+
+from fpga_plugin.bitstream.store import Store, StoreEntry
+from fpga_plugin.config import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
+from fpga_plugin.daemon import Daemon
+from fpga_plugin.demo.double import EXTENDED, KubeletDouble
+from fpga_plugin.demo.pod import Pod
+from fpga_plugin.demo.recorder import Recorder
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import InterfaceId, parse_interface_id
+from fpga_plugin.telemetry.logs import configure_logging
+
+RESOURCE_PREFIX = "fpga.intel.com"
+
+PR_SECONDS = 0.25
+"""How long a simulated partial reconfiguration takes: long enough to be seen. Real ones take
+0.1 s to 2 s."""
+
+CARDS, REGIONS = 2, 3
+"""Simulated cards of each kind, and regions of each card (FPGA_PLUGIN_SIMULATED_CARDS' default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A running node.
+
+    Attributes:
+        daemon: the plugin.
+        kubelet: its kubelet.
+        scrubbable: interface ids whose regions can become Healthy: the store has a blank bitstream.
+    """
+
+    daemon: Daemon
+    kubelet: KubeletDouble
+    scrubbable: frozenset[InterfaceId]
+
+
+def interface_ids(pod: Pod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
+    """Of which kinds to simulate cards: the usual one, and what the pod asks for.
+
+    A kind that the store knows nothing about is not simulated, so that a mistyped resource is what
+    it would be in a cluster: one that no node has.
+    """
+    stored = {entry.interface_id for entry in entries if entry.interface_id is not None}
+    wanted: list[InterfaceId] = []
+    for container in pod.all_containers:
+        for resource in container.devices:
+            _, _, text = resource.rpartition("/")[2].partition("-")
+            try:
+                interface_id = parse_interface_id(text)
+            except ValueError:
+                continue
+            if interface_id in stored | {DEFAULT_INTERFACE_ID} and interface_id not in wanted:
+                wanted.append(interface_id)
+    if DEFAULT_INTERFACE_ID not in wanted and (DEFAULT_INTERFACE_ID in stored or not wanted):
+        wanted.insert(0, DEFAULT_INTERFACE_ID)
+    return tuple(wanted)
+
+
+def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[InterfaceId]:
+    """Those for which the store has a blank bitstream that can be used."""
+    found = set()
+    for interface_id in kinds:
+        try:
+            blank = store.blank(interface_id)
+        except FpgaPluginError:
+            continue
+        if blank is not None:
+            found.add(interface_id)
+    return frozenset(found)
+
+
+@asynccontextmanager
+async def running_node(
+    store: Store, kinds: tuple[InterfaceId, ...], recorder: Recorder, *, verbose: bool
+) -> AsyncIterator[Node]:
+    """A node from start to removal.
+
+    Args:
+        store: where bitstreams come from.
+        kinds: interface ids of the cards.
+        recorder: is told of everything.
+        verbose: the plugin's log goes to standard error; else nowhere.
+
+    Raises:
+        FpgaPluginError: the plugin could not start.
+    """
+    async with AsyncExitStack() as stack:
+        folder = tempfile.mkdtemp(prefix="fpga-plugin-demo-")
+        stack.push_async_callback(asyncio.to_thread, shutil.rmtree, folder, ignore_errors=True)
+        _log_to(sys.stderr if verbose else _Nowhere())
+        stack.callback(_log_to, sys.stderr)
+        kubelet = KubeletDouble(
+            os.path.join(folder, "kubelet"), profile=EXTENDED, on_list=recorder.on_list
+        )
+        await kubelet.start()
+        stack.push_async_callback(kubelet.stop)
+        daemon = Daemon(
+            load_settings(_environment(folder, store, kinds)),
+            on_call=recorder.on_call,
+            on_report=recorder.on_report,
+        )
+        await daemon.start()
+        stack.push_async_callback(daemon.stop)
+        recorder.watch(daemon.ledger)
+        # Kubelet goes first: lists that end are not worth a line.
+        stack.push_async_callback(kubelet.stop)
+        stack.callback(recorder.mute)
+        usable = await asyncio.to_thread(scrubbable, store, kinds)
+        yield Node(daemon, kubelet, usable)
+
+
+def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dict[str, str]:
+    """The settings of a node that touches nothing of this machine."""
+    return {
+        "FPGA_PLUGIN_RESOURCE_PREFIX": RESOURCE_PREFIX,
+        "FPGA_PLUGIN_BACKEND": "simulated",
+        "FPGA_PLUGIN_SIMULATED_CARDS": ",".join(f"{CARDS}x{REGIONS}@{kind}" for kind in kinds),
+        "FPGA_PLUGIN_SIMULATED_DIR": os.path.join(folder, "cards"),
+        "FPGA_PLUGIN_SIMULATED_PR_SECONDS": str(PR_SECONDS),
+        "FPGA_PLUGIN_STATE_DIR": os.path.join(folder, "state"),
+        "FPGA_PLUGIN_KUBELET_DIR": os.path.join(folder, "kubelet"),
+        "FPGA_PLUGIN_BITSTREAM_DIR": store.root,
+        # Switched off: they would be this machine's, not the demo's.
+        "FPGA_PLUGIN_PODRESOURCES_SOCKET": "",
+        "FPGA_PLUGIN_PODS_SOCKET": "",
+        "FPGA_PLUGIN_CGROUP_ROOT": "",
+        "FPGA_PLUGIN_HTTP_ADDRESS": "",
+    }
+
+
+class _Nowhere(io.TextIOBase):
+    """Takes the log of a demo that shows what matters by itself."""
+
+    def write(self, text: str) -> int:
+        """Forget it."""
+        return len(text)
+
+
+def _log_to(stream: TextIO | _Nowhere) -> None:
+    configure_logging(LogLevel.INFO, LogFormat.CONSOLE, cast("TextIO", stream))

@@ -1,0 +1,233 @@
+"""Where the demo's events go: JSON for programs, a timeline for people.
+
+Both write each line as it happens. Neither raises: they are called from inside the daemon's steps.
+What went wrong with the stream is kept for whoever asks between two steps.
+"""
+
+import json
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable
+from typing import Final, Protocol, TextIO
+
+from fpga_plugin.allocation.records import Condition
+from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Work
+from fpga_plugin.ids import ResourceName
+
+_CLOCK: Final = 9
+_KIND: Final = 12
+_INDENT: Final = " " * (_CLOCK + _KIND)
+_SHOWN_IDS: Final = 3
+_ID_DIGITS: Final = 8
+
+_COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+class Output(Protocol):
+    """Takes what the demo has to tell."""
+
+    failed: OSError | None
+    """Why nothing can be written any more."""
+
+    detail: bool
+    """Whether every step is worth a line; else what is common to all regions is left out."""
+
+    def event(self, seconds: float, event: Event) -> None:
+        """Something happened, so many seconds after the start."""
+
+    def heading(self, title: str, why: str = "") -> None:
+        """A part of the story begins."""
+
+    def text(self, lines: Iterable[str]) -> None:
+        """Something to read."""
+
+
+class _Lines:
+    """Writes lines until the stream fails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+
+    def write(self, line: str) -> None:
+        if self.failed is not None:
+            return
+        try:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        except OSError as error:
+            self.failed = error
+
+
+class JsonOutput(_Lines):
+    """One object a line, nothing else."""
+
+    detail = True
+
+    def event(self, seconds: float, event: Event) -> None:
+        """Write it."""
+        fields = event.json()
+        if fields is not None:
+            self.write(json.dumps({"t": round(seconds, 6), **fields}))
+
+    def heading(self, title: str, why: str = "") -> None:
+        """Programs need none."""
+
+    def text(self, lines: Iterable[str]) -> None:
+        """Programs need none."""
+
+
+class TextOutput(_Lines):
+    """A timeline: seconds since the start, what it is, and what is to be said about it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.detail = False
+        terminal = stream.isatty()
+        self._colour = (
+            terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
+        # A file or a pipe gets whole lines, so that they can be searched.
+        self._width = shutil.get_terminal_size().columns if terminal else 0
+
+    def heading(self, title: str, why: str = "") -> None:
+        """A title, and why this happens."""
+        self.write("")
+        self.write(self._painted(title, "bold"))
+        for line in self._wrapped(why, "  "):
+            self.write(line)
+
+    def text(self, lines: Iterable[str]) -> None:
+        """As it is."""
+        for line in lines:
+            self.write(line)
+
+    def event(self, seconds: float, event: Event) -> None:
+        """One line, or several."""
+        match event:
+            case Advertised():
+                self._advertised(seconds, event)
+            case Call():
+                self._call(seconds, event)
+            case RegionState():
+                self._region(seconds, event)
+            case Work():
+                self._work(seconds, event)
+            case Failure():
+                self._failure(seconds, event)
+
+    def _line(self, seconds: float, kind: str, text: str) -> None:
+        clock = self._painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")
+        self.write(f"{clock}{kind:<{_KIND}}{text}".rstrip())
+
+    def _advertised(self, seconds: float, event: Advertised) -> None:
+        counts = f"{len(event.healthy)} of {len(event.devices)} healthy"
+        if event.before is None:
+            self._line(seconds, "advertised", f"{short(event.resource):<24}{counts}")
+            return
+        changes = _changes(event)
+        if not changes:
+            return  # sent again so that kubelet writes its checkpoint
+        self._line(
+            seconds, "advertised", f"{short(event.resource):<24}{'; '.join(changes)} ({counts})"
+        )
+
+    def _call(self, seconds: float, event: Call) -> None:
+        ok = event.status == "OK"
+        status = self._painted(event.status, "green" if ok else "red")
+        devices = ids(event.devices)
+        self._line(
+            seconds,
+            "call",
+            f"{event.method:<24}{short(event.resource)}  {devices}{'  ' if devices else ''}"
+            f"{status} in {milliseconds(event.seconds)}",
+        )
+
+    def _region(self, seconds: float, event: RegionState) -> None:
+        if not self.detail:
+            return
+        reason = f"  ({event.reason})" if event.reason else ""
+        self._line(
+            seconds,
+            "region",
+            f"{event.region:<24}{event.ownership:<9}{event.condition:<12}{event.afu_id or ''}"
+            f"{reason}",
+        )
+
+    def _work(self, seconds: float, event: Work) -> None:
+        report = event.report
+        good = event.condition in {Condition.BLANK, Condition.PROGRAMMED, Condition.UNBLANKED}
+        condition = self._painted(str(event.condition), "green" if good else "red")
+        self._line(
+            seconds,
+            "scrub" if report.scrubbed else "program",
+            f"{report.region:<24}{condition} after {milliseconds(event.seconds)}",
+        )
+        if self.detail or report.error:
+            for step in report.steps:
+                note = f"  {step.note}" if step.note else ""
+                self.write(f"{_INDENT}  {step.name:<18}{milliseconds(step.seconds):>10}{note}")
+
+    def _failure(self, seconds: float, event: Failure) -> None:
+        first, *rest = self._wrapped(event.message, "") or [""]
+        colour = "red" if event.final else "yellow"
+        self._line(seconds, "error" if event.final else "retry", self._painted(first, colour))
+        for line in rest:
+            self.write(_INDENT + self._painted(line, colour))
+
+    def _wrapped(self, text: str, indent: str) -> list[str]:
+        if not text:
+            return []
+        if not self._width:
+            return [indent + text]
+        width = max(self._width - len(_INDENT), 40)
+        return textwrap.wrap(
+            text,
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+
+    def _painted(self, text: str, colour: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour else text
+
+
+def short(resource: ResourceName) -> str:
+    """`region-ce489693...`: enough to tell the demo's resources apart."""
+    kind, _, interface_id = resource.rpartition("/")[2].partition("-")
+    cut = f"{interface_id[:_ID_DIGITS]}..." if len(interface_id) > _ID_DIGITS else interface_id
+    return f"{kind}-{cut}"
+
+
+def ids(devices: Iterable[str]) -> str:
+    """Some device ids, and how many more."""
+    shown = list(devices)
+    more = len(shown) - _SHOWN_IDS
+    return ", ".join(shown[:_SHOWN_IDS]) + (f" and {more} more" if more > 0 else "")
+
+
+def milliseconds(seconds: float) -> str:
+    """`250.3 ms`."""
+    return f"{seconds * 1000:.1f} ms"
+
+
+def _changes(event: Advertised) -> list[str]:
+    """What is different from the list of before, and why."""
+    before, now = set(event.before or ()), set(event.devices)
+    healthy_before, healthy = set(event.healthy_before), set(event.healthy)
+    whole = event.resource.rpartition("/")[2].startswith("fpga-")
+    parts = []
+    if gone := [device for device in event.before or () if device not in now]:
+        why = "one of its regions is taken" if whole else "the card is taken as a whole"
+        parts.append(f"hidden: {ids(gone)}, because {why}")
+    if new := [device for device in event.devices if device not in before]:
+        waits = "" if healthy.issuperset(new) else ", Unhealthy until it is clean"
+        parts.append(f"shown again: {ids(new)}{waits}")
+    if better := [d for d in event.devices if d in before & (healthy - healthy_before)]:
+        parts.append(f"Healthy: {ids(better)}")
+    if worse := [d for d in event.devices if d in before & (healthy_before - healthy)]:
+        parts.append(f"Unhealthy: {ids(worse)}")
+    return parts

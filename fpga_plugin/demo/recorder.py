@@ -1,0 +1,111 @@
+"""Watches a daemon and its kubelet, and turns what happens into events.
+
+It listens where the daemon itself does: the ledger for regions, the lists that kubelet got, the
+calls that were answered, the reports of work. Nothing here may fail: the ledger is in the middle of
+a step when it tells.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from grpclib.const import Status
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.demo.events import Advertised, Call, Event, RegionState, Work
+from fpga_plugin.demo.plugins import DeviceList
+from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName
+from fpga_plugin.lifecycle.reports import Report
+
+Sink = Callable[[float, Event], None]
+"""Takes seconds since the start, and the event; must not raise."""
+
+
+class Recorder:
+    """Belongs to the event loop.
+
+    Attributes:
+        regions: each region as it is now.
+        lists: the latest list of each resource.
+        work: all work on regions so far.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink: Sink | None = sink
+        self._began = time.perf_counter()
+        self._ledger: Ledger | None = None
+        self.regions: dict[RegionId, RegionState] = {}
+        self.lists: dict[ResourceName, Advertised] = {}
+        self.work: list[Work] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._began
+
+    def watch(self, ledger: Ledger) -> None:
+        """Tell of every region, now and whenever it changes."""
+        self._ledger = ledger
+        ledger.subscribe(self._changed)
+        self._changed(None)
+
+    def mute(self) -> None:
+        """What follows is tidying up, and nobody's business."""
+        self._sink = None
+
+    def emit(self, event: Event) -> None:
+        """Tell of something."""
+        if self._sink is not None:
+            self._sink(self.seconds, event)
+
+    def on_call(  # noqa: PLR0917  # the observer that the daemon calls
+        self,
+        method: str,
+        resource: ResourceName,
+        devices: Sequence[DeviceId],
+        status: Status,
+        message: str,
+        seconds: float,
+    ) -> None:
+        """The daemon answered a call."""
+        self.emit(Call(method, resource, tuple(devices), status.name, message, seconds))
+
+    def on_report(self, report: Report) -> None:
+        """The daemon worked on a region."""
+        assert self._ledger is not None, "regions are watched before anything is done to them"
+        # The daemon goes on using its report.
+        kept = replace(report, steps=list(report.steps))
+        work = Work(kept, self._ledger.record(report.region).condition)
+        self.work.append(work)
+        self.emit(work)
+
+    def on_list(self, devices: DeviceList) -> None:
+        """Kubelet got a list."""
+        last = self.lists.get(devices.resource)
+        event = Advertised(
+            devices.resource,
+            devices.ids,
+            tuple(device for device in devices.ids if device in devices.healthy),
+            None if last is None else last.devices,
+            () if last is None else last.healthy,
+        )
+        self.lists[devices.resource] = event
+        self.emit(event)
+
+    def _changed(self, card_id: CardId | None) -> None:
+        ledger = self._ledger
+        assert ledger is not None
+        cards = list(ledger.cards) if card_id is None else [card_id]
+        for card in (ledger.cards[card] for card in cards if card in ledger.cards):
+            for region in card.regions:
+                record = ledger.record(region.id)
+                state = RegionState(
+                    region.id,
+                    ledger.ownership(region.id),
+                    record.condition,
+                    record.afu_id,
+                    record.reason,
+                )
+                if self.regions.get(region.id) != state:
+                    self.regions[region.id] = state
+                    self.emit(state)

@@ -1,0 +1,133 @@
+"""Runs the demo: from the command line's options to the exit code, signals included."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from fpga_plugin.bitstream.store import Store
+from fpga_plugin.demo.events import Failure
+from fpga_plugin.demo.manifest import ManifestError, read_manifest
+from fpga_plugin.demo.node import RESOURCE_PREFIX, interface_ids, running_node
+from fpga_plugin.demo.output import JsonOutput, Output, TextOutput
+from fpga_plugin.demo.recorder import Recorder
+from fpga_plugin.demo.story import Story, introduce
+from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
+
+EXIT_FAILED = 1
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+_KEP_POD = os.path.join(_HERE, "kep-pod.yaml")
+"""The same file as deploy/examples/kep-pod.yaml, which an installed package does not have."""
+
+_SAMPLES = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "bitstreams")
+"""The sample store, next to the package in a clone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        pod: a Pod manifest; None: the KEP's.
+        bitstreams: a store; None: the repository's samples.
+        json: events as JSON.
+        verbose: the plugin's log on standard error.
+    """
+
+    pod: str | None
+    bitstreams: str | None
+    json: bool
+    verbose: bool
+
+
+def run(options: Options) -> int:
+    """Run the demo; returns the exit code.
+
+    Raises:
+        FpgaPluginError: the input is wrong, or the plugin could not start.
+    """
+    stream = sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")  # a path need not suit the locale
+    output: Output = JsonOutput(stream) if options.json else TextOutput(stream)
+    recorder = Recorder(output.event)
+    try:
+        code = asyncio.run(_interruptible(_demo(options, output, recorder)))
+    except FpgaPluginError as error:
+        if options.json:
+            recorder.emit(Failure(str(error)))
+        raise
+    if output.failed is not None:
+        raise output.failed
+    return code
+
+
+async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
+    """Run it; SIGTERM and Ctrl-C end it early, with everything cleared up."""
+    task = asyncio.create_task(demo, name="demo")
+    came: list[signal.Signals] = []
+
+    def interrupt(number: signal.Signals) -> None:
+        if not came:  # clearing up takes a moment, and is not to be interrupted
+            task.cancel()
+        came.append(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not came:
+            raise
+        return 0 if came[0] is signal.SIGTERM else EXIT_FAILED
+
+
+async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
+    path = options.pod or _KEP_POD
+    manifest = read_manifest(path, RESOURCE_PREFIX)
+    for note in manifest.notes:
+        print(f"fpga-plugin: {path}: {note}", file=sys.stderr)  # noqa: T201  # a command prints
+    pod = manifest.pod
+    if not any(container.devices for container in pod.all_containers):
+        raise ManifestError(
+            f"{path}: the Pod asks for no FPGA: there is nothing to show",
+            hint=f"put {RESOURCE_PREFIX}/region-<interface id>: 1 into a container's"
+            " resources.limits",
+        )
+    store = _store(options.bitstreams)
+    kinds = interface_ids(pod, store.list())
+    introduce(output, manifest, options.pod or "the KEP", store.root)
+    async with running_node(store, kinds, recorder, verbose=options.verbose) as node:
+        try:
+            return 0 if await Story(manifest, node, recorder, output).tell() else EXIT_FAILED
+        except FpgaPluginError as error:
+            recorder.emit(Failure(str(error), pod=pod.name))
+            return EXIT_FAILED
+
+
+def _store(directory: str | None) -> Store:
+    """The store to use.
+
+    Raises:
+        FpgaPluginError: it is not there.
+    """
+    if directory is None:
+        if not os.path.isdir(_SAMPLES):
+            raise BitstreamNotFoundError(
+                f"the sample store is not at {_SAMPLES}: it comes with the repository",
+                hint="run the demo in a clone, or name a store with --bitstreams DIR",
+            )
+        return Store(_SAMPLES)
+    if not os.path.isdir(directory):
+        raise BitstreamNotFoundError(
+            f"no bitstream store at {directory}",
+            hint="--bitstreams takes a directory with <interface id>/<AFU id>.gbs and"
+            " <interface id>/blank.gbs",
+        )
+    return Store(os.path.abspath(directory))

@@ -1,0 +1,374 @@
+"""The story: a pod's life on a node, from what is advertised before it to what is after it.
+
+It does what a cluster would do, in kubelet's order, and explains itself. What the plugin does
+meanwhile is told by the recorder.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from fpga_plugin.allocation.records import CLEAN, Condition, Ownership
+from fpga_plugin.demo.double import AdmissionError, rpc_error
+from fpga_plugin.demo.events import Failure
+from fpga_plugin.demo.manifest import Manifest
+from fpga_plugin.demo.node import Node
+from fpga_plugin.demo.output import Output, ids, milliseconds, short
+from fpga_plugin.demo.plugins import DeviceList, NoEndpointError
+from fpga_plugin.demo.pod import Container
+from fpga_plugin.demo.recorder import Recorder
+from fpga_plugin.demo.scheduling import schedule
+from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.ids import RegionId, ResourceName
+
+RETRY_SECONDS = 0.5
+"""Kubelet tries a container again after some 10 s; the demo does not wait so long."""
+
+TRIES = 6
+
+SETTLE_SECONDS = 30.0
+"""How long the plugin may take for what it does in the background; it takes about a second."""
+
+
+class StuckError(FpgaPluginError):
+    """The plugin did not get to where it should have."""
+
+
+class _PodFailedError(Exception):
+    """The pod's event was shown; what is left is to clear up after it."""
+
+
+@dataclass(slots=True)
+class Story:
+    """One pod on one node."""
+
+    manifest: Manifest
+    node: Node
+    recorder: Recorder
+    output: Output
+
+    async def tell(self) -> bool:
+        """From the plugin's start to the pod's end; returns whether all went well.
+
+        Raises:
+            FpgaPluginError: the pod never got to kubelet, or the plugin is stuck.
+        """
+        await self._plugin_starts()
+        before = self._advertised()
+        allocatable = {name: len(healthy) for name, (_, healthy) in before.items()}
+        schedule(self.manifest.pod, allocatable, self._problems())
+        self.output.detail = True
+        started: list[Container] = []
+        try:
+            await self._admit()
+            await self._start(started)
+            await self._restart(started)
+        except _PodFailedError:
+            await self._end(started, "The pod has failed and is deleted")
+            return False
+        await self._end(started, "The pod ends")
+        if self._advertised() != before:
+            raise StuckError("the node does not advertise what it did before the pod")
+        self._sum_up()
+        return True
+
+    # ---------------------------------------------------------------- the parts
+
+    async def _plugin_starts(self) -> None:
+        self.output.heading(
+            "The plugin starts and registers",
+            "Nothing is known of the regions after a boot, so each is scrubbed before it is"
+            " offered: reset, blank bitstream, memory cleared, verified.",
+        )
+        daemon = self.node.daemon
+        for resource in daemon.claims.resources():
+            with self._limit(f"{resource} was not registered"):
+                await self.node.kubelet.wait_for(resource, timeout=SETTLE_SECONDS)
+        await self._until_settled()
+        await self._kubelet_has_lists()
+        self._show_advertised()
+
+    async def _admit(self) -> None:
+        pod = self.manifest.pod
+        self.output.heading(
+            "The pod is admitted: kubelet picks devices, the plugin grants them",
+            "Allocate only claims: it must answer in milliseconds. What the claim makes impossible"
+            " disappears from the lists.",
+        )
+        try:
+            await self.node.kubelet.admit(pod)
+        except AdmissionError as error:
+            status = "" if error.call is None else error.call.status.name
+            await self._kubelet_has_lists()
+            self._fail(
+                f"UnexpectedAdmissionError: {error.message}", status=status, method="Allocate"
+            )
+        await self._kubelet_has_lists()
+        lines = []
+        for container in pod.all_containers:
+            for held in self.node.kubelet.held.values():
+                if held.container == container.name:
+                    nodes = ", ".join(device.host_path for device in held.response.devices)
+                    lines.append(
+                        f"  container {container.name} will get {nodes}"
+                        f" ({ids(held.ids)}, {short(held.resource)})"
+                    )
+        self.output.text(["", *lines])
+
+    async def _start(self, started: list[Container]) -> None:
+        pod = self.manifest.pod
+        self.output.heading(
+            "The containers start: before each, the plugin programs what it asks for",
+            "PreStartContainer carries the container's environment. Success means that the region's"
+            " AFU id was read back. SCRUBBING: being worked on.",
+        )
+        for container in pod.all_containers:
+            if not container.devices:
+                continue
+            await self._start_container(container, started)
+            init = container in pod.init_containers and not container.restartable
+            self._note(
+                f"init container {container.name} runs to its end"
+                if init
+                else f"container {container.name} runs"
+            )
+        self._show_regions()
+
+    async def _restart(self, started: list[Container]) -> None:
+        pod = self.manifest.pod
+        running = [c for c in started if c in pod.containers or c.restartable]
+        if not running:
+            return
+        aside = (
+            "" if self.manifest.restart_policy == "Always" else " (whatever its restartPolicy says)"
+        )
+        self.output.heading(
+            f"{'The container restarts' if len(running) == 1 else 'The containers restart'}{aside}:"
+            " programmed anew",
+            "A container that crashed may have left anything on its region. The removal of the old"
+            " container is told late, and must not disturb the new one.",
+        )
+        for container in running:
+            self._note(f"container {container.name} crashes")
+            await self._start_container(container, started)
+            await self._poststop(container)
+            started.remove(container)  # its first instance is gone
+        self._show_regions()
+
+    async def _end(self, started: Sequence[Container], title: str) -> None:
+        kubelet, pod = self.node.kubelet, self.manifest.pod
+        self.output.heading(
+            f"{title}: its regions are scrubbed and given back",
+            "PostStopContainer: no container is left, the scrub may begin. Deallocate: the claim"
+            " ends, and what it hid is shown again.",
+        )
+        for container in started:
+            await self._poststop(container)
+        try:
+            await kubelet.end_pod(pod)
+        except (GRPCError, NoEndpointError) as error:
+            raise StuckError(f"Deallocate failed: {_text(error)}") from error
+        await self._until_settled()
+        await self._kubelet_has_lists()
+        self._show_advertised()
+        self._show_regions()
+
+    # ---------------------------------------------------------------- kubelet's moves
+
+    async def _start_container(self, container: Container, started: list[Container]) -> None:
+        """PreStart until it succeeds; raises when it is refused."""
+        for tries_left in reversed(range(TRIES)):
+            # The fork has created the container by then: whatever the answer, it is removed later.
+            started.append(container)
+            try:
+                await self.node.kubelet.start_container(self.manifest.pod, container.name)
+            except (GRPCError, NoEndpointError) as error:
+                again = error.status is Status.UNAVAILABLE and tries_left > 0
+                event = Failure(
+                    "Error: device plugin PreStartContainer rpc failed with err: " + _text(error),
+                    error.status.name,
+                    "PreStartContainer",
+                    self.manifest.pod.name,
+                    container.name,
+                    final=not again,
+                )
+                if not again:
+                    self.recorder.emit(event)
+                    raise _PodFailedError from error
+                self.recorder.emit(event)
+                self._note(f"kubelet tries again (here after {RETRY_SECONDS:g} s instead of 10 s)")
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _poststop(self, container: Container) -> None:
+        try:
+            await self.node.kubelet.remove_container(self.manifest.pod, container.name)
+        except (GRPCError, NoEndpointError) as error:
+            raise StuckError(f"PostStopContainer failed: {_text(error)}") from error
+
+    def _fail(self, message: str, *, status: str, method: str) -> None:
+        self.recorder.emit(Failure(message, status, method, self.manifest.pod.name))
+        raise _PodFailedError
+
+    # ---------------------------------------------------------------- waiting
+
+    async def _until_settled(self) -> None:
+        """The plugin has nothing left to do on any region that nobody owns."""
+        ledger = self.node.daemon.ledger
+        changed = asyncio.Event()
+        unsubscribe = ledger.subscribe(lambda _: changed.set())
+        try:
+            with self._limit("regions are still being worked on"):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    while not self._settled():
+                        changed.clear()
+                        await changed.wait()
+        finally:
+            unsubscribe()
+
+    def _settled(self) -> bool:
+        ledger = self.node.daemon.ledger
+        for card in ledger.cards.values():
+            for region in card.regions:
+                record = ledger.record(region.id)
+                if ledger.ownership(region.id) is not Ownership.FREE:
+                    continue
+                hopeless = card.interface_id not in self.node.scrubbable
+                given_up = record.condition is Condition.DIRTY and hopeless and record.reason
+                if record.condition not in CLEAN | {Condition.FAULTED} and not given_up:
+                    return False
+            if card.id in ledger.debts and not ledger.claims_on(card.id):
+                return False
+        return True
+
+    async def _kubelet_has_lists(self) -> None:
+        """Kubelet's lists are the plugin's."""
+        for resource in self.node.daemon.claims.resources():
+            with self._limit(f"kubelet has an old list of {resource}"):
+                await self.node.kubelet.wait_for(resource, self._is_present, timeout=SETTLE_SECONDS)
+        if self.output.failed is not None:
+            raise self.output.failed
+
+    def _is_present(self, listed: DeviceList) -> bool:
+        present = self.node.daemon.claims.devices(listed.resource)
+        return [(d.id, d.healthy) for d in present] == [
+            (device, device in listed.healthy) for device in listed.ids
+        ]
+
+    @contextmanager
+    def _limit(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise StuckError(
+                f"{problem} after {SETTLE_SECONDS:g} s",
+                hint="run it again with --verbose to see the plugin's log",
+            ) from None
+
+    # ---------------------------------------------------------------- showing
+
+    def _advertised(self) -> dict[ResourceName, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Ids and healthy ids of each resource, as kubelet has them."""
+        return {
+            name: (listed.ids, tuple(d for d in listed.ids if d in listed.healthy))
+            for name, listed in self.node.kubelet.lists.items()
+        }
+
+    def _note(self, text: str) -> None:
+        self.output.text([f"{self.recorder.seconds:7.3f}  -- {text}"])
+
+    def _show_advertised(self) -> None:
+        lines = ["", "  advertised now:"]
+        for name, (devices, healthy) in self._advertised().items():
+            lines.append(f"    {name:<56} {len(healthy)} of {len(devices)} healthy")
+        lines += [f"    not offered: {problem}" for problem in self._problems()]
+        self.output.text(lines)
+
+    def _problems(self) -> list[str]:
+        """Why free regions are not offered, each reason once."""
+        return sorted(
+            {
+                state.reason
+                for state in self.recorder.regions.values()
+                if state.ownership is Ownership.FREE
+                and state.condition not in CLEAN
+                and state.reason
+            }
+        )
+
+    def _show_regions(self) -> None:
+        lines = ["", "  what each region holds now:"]
+        plain = 0
+        for state in self.recorder.regions.values():
+            if state.ownership is Ownership.FREE and state.condition in CLEAN:
+                plain += 1
+                continue
+            lines.append(
+                f"    {state.region:<20}{state.ownership:<9}{state.condition:<12}"
+                f"{state.afu_id or ''}"
+            )
+        if plain:
+            others = "the others" if plain < len(self.recorder.regions) else "all"
+            lines.append(f"    {others} ({plain}): FREE, BLANK")
+        self.output.text(lines)
+
+    def _sum_up(self) -> None:
+        recorder = self.recorder
+        programmed: dict[RegionId, list[float]] = {}
+        scrubs: dict[RegionId, int] = {}
+        for work in recorder.work:
+            for step in work.report.steps:
+                if step.name == "program":
+                    programmed.setdefault(work.report.region, []).append(step.seconds)
+            if work.report.scrubbed and work.report.region in programmed:
+                scrubs[work.report.region] = scrubs.get(work.report.region, 0) + 1
+        lines = [""]
+        for region, times in programmed.items():
+            lines.append(
+                f"  {region} was programmed {_times(len(times))} (the simulated reconfiguration"
+                f" takes {milliseconds(min(times))}) and scrubbed {_times(scrubs.get(region, 0))}."
+            )
+        if not programmed:
+            lines.append("  The pod asked for no bitstream: its regions were handed over blank.")
+        lines += [
+            "  The node advertises what it did before the pod.",
+            f"  All of it took {recorder.seconds:.1f} s.",
+            "",
+            "  Your own pod and bitstreams: fpga-plugin demo --pod FILE --bitstreams DIR",
+        ]
+        self.output.heading("Done")
+        self.output.text(lines)
+
+
+def introduce(output: Output, manifest: Manifest, source: str, store: str) -> None:
+    """Say what is going to happen, and to what."""
+    pod = manifest.pod
+    output.heading(
+        "fpga-plugin demo: the real plugin, simulated cards, a stand-in for kubelet",
+        "Nothing of this machine is touched; everything happens in a temporary folder.",
+    )
+    lines = ["", f"  pod         {pod.namespace}/{pod.name}, from {source}"]
+    for container in pod.all_containers:
+        init = "init container" if container in pod.init_containers else "container"
+        lines.append(f"  {init} {container.name}:")
+        lines += [f"    {count} x {name}" for name, count in container.devices.items()]
+        lines += [
+            f"    {name}={quote(value)[1:-1]}"
+            for name, value in container.env.items()
+            if name.startswith("FPGA_")
+        ]
+    lines.append(f"  bitstreams  {store}")
+    output.text(lines)
+
+
+def _text(error: GRPCError | NoEndpointError) -> str:
+    return rpc_error(error) if isinstance(error, GRPCError) else str(error)
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
