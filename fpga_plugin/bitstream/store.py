@@ -33,7 +33,7 @@ AOCX_ID_DIGITS = 40
 """A bitstream id of this length names an AOCX file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Bitstream:
     """A bitstream in memory, ready to be programmed.
 

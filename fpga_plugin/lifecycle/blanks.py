@@ -1,10 +1,14 @@
 """Blank bitstreams, by interface id: what deprograms a region.
 
 A blank that is missing or unusable is a state of its interface id, reported once and taken up again
-when the store changes.
+when the store changes. Cards that are scrubbed at the same time share one copy in memory: an image
+may have tens of MiB, and at the first start on a node all its cards are scrubbed.
 """
 
 import asyncio
+import os
+import threading
+import weakref
 
 import structlog
 
@@ -27,6 +31,9 @@ class Blanks:
         self._policy = policy
         self._afus: dict[InterfaceId, AfuId | None] = {}
         self._problems: dict[InterfaceId, str] = {}
+        self._changes = 0
+        self._reading = threading.Lock()  # taken in threads only
+        self._in_use: dict[InterfaceId, tuple[tuple[int, ...], weakref.ref[Bitstream]]] = {}
 
     async def load(self, interface_id: InterfaceId) -> Bitstream | None:
         """The blank bitstream; None only under best-effort.
@@ -37,7 +44,7 @@ class Blanks:
         problem = ""
         blank: Bitstream | None = None
         try:
-            blank = await asyncio.to_thread(self._store.blank, interface_id)
+            blank = await asyncio.to_thread(self._read, interface_id)
         except BitstreamError as error:
             problem = str(error)
         if blank is None and not problem:
@@ -52,6 +59,27 @@ class Blanks:
                 " FPGA_PLUGIN_SCRUB=best-effort to do without",
             )
         return blank
+
+    def _read(self, interface_id: InterfaceId) -> Bitstream | None:
+        """Read the file, unless what somebody has in use is of the same file."""
+        with self._reading:
+            version = self._version(interface_id)
+            known, in_use = self._in_use.get(interface_id, (None, None))
+            if in_use is not None and known == version and (blank := in_use()) is not None:
+                return blank
+            blank = self._store.blank(interface_id)
+            if blank is not None:
+                self._in_use[interface_id] = version, weakref.ref(blank)
+            return blank
+
+    def _version(self, interface_id: InterfaceId) -> tuple[int, ...]:
+        """What differs when the file is another one, or the watch reported a change of it."""
+        try:
+            found = os.stat(self._store.blank_path(interface_id))
+        except OSError:
+            return (self._changes,)
+        times = found.st_mtime_ns, found.st_ctime_ns
+        return self._changes, found.st_dev, found.st_ino, found.st_size, *times
 
     def _report(self, interface_id: InterfaceId, problem: str) -> None:
         if problem:
@@ -83,6 +111,7 @@ class Blanks:
 
     def forget(self, interface_id: InterfaceId | None) -> None:
         """The store changed: look again next time; None: everywhere."""
+        self._changes += 1
         if interface_id is None:
             self._afus.clear()
         else:
