@@ -55,7 +55,8 @@ class StateFile:
     def __init__(self, directory: str) -> None:
         self.regions: dict[RegionId, RegionState] = {}
         self._path = os.path.join(directory, "state.json")
-        self._lines: dict[RegionId, str] = {}
+        self._lines: dict[RegionId, str] = {}  # of the file, in its order
+        self._changed: set[RegionId] = set()  # since the lines were made
 
     def load(self) -> dict[RegionId, RegionState]:
         """What the file says, entry by entry; entries that make no sense are left out."""
@@ -85,12 +86,12 @@ class StateFile:
     def put(self, region: RegionId, state: RegionState) -> None:
         """Change a region in memory; `save` is then due."""
         self.regions[region] = state
-        self._lines.pop(region, None)
+        self._changed.add(region)
 
     def drop(self, region: RegionId) -> None:
         """Forget a region in memory, its card was unplugged; `save` is then due."""
         self.regions.pop(region, None)
-        self._lines.pop(region, None)
+        self._changed.add(region)
 
     def save(self) -> None:
         """Replace the file.
@@ -98,9 +99,17 @@ class StateFile:
         Raises:
             OSError: it cannot be written.
         """
-        for region in self.regions.keys() - self._lines.keys():
-            self._lines[region] = f'"{region}": {_dump(self.regions[region])}'
-        lines = ",\n".join(line for _, line in sorted(self._lines.items()))
+        new = False
+        for region in self._changed:
+            if (state := self.regions.get(region)) is None:
+                self._lines.pop(region, None)
+                continue
+            new |= region not in self._lines
+            self._lines[region] = f'"{region}": {_dump(state)}'
+        self._changed.clear()
+        if new:
+            self._lines = dict(sorted(self._lines.items()))
+        lines = ",\n".join(self._lines.values())
         files.replace(self._path, f'{{"regions": {{\n{lines}\n}}}}\n')
 
 
