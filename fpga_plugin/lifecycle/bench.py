@@ -103,6 +103,7 @@ class Bench:
             if pr:
                 with self.workers.in_flight(region):
                     await self.workers.run(card.id, function)
+                self._check_still_there(card, region)
             else:
                 await self.workers.run(card.id, function)
         except HardwareError as error:
@@ -122,6 +123,13 @@ class Bench:
             self.ledger.dirty([region], "an unexpected error; see the log")
             log.exception("unexpected error", region=region)
             raise
+
+    def _check_still_there(self, card: Card, region: RegionId) -> None:
+        if self.ledger.record(region).condition is not Condition.SCRUBBING:
+            raise CardGoneError(
+                f"card {card.id} went while region {region} was worked on",
+                hint="the next try works on what is there now",
+            )
 
     async def _judge(self, card: Card, region: RegionId, error: HardwareError) -> None:
         """Does the hardware itself report trouble that passes, or is the region lost?

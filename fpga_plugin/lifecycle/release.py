@@ -7,6 +7,7 @@ said what is in use (`open_gate`).
 
 import asyncio
 import enum
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 
 import structlog
@@ -157,10 +158,20 @@ class Releaser:
                     if bench.ledger.record(region.id).reason != error.message:
                         bench.ledger.dirty([region.id], error.message)
                 return Outcome.NOTHING  # the store's change pokes
-            async with AsyncExitStack() as stack:
-                held = await self._take(card, stack)
-                clean = await self._scrub(card, blank, held) if held else False
-            return Outcome.DONE if clean else Outcome.WAIT
+            reports: dict[RegionId, Report] = {}
+            try:
+                async with AsyncExitStack() as stack:
+                    held = await self._take(card, stack)
+                    reports.update((region.id, Report(region.id)) for region in held)
+                    scrubbed = await self._scrub(card, blank, held, reports)
+                # Closed first: whoever hears that a region is clean finds its port free.
+                self._clean(scrubbed, reports, blank=blank is not None)
+            finally:
+                bench.settle(reports)
+                for report in reports.values():
+                    bench.report(report)
+            clean = [bench.ledger.record(region).condition in CLEAN for region in reports]
+            return Outcome.DONE if clean and all(clean) else Outcome.WAIT
 
     async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
         """Hold the ports of those regions that nobody uses any more."""
@@ -187,33 +198,43 @@ class Releaser:
             self._waits[region] = reason
             log.info("scrub waits", region=region, reason=reason)
 
-    async def _scrub(self, card: Card, blank: Bitstream | None, held: dict[Region, Port]) -> bool:
-        """Returns whether every one of them is clean now."""
+    async def _scrub(
+        self,
+        card: Card,
+        blank: Bitstream | None,
+        held: Mapping[Region, Port],
+        reports: Mapping[RegionId, Report],
+    ) -> list[RegionId]:
+        """Returns which of them were scrubbed, the card's memory included."""
         bench, ledger = self._bench, self._bench.ledger
-        reports = {region.id: Report(region.id) for region in held}
+        if not held:
+            return []
         ledger.working(reports)
         if card.clears_memory:
             ledger.set_debt(card.id, open_=True)
         done: dict[RegionId, Report] = {}
-        try:
-            for region, port in held.items():
-                report = reports[region.id]
-                try:
-                    await bench.scrub(card, region, port, blank, report)
-                except FpgaPluginError:
-                    continue  # the ledger knows; the card's other regions go on
-                done[region.id] = report
-            if done:
+        for region, port in held.items():
+            try:
+                await bench.scrub(card, region, port, blank, reports[region.id])
+            except FpgaPluginError:
+                continue  # the ledger knows; the card's other regions go on
+            done[region.id] = reports[region.id]
+        if done:
+            try:
                 await bench.clear_memory(card, done)
-            for region_id, report in done.items():
-                ledger.clean(region_id, report.afu_id, blank=blank is not None)
-        except FpgaPluginError as error:
-            log.warning("scrub failed", card=card.id, error=str(error))
-        finally:
-            bench.settle(reports)
-            for report in reports.values():
-                bench.report(report)
-        return all(ledger.record(region).condition in CLEAN for region in reports)
+            except FpgaPluginError as error:
+                log.warning("scrub failed", card=card.id, error=str(error))
+                return []
+        return list(done)
+
+    def _clean(
+        self, regions: Iterable[RegionId], reports: Mapping[RegionId, Report], *, blank: bool
+    ) -> None:
+        ledger = self._bench.ledger
+        for region in regions:
+            # Else its card went in the meantime, and what is there now is another one.
+            if ledger.record(region).condition is Condition.SCRUBBING:
+                ledger.clean(region, reports[region].afu_id, blank=blank)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""
