@@ -338,9 +338,15 @@ class Kubelet:
 
 
 class Plugin:
-    """One life of the daemon."""
+    """One life of the daemon.
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    Args:
+        env: its settings.
+        kill_at: SIGKILL when it logs this event for the first time.
+    """
+
+    def __init__(self, env: Mapping[str, str], *, kill_at: str = "") -> None:
+        self._kill_at = kill_at
         self.lines: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self.signal = Signal()
@@ -364,6 +370,8 @@ class Plugin:
                 parsed = json.loads(line)
             except ValueError:
                 parsed = {"event": "", "text": line}
+            if self._kill_at and parsed["event"] == self._kill_at:
+                self.process.kill()
             with self.signal.changed:
                 self.raw.append(line)
                 self.lines.append(parsed)
@@ -382,14 +390,6 @@ class Plugin:
         return self.signal.until(
             lambda: self.logged(event, since, **values), f"log {event} {values}"
         )[0]
-
-    def until_reported(self, region: str, since: int = 0) -> dict[str, Any]:
-        """The first scrub or preparation of a region."""
-
-        def found() -> list[dict[str, Any]]:
-            return [e for e in self.lines[since:] if e.get("region") == region and "steps" in e]
-
-        return self.signal.until(found, f"a report of {region}")[0]
 
     @property
     def mark(self) -> int:
@@ -465,8 +465,8 @@ class Node:
     def plugin(self) -> Plugin:
         return self.lives[-1]
 
-    def start(self) -> Plugin:
-        self.lives.append(Plugin(self.settings))
+    def start(self, *, kill_at: str = "") -> Plugin:
+        self.lives.append(Plugin(self.settings, kill_at=kill_at))
         return self.plugin
 
     def up(self) -> "Node":
@@ -489,6 +489,20 @@ class Node:
 
         self.kubelet.signal.until(all_healthy, "all devices Healthy")
 
+    def give_back(self, *devices: str, resource: str = REGIONS) -> None:
+        """Deallocate the last claims on their cards, until those are free and Healthy."""
+        kubelet = self.kubelet
+        cards = tuple({device.partition("-p")[0] for device in devices})
+        other = CARDS if resource == REGIONS else REGIONS
+
+        def health() -> set[str]:
+            return {h for name, h in kubelet.listed(other).items() if name.startswith(cards)}
+
+        # Lists come a little later than what they tell of.
+        kubelet.signal.until(lambda: not health(), f"{other} without {cards}")
+        kubelet.deallocate(*devices, resource=resource)
+        kubelet.signal.until(lambda: health() == {HEALTHY}, f"{cards} Healthy again")
+
     def again(self) -> Plugin:
         """Kill and start anew, until kubelet has the lists of every resource again."""
         self.plugin.kill()
@@ -510,16 +524,29 @@ class Node:
         plugin.until_logged("kubelet's records read")
         return plugin
 
-    def scrubs(self, since: int = 0, **values: Any) -> int:
-        """How many scrubs there were, as of now: a call's own line comes after them."""
+    def caught_up(self) -> None:
+        """Read the log up to now: the line of a call made here comes after all others."""
 
         def calls() -> int:
             return len(self.plugin.logged("call", method="GetPreferredAllocation"))
 
         before = calls()
-        self.kubelet.preferred([], 0)
+        self.kubelet.preferred([], 0, resource=next(iter(self.kubelet.endpoints)))
         self.plugin.signal.until(lambda: calls() > before, "the line of a call")
-        return len(self.plugin.logged("region scrubbed", since, **values))
+
+    def steps(self, region: str, since: int = 0) -> list[str]:
+        """What this life of the plugin did to a region so far, as its reports name it."""
+        self.caught_up()
+        return [
+            step
+            for line in self.plugin.lines[since:]
+            if line.get("region") == region and "steps" in line
+            for step in line["steps"]
+        ]
+
+    def scrubs(self, region: str, since: int = 0) -> int:
+        """How often this life of the plugin blanked a region so far."""
+        return self.steps(region, since).count("program blank")
 
     def state(self) -> dict[str, dict[str, Any]]:
         return json.loads((self.simulated / "state.json").read_text())["regions"]

@@ -113,7 +113,7 @@ def test_a_claim_from_allocate_to_deallocate():
         kubelet.deallocate(P1)
         kubelet.until(CARDS, {CARD: HEALTHY})
         assert kubelet.listed(REGIONS) == {P0: HEALTHY, P1: HEALTHY}
-        assert node.scrubs(mark) == 1  # it was clean already
+        assert node.scrubs(P1, mark) == 1  # it was clean already
         assert node.plugin.stop() == 0
 
 
@@ -122,17 +122,17 @@ def test_deallocate_alone_scrubs_and_the_device_is_unhealthy_until_that_is_done(
         kubelet = node.kubelet
         kubelet.allocate(P0)
         kubelet.prestart(P0, env=request())
-        of_regions, of_cards = (len(kubelet.endpoints[r].lists) for r in (REGIONS, CARDS))
+        kubelet.until(CARDS, {})
+        # The scrub waits as long as somebody has the port open.
+        fault = node.arm(P0, "port-open")
         kubelet.deallocate(P0)
-        kubelet.until(CARDS, {CARD: HEALTHY})
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
+        kubelet.until(CARDS, {CARD: UNHEALTHY})
+        assert node.afu(P0) == AFU
+        fault.unlink()
         kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        kubelet.until(CARDS, {CARD: HEALTHY})
         assert node.afu(P0) == BLANK
-        assert kubelet.endpoints[REGIONS].lists[of_regions] == {P0: UNHEALTHY, P1: HEALTHY}
-        # While it was taken, the card as a whole was not listed; from then on Unhealthy.
-        seen = kubelet.endpoints[CARDS].lists[of_cards:]
-        assert seen[0] in ({}, {CARD: UNHEALTHY})
-        assert {CARD: UNHEALTHY} in seen
-        assert seen[-1] == {CARD: HEALTHY}
 
 
 def test_a_whole_card_comes_with_all_its_nodes_and_hides_its_regions():
@@ -197,13 +197,13 @@ def test_a_container_that_starts_again_gets_its_region_programmed_anew():
         node.kubelet.prestart(P0, env=request())
         mark = node.plugin.mark
         node.kubelet.prestart(P0, env=request())
-        steps = list(node.plugin.until_reported(P0, mark)["steps"])
+        steps = node.steps(P0, mark)
         assert steps[0] == "quiesce"  # what its last container left running
         assert "program" in steps
         # The pod's own image needs no scrub before the next.
         node.kubelet.prestart(P0, env=request(AFU_2))
         assert node.afu(P0) == AFU_2
-        assert node.scrubs(mark) == 0
+        assert node.scrubs(P0, mark) == 0
 
 
 def test_no_request_hands_over_a_blank_region_and_blanks_it_again_for_the_next_container():
@@ -212,9 +212,9 @@ def test_no_request_hands_over_a_blank_region_and_blanks_it_again_for_the_next_c
         mark = node.plugin.mark
         node.kubelet.prestart(P0, env=NO_REQUEST)
         assert node.afu(P0) == BLANK
-        assert node.scrubs(mark) == 0
+        assert node.scrubs(P0, mark) == 0
         node.kubelet.prestart(P0, env=NO_REQUEST)
-        assert node.scrubs(mark, region=P0) == 1
+        assert node.scrubs(P0, mark) == 1
         node.kubelet.prestart(P0, env=request())
         assert node.afu(P0) == AFU
         node.kubelet.prestart(P0, env=NO_REQUEST)
@@ -233,8 +233,7 @@ def test_driver_parameters_hold_for_the_claim_and_are_taken_back():
         assert node.state()[P0]["clock"] == before
         node.kubelet.prestart(P0, env=request(params="clock=10"))
         assert node.state()[P0]["clock"] == 10
-        node.kubelet.deallocate(P0)
-        node.kubelet.until(CARDS, {CARD: HEALTHY})
+        node.give_back(P0)
         assert node.state()[P0]["clock"] == before
 
 
@@ -244,8 +243,7 @@ def test_the_next_pod_finds_the_region_scrubbed():
             node.kubelet.allocate(P0)
             node.kubelet.prestart(P0, env=request(afu))
             assert node.afu(P0) == afu
-            node.kubelet.deallocate(P0)
-            node.kubelet.until(CARDS, {CARD: HEALTHY})
+            node.give_back(P0)
             assert node.afu(P0) == BLANK
 
 
@@ -277,8 +275,7 @@ def test_best_effort_does_without_a_blank_bitstream_but_gives_nobody_the_last_im
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         assert node.afu(P0) == AFU
-        node.kubelet.deallocate(P0)
-        node.kubelet.until(CARDS, {CARD: HEALTHY})
+        node.give_back(P0)
         assert node.afu(P0) == AFU
         assert node.state()[P0]["open"] == 0
 
