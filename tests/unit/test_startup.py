@@ -1,0 +1,36 @@
+"""What a plugin that runs has in memory; each test in a new interpreter, which has nothing yet."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def fresh(code):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+IMPORTED = "import sys; from fpga_plugin import cli; run = cli._import_daemon(); "
+
+
+@pytest.mark.parametrize("module", ["ssl", "pyudev", "yaml", "fpga_plugin.demo.command"])
+def test_a_running_plugin_has_not_imported(module):
+    done = fresh(f"{IMPORTED} assert {module!r} not in sys.modules, {module!r}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_was_hidden_for_the_start_can_be_imported_afterwards():
+    done = fresh(f"{IMPORTED} import ssl; ssl.create_default_context()")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_ssl_that_was_imported_before_stays():
+    done = fresh(f"import ssl; {IMPORTED} assert sys.modules['ssl'] is ssl")
+    assert done.returncode == 0, done.stderr
+
+
+def test_garbage_is_collected_again_after_the_start():
+    done = fresh(f"{IMPORTED} import gc; assert gc.isenabled()")
+    assert done.returncode == 0, done.stderr
