@@ -158,19 +158,24 @@ class ClaimService:
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """A container that had these devices was removed."""
-        devices = [DeviceId(text) for text in dict.fromkeys(ids)]
-        for device in self._ledger.poststop_seen(devices):
+        for device in self._ledger.poststop_seen(self._claimed(resource, ids)):
             log.info("all containers of a claim stopped", device=device, resource=resource)
             self._releaser.poke(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended."""
-        released = self._ledger.release(ids)
+        released = self._ledger.release(self._claimed(resource, ids))
         for devices in [d for d in self._preparations if d & frozenset(released)]:
             del self._preparations[devices]
         for device in released:
             log.info("released", device=device, resource=resource)
             self._releaser.poke(card_of(device))
+
+    def _claimed(self, resource: ResourceName, ids: Sequence[str]) -> list[DeviceId]:
+        """Those of `ids` that are claimed under this resource, each once."""
+        devices = [DeviceId(text) for text in dict.fromkeys(ids)]
+        claims = self._ledger.claims
+        return [d for d in devices if (claim := claims.get(d)) and claim.resource == resource]
 
     # ---------------------------------------------------------------- PreStart
 
