@@ -185,14 +185,18 @@ class Inventory:
             card = self._ledger.cards.get(card_id)
             if card is None or self._closing:
                 return
-            try:
-                health = await asyncio.to_thread(self._backend.health, card)
-            except HardwareError as error:
-                health = CardHealth({region.id: str(error) for region in card.regions})
+            # One thread's turn for both: on an idle node nothing else wakes the process.
+            health, observed = await asyncio.to_thread(self._signals, card)
             await self._log_port_errors(card)
-            observed = await asyncio.to_thread(self._observe, card)
             self._ledger.verify_clean(card.id, observed)
             self._judged(card, health)
+
+    def _signals(self, card: Card) -> tuple[CardHealth, dict[RegionId, AfuId | None]]:
+        try:
+            health = self._backend.health(card)
+        except HardwareError as error:
+            health = CardHealth({region.id: str(error) for region in card.regions})
+        return health, self._observe(card)
 
     async def _log_port_errors(self, card: Card) -> None:
         """Where the owner asked for `debug=1`: each new set of errors, once."""
