@@ -102,7 +102,7 @@ class Store:
             BitstreamError: the file cannot be used, or is not what its name says.
         """
         path = self.path(interface_id, bitstream_id)
-        if len(bitstream_id) == AOCX_ID_DIGITS:
+        if len(bitstream_id) == AOCX_ID_DIGITS and os.path.lexists(path):
             raise _no_aocx(path)
         try:
             return self._read(path, interface_id, bitstream_id)

@@ -145,7 +145,11 @@ def test_a_file_with_another_afu_id_than_its_name_is_refused(store, place):
     assert f"has the AFU id {OTHER_AFU}" in refusal(store)
 
 
-def test_an_aocx_id_is_refused_before_any_file_is_touched(store):
+def test_an_aocx_file_is_refused_unread_and_not_found_where_there_is_none(store, place):
+    path = place.with_name(f"{'a' * 40}.aocx")
+    with pytest.raises(BitstreamNotFoundError, match=str(path)):
+        store.load(INTERFACE, parse_bitstream_id("a" * 40))
+    os.mkfifo(path)
     with pytest.raises(BitstreamError, match=r"\.aocx: AOCX is not supported by this version"):
         store.load(INTERFACE, parse_bitstream_id("a" * 40))
 
