@@ -493,7 +493,8 @@ class Node:
         """Deallocate the last claims on their cards, until those are free and Healthy."""
         kubelet = self.kubelet
         cards = tuple({device.partition("-p")[0] for device in devices})
-        other = CARDS if resource == REGIONS else REGIONS
+        kinds = ("/region-", "/fpga-")
+        other = resource.replace(*(kinds if kinds[0] in resource else kinds[::-1]))
 
         def health() -> set[str]:
             return {h for name, h in kubelet.listed(other).items() if name.startswith(cards)}
