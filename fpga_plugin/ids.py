@@ -5,6 +5,7 @@
 edge may put such a value into a path, a sysfs write or a log line.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import NewType
@@ -81,6 +82,7 @@ def region_id(card: CardId, port_id: int) -> RegionId:
     return RegionId(f"{card}-p{port_id}")
 
 
+@functools.lru_cache(maxsize=4096)
 def device_order(device: DeviceId | CardId | RegionId) -> tuple[PciAddress, int]:
     """Sort key of devices: PCI address, then port id; a whole card comes before its regions.
 
@@ -92,6 +94,7 @@ def device_order(device: DeviceId | CardId | RegionId) -> tuple[PciAddress, int]
     return PciAddress.parse(device), -1
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId:
     """A device id in the one form in which this plugin writes it.
 
