@@ -70,7 +70,7 @@ def _node(
         say("idle")
         figures += measure.idle(node, plugin, effort)
         say("calls")
-        figures += measure.calls(node, effort)
+        figures += measure.calls(node, plugin, effort)
         say("release")
         figures += measure.release(node, effort)
         say("PreStart")

@@ -11,7 +11,7 @@ import grpc  # type: ignore[import-untyped]  # ships no types
 from figures import Figure, Goal, median, percentile
 from kubelet import healthy, listed
 from node import CARDS, PORTS, REGIONS, Node
-from plugin import Plugin
+from plugin import Plugin, cpu_of
 
 from fpga_plugin.api.messages import v1beta1
 
@@ -50,12 +50,14 @@ def starts(node: Node, effort: Effort) -> list[Figure]:
         peak = plugin.peak()
     registered: list[float] = []
     complete: list[float] = []
+    cpu: list[float] = []
     ends: list[float] = []
     for _ in range(effort.starts):
         with node.start() as plugin:
             times = node.kubelet.wait_registered(RESOURCES)
             registered.append(times[0] - plugin.began)
             complete.append(times[-1] - plugin.began)
+            cpu.append(plugin.cpu())
             node.wait_clean()
             ends.append(plugin.stop())
     count = effort.starts
@@ -63,6 +65,7 @@ def starts(node: Node, effort: Effort) -> list[Figure]:
     return [
         Figure(cards, "start to registered, first resource", _ms(registered), "ms", goal, count),
         Figure(cards, "start to registered, all resources", _ms(complete), "ms", goal, count),
+        Figure(cards, "CPU of the plugin until then", _ms(cpu), "ms", samples=count),
         Figure(cards, "end (SIGTERM)", _ms(ends), "ms", Goal(None, 9), count),
         Figure(cards, "first start ever, all resources", first * 1000, "ms", Goal(None, 1020)),
         Figure(
@@ -97,7 +100,7 @@ def idle(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
     ]
 
 
-def calls(node: Node, effort: Effort) -> list[Figure]:
+def calls(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
     """Allocate and Deallocate of regions on a card that stays partitioned: no list changes."""
     cards = f"{len(node.cards)}x{PORTS}"
     held = node.regions[0]
@@ -107,10 +110,12 @@ def calls(node: Node, effort: Effort) -> list[Figure]:
     others = node.regions[1:PORTS]
     allocate: list[float] = []
     deallocate: list[float] = []
+    cpu = plugin.cpu()
     for number in range(effort.calls + 50):
         region = others[number % len(others)]
         allocate.append(node.allocate(REGIONS, region))
         deallocate.append(node.deallocate(REGIONS, region))
+    cpu = (plugin.cpu() - cpu) / (2 * len(allocate))
     node.deallocate(REGIONS, held)
     node.kubelet.held.clear()
     node.kubelet.wait_list(CARDS, listed(node.cards[0], healthy=True))
@@ -118,6 +123,7 @@ def calls(node: Node, effort: Effort) -> list[Figure]:
     return [
         *_calls(cards, "Allocate", allocate[50:], goal),
         *_calls(cards, "Deallocate", deallocate[50:], Goal()),
+        Figure(cards, "CPU of the plugin a call, of these", cpu * 1000, "ms"),
     ]
 
 
@@ -214,7 +220,7 @@ def busy(node: Node) -> list[Figure]:
 
 def floor(python: Path, folder: Path, effort: Effort) -> list[Figure]:
     """The same calls to a bare grpclib server."""
-    with _echo(python, folder / "echo.sock") as call:
+    with _echo(python, folder / "echo.sock") as (call, pid):
         request = bytes(
             v1beta1.AllocateRequest(
                 container_requests=[
@@ -223,22 +229,28 @@ def floor(python: Path, folder: Path, effort: Effort) -> list[Figure]:
             )
         )
         took = []
+        cpu = cpu_of(pid)
         for _ in range(effort.calls + 50):
             began = time.perf_counter()
             call(request)
             took.append(time.perf_counter() - began)
-    return _calls("a bare grpclib server, for comparison", "Allocate", took[50:], Goal())
+        cpu = (cpu_of(pid) - cpu) / len(took)
+    name = "a bare grpclib server, for comparison"
+    return [
+        *_calls(name, "Allocate", took[50:], Goal()),
+        Figure(name, "CPU of the server a call", cpu * 1000, "ms"),
+    ]
 
 
 @contextmanager
-def _echo(python: Path, path: Path) -> Iterator[grpc.UnaryUnaryMultiCallable]:
+def _echo(python: Path, path: Path) -> Iterator[tuple[grpc.UnaryUnaryMultiCallable, int]]:
     script = Path(__file__).with_name("echo.py")
     process = subprocess.Popen([python, script, path], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         process.stdout.readline()
         with grpc.insecure_channel(f"unix:{path}") as channel:
-            yield channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
+            yield channel.unary_unary("/v1beta1.DevicePlugin/Allocate"), process.pid
     finally:
         process.kill()
         process.communicate()

@@ -10,6 +10,14 @@ from typing import Self
 _ENDS_WITHIN = 30.0
 
 
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU that a process took so far, by all its threads."""
+    total = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        total += int(stat.read_text().split()[0])  # ns (Documentation/scheduler/sched-stats.rst)
+    return total / 1e9
+
+
 class Plugin:
     """`fpga-plugin run`, started cold: a new interpreter, with compiled modules and warm caches.
 
@@ -60,6 +68,10 @@ class Plugin:
         text = Path(f"/proc/{self._process.pid}/status").read_text()
         found = re.search(r"^VmHWM:\s+([0-9]+) kB$", text, re.MULTILINE)
         return int(found[1]) / 1024 if found else 0.0
+
+    def cpu(self) -> float:
+        """Seconds of CPU so far, in user and kernel."""
+        return cpu_of(self._process.pid)
 
     def threads(self) -> int:
         """How many threads it has."""
