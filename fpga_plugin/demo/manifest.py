@@ -93,7 +93,13 @@ class _Reader:
         if len(found) > 1:
             raise self._error(f"has {len(found)} Pods", "give a file with one")
         if not found:
-            raise self._error(f"has no Pod{_instead(documents)}", _TEMPLATE)
+            instead = [quote(d["kind"]) for d in documents if isinstance(d, dict) and "kind" in d]
+            if instead:
+                raise self._error(
+                    f"has no Pod, but {', '.join(instead[:3])}",
+                    "of a Deployment, Job or the like, put the pod template into a Pod",
+                )
+            raise self._error("has no Pod", "--pod takes a YAML or JSON file with a Pod")
         (document,) = found
         if document.get("apiVersion") != "v1":
             raise self._error(f"apiVersion is {quote(document.get('apiVersion'))}", "a Pod's is v1")
@@ -235,15 +241,6 @@ class _Reader:
                 )
             env[name] = value or ""
         return env
-
-
-_TEMPLATE = "of a Deployment, Job or the like, put the pod template into a Pod"
-
-
-def _instead(documents: list[Any]) -> str:
-    kinds = [d.get("kind") if isinstance(d, dict) else None for d in documents]
-    named = [quote(kind) for kind in kinds if isinstance(kind, str)]
-    return f" but {', '.join(named[:3])}" if named else ""
 
 
 _KINDS: dict[type, str] = {

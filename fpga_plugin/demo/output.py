@@ -84,6 +84,7 @@ class TextOutput(_Lines):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.detail = False
+        self._begun = False
         terminal = stream.isatty()
         self._colour = (
             terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -93,7 +94,9 @@ class TextOutput(_Lines):
 
     def heading(self, title: str, why: str = "") -> None:
         """A title, and why this happens."""
-        self.write("")
+        if self._begun:
+            self.write("")
+        self._begun = True
         self.write(self._painted(title, "bold"))
         for line in self._wrapped(why, "  "):
             self.write(line)

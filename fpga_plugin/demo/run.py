@@ -62,9 +62,16 @@ def run(options: Options) -> int:
         if options.json:
             recorder.emit(Failure(str(error)))
         raise
-    if output.failed is not None:
-        raise output.failed
-    return code
+    except OSError as error:
+        if error is not output.failed:
+            raise
+    if output.failed is None:
+        return code
+    if isinstance(output.failed, BrokenPipeError):
+        raise output.failed  # the command line knows what to do
+    # What is buffered would be tried again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    raise FpgaPluginError(f"the output cannot be written: {output.failed.strerror}")
 
 
 async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
@@ -85,6 +92,7 @@ async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
         if not came:
             raise
+        print("fpga-plugin: interrupted", file=sys.stderr)  # noqa: T201  # a command prints
         return 0 if came[0] is signal.SIGTERM else EXIT_FAILED
 
 

@@ -24,6 +24,7 @@ from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import RegionId, ResourceName
+from fpga_plugin.lifecycle.blanks import NO_BLANK
 
 RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""
@@ -196,11 +197,11 @@ class Story:
                     container.name,
                     final=not again,
                 )
-                if not again:
-                    self.recorder.emit(event)
-                    raise _PodFailedError from error
                 self.recorder.emit(event)
-                self._note(f"kubelet tries again (here after {RETRY_SECONDS:g} s instead of 10 s)")
+                if not again:
+                    self._note("kubelet would try again and again; the demo gives up")
+                    raise _PodFailedError from error
+                self._note(f"kubelet tries again (here after {RETRY_SECONDS:g} s, else after 10 s)")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -234,14 +235,18 @@ class Story:
     def _settled(self) -> bool:
         ledger = self.node.daemon.ledger
         for card in ledger.cards.values():
-            for region in card.regions:
-                record = ledger.record(region.id)
-                if ledger.ownership(region.id) is not Ownership.FREE:
-                    continue
-                hopeless = card.interface_id not in self.node.scrubbable
-                given_up = record.condition is Condition.DIRTY and hopeless and record.reason
-                if record.condition not in CLEAN | {Condition.FAULTED} and not given_up:
+            records = [
+                ledger.record(region.id)
+                for region in card.regions
+                if ledger.ownership(region.id) is Ownership.FREE
+            ]
+            if card.interface_id not in self.node.scrubbable:
+                # The plugin looked for a blank bitstream, and said so.
+                if not all(record.reason.startswith(NO_BLANK) for record in records):
                     return False
+                continue
+            if not all(record.condition in CLEAN | {Condition.FAULTED} for record in records):
+                return False
             if card.id in ledger.debts and not ledger.claims_on(card.id):
                 return False
         return True

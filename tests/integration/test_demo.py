@@ -1,0 +1,454 @@
+"""`fpga-plugin demo` as a newcomer runs it: a process, its output, its exit code.
+
+Several run at the same time, so that they also show that they do not disturb each other.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "deploy" / "examples"
+LIMIT = 60
+AT_ONCE = 8  # they wait most of the time
+
+IF = "ce48969398f05f33946d560708be108a"
+OTHER_IF = "38d782e3b6125343b9342433e348ac4c"
+REGIONS, CARDS = f"fpga.intel.com/region-{IF}", f"fpga.intel.com/fpga-{IF}"
+OTHER_REGIONS = f"fpga.intel.com/region-{OTHER_IF}"
+COMPRESS = "18b79ffa2ee54aa096ef4230dafacb5f"
+HELLO = "850adcc26ceb4b229722d43375b61c66"
+NLB = "f7df405cbd7acf7222f144b0b93acd18"
+BLANK = "4cc434ceb4374bd69d69b7e3fdc04577"
+CARD = "0000-10-00.0"
+P0, P1, P2 = (f"{CARD}-p{port}" for port in range(3))
+
+# As the KEP has it, `env` as a mapping included.
+KEP = f"""\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: intel-fpga-demo-compress
+spec:
+  containers:
+  - name: intel-fpga-demo-compress
+    image: intel-fpga-demo-compress:devel
+    imagePullPolicy: IfNotPresent
+    command: ["sh", "/opt/intel/intel-fpga-demo-compress/demo/demo.sh"]
+    securityContext:
+      capabilities:
+        add:
+          [IPC_LOCK]
+    resources:
+      limits:
+        {REGIONS}: 1
+        cpu: 1
+        hugepages-2Mi: 20Mi
+    env:
+      FPGA_BITSTREAM_ID_1: {COMPRESS}
+      FPGA_REGION_1: {IF}
+      FPGA_DRIVER_PARAMS_1: clock=1000,debug=1
+  restartPolicy: Never
+"""
+
+VALUE_FROM = KEP.replace(
+    f"    env:\n      FPGA_BITSTREAM_ID_1: {COMPRESS}\n      FPGA_REGION_1: {IF}\n"
+    "      FPGA_DRIVER_PARAMS_1: clock=1000,debug=1\n",
+    "    env:\n    - name: FPGA_REGION_1\n      valueFrom: {configMapKeyRef: {name: a, key: b}}\n",
+)
+
+SIX_REGIONS_AND_A_CARD = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: greedy}}
+spec:
+  containers:
+  - {{name: regions, resources: {{limits: {{{REGIONS}: 6}}}}}}
+  - {{name: card, resources: {{limits: {{{CARDS}: 1}}}}}}
+"""
+
+MIXED = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: mixed}}
+spec:
+  containers:
+  - {{name: app, resources: {{limits: {{{REGIONS}: 1, {CARDS}: 1}}}}}}
+"""
+
+SIDECAR = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: sidecar}}
+spec:
+  initContainers:
+  - name: once
+    resources: {{limits: {{{REGIONS}: 1}}}}
+    env: [{{name: FPGA_REGION_a, value: {IF}}}, {{name: FPGA_AFU_a, value: {NLB}}}]
+  - name: beside
+    restartPolicy: Always
+    resources: {{limits: {{{REGIONS}: 1}}}}
+    env: [{{name: FPGA_REGION_a, value: {IF}}}, {{name: FPGA_AFU_a, value: {HELLO}}}]
+  containers:
+  - name: app
+    resources: {{limits: {{{REGIONS}: "2"}}, requests: {{{REGIONS}: 2}}}}
+    env: [{{name: FPGA_REGION_a, value: {IF}}}, {{name: FPGA_AFU_a, value: {COMPRESS}}}]
+"""
+
+MANIFESTS = {
+    "kep-verbatim": KEP,
+    "unknown-bitstream": KEP.replace(f"ID_1: {COMPRESS}", f"ID_1: {BLANK[::-1]}"),
+    "mismatched-region": KEP.replace(f"FPGA_REGION_1: {IF}", f"FPGA_REGION_1: {OTHER_IF}"),
+    "bad-parameter": KEP.replace("debug=1", "speed=1"),
+    "clock-too-high": KEP.replace("clock=1000", "clock=1001"),
+    "bad-id": KEP.replace(f"FPGA_REGION_1: {IF}", "FPGA_REGION_1: ../../etc"),
+    "too-many": KEP.replace(f"{REGIONS}: 1", f"{REGIONS}: 7"),
+    "no-such-interface": KEP.replace(f"region-{IF}", f"region-{IF[::-1]}"),
+    "admission": SIX_REGIONS_AND_A_CARD,
+    "mixed": MIXED,
+    "sidecar": SIDECAR,
+    "deployment": KEP.replace("kind: Pod", "kind: Deployment"),
+    "bad-yaml": "a: [",
+    "no-fpga": KEP.replace(f"        {REGIONS}: 1\n", ""),
+    "value-from": VALUE_FROM,
+}
+
+EXAMPLE_FILES = ("kep-pod", "whole-card", "init-and-app", "two-resources")
+
+
+@dataclass
+class Run:
+    """One run of the demo that has ended."""
+
+    code: int
+    out: str
+    err: str
+    left: list[str]
+    events: list[dict] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[dict]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def programmed(self) -> list[tuple[str, str]]:
+        """What came onto which region, in order."""
+        afus = []
+        last = {}
+        for event in self.of("region"):
+            key, state = event["region"], (event["condition"], event["afu_id"])
+            if event["condition"] == "PROGRAMMED" and last.get(key) != state:
+                afus.append((key, event["afu_id"]))
+            last[key] = state
+        return afus
+
+    def lists(self, resource: str) -> list[list[str]]:
+        """The resource's device lists, each change of which."""
+        lists = []
+        for event in self.of("advertised"):
+            if event["resource"] == resource and lists[-1:] != [event["devices"]]:
+                lists.append(event["devices"])
+        return lists
+
+    def calls(self, *methods: str) -> list[str]:
+        return [e["method"] for e in self.of("call") if e["method"] in methods]
+
+    def error(self) -> dict:
+        (error,) = self.of("error")
+        return error
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    """A demo whose temporary folder is made below `folder`."""
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "fpga_plugin", "demo", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(temporary)},
+    )
+
+
+def finish(process: subprocess.Popen, folder: Path) -> Run:
+    try:
+        out, err = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+    return Run(process.returncode, out, err, os.listdir(folder / "tmp"))
+
+
+def parse(run: Run) -> Run:
+    run.events = [json.loads(line) for line in run.out.splitlines()]
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every run, by name; all with --json but `text`."""
+    base = tmp_path_factory.mktemp("demo")
+    commands: dict[str, list[str]] = {
+        "default": ["--json"],
+        "text": [],
+        "missing-file": ["--json", "--pod", str(base / "nothing.yaml")],
+        "missing-store": ["--json", "--bitstreams", str(base / "nowhere")],
+        "no-blank": ["--json", "--bitstreams", str(base / "store")],
+    }
+    (base / "store" / IF).mkdir(parents=True)
+    for name, manifest in MANIFESTS.items():
+        path = base / f"{name}.yaml"
+        path.write_text(manifest)
+        commands[name] = ["--json", "--pod", str(path)]
+    for name in EXAMPLE_FILES:
+        commands[name] = ["--json", "--pod", str(EXAMPLES / f"{name}.yaml")]
+    # A path so deep that no socket's path would fit.
+    folders = {name: base / "runs" / name / ("d" * 120) for name in commands}
+
+    def run(name: str) -> Run:
+        return finish(start(folders[name], *commands[name]), folders[name])
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = dict(zip(commands, pool.map(run, commands), strict=True))
+    return {name: run if name == "text" else parse(run) for name, run in results.items()}
+
+
+SUCCESSES = ("default", "text", "kep-verbatim", "sidecar", *EXAMPLE_FILES)
+INPUT_ERRORS = ("deployment", "bad-yaml", "no-fpga", "value-from", "missing-file", "missing-store")
+
+
+@pytest.mark.parametrize("name", SUCCESSES)
+def test_what_goes_well_exits_with_0_and_leaves_nothing(runs, name):
+    run = runs[name]
+    assert (run.code, run.err, run.left) == (0, "", [])
+
+
+@pytest.mark.parametrize("name", sorted({*MANIFESTS, "missing-file"} - {"kep-verbatim", "sidecar"}))
+def test_what_is_wrong_exits_with_1_and_leaves_nothing(runs, name):
+    run = runs[name]
+    assert (run.code, run.left) == (1, [])
+    assert "Traceback" not in run.err
+    assert bool(run.err) == (name in INPUT_ERRORS)
+
+
+def test_every_line_of_json_is_an_event_in_order_of_time(runs):
+    kinds = {"advertised", "call", "region", "scrub", "error"}
+    for run in runs.values():
+        times = [event["t"] for event in run.events]
+        assert times == sorted(times)
+        assert {event["event"] for event in run.events} <= kinds
+
+
+@pytest.mark.parametrize("name", ["default", "kep-pod", "kep-verbatim"])
+def test_the_keps_pod_is_programmed_at_each_start_and_scrubbed_at_the_end(runs, name):
+    run = runs[name]
+    assert run.programmed() == [(P0, COMPRESS)] * 2
+    assert run.calls("Allocate", "PreStartContainer", "PostStopContainer", "Deallocate") == [
+        "Allocate",
+        "PreStartContainer",
+        "PreStartContainer",
+        "PostStopContainer",
+        "PostStopContainer",
+        "Deallocate",
+    ]
+    last = [event for event in run.of("region") if event["region"] == P0][-1]
+    assert (last["ownership"], last["condition"], last["afu_id"]) == ("FREE", "BLANK", BLANK)
+    scrub = [event for event in run.of("scrub") if event["region"] == P0][-1]
+    steps = [step["name"] for step in scrub["steps"]]
+    assert steps[:5] == ["quiesce", "clear errors", "restore defaults", "program blank", "verify"]
+    assert scrub["afu_id"] == BLANK
+    assert 0.2 < scrub["seconds"] < 5
+    assert run.events.index(last) > run.events.index(run.of("call")[-2])
+
+
+def test_a_call_tells_resource_devices_status_and_time(runs):
+    (allocate,) = [e for e in runs["default"].of("call") if e["method"] == "Allocate"]
+    assert allocate["resource"] == REGIONS
+    assert allocate["devices"] == [P0]
+    assert allocate["status"] == "OK"
+    assert 0 < allocate["seconds"] < 1
+    assert "message" not in allocate
+
+
+def test_a_claimed_region_hides_its_card_and_a_claimed_card_its_regions(runs):
+    both = [CARD, "0000-11-00.0"]
+    six = [f"{card}-p{port}" for card in both for port in range(3)]
+    assert runs["default"].lists(CARDS) == [both, both[1:], both]
+    assert runs["default"].lists(REGIONS) == [six]
+    assert runs["whole-card"].lists(CARDS) == [both]
+    assert runs["whole-card"].lists(REGIONS) == [six, six[3:], six]
+
+
+@pytest.mark.parametrize("name", ["default", "whole-card", "two-resources", "unknown-bitstream"])
+def test_what_is_advertised_at_the_end_is_what_was_before_the_pod(runs, name):
+    run = runs[name]
+    claimed = next(i for i, e in enumerate(run.events) if e.get("method") == "Allocate")
+    before = {e["resource"]: e for e in run.events[:claimed] if e["event"] == "advertised"}
+    after = {e["resource"]: e for e in run.events if e["event"] == "advertised"}
+    assert before
+    for resource, event in before.items():
+        assert event["healthy"] == event["devices"]
+        assert after[resource]["devices"] == event["devices"]
+        assert after[resource]["healthy"] == event["healthy"]
+
+
+def test_a_whole_cards_requests_go_to_its_regions_in_order_and_the_rest_stays_blank(runs):
+    run = runs["whole-card"]
+    assert run.programmed() == [(P0, COMPRESS), (P1, HELLO)] * 2
+    owned = {e["region"]: e["condition"] for e in run.of("region") if e["ownership"] == "STARTED"}
+    assert set(owned) == {P0, P1, P2}
+
+
+def test_an_init_container_and_the_app_share_a_region_with_a_bitstream_each(runs):
+    assert runs["init-and-app"].programmed() == [(P0, NLB), (P0, COMPRESS), (P0, COMPRESS)]
+
+
+def test_a_sidecar_takes_over_the_init_containers_region_and_keeps_it(runs):
+    first = [(P0, NLB), (P0, HELLO), (P1, COMPRESS)]
+    assert runs["sidecar"].programmed() == [*first, *first[1:]]
+
+
+def test_two_resources_are_programmed_each_with_its_own(runs):
+    other = "0000-12-00.0-p0"
+    starts = [(P0, COMPRESS), (P1, HELLO), (other, NLB)]
+    assert runs["two-resources"].programmed() == starts * 2
+    assert {e["resource"] for e in runs["two-resources"].of("advertised")} >= {
+        REGIONS,
+        OTHER_REGIONS,
+    }
+
+
+PRESTART = "Error: device plugin PreStartContainer rpc failed with err: rpc error: code = "
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code", "words"),
+    [
+        ("unknown-bitstream", "NOT_FOUND", "NotFound", BLANK[::-1]),
+        ("mismatched-region", "INVALID_ARGUMENT", "InvalidArgument", OTHER_IF),
+        ("bad-parameter", "INVALID_ARGUMENT", "InvalidArgument", "'speed'"),
+        ("clock-too-high", "INVALID_ARGUMENT", "InvalidArgument", "clock=1001"),
+        ("bad-id", "INVALID_ARGUMENT", "InvalidArgument", "FPGA_REGION_1='../../etc'"),
+        ("mixed", "FAILED_PRECONDITION", "FailedPrecondition", "whole cards"),
+    ],
+)
+def test_a_refused_start_shows_the_pods_event_and_gives_the_devices_back(
+    runs, name, status, code, words
+):
+    run = runs[name]
+    error = run.error()
+    assert error["message"].startswith(f"{PRESTART}{code} desc = ")
+    assert words in error["message"]
+    assert error["status"] == status
+    assert run.programmed() == []
+    assert run.calls("Deallocate")
+    states = {e["region"]: (e["ownership"], e["condition"]) for e in run.of("region")}
+    assert set(states.values()) == {("FREE", "BLANK")}
+    (refused,) = [e for e in run.of("call") if e["status"] != "OK"]
+    assert refused["message"] in error["message"]
+
+
+def test_devices_that_the_pod_itself_hides_fail_its_admission(runs):
+    run = runs["admission"]
+    message = run.error()["message"]
+    assert message.startswith("UnexpectedAdmissionError: Pod was rejected: Allocate failed due to ")
+    # Kubelet may or may not have the new list by then, as in a cluster.
+    assert (
+        f"requested number of devices unavailable for {CARDS}. Requested: 1, Available: 0"
+        in message
+        or "code = FailedPrecondition desc = card 0000-1" in message
+    )
+    cards = run.lists(CARDS)
+    assert [] in cards
+    assert cards[-1] == [CARD, "0000-11-00.0"]
+    assert run.calls("PreStartContainer") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("too-many", f"1 Insufficient {REGIONS}: the pod asks for 7"),
+        ("no-such-interface", f"no plugin advertises fpga.intel.com/region-{IF[::-1]}"),
+        ("no-blank", "no-blank-image: no blank bitstream at "),
+    ],
+)
+def test_a_pod_that_fits_no_node_says_why(runs, name, words):
+    run = runs[name]
+    message = run.error()["message"]
+    assert message.startswith("FailedScheduling: 0/1 nodes are available: 1 Insufficient ")
+    assert words in message
+    assert run.calls("Allocate") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("deployment", "has no Pod, but 'Deployment'"),
+        ("bad-yaml", "bad-yaml.yaml, line 1, column 5: not valid YAML"),
+        ("no-fpga", "asks for no FPGA"),
+        ("value-from", "'FPGA_REGION_1' has valueFrom"),
+        ("missing-file", "cannot be read: No such file"),
+        ("missing-store", "no bitstream store at "),
+    ],
+)
+def test_wrong_input_is_one_error_and_is_told_on_standard_error_too(runs, name, words):
+    run = runs[name]
+    (event,) = run.events
+    assert event["event"] == "error"
+    assert words in event["message"]
+    assert words in run.err
+
+
+def test_people_get_a_timeline_without_colours_in_a_pipe(runs):
+    out = runs["text"].out
+    assert "\x1b" not in out
+    for words in (
+        "PreStartContainer",
+        f"hidden: {CARD}",
+        f"AFU id reads {COMPRESS}",
+        "program blank",
+        f"shown again: {CARD}",
+        "programmed twice",
+    ):
+        assert words in out, words
+    assert "Error" not in out
+
+
+def test_the_packaged_pod_is_the_one_in_the_examples():
+    packaged = ROOT / "fpga_plugin" / "demo" / "kep-pod.yaml"
+    assert packaged.read_bytes() == (EXAMPLES / "kep-pod.yaml").read_bytes()
+
+
+def test_every_example_is_run_here():
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(EXAMPLE_FILES)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
+def test_a_signal_in_the_middle_clears_up(tmp_path, number, code):
+    process = start(tmp_path, "--json")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if '"SCRUBBING"' in line:
+            break
+    process.send_signal(number)
+    run = finish(process, tmp_path)
+    assert (run.code, run.err, run.left) == (code, "fpga-plugin: interrupted\n", [])
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
+    process = start(tmp_path)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(LIMIT) == 1
+    with process.stderr as stderr:
+        assert stderr.read() == ""
+    assert os.listdir(tmp_path / "tmp") == []
