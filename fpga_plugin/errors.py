@@ -1,8 +1,8 @@
 """One root for every error that a user or operator may meet.
 
-Each error carries what happened (`message`, naming the variable, device or file), what the reader can
-do about it (`hint`), and the gRPC status with which kubelet hears of it. The gRPC edge sends `str(e)`;
-the command line prints message and hint on two lines.
+Each error carries what happened (`message`, naming the variable, device or file), what the reader
+can do about it (`hint`), and the gRPC status with which kubelet hears of it. The gRPC edge sends
+`str(e)`; the command line prints message and hint on two lines.
 """
 
 from typing import ClassVar
