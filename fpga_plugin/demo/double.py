@@ -22,9 +22,9 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
 from fpga_plugin.api.messages import v1
+from fpga_plugin.api.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
 from fpga_plugin.demo.plugins import (
-    Connection,
     DeviceList,
     NoEndpointError,
     PluginManager,
@@ -128,7 +128,7 @@ class KubeletDouble(PluginManager):
             AdmissionError: kubelet's words for the pod's event; what was granted stays held until
                 `end_pod`, as in kubelet.
         """
-        self.free_inactive()
+        await self.free_inactive()
         self.pods[pod.uid] = pod
         reusable: dict[ResourceName, list[str]] = {}
         try:
@@ -155,17 +155,24 @@ class KubeletDouble(PluginManager):
         key = (pod.uid, container.name, resource)
         if count == 0 or key in self.held:
             return False
-        ids = await self._pick(resource, count, reusable.get(resource, []))
         try:
-            response = await self.allocate(resource, ids)
+            ids = await self._pick(resource, count, reusable.get(resource, []))
+            response = await self._granted(resource, ids)
         except (GRPCError, NoEndpointError) as error:
-            if self.profile.deallocate and isinstance(error, GRPCError):
-                await self.deallocate(resource, ids)
             raise rejected(error) from error
         self.held[key] = Held(
             pod.uid, container.name, resource, self._by_node(resource, ids), response
         )
         return True
+
+    async def _granted(self, resource: ResourceName, ids: list[str]) -> ContainerAllocateResponse:
+        """Allocate; the fork deallocates what it was refused."""
+        try:
+            return await self.allocate(resource, ids)
+        except GRPCError:
+            if self.profile.deallocate:
+                await self.deallocate(resource, ids)
+            raise
 
     async def _pick(self, resource: ResourceName, count: int, reusable: list[str]) -> list[str]:
         picked = reusable[:count]
@@ -182,10 +189,7 @@ class KubeletDouble(PluginManager):
             )
         candidates = [*picked, *free]
         if self.connection(resource).options.get_preferred_allocation_available:
-            try:
-                preferred = await self.preferred(resource, candidates, picked, count)
-            except GRPCError as error:
-                raise rejected(error) from error
+            preferred = await self.preferred(resource, candidates, picked, count)
             # Kubelet takes what it knows of the answer, then anything.
             candidates = [*picked, *(d for d in preferred if d in free), *free]
         return list(dict.fromkeys(candidates))[:count]
@@ -231,7 +235,7 @@ class KubeletDouble(PluginManager):
         if not self.profile.poststop:
             return
         for held in self._of(pod, container):
-            if self._serves(held.resource) is not None:
+            if self._serves(held.resource):
                 await self.poststop(held.resource, held.ids)
 
     async def end_pod(self, pod: Pod) -> None:
@@ -240,22 +244,21 @@ class KubeletDouble(PluginManager):
         A stock kubelet says nothing: it frees the devices when somebody next asks.
         """
         self.pods.pop(pod.uid, None)
-        if not self.profile.deallocate:
-            return
-        held = [entry for entry in self.held.values() if entry.pod == pod.uid]
-        # The fork holds its lock: no list is worked on before the entries are gone.
-        self.free_inactive()
-        for entry in held:
-            if self._serves(entry.resource) is not None:
-                await self.deallocate(entry.resource, entry.ids)
+        if self.profile.deallocate:
+            await self.free_inactive()
 
-    def free_inactive(self) -> None:
-        """Forget what pods that have ended hold (kubelet's UpdateAllocatedDevices).
+    async def free_inactive(self) -> None:
+        """Free what pods that have ended hold (kubelet's UpdateAllocatedDevices).
 
-        The checkpoint is not rewritten, as in kubelet.
+        The fork deallocates each container's devices, under its lock: no list is worked on before
+        the entries are gone. The checkpoint is not rewritten, in neither kubelet.
         """
-        for key in [key for key in self.held if key[0] not in self.pods]:
+        ended = {key: held for key, held in self.held.items() if held.pod not in self.pods}
+        for key in ended:
             del self.held[key]
+        for held in ended.values() if self.profile.deallocate else ():
+            if self._serves(held.resource):
+                await self.deallocate(held.resource, held.ids)
 
     def devices(self, pod: Pod, container: str) -> dict[ResourceName, tuple[str, ...]]:
         """What a container holds."""
@@ -279,9 +282,9 @@ class KubeletDouble(PluginManager):
             if held.pod == pod.uid and held.container == container
         ]
 
-    def _serves(self, resource: ResourceName) -> Connection | None:
+    def _serves(self, resource: ResourceName) -> bool:
         connection = self.connections.get(resource)
-        return None if connection is None or connection.stopped else connection
+        return connection is not None and not connection.stopped
 
     def _by_node(self, resource: ResourceName, ids: list[str]) -> dict[int, tuple[str, ...]]:
         nodes = self.lists[resource].devices if resource in self.lists else {}
@@ -300,7 +303,7 @@ class _PodResources(v1.PodResourcesListerBase):
 
     async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
         del message  # has no fields
-        self._kubelet.free_inactive()
+        await self._kubelet.free_inactive()
         return v1.ListPodResourcesResponse(
             pod_resources=[self._pod(pod) for pod in self._kubelet.pods.values()]
         )

@@ -141,7 +141,11 @@ class Story:
 
     async def _restart(self, started: list[Container]) -> None:
         pod = self.manifest.pod
-        running = [c for c in started if c in pod.containers or c.restartable]
+        running = [
+            container
+            for container in pod.all_containers
+            if container in started and (container in pod.containers or container.restartable)
+        ]
         if not running:
             return
         aside = (

@@ -13,6 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from fpga_plugin.demo import node, story
+from fpga_plugin.demo import run as demo
+from fpga_plugin.demo.double import KubeletDouble
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -452,3 +458,50 @@ def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
     with process.stderr as stderr:
         assert stderr.read() == ""
     assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys):
+    """Runs the demo in this process, without waiting, with `start` in PreStart's place."""
+
+    def run(start):
+        original = KubeletDouble.start_container
+        monkeypatch.setattr(node, "PR_SECONDS", 0)
+        monkeypatch.setattr(story, "RETRY_SECONDS", 0)
+        monkeypatch.setattr(KubeletDouble, "start_container", lambda *args: start(original, *args))
+        code = demo.run(demo.Options(pod=None, bitstreams=None, json=True, verbose=False))
+        captured = capsys.readouterr()
+        return parse(Run(code, captured.out, captured.err, []))
+
+    return run
+
+
+def test_an_unfinished_preparation_is_tried_again(in_process):
+    answers = iter([Status.UNAVAILABLE, Status.UNAVAILABLE])
+
+    async def start(original, *args):
+        if (status := next(answers, None)) is not None:
+            raise GRPCError(status, "not finished")
+        return await original(*args)
+
+    run = in_process(start)
+    assert run.code == 0
+    messages = [error["message"] for error in run.of("error")]
+    assert messages == [f"{PRESTART}Unavailable desc = not finished"] * 2
+    assert [afu for _, afu in run.programmed()] == [COMPRESS] * 2
+    assert run.lists(CARDS)[-1] == [CARD, "0000-11-00.0"]
+
+
+def test_it_is_not_tried_for_ever(in_process):
+    tries = 0
+
+    async def start(*_):
+        nonlocal tries
+        tries += 1
+        raise GRPCError(Status.UNAVAILABLE, "not finished")
+
+    run = in_process(start)
+    assert run.code == 1
+    assert tries == story.TRIES
+    assert run.calls("Deallocate")
+    assert run.lists(CARDS)[-1] == [CARD, "0000-11-00.0"]

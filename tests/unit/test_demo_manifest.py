@@ -1,0 +1,157 @@
+"""Pods as people write them: what the demo reads, and what it refuses as the API server would."""
+
+import pytest
+
+from fpga_plugin.demo.manifest import ManifestError, read_manifest
+from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.scheduling import UnschedulableError, effective_requests, schedule
+from fpga_plugin.ids import ResourceName
+
+PREFIX = "fpga.intel.com"
+REGIONS = ResourceName(f"{PREFIX}/region-ce48969398f05f33946d560708be108a")
+CARDS = ResourceName(f"{PREFIX}/fpga-ce48969398f05f33946d560708be108a")
+
+POD = f"""\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: one
+spec:
+  containers:
+  - name: app
+    resources:
+      limits: {{{REGIONS}: 2, {CARDS}: "1", cpu: 500m, nvidia.com/gpu: 1}}
+    env:
+    - {{name: FPGA_REGION_1, value: "1"}}
+    - {{name: OTHER}}
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_text(text):
+        path = tmp_path / "pod.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_manifest(str(path), PREFIX)
+
+    return read_text
+
+
+def test_devices_and_environment_are_taken_and_the_rest_is_not(read):
+    manifest = read(POD)
+    (app,) = manifest.pod.containers
+    assert app.devices == {REGIONS: 2, CARDS: 1}
+    assert app.env == {"FPGA_REGION_1": "1", "OTHER": ""}
+    assert (manifest.pod.namespace, manifest.pod.name) == ("default", "one")
+    assert manifest.restart_policy == "Always"
+
+
+def test_json_is_yaml_and_other_documents_are_passed_over(read):
+    assert (
+        read('{"apiVersion": "v1", "kind": "ConfigMap"}\n---\n' + POD + "---\n").pod.name == "one"
+    )
+
+
+def test_every_pod_read_is_another(read):
+    assert read(POD).pod.uid != read(POD).pod.uid
+
+
+def test_init_containers_are_apart_and_sidecars_known(read):
+    text = POD + "  initContainers:\n  - {name: a}\n  - {name: b, restartPolicy: Always}\n"
+    pod = read(text).pod
+    assert [(c.name, c.restartable) for c in pod.init_containers] == [("a", False), ("b", True)]
+    assert [c.name for c in pod.all_containers] == ["a", "b", "app"]
+
+
+def test_the_keps_mapping_of_variables_is_read_too(read):
+    text = POD[: POD.index("    - {name: FPGA")] + "      FPGA_REGION_1: abc\n"
+    assert read(text).pod.containers[0].env == {"FPGA_REGION_1": "abc"}
+
+
+def test_what_a_cluster_would_have_to_tell_is_left_out_and_said(read):
+    text = POD + (
+        "    - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}\n"
+        "    envFrom: [{configMapRef: {name: c}}]\n"
+    )
+    manifest = read(text)
+    assert "NODE" not in manifest.pod.containers[0].env
+    assert len(manifest.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("kind: Pod", "kind: Job", "has no Pod, but 'Job'"),
+        ("apiVersion: v1", "apiVersion: v2", "apiVersion is 'v2'"),
+        ("apiVersion: v1\n", "", "apiVersion is 'None'"),
+        ("name: one", "name: One", "metadata.name is 'One'"),
+        ("  name: one\n", "", "metadata.name is missing"),
+        ("metadata:\n  name: one", "metadata: one", "metadata is a string, not a mapping"),
+        ("name: app", "name: app/../x", "spec.containers[0].name is 'app/../x'"),
+        ("name: app", "name: 7", "spec.containers[0].name is '7'"),
+        (f"{REGIONS}: 2", f"{REGIONS}: 1.5", "'1.5'"),
+        (f"{REGIONS}: 2", f"{REGIONS}: -1", "'-1'"),
+        (f"{REGIONS}: 2", f"{REGIONS}: true", "'True'"),
+        (f"{REGIONS}: 2", f"{REGIONS}: 1k", "'1k'"),
+        ("      limits:", "      requests:", "limits must be set"),
+        ('value: "1"', "value: 1", "is the number '1', not a string"),
+        ('value: "1"', 'value: "$(OTHER)"', "refers to other variables"),
+        ("{name: OTHER}", "{name: FPGA_AFU_1, valueFrom: {}}", "'FPGA_AFU_1' has valueFrom"),
+        ("{name: OTHER}", "{value: x}", "env[1].name is 'None'"),
+        ("{name: OTHER}", "OTHER", "env[1] is a string, not a mapping"),
+        (
+            "  containers:",
+            "  restartPolicy: Sometimes\n  containers:",
+            "restartPolicy is 'Sometimes'",
+        ),
+        ("  containers:", "  others:", "spec.containers is missing or empty"),
+        ("    env:\n", "  - name: app\n    env:\n", "the container 'app' is there twice"),
+        ("metadata:", "metadata: {", "not valid YAML"),
+        ("name: one", "name: one\n  stamp: 2024-99-99", "not valid YAML"),
+    ],
+)
+def test_what_the_api_server_would_refuse_is_refused_with_its_place(read, old, new, words):
+    assert old in POD
+    with pytest.raises(ManifestError) as caught:
+        read(POD.replace(old, new, 1))
+    assert words in str(caught.value)
+    assert "pod.yaml" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "7", "[]", "- a", "\x00", b"\xff\xff", "[" * 100_000, "a: b: c", POD + "---\n" + POD],
+)
+def test_anything_else_is_one_clear_error(read, text):
+    with pytest.raises(ManifestError) as caught:
+        read(text)
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_beyond_the_api_servers_limit_is_not_read(read):
+    with pytest.raises(ManifestError, match="larger than"):
+        read("#" * (2 * 1024 * 1024))
+
+
+def container(name: str, count: int, *, restartable: bool = False) -> Container:
+    return Container(name=name, devices={REGIONS: count}, restartable=restartable)
+
+
+@pytest.mark.parametrize(
+    ("init", "app", "expected"),
+    [
+        ((), (1, 2), 3),
+        ((container("a", 5),), (1, 2), 5),
+        ((container("a", 2), container("b", 3)), (1,), 3),
+        ((container("a", 2, restartable=True),), (1,), 3),
+        ((container("a", 1, restartable=True), container("b", 4)), (1,), 5),
+        ((container("a", 4), container("b", 1, restartable=True)), (1,), 4),
+    ],
+)
+def test_the_scheduler_counts_the_most_that_run_at_a_time(init, app, expected):
+    containers = tuple(container(f"c{n}", count) for n, count in enumerate(app))
+    pod = Pod(name="p", containers=containers, init_containers=init)
+    assert effective_requests(pod) == {REGIONS: expected}
+    schedule(pod, {REGIONS: expected})
+    with pytest.raises(UnschedulableError):
+        schedule(pod, {REGIONS: expected - 1})
