@@ -254,6 +254,7 @@ class Daemon:
         self.blanks.forget(interface_id)
         for card in self.ledger.cards.values():
             if interface_id in {None, card.interface_id}:
+                self.ledger.another_blank(card.id)
                 self._releaser.poke(card.id)
 
     async def _check_health(self) -> None:

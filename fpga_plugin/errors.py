@@ -112,6 +112,13 @@ class ProgrammingError(HardwareError):
     """
 
 
+class WrongImageError(HardwareError):
+    """A PR went well, and another AFU id reads back than the bitstream's metadata names.
+
+    The file is mislabelled, or the card's static part is another one: the region itself is sound.
+    """
+
+
 class PortPoisonedError(HardwareError):
     """`afu_id` reads EBUSY outside our own PR: an earlier failed PR left the port disabled."""
 

@@ -1,7 +1,6 @@
 """What work on a region does to the ledger: every step is written before it begins."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from fpga_plugin.allocation.book import Book
 from fpga_plugin.allocation.records import Change, Condition, RegionRecord
@@ -23,6 +22,20 @@ class Conditions(Book):
         """The region cannot be used until an operator, or a rebind, mends it."""
         self._set((region,), Condition.FAULTED, reason)
 
+    def another_blank(self, card: CardId) -> None:
+        """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
+        present = self.cards.get(card)
+        self.dirty(
+            [
+                region.id
+                for region in (present.regions if present is not None else ())
+                if self.record(region.id).condition is Condition.FAULTED
+                and region.id not in self.failing
+                and self.region_claim(region.id) is None
+            ],
+            "the blank bitstream was replaced",
+        )
+
     def clean(self, region: RegionId, afu_id: AfuId | None, *, blank: bool) -> None:
         """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before counts any more."""
         self._set(
@@ -36,14 +49,6 @@ class Conditions(Book):
     def programmed(self, region: RegionId, afu_id: AfuId) -> None:
         """Scrubbed since its last owner, programmed, and verified."""
         self._set((region,), Condition.PROGRAMMED, "", afu_id=afu_id, forget=True)
-
-    def forget_former(self, regions: Iterable[RegionId]) -> None:
-        """The former owners are known to be gone."""
-        change = Change()
-        for region in regions:
-            if (record := self.record(region)).former:
-                change.regions[region] = replace(record, former=frozenset())
-        self._commit(change)
 
     def _set(
         self,

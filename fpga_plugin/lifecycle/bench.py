@@ -20,6 +20,7 @@ from fpga_plugin.errors import (
     HardwareError,
     PortInUseError,
     ProgrammingError,
+    WrongImageError,
 )
 from fpga_plugin.hardware.backend import Backend, Port
 from fpga_plugin.hardware.model import Card, Region
@@ -88,9 +89,17 @@ class Bench:
             await self.workers.finish(card.id, stack.close)
 
     async def step(
-        self, card: Card, report: Report, function: Callable[[], None], *, pr: bool
+        self,
+        card: Card,
+        report: Report,
+        function: Callable[[], None],
+        *,
+        pr: bool,
+        blank: bool = False,
     ) -> None:
         """One blocking step on a region that the ledger has as SCRUBBING.
+
+        `pr`: a partial reconfiguration is part of it; `blank`: it is the blank bitstream's.
 
         Whatever goes wrong, the ledger knows afterwards: FAULTED for what only an operator or a
         rebind mends, DIRTY for what a later scrub may mend.
@@ -106,6 +115,14 @@ class Bench:
                 self._check_still_there(card, region)
             else:
                 await self.workers.run(card.id, function)
+        except WrongImageError as error:
+            # A tenant's mislabelled file condemns no region: the blank's own AFU id will tell.
+            report.error = str(error)
+            if blank:
+                self.ledger.faulted(region, error.message)
+            else:
+                self.ledger.dirty([region], error.message)
+            raise
         except HardwareError as error:
             report.error = str(error)
             await self._judge(card, region, error)
@@ -171,6 +188,7 @@ class Bench:
             report,
             lambda: steps.scrub(self.backend, card, region, port, blank, report),
             pr=True,
+            blank=True,
         )
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:

@@ -60,8 +60,12 @@ def answer_within(time_left: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What makes two PreStarts the same: claims, pod, candidate containers, and what they ask."""
+    """What makes two PreStarts the same: claims, pod, candidate containers, and what they ask.
 
+    And kubelet's life: between two of them containers start without PreStart.
+    """
+
+    epoch: str
     claims: frozenset[tuple[DeviceId, int]]
     identity: Identity
     requests: tuple[FpgaRequest, ...]
@@ -238,7 +242,10 @@ class ClaimService:
         requests = parse_requests(await self._effective_env(identity, env))
         claims = self._claims(devices)
         key = _Key(
-            frozenset((claim.device, claim.generation) for claim in claims), identity, requests
+            self._ledger.epoch,
+            frozenset((claim.device, claim.generation) for claim in claims),
+            identity,
+            requests,
         )
         existing = self._preparations.get(frozenset(devices))
         if existing is not None and existing.key == key:

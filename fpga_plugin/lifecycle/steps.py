@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import HardwareError
+from fpga_plugin.errors import HardwareError, WrongImageError
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId
@@ -74,10 +74,10 @@ def verify(port: Port, expected: AfuId, report: Report) -> None:
     with timed(report, "verify") as notes:
         report.afu_id = port.afu_id()
         if report.afu_id != expected:
-            raise HardwareError(
+            raise WrongImageError(
                 f"region {report.region} shows AFU {report.afu_id} where {expected} was programmed",
-                hint="the region is taken out of service; the operator finds what to do in"
-                " docs/operations.md",
+                hint="the bitstream's file is mislabelled, or was built for another card: install"
+                " the right one",
             )
         notes.text = f"AFU id reads {expected}"
 
