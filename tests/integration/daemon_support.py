@@ -425,7 +425,7 @@ class Plugin:
 class Node:
     """A node: what outlives the plugin, and the plugin's present life."""
 
-    def __init__(self, cards: str = "1x2", **settings: str) -> None:
+    def __init__(self, hardware: str = "1x2", **settings: str) -> None:
         # Not pytest's folder: the path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="fpga-"))
         self.state_dir = self.folder / "state"
@@ -436,7 +436,7 @@ class Node:
         self.kubelet = Kubelet(self.kubelet_dir)
         self.settings = {
             "FPGA_PLUGIN_BACKEND": "simulated",
-            "FPGA_PLUGIN_SIMULATED_CARDS": cards,
+            "FPGA_PLUGIN_SIMULATED_CARDS": hardware,
             "FPGA_PLUGIN_SIMULATED_PR_SECONDS": "0.01",
             "FPGA_PLUGIN_STATE_DIR": str(self.state_dir),
             "FPGA_PLUGIN_KUBELET_DIR": str(self.kubelet_dir),
