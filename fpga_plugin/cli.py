@@ -116,7 +116,7 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
         from fpga_plugin.demo.command import add_demo_parser
 
         add_demo_parser(commands)
-    if wanted != "run":
+    if wanted not in {"run", "demo"}:  # the demo takes no setting from the environment
         from fpga_plugin.bitstream.command import add_bitstream_parser
 
         add_bitstream_parser(commands, load_settings(os.environ).bitstream_dir)
