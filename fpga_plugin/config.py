@@ -229,7 +229,7 @@ class Settings:
     )
     pods_socket: str | None = _optional(
         "FPGA_PLUGIN_PODS_SOCKET",
-        "/var/lib/kubelet/pods/kubelet.sock",
+        "/var/lib/kubelet/pods-api/pods-api.sock",
         parse_path,
         _OR_EMPTY,
         "Kubelet's Pods API, where it is served.",

@@ -55,7 +55,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "cgroup_root": "/sys/fs/cgroup",
         "kubelet_dir": "/var/lib/kubelet/device-plugins",
         "podresources_socket": "/var/lib/kubelet/pod-resources/kubelet.sock",
-        "pods_socket": "/var/lib/kubelet/pods/kubelet.sock",
+        "pods_socket": "/var/lib/kubelet/pods-api/pods-api.sock",
         "kubeconfig": None,
         "bitstream_dir": "/srv/intel.com/fpga",
         "state_dir": "/var/lib/fpga-plugin",
