@@ -1,0 +1,212 @@
+"""Runs a command where a kubelet may do as it likes: `namespace.py build-version command ...`.
+
+Kubelet and containerd write to fixed places (/var/lib/kubelet, /run/containerd, /var/log, /dev). So
+the command gets namespaces of its own (mounts, processes, network, host name) and a cgroup below
+which kubelet keeps its pods. Being the only way out for its processes, the process namespace is
+also the clean-up: when its first process ends, or is killed, everything in it is gone, and its
+mounts with it. What is left then, cgroups and one folder, is removed here, or by the next run.
+
+It refuses to start where a kubelet is running: one node is one kubelet's.
+"""
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CGROUPS = Path("/sys/fs/cgroup")
+PREFIX = "fpga-kubelet-"
+
+NEEDED = {
+    "containerd": "containerd",
+    "containerd-shim-runc-v2": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+}
+"""Programs, and the Debian package of each."""
+
+BUSYBOX = Path("/bin/busybox")
+
+PORTS = 16
+"""Device nodes /dev/dfl-port.N for simulated cards."""
+
+PORT_DEVICE = os.makedev(10, 237)
+"""Any character device that a container may not open unless it was given to it (loop-control)."""
+
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_PR_SET_PDEATHSIG = 1
+
+
+def missing() -> str:
+    """Why the tests cannot run on this machine; empty if they can."""
+    if os.geteuid() != 0:
+        return "mounts and cgroups take root"
+    absent = {package for program, package in NEEDED.items() if shutil.which(program) is None}
+    if not _is_static(BUSYBOX):
+        absent.add("busybox-static")
+    if absent:
+        return f"not installed: {', '.join(sorted(absent))} (make deps)"
+    if subprocess.run(["unshare", "-mpnf", "true"], check=False, capture_output=True).returncode:
+        return "namespaces of its own are refused"
+    return ""
+
+
+def _is_static(program: Path) -> bool:
+    """Whether an ELF program names no interpreter."""
+    return program.is_file() and b"/lib64/ld-linux" not in program.read_bytes()[:4096]
+
+
+def kubelets() -> list[int]:
+    """Processes that call themselves kubelet."""
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/comm")
+        if _text(path).strip() == "kubelet"
+    ]
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def _hierarchies() -> Iterator[Path]:
+    """The top of each cgroup hierarchy: v2's one, or v1's many (with v2's among them or not)."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith(("cgroup ", "cgroup2 ")):
+            yield Path(before.split()[4])
+
+
+def _make_cgroup(name: str) -> None:
+    for top in _hierarchies():
+        (top / name).mkdir()
+        if top == CGROUPS:
+            controllers = " ".join(f"+{c}" for c in _text(top / "cgroup.controllers").split())
+            for group in (top, top / name):
+                (group / "cgroup.subtree_control").write_text(controllers)
+
+
+def _remove_cgroup(name: str) -> None:
+    for top in _hierarchies():
+        for directory, _, _ in os.walk(top / name, topdown=False):
+            with suppress(OSError):
+                os.rmdir(directory)
+
+
+def _sweep() -> None:
+    """Remove what a run that was killed left behind: its name holds the process that made it."""
+    left = {path.name for top in _hierarchies() for path in top.glob(f"{PREFIX}*")}
+    left |= {path.name for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*")}
+    for name in left:
+        if (found := re.fullmatch(rf"{PREFIX}(\d+)", name)) and not Path(
+            "/proc", found.group(1)
+        ).exists():
+            _remove_cgroup(name)
+            shutil.rmtree(Path(tempfile.gettempdir(), name), ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """The child is killed when we are, whatever kills us."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def outside(version: str, command: list[str]) -> int:
+    """Build, make namespaces, run the command in them, and remove everything; its exit code."""
+    if why := missing():
+        sys.exit(f"test-kubelet: {why}")
+    if running := kubelets():
+        sys.exit(f"test-kubelet: a kubelet is running here (pid {running[0]}), and stays alone")
+    subprocess.run([HERE / "build", version, "kubelet"], check=True)
+    _sweep()
+    name = f"{PREFIX}{os.getpid()}"
+    # Not pytest's folder: the path of a socket has at most 107 characters.
+    scratch = Path(tempfile.gettempdir(), name)
+    scratch.mkdir(mode=0o700)
+    # No terminal's interrupt ends us before the clean-up: pytest hears it too, and ends.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    try:
+        _make_cgroup(name)
+        with subprocess.Popen(
+            # The shell is there to be the first process: it reaps those whose parents have ended.
+            [
+                *("unshare", "--mount", "--propagation", "private", "--pid", "--mount-proc"),
+                *("--net", "--uts", "--ipc", "--fork", "--kill-child"),
+                *("bash", "-c", '"$@"; exit $?', "bash"),
+                *(sys.executable, __file__, "--inside", *command),
+            ],
+            env=os.environ
+            | {
+                "FPGA_KUBELET_SCRATCH": str(scratch),
+                "FPGA_KUBELET_CGROUP": name,
+                "FPGA_KUBELET_BIN": str(ROOT / ".cache/kubelet" / version),
+                "FPGA_KUBELET_VERSION": version,
+            },
+            cwd=ROOT,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # no threads here
+        ) as process:
+            signal.signal(signal.SIGTERM, lambda *_: process.kill())
+            return process.wait()
+    finally:
+        _remove_cgroup(name)
+        shutil.rmtree(scratch)
+
+
+def inside(command: list[str]) -> None:
+    """In the namespaces: make their mounts, then become the command."""
+    scratch = Path(os.environ["FPGA_KUBELET_SCRATCH"])
+    lib, dev = scratch / "var-lib", scratch / "dev"
+    for directory in (lib / "kubelet", dev):
+        directory.mkdir(parents=True)
+    _mount("--bind", lib, "/var/lib")
+    _mount("-t", "tmpfs", "-o", "mode=755", "run", "/run")
+    _mount("-t", "tmpfs", "-o", "mode=755", "log", "/var/log")
+    _make_dev(dev)
+    _mount("--rbind", dev, "/dev")
+    socket.sethostname("node")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+    os.execvp(command[0], command)
+
+
+def _make_dev(dev: Path) -> None:
+    """/dev as it is, without disks and terminals, and with the nodes of the simulated cards."""
+    _mount("-t", "tmpfs", "-o", "mode=755", "dev", dev)
+    for path in Path("/dev").iterdir():
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            (dev / path.name).symlink_to(path.readlink())
+        elif stat.S_ISCHR(status.st_mode) and not path.name.startswith(("tty", "vcs")):
+            os.mknod(dev / path.name, status.st_mode, status.st_rdev)
+            (dev / path.name).chmod(status.st_mode)
+    for name in ("pts", "shm", "mqueue"):
+        if Path("/dev", name).is_dir():
+            (dev / name).mkdir()
+            _mount("--rbind", Path("/dev", name), dev / name)
+    for port in range(PORTS):
+        os.mknod(dev / f"dfl-port.{port}", stat.S_IFCHR | 0o600, PORT_DEVICE)
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--inside":
+        inside(sys.argv[2:])
+    sys.exit(outside(sys.argv[1], sys.argv[2:]))
