@@ -343,15 +343,18 @@ class Plugin:
     Args:
         env: its settings.
         kill_at: SIGKILL when it logs this event for the first time.
+        wrapper: a command that runs the command that follows it.
     """
 
-    def __init__(self, env: Mapping[str, str], *, kill_at: str = "") -> None:
+    def __init__(
+        self, env: Mapping[str, str], *, kill_at: str = "", wrapper: Sequence[str] = ()
+    ) -> None:
         self._kill_at = kill_at
         self.lines: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self.signal = Signal()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fpga_plugin", "run"],
+            [*wrapper, sys.executable, "-m", "fpga_plugin", "run"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -448,6 +451,7 @@ class Node:
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
         }
         self.set(**settings)
+        self.wrapper: Sequence[str] = ()
         self.lives: list[Plugin] = []
 
     def set(self, **settings: str) -> None:
@@ -466,7 +470,7 @@ class Node:
         return self.lives[-1]
 
     def start(self, *, kill_at: str = "") -> Plugin:
-        self.lives.append(Plugin(self.settings, kill_at=kill_at))
+        self.lives.append(Plugin(self.settings, kill_at=kill_at, wrapper=self.wrapper))
         return self.plugin
 
     def up(self) -> "Node":

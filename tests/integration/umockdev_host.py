@@ -11,6 +11,7 @@ one command a line on stdin and gives one answer a line on stdout, both JSON:
     {"do": "set", "path": PATH, "name": N, "value": TEXT}  an attribute
     {"do": "serve", "node": NODE}                     record and answer the node's ioctls
     {"do": "answer", "node": NODE, "errno": NUMBER}   how from now on; 0: success
+    {"do": "follow", "ports": [PATH, ...]}            by port id: afu_id becomes what a PR brings
     {"do": "hold", "node": NODE}                      leave the node's ioctls unanswered
     {"do": "release"}                                 answer all again
     {"do": "ioctls", "count": N}                      all so far, once there are N
@@ -40,6 +41,7 @@ class Host:
         self.seen = []
         self.changed = threading.Condition()
         self.held = set()
+        self.ports = []
 
     def root(self) -> str:
         return self.testbed.get_root_dir()
@@ -65,6 +67,9 @@ class Host:
     def answer(self, node: str, errno: int) -> None:
         self.errnos[node] = errno
 
+    def follow(self, ports: list) -> None:
+        self.ports = ports
+
     def hold(self, node: str) -> None:
         with self.changed:
             self.held.add(node)
@@ -88,13 +93,15 @@ class Host:
             raw = argument.retrieve()
             seen["argument"] = raw.hex()
             # The buffer's address is the struct's last member; the size is in the one before it.
-            size = struct.unpack_from("<I", raw, 12)[0]
+            port_id, size = struct.unpack_from("<II", raw, 8)
             seen["image"] = argument.resolve(16, size).retrieve().hex()
         with self.changed:
             self.seen.append(seen)
             self.changed.notify_all()
             self.changed.wait_for(lambda: node not in self.held, TIMEOUT)
         errno = self.errnos.get(node, 0)
+        if request == FME_PORT_PR and self.ports and not errno:
+            self.set(self.ports[port_id], "afu_id", seen["image"][:32] + "\n")
         client.complete(-1 if errno else 0, errno)
         return True
 
