@@ -1,15 +1,17 @@
 """The ledger's state and the one way to change it, and what can be asked of it.
 
-A step collects a `Change`, writes it to the journal, and only then applies it (`_commit`). Indexes
-by card and by device node keep every question independent of how many claims there are.
+A step collects a `Change`, writes it to the journal, and only then applies it (`_commit`). What is
+learnt of the hardware, and what went wrong, holds in memory even where it cannot be written
+(`_learn`): it only ever makes the ledger stricter. Indexes by card and by device node keep every
+question independent of how many claims there are.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fpga_plugin.allocation.journal import JournalWriter
+from fpga_plugin.allocation.journal import JournalError, JournalWriter
 from fpga_plugin.allocation.names import DELETE_THE_POD, card_of, is_card, resource_names
 from fpga_plugin.allocation.records import (
     Change,
@@ -20,11 +22,13 @@ from fpga_plugin.allocation.records import (
     RegionRecord,
     Snapshot,
 )
+from fpga_plugin.config import ScrubPolicy
 from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
     CardId,
     DeviceId,
+    PodUid,
     RegionId,
     ResourceName,
     device_order,
@@ -32,13 +36,34 @@ from fpga_plugin.ids import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a region was when work on it began, to tell what came between.
+
+    Attributes:
+        generation: of the claim that covered it; 0 without one.
+        former: its former owners.
+    """
+
+    generation: int
+    former: frozenset[PodUid]
+
+
 class Book:
     """Claims, conditions, cards; see the module. `Ledger` adds the steps."""
 
     def __init__(
-        self, *, prefix: str, journal: JournalWriter, snapshot: Snapshot, boot_id: str
+        self,
+        *,
+        prefix: str,
+        journal: JournalWriter,
+        snapshot: Snapshot,
+        boot_id: str,
+        scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
     ) -> None:
         """Take up what the journal knew.
+
+        A region that was left unblanked is DIRTY where `scrub` now requires a blank.
 
         In another boot nothing that it says about conditions holds, and no container of before
         runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
@@ -63,6 +88,8 @@ class Book:
         self._seen: set[RegionId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
+        self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
+        self._begun: dict[RegionId, Begun] = {}
         change = Change()
         for claim in snapshot.claims:
             taken = replace(claim, generation=next(self._generations))
@@ -86,6 +113,10 @@ class Book:
                     afu_id=None,
                     reason="the plugin ended while it worked on the region",
                 )
+            elif record.condition is Condition.UNBLANKED and scrub is ScrubPolicy.REQUIRED:
+                taken_record = replace(
+                    record, condition=Condition.DIRTY, reason="a blank bitstream is required now"
+                )
             if taken_record is not record:
                 change.regions[record.region] = taken_record
             self.regions[record.region] = taken_record
@@ -108,14 +139,21 @@ class Book:
             self._journal.write(change)
             self._apply(change)
 
+    def _learn(self, change: Change) -> None:
+        """Like `_commit`, for what takes trust away: it holds even if it cannot be written.
+
+        After a restart the hardware has to agree with the journal before anything is trusted.
+        """
+        try:
+            self._commit(change)
+        except JournalError:
+            self._apply(change)
+            raise
+
     def _apply(self, change: Change) -> None:
         cards: set[CardId] = set(change.debts)
         for device, claim in change.claims.items():
-            cards.add(card_of(device))
-            self._unindex(self.claims.pop(device, None))
-            if claim is not None:
-                self.claims[device] = claim
-                self._index(claim)
+            cards |= self._set_claim(device, claim)
         for region, record in change.regions.items():
             cards.add(card_of(region))
             self.regions[region] = record
@@ -136,10 +174,38 @@ class Book:
         for card in cards:
             self._notify(card)
 
+    def _set_claim(self, device: DeviceId, claim: Claim | None) -> set[CardId]:
+        """Returns the cards whose devices may be listed otherwise now."""
+        cards = {card_of(device)}
+        before = self.claims.pop(device, None)
+        self._unindex(before)
+        if claim is not None:
+            self.claims[device] = claim
+            self._index(claim)
+        for holder in (before, claim):
+            # A node that a claim holds keeps back the region that has it now.
+            for _, node in () if holder is None else holder.nodes:
+                cards |= self._shown_by.get(node, set())
+        return cards
+
     def _index(self, claim: Claim) -> None:
         self._by_card.setdefault(card_of(claim.device), {})[claim.device] = claim
         for region, node in claim.nodes:
             self._by_node.setdefault(node, {})[claim.device] = region
+
+    def _show(self, card: Card) -> None:
+        self._hide(card.id)
+        self.cards[card.id] = card
+        for region in card.regions:
+            self._shown_by.setdefault(region.node, set()).add(card.id)
+
+    def _hide(self, card_id: CardId) -> None:
+        card = self.cards.pop(card_id, None)
+        for region in () if card is None else card.regions:
+            holders = self._shown_by.get(region.node, set())
+            holders.discard(card_id)
+            if not holders:
+                self._shown_by.pop(region.node, None)
 
     def _unindex(self, claim: Claim | None) -> None:
         if claim is None:

@@ -70,7 +70,13 @@ class Claims(Book):
                 raise RefusedError(f"card {card_of(device)} is left alone: {why}")
             held = self.claims.get(device)
             if held is not None and not held.touched and not held.exposed:
-                self.check_nodes(held)
+                try:
+                    self.check_nodes(held)
+                except RefusedError:
+                    # Whoever was given the old nodes could never start, nor can whoever shares
+                    # them; kept, the claim would refuse every later pod too.
+                    self.release([device])
+                    raise
                 granted.append(held)
                 continue
             if held is not None:
@@ -123,6 +129,8 @@ class Claims(Book):
         Raises:
             RefusedError: it conflicts with what the ledger knows, or the device is gone.
         """
+        if device in self.claims:
+            raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
         self._check_mode(device, ())
         regions = self.regions_of(device)
         for region in regions:
@@ -191,7 +199,7 @@ class Claims(Book):
     def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         """Count a PostStop; returns the devices for which they balance the PreStarts.
 
-        Their regions are DIRTY then, whatever the container was given: it has run on them. A
+        Where one was started, their regions are DIRTY then, whatever it was given. A
         PostStop may come long after its claim ended, and carries nothing but device ids: those
         that are still to come of earlier claims are counted first.
         """
@@ -209,7 +217,7 @@ class Claims(Book):
             change.claims[device] = claim
             if self._stopped(claim):
                 balanced.append(device)
-                for region, _ in claim.nodes:
+                for region, _ in claim.nodes if claim.started else ():
                     record = self.record(region)
                     if record.condition not in (Condition.FAULTED, Condition.SCRUBBING):
                         change.regions[region] = replace(

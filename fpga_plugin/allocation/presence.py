@@ -38,7 +38,12 @@ class Presence(Book):
                 self._went(change, region.id)
         for region in card.regions:
             record = self.regions.get(region.id)
-            if known_nodes.get(region.id) == region.node and record is not None:
+            if (
+                record is not None
+                and before is not None
+                and before.interface_id == card.interface_id
+                and known_nodes.get(region.id) == region.node
+            ):
                 continue  # nothing new about it
             new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
             if record is not None and region.id not in self._seen:
@@ -52,10 +57,12 @@ class Presence(Book):
                 )
             if new != record:
                 change.regions[region.id] = new
-        self.cards[card.id] = card
+        self._show(card)
         self._seen.update(region.id for region in card.regions)
-        self._commit(change)
-        self._notify(card.id)
+        try:
+            self._learn(change)
+        finally:
+            self._notify(card.id)
 
     def _first_sight(  # noqa: PLR0911  # a table: one return a row
         self, record: RegionRecord, observed: AfuId | None, blank: AfuId | None
@@ -66,7 +73,7 @@ class Presence(Book):
             case Condition.BLANK if observed is not None and observed == blank == record.afu_id:
                 return record
             case Condition.UNBLANKED if observed is not None and observed == record.afu_id:
-                return record
+                return record if blank is None else replace(dirty, reason="it can be blanked now")
             case Condition.PROGRAMMED if owned and observed is not None:
                 if observed == record.afu_id:
                     return record
@@ -80,16 +87,19 @@ class Presence(Book):
 
     def card_gone(self, card: CardId) -> None:
         """A card is no longer there. Claims on it stay until kubelet ends them."""
-        gone = self.cards.pop(card, None)
+        gone = self.cards.get(card)
         if gone is None:
             return
+        self._hide(card)
         change = Change()
         for region in gone.regions:
             self._went(change, region.id)
         if gone.clears_memory:
             change.debts[card] = True
-        self._commit(change)
-        self._notify(card)
+        try:
+            self._learn(change)
+        finally:
+            self._notify(card)
 
     def _went(self, change: Change, region: RegionId) -> None:
         self.failing.pop(region, None)
@@ -122,9 +132,11 @@ class Presence(Book):
                 change.regions[region.id] = replace(
                     record, condition=Condition.DIRTY, reason="the hardware failed in between"
                 )
-        self._commit(change)
-        if changed:
-            self._notify(card)
+        try:
+            self._learn(change)
+        finally:
+            if changed:
+                self._notify(card)
 
     def verify_clean(self, card: CardId, observed: Mapping[RegionId, AfuId | None]) -> None:
         """A free region that no longer reads as it was left is DIRTY.
@@ -144,7 +156,7 @@ class Presence(Book):
                 change.regions[region] = replace(
                     record, condition=Condition.DIRTY, reason="it changed behind the plugin's back"
                 )
-        self._commit(change)
+        self._learn(change)
 
     def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
         """Cards that another plugin's pods still hold, with the reason to show."""
