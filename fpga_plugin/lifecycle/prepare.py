@@ -152,6 +152,7 @@ class Preparer:
         blank: Bitstream | None = None
         if dirty:
             blank = await bench.blanks.load(card.interface_id)
+            self.check(plan)
         for region in regions:
             self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)
         if dirty:
@@ -176,9 +177,12 @@ class Preparer:
 
     def _needs_scrub(self, region: Region, want: Want | None, used: set[RegionId]) -> bool:
         match self._condition(region.id):
-            case Condition.BLANK | Condition.UNBLANKED:
+            case Condition.BLANK:
                 # Handed over blank before: a container has run on it since.
                 return want is None and region.id in used
+            case Condition.UNBLANKED:
+                # There may be a blank bitstream by now.
+                return want is None
             case Condition.PROGRAMMED:
                 # This owner's own image, since every end of a claim leaves DIRTY.
                 return want is None

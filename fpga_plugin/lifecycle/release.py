@@ -126,7 +126,11 @@ class Releaser:
         try:
             while not self._closing and self._open:
                 event.clear()
-                outcome = await self._round(card)
+                try:
+                    outcome = await self._round(card)
+                except FpgaPluginError as error:  # such as a journal that cannot be written
+                    log.warning("release waits", card=card, error=str(error))
+                    outcome = Outcome.WAIT
                 if outcome is Outcome.DONE:
                     retry = FIRST_RETRY
                 elif outcome is Outcome.WAIT and not event.is_set():
