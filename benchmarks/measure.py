@@ -36,7 +36,7 @@ class Effort:
     rounds: int
 
 
-FULL = Effort(starts=15, idle=20.0, calls=2000, rounds=20)
+FULL = Effort(starts=15, idle=60.0, calls=2000, rounds=20)
 QUICK = Effort(starts=3, idle=5.0, calls=300, rounds=3)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,8 +41,11 @@ class Plugin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            print(f"the plugin's log ends:\n{self._log.read_text()[-4000:]}", file=sys.stderr)
+        if self._process.returncode is None:
+            self.stop()
 
     def stop(self) -> float:
         """SIGTERM; returns the seconds until the process has ended.
