@@ -18,7 +18,7 @@ _EPILOG = """\
 examples:
   fpga-plugin demo                                  the pod of the KEP
   fpga-plugin demo --pod deploy/examples/whole-card.yaml
-  fpga-plugin demo --pod mine.yaml --bitstreams /srv/intel.com/fpga
+  fpga-plugin demo --pod mine.yaml --bitstreams my-store
   fpga-plugin demo --json | jq -c 'select(.event == "region")'
 
 A pod asks for devices in its limits and for bitstreams in its environment:
@@ -33,6 +33,9 @@ A pod asks for devices in its limits and for bitstreams in its environment:
 There are two simulated cards of three regions for the interface id
 ce48969398f05f33946d560708be108a, and as many for each other one that the pod asks for and the
 store has.
+
+A store has <interface id>/<AFU id>.gbs and <interface id>/blank.gbs. A simulated card shows the
+first 16 bytes of an image as its AFU id: bitstreams for real cards fail to verify.
 
 With --json each line is an object with "t" (seconds since the start) and "event": advertised,
 call, region, scrub or error.

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Container, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TextIO, cast
@@ -73,7 +73,7 @@ def interface_ids(pod: Pod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId,
 
 
 def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[InterfaceId]:
-    """Those for which the store has a blank bitstream that can be used."""
+    """Those for which the store has a blank bitstream that the plugin takes."""
     found = set()
     for interface_id in kinds:
         try:
@@ -83,6 +83,32 @@ def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[Interfac
         if blank is not None:
             found.add(interface_id)
     return frozenset(found)
+
+
+def made_for_real_cards(
+    store: Store, kinds: Container[InterfaceId], entries: Iterable[StoreEntry]
+) -> list[str]:
+    """Paths of the bitstreams that a simulated card programs and then shows another AFU id for.
+
+    It cannot know what a circuit would answer, so it shows an image's first 16 bytes, which are
+    the AFU id in images that were made for it (DESIGN.md section 11).
+    """
+    paths = []
+    for entry in entries:
+        interface_id = entry.interface_id
+        if interface_id is None or interface_id not in kinds or entry.problem is not None:
+            continue
+        try:
+            bitstream = (
+                store.blank(interface_id)
+                if entry.bitstream_id is None
+                else store.load(interface_id, entry.bitstream_id)
+            )
+        except FpgaPluginError:
+            continue  # the plugin will say so
+        if bitstream is not None and bitstream.image[:16].hex() != bitstream.afu_id:
+            paths.append(entry.path)
+    return paths
 
 
 @asynccontextmanager

@@ -11,8 +11,13 @@ from typing import Any
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
-from fpga_plugin.demo.node import RESOURCE_PREFIX, interface_ids, running_node
-from fpga_plugin.demo.output import JsonOutput, Output, TextOutput
+from fpga_plugin.demo.node import (
+    RESOURCE_PREFIX,
+    interface_ids,
+    made_for_real_cards,
+    running_node,
+)
+from fpga_plugin.demo.output import JsonOutput, Output, TextOutput, ids
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.story import Story, introduce
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
@@ -92,7 +97,7 @@ async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
         if not came:
             raise
-        print("fpga-plugin: interrupted", file=sys.stderr)  # noqa: T201  # a command prints
+        _note("interrupted")
         return 0 if came[0] is signal.SIGTERM else EXIT_FAILED
 
 
@@ -100,7 +105,7 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
     path = options.pod or _KEP_POD
     manifest = read_manifest(path, RESOURCE_PREFIX)
     for note in manifest.notes:
-        print(f"fpga-plugin: {path}: {note}", file=sys.stderr)  # noqa: T201  # a command prints
+        _note(f"{path}: {note}")
     pod = manifest.pod
     if not any(container.devices for container in pod.all_containers):
         raise ManifestError(
@@ -109,7 +114,14 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
             " resources.limits",
         )
     store = _store(options.bitstreams)
-    kinds = interface_ids(pod, store.list())
+    entries = store.list()
+    kinds = interface_ids(pod, entries)
+    if real := made_for_real_cards(store, kinds, entries):
+        _note(
+            f"{ids(real)}: made for real cards. A simulated one shows the first 16 bytes of an"
+            " image as its AFU id, so programming these will fail (bitstreams/README.md tells how"
+            " the samples are made)"
+        )
     introduce(output, manifest, options.pod or "the KEP", store.root)
     async with running_node(store, kinds, recorder, verbose=options.verbose) as node:
         try:
@@ -117,6 +129,10 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
         except FpgaPluginError as error:
             recorder.emit(Failure(str(error), pod=pod.name))
             return EXIT_FAILED
+
+
+def _note(text: str) -> None:
+    print(f"fpga-plugin: {text}", file=sys.stderr)  # noqa: T201  # a command prints
 
 
 def _store(directory: str | None) -> Store:

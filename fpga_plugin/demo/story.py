@@ -61,7 +61,7 @@ class Story:
         await self._plugin_starts()
         before = self._advertised()
         allocatable = {name: len(healthy) for name, (_, healthy) in before.items()}
-        schedule(self.manifest.pod, allocatable, self._problems())
+        schedule(self.manifest.pod, allocatable, self._problems()[:3])
         self.output.detail = True
         started: list[Container] = []
         try:
@@ -251,7 +251,8 @@ class Story:
                 continue
             if not all(record.condition in CLEAN | {Condition.FAULTED} for record in records):
                 return False
-            if card.id in ledger.debts and not ledger.claims_on(card.id):
+            clean = all(record.condition in CLEAN for record in records)
+            if clean and card.id in ledger.debts and not ledger.claims_on(card.id):
                 return False
         return True
 

@@ -16,9 +16,11 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.demo import node, story
 from fpga_plugin.demo import run as demo
 from fpga_plugin.demo.double import KubeletDouble
+from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -201,6 +203,22 @@ def parse(run: Run) -> Run:
     return run
 
 
+OWN_IF = "aaaabbbbccccddddeeeeffff00001111"
+OWN_AFU, OWN_BLANK = "2" * 31 + "a", "b" * 32
+OWN_POD = KEP.replace(IF, OWN_IF).replace(COMPRESS, OWN_AFU)
+
+
+def own_store(root: Path, image: bytes | None = None) -> None:
+    """A store of one AFU and a blank, for an interface id of its own."""
+    (root / OWN_IF).mkdir(parents=True)
+    for file, afu in ((OWN_AFU, OWN_AFU), ("blank", OWN_BLANK)):
+        document = complete_document(
+            {}, where="test", interface_id=parse_interface_id(OWN_IF), afu_id=parse_afu_id(afu)
+        )
+        packed = pack_gbs(document, image or bytes.fromhex(afu) + b"rest", where="test")
+        (root / OWN_IF / f"{file}.gbs").write_bytes(packed)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Every run, by name; all with --json but `text`."""
@@ -213,6 +231,12 @@ def runs(tmp_path_factory):
         "no-blank": ["--json", "--bitstreams", str(base / "store")],
     }
     (base / "store" / IF).mkdir(parents=True)
+    own_store(base / "own")
+    own_store(base / "real", b"a circuit for a real card")
+    (base / "own.yaml").write_text(OWN_POD)
+    for name in ("own", "real"):
+        pod, store = str(base / "own.yaml"), str(base / name)
+        commands[name] = ["--json", "--pod", pod, "--bitstreams", store]
     for name, manifest in MANIFESTS.items():
         path = base / f"{name}.yaml"
         path.write_text(manifest)
@@ -323,6 +347,23 @@ def test_an_init_container_and_the_app_share_a_region_with_a_bitstream_each(runs
 def test_a_sidecar_takes_over_the_init_containers_region_and_keeps_it(runs):
     first = [(P0, NLB), (P0, HELLO), (P1, COMPRESS)]
     assert runs["sidecar"].programmed() == [*first, *first[1:]]
+
+
+def test_a_store_of_ones_own_gets_cards_of_its_own(runs):
+    run = runs["own"]
+    assert run.code == 0
+    assert run.programmed() == [(P0, OWN_AFU)] * 2
+    assert {event["resource"] for event in run.of("advertised")} == {
+        f"fpga.intel.com/{kind}-{OWN_IF}" for kind in ("region", "fpga")
+    }
+
+
+def test_bitstreams_for_real_cards_are_recognised_and_fail_at_once(runs):
+    run = runs["real"]
+    assert run.code == 1
+    assert "made for real cards" in run.err
+    assert "where " + OWN_BLANK in run.error()["message"]
+    assert run.events[-1]["t"] < 20
 
 
 def test_two_resources_are_programmed_each_with_its_own(runs):
