@@ -35,7 +35,7 @@ from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.reports import Report
 from fpga_plugin.lifecycle.service import ClaimService
-from fpga_plugin.lifecycle.sources import NoEnvSource
+from fpga_plugin.lifecycle.sources import EnvSource, LazyEnvSource
 from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
@@ -83,6 +83,17 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
     return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
+
+
+def _pod_env_source(settings: Settings, podresources: PodResourcesClient | None) -> EnvSource:
+    """What tells containers' environments on a stock kubelet."""
+    from fpga_plugin.lifecycle.stock import PodEnvSource  # only where kubelet sends none
+
+    return PodEnvSource(
+        pods_socket=settings.pods_socket,
+        kubeconfig=settings.kubeconfig,
+        podresources=podresources,
+    )
 
 
 class Daemon:
@@ -166,12 +177,15 @@ class Daemon:
             debugged=bench.debugged,
         )
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
+        podresources = (
+            None
+            if settings.podresources_socket is None
+            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
+        )
         reconciler = Reconciler(
             ledger=ledger,
             identities=identities,
-            podresources=None
-            if settings.podresources_socket is None
-            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix),
+            podresources=podresources,
             kubelet_dir=settings.kubelet_dir,
             prefix=settings.resource_prefix,
             interval=settings.reconcile_interval,
@@ -192,7 +206,7 @@ class Daemon:
             store=store,
             identities=identities,
             cgroups=bench.cgroups,
-            envs=NoEnvSource(),
+            envs=LazyEnvSource(lambda: _pod_env_source(settings, podresources)),
             preparer=Preparer(bench),
             releaser=releaser,
             epoch_changed=reconciler.epoch_changed,

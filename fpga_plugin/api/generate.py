@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROTOS = ("deviceplugin.proto", "podresources.proto")
+PROTOS = ("deviceplugin.proto", "podresources.proto", "pods.proto", "core_v1.proto")
 """One package each; they share no messages."""
 
 _HERE = Path(__file__).parent

@@ -35,12 +35,20 @@ class Identity:
             containers may share one.
         resources: every resource of ours that one of these containers holds.
         entries: the checkpoint's entries of these containers and devices.
+        held: all devices of ours that any container of the pod holds.
+        container: the one that starts now, where it had to be told apart from the others.
+        namespace: of the pod; empty where it was not asked for.
+        name: of the pod; empty where it was not asked for.
     """
 
     pod: PodUid | None = None
     containers: frozenset[str] = frozenset()
     resources: frozenset[ResourceName] = frozenset()
     entries: tuple[CheckpointEntry, ...] = field(default=(), compare=False)
+    held: frozenset[str] = field(default=frozenset(), compare=False)
+    container: str = ""
+    namespace: str = field(default="", compare=False)
+    name: str = field(default="", compare=False)
 
     def granted_nodes(self) -> dict[str, str]:
         """Kubelet's copy of the environment that Allocate answered: nodes by variable.
@@ -101,6 +109,9 @@ class Identities:
                 if entry.pod_uid == uid and entry.container in containers
             ),
             tuple(holders),
+            frozenset[str]().union(
+                *(entry.devices for entry in checkpoint.entries if entry.pod_uid == uid)
+            ),
         )
 
 

@@ -7,7 +7,7 @@ the preparation goes on, and its result serves exactly one later PreStart that a
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -132,6 +132,7 @@ class ClaimService:
         """A life of kubelet began or was found."""
         if self._ledger.kubelet_epoch(epoch):
             log.info("kubelet's life began", epoch=epoch)
+            self._envs.new_kubelet()
             self._epoch_changed(epoch)
 
     def stream_opened(self, resource: ResourceName) -> None:
@@ -198,18 +199,25 @@ class ClaimService:
         budget = answer_within(time_left)
         devices = self._ledger.check_devices(resource, ids)
         self._ledger.prestart_seen(devices)
-        preparation: _Preparation | None = None
+        identity = Identity()
         try:
-            async with asyncio.timeout(budget):
-                preparation = await self._find_or_begin(resource, devices, env)
-                assert preparation.task is not None, "set where it is made"
-                await asyncio.wait({preparation.task})
-        except TimeoutError:
-            raise NotFinishedError(
-                f"{', '.join(devices)}: preparation is not finished after {budget:.1f} s",
-                hint="it goes on; kubelet's next try finds it done",
-            ) from None
-        self._hand_over(frozenset(devices), preparation)
+            try:
+                async with asyncio.timeout(budget):
+                    identity = await self._identify(resource, devices)
+                    identity, requests = await self._ask(identity, devices, env)
+                    preparation = await self._find_or_begin(identity, devices, requests)
+                    assert preparation.task is not None, "set where it is made"
+                    await asyncio.wait({preparation.task})
+            except TimeoutError:
+                raise NotFinishedError(
+                    f"{', '.join(devices)}: preparation is not finished after {budget:.1f} s",
+                    hint="it goes on; kubelet's next try finds it done",
+                ) from None
+            self._hand_over(frozenset(devices), preparation)
+        except FpgaPluginError as error:
+            self._envs.refused(identity, devices, str(error))
+            raise
+        self._envs.started(identity, devices)
 
     def _hand_over(self, devices: frozenset[DeviceId], preparation: _Preparation) -> None:
         """Give a finished preparation to the one call that waits for it.
@@ -236,10 +244,11 @@ class ClaimService:
         self._ledger.started(preparation.plan.claims)
 
     async def _find_or_begin(
-        self, resource: ResourceName, devices: tuple[DeviceId, ...], env: Mapping[str, str]
+        self,
+        identity: Identity,
+        devices: tuple[DeviceId, ...],
+        requests: tuple[FpgaRequest, ...],
     ) -> _Preparation:
-        identity = await self._identify(resource, devices)
-        requests = parse_requests(await self._effective_env(identity, env))
         claims = self._claims(devices)
         key = _Key(
             self._ledger.epoch,
@@ -310,18 +319,34 @@ class ClaimService:
                     hint="use one of the two kinds in a container",
                 )
 
-    async def _effective_env(self, identity: Identity, env: Mapping[str, str]) -> Mapping[str, str]:
-        """The container's environment: from the call, else from the pod's spec.
+    async def _ask(
+        self, identity: Identity, devices: tuple[DeviceId, ...], env: Mapping[str, str]
+    ) -> tuple[Identity, tuple[FpgaRequest, ...]]:
+        """What the container asks for: from the call, else from the pod's spec.
 
         An empty map equals an absent one on the wire. Once this kubelet sent a non-empty one, an
         empty one means that the container has no environment; before that it means a stock kubelet.
+
+        Raises:
+            NotFinishedError: the devices changed hands while others were asked about the pod.
         """
         if env:
             self._ledger.env_seen()
-            return env
+            return identity, parse_requests(env)
         if self._ledger.sends_env:
-            return {}
-        return await self._envs.env(identity)
+            return identity, ()
+        claims = self._claims(devices)
+        fresh = not any(claim.used for claim in claims)
+        asked = await self._envs.ask(identity, devices, fresh=fresh)
+        if [c.generation for c in self._claims(devices)] != [c.generation for c in claims]:
+            raise NotFinishedError(
+                f"{', '.join(devices)} changed hands while the pod's spec was read",
+                hint="kubelet's next try begins anew, if the pod is still there",
+            )
+        identity = replace(
+            identity, container=asked.container, namespace=asked.namespace, name=asked.name
+        )
+        return identity, parse_requests(asked.env)
 
     async def _wants(
         self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]

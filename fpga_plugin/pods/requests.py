@@ -29,8 +29,11 @@ _REGION: Final = "FPGA_REGION_"
 _BITSTREAM: Final = "FPGA_BITSTREAM_ID_"
 _AFU: Final = "FPGA_AFU_"
 _PARAMS: Final = "FPGA_DRIVER_PARAMS_"
-_KINDS: Final = (_REGION, _BITSTREAM, _AFU, _PARAMS)
-"""No kind is the beginning of another, so each variable is of one kind at most."""
+REQUEST_PREFIXES: Final = (_REGION, _BITSTREAM, _AFU, _PARAMS)
+"""What the names of request variables begin with.
+
+None is the beginning of another, so each variable is of one kind at most.
+"""
 
 _SUFFIX: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]+", re.ASCII)
@@ -93,6 +96,11 @@ class _Variables:
     settings: DriverSettings | None = None
 
 
+def is_request_variable(name: str) -> bool:
+    """Whether a variable is part of a request, by its name; the rest of the name may be wrong."""
+    return name.startswith(REQUEST_PREFIXES)
+
+
 def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
     """All requests of a container's environment, in order of suffix.
 
@@ -106,7 +114,7 @@ def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
     found = [
         (kind, name[len(kind) :], value)
         for name, value in env.items()
-        for kind in _KINDS
+        for kind in REQUEST_PREFIXES
         if name.startswith(kind)
     ]
     variables: dict[str, _Variables] = {}
@@ -270,7 +278,7 @@ def _pair(suffix: str, variables: _Variables) -> FpgaRequest:
     Raises:
         InvalidRequestError: one is missing, or two contradict each other.
     """
-    region, bitstream, afu, params = (_shown(kind + suffix) for kind in _KINDS)
+    region, bitstream, afu, params = (_shown(kind + suffix) for kind in REQUEST_PREFIXES)
     if variables.region is None:
         there = bitstream if variables.bitstream else afu if variables.afu else params
         raise InvalidRequestError(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fpga_plugin.api
 from fpga_plugin.api.generate import PROTOS, generate
-from fpga_plugin.api.messages import v1, v1beta1
+from fpga_plugin.api.messages import core_v1, v1, v1alpha1, v1beta1
 from fpga_plugin.api.messages.message_pool import default_message_pool
 
 API = Path(fpga_plugin.api.__file__).parent
@@ -64,11 +64,15 @@ def ours(message: Descriptor) -> type[betterproto2.Message]:
 
 SCALARS = {
     FieldDescriptor.TYPE_STRING: st.text(),
+    FieldDescriptor.TYPE_BYTES: st.binary(max_size=40),
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_INT32: st.integers(-(2**31), 2**31 - 1),
     FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
     FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
 }
+
+
+ENUMS = {"v1alpha1.EventType": v1alpha1.EventType}
 
 
 def is_map(field: FieldDescriptor) -> bool:
@@ -86,6 +90,8 @@ def field_values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
         return st.dictionaries(SCALARS[key.type], SCALARS[value.type], max_size=4)
     if field.message_type is not None:
         one: st.SearchStrategy[Any] = values(field.message_type)
+    elif field.enum_type is not None:
+        one = st.sampled_from(sorted(field.enum_type.values_by_number))
     else:
         one = SCALARS[field.type]
     if field.is_repeated:
@@ -127,6 +133,8 @@ def as_ours(message: Descriptor, given_values: Values) -> betterproto2.Message:
                 value = [as_ours(field.message_type, each) for each in value]
             else:
                 value = as_ours(field.message_type, value)
+        elif field.enum_type is not None:
+            value = ENUMS[field.enum_type.full_name](value)
         arguments[names[field.number]] = value
     return kind(**arguments)
 
@@ -170,7 +178,7 @@ def test_no_message_is_left_out():
     assert len(names) > 30
 
 
-@pytest.mark.parametrize("package", [v1beta1, v1])
+@pytest.mark.parametrize("package", [v1beta1, v1, v1alpha1, core_v1])
 def test_every_method_is_generated_with_its_types(package):
     bases = {
         name.removesuffix("Base"): getattr(package, name)

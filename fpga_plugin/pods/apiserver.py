@@ -1,0 +1,208 @@
+"""The API server: one pod by namespace and name.
+
+For clusters whose kubelet does not serve the Pods API. It takes one right, `get` on pods. Its copy
+of the status lags behind kubelet's, usually by milliseconds and without any bound; who uses it has
+to reckon with that.
+
+lightkube is imported with this module, 50 to 100 ms and 10 MiB: import it only where it is needed,
+and not on the event loop. The credentials are read anew for each question, since service account
+tokens and certificates are replaced while the plugin runs.
+"""
+
+import asyncio
+
+import msgspec
+import yaml
+from httpx2 import HTTPError, HTTPStatusError, Timeout
+from lightkube import AsyncClient, KubeConfig
+from lightkube.core.exceptions import ConfigError
+from lightkube.models import core_v1
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Pod as ApiPod
+
+from fpga_plugin.errors import quote
+from fpga_plugin.pods.pod import (
+    SANDBOX_CONDITION,
+    UNKNOWN_REFERENCE,
+    Container,
+    Phase,
+    Pod,
+    PodSourceError,
+    Reference,
+    Run,
+    State,
+    Variable,
+    config_map_key,
+    file_key,
+    parse_identity,
+    resource_field,
+    secret_key,
+)
+
+CALL_SECONDS = 5.0
+"""PreStart has 25 s for everything."""
+
+_UNAUTHORIZED = 401
+_FORBIDDEN = 403
+_NOT_FOUND = 404
+
+
+class ApiServer:
+    """Asks one API server. Belongs to the event loop; calls may overlap.
+
+    Args:
+        kubeconfig: path of a file with credentials; None: the pod's service account.
+        call_seconds: how long a question may take, connecting included.
+    """
+
+    def __init__(self, kubeconfig: str | None, *, call_seconds: float = CALL_SECONDS) -> None:
+        self._kubeconfig = kubeconfig
+        self._call_seconds = call_seconds
+
+    async def get(self, namespace: str, name: str) -> Pod:
+        """The pod of this name.
+
+        Raises:
+            PodSourceError: the API server does not tell it.
+        """
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                client = await asyncio.to_thread(self._client)
+                try:
+                    pod = await client.get(ApiPod, name, namespace=namespace)
+                finally:
+                    await client.close()
+            return convert(pod)
+        except TimeoutError:
+            raise PodSourceError(
+                f"the API server did not answer within {self._call_seconds:g} s"
+            ) from None
+        except HTTPStatusError as error:
+            raise _refused(namespace, name, error) from error
+        except HTTPError as error:
+            raise PodSourceError(
+                f"the API server cannot be asked ({type(error).__name__}: {quote(error)})"
+            ) from error
+        except msgspec.MsgspecError as error:
+            raise PodSourceError(f"the API server's answer is not understood ({error})") from error
+
+    def _client(self) -> AsyncClient:
+        """Blocks: reads credentials and makes a TLS context.
+
+        Raises:
+            PodSourceError: there are no credentials, or they are not understood.
+        """
+        try:
+            if self._kubeconfig is None:
+                config = KubeConfig.from_service_account()
+            else:
+                config = KubeConfig.from_file(self._kubeconfig)
+            # No proxy and no default certificates from the environment: the file says it all.
+            return AsyncClient(
+                config=config.get(), timeout=Timeout(self._call_seconds), trust_env=False
+            )
+        except (ConfigError, OSError, LookupError, ValueError, TypeError, yaml.YAMLError) as error:
+            if self._kubeconfig is None:
+                raise PodSourceError(
+                    f"no service account is mounted that the API server can be asked with"
+                    f" ({type(error).__name__}: {quote(error)})"
+                ) from error
+            raise PodSourceError(
+                f"the credentials in {self._kubeconfig} cannot be used"
+                f" ({type(error).__name__}: {quote(error)})"
+            ) from error
+
+
+def _refused(namespace: str, name: str, error: HTTPStatusError) -> PodSourceError:
+    code = error.response.status_code
+    if code == _NOT_FOUND:
+        return PodSourceError(f"the API server knows no pod {namespace}/{name}")
+    if code == _FORBIDDEN:
+        return PodSourceError("the API server does not allow the plugin to get pods")
+    if code == _UNAUTHORIZED:
+        return PodSourceError("the API server does not accept the plugin's credentials")
+    return PodSourceError(f"the API server answered {code} {quote(error)}")
+
+
+def convert(pod: ApiPod) -> Pod:
+    """A core/v1 Pod, as lightkube has it.
+
+    Raises:
+        PodSourceError: it is no pod.
+    """
+    metadata = pod.metadata or ObjectMeta()
+    spec = pod.spec or core_v1.PodSpec(containers=[])
+    status = pod.status or core_v1.PodStatus()
+    namespace, name, uid = parse_identity(
+        metadata.namespace or "", metadata.name or "", metadata.uid or ""
+    )
+    conditions = {one.type: one.status == "True" for one in status.conditions or ()}
+    return Pod(
+        namespace=namespace,
+        name=name,
+        uid=uid,
+        labels=metadata.labels or {},
+        annotations=metadata.annotations or {},
+        node=spec.nodeName or "",
+        service_account=spec.serviceAccountName or "",
+        init=tuple(_container(one) for one in spec.initContainers or ()),
+        containers=tuple(_container(one) for one in spec.containers or ()),
+        states={
+            one.name: _state(one)
+            for one in (
+                *(status.initContainerStatuses or ()),
+                *(status.containerStatuses or ()),
+            )
+        },
+        sandbox=conditions.get(SANDBOX_CONDITION),
+    )
+
+
+def _container(container: core_v1.Container) -> Container:
+    return Container(
+        container.name,
+        tuple(
+            Variable(
+                one.name,
+                one.value or "",
+                None if one.valueFrom is None else _source(one.valueFrom),
+            )
+            for one in container.env or ()
+        ),
+        tuple(one.prefix or "" for one in container.envFrom or ()),
+        container.restartPolicy == "Always",
+    )
+
+
+def _source(source: core_v1.EnvVarSource) -> Reference:
+    if source.fieldRef is not None:
+        return Reference(field=source.fieldRef.fieldPath)
+    if source.resourceFieldRef is not None:
+        return resource_field(source.resourceFieldRef.resource)
+    if source.configMapKeyRef is not None:
+        return config_map_key(source.configMapKeyRef.name or "", source.configMapKeyRef.key)
+    if source.secretKeyRef is not None:
+        return secret_key(source.secretKeyRef.name or "", source.secretKeyRef.key)
+    if source.fileKeyRef is not None:
+        file = source.fileKeyRef
+        return file_key(file.volumeName, file.path, file.key)
+    return UNKNOWN_REFERENCE
+
+
+def _state(status: core_v1.ContainerStatus) -> State:
+    now = status.state or core_v1.ContainerState()
+    if now.running is not None:
+        return State(Phase.RUNNING)
+    if now.terminated is not None:
+        return State(Phase.TERMINATED, ended=_run(now.terminated))
+    last = status.lastState or core_v1.ContainerState()
+    return State(
+        Phase.WAITING,
+        "" if now.waiting is None else now.waiting.message or "",
+        None if last.terminated is None else _run(last.terminated),
+    )
+
+
+def _run(ended: core_v1.ContainerStateTerminated) -> Run:
+    started = ended.startedAt
+    return Run(ended.exitCode, 0 if started is None else int(started.timestamp()))
