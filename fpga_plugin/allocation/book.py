@@ -82,6 +82,7 @@ class Book:
         self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
         self.epoch = snapshot.epoch
         self.env_epoch = snapshot.env_epoch
+        self.fresh = snapshot.fresh
         self.failing: dict[RegionId, str] = {}
         self.foreign: dict[CardId, str] = {}
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
@@ -91,6 +92,8 @@ class Book:
         self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
         self._begun: dict[RegionId, Begun] = {}
         change = Change()
+        if not same_boot:
+            change.strays = dict.fromkeys(snapshot.strays, 0)
         for claim in snapshot.claims:
             taken = replace(claim, generation=next(self._generations))
             if not same_boot:
@@ -169,6 +172,7 @@ class Book:
             self.epoch = change.epoch
         if change.env_epoch is not None:
             self.env_epoch = change.env_epoch
+        self.fresh = self.fresh and not change.adopted
         if new_resources:
             self._notify(None)
         for card in cards:

@@ -158,6 +158,11 @@ class Claims(Book):
         self._commit(change)
         return claim
 
+    def adopted(self) -> None:
+        """What kubelet's records show was adopted: from now on the journal knows all claims."""
+        if self.fresh:
+            self._commit(Change(adopted=True))
+
     def bind_pod(self, devices: Iterable[DeviceId], pod: PodUid) -> None:
         """Kubelet's records name the pod that owns these devices.
 

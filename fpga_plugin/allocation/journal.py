@@ -6,31 +6,17 @@ no disk wait. Writes happen on the event loop, one short transaction a step, bef
 answered or begun; the write-ahead log is folded into the database by `checkpoint`, from a thread.
 """
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Final, Protocol
 
-from fpga_plugin.allocation.records import Change, Claim, Condition, RegionRecord, Snapshot
-from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.allocation import rows
+from fpga_plugin.allocation.records import Change, Snapshot
+from fpga_plugin.errors import FpgaPluginError, quote
 
 SCHEMA_VERSION: Final = 1
-
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS claims (
-  device TEXT PRIMARY KEY, resource TEXT NOT NULL, nodes TEXT NOT NULL, started INTEGER NOT NULL,
-  touched INTEGER NOT NULL, exposed INTEGER NOT NULL, pod TEXT, epoch TEXT NOT NULL,
-  prestarts INTEGER NOT NULL, poststops INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS regions (
-  region TEXT PRIMARY KEY, condition TEXT NOT NULL, reason TEXT NOT NULL, afu_id TEXT,
-  former TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS debts (card TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS strays (device TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS resources (name TEXT PRIMARY KEY) WITHOUT ROWID;
-"""
 
 
 class JournalError(FpgaPluginError):
@@ -67,9 +53,9 @@ class Journal:
         try:
             try:
                 self._db, self.snapshot = self._open()
-            except sqlite3.OperationalError:
-                raise
-            except (sqlite3.DatabaseError, ValueError):
+            except (sqlite3.DatabaseError, ValueError) as error:
+                if not _unreadable(error):
+                    raise
                 # What is on the regions is then unknown, which is a state that the plugin handles:
                 # everything without an owner is dirty, and kubelet's records name the owners.
                 self.set_aside = f"{path}.unreadable"
@@ -93,77 +79,31 @@ class Journal:
             db.execute("PRAGMA synchronous = NORMAL")
             # A checkpoint waits for the disk: never inside a step.
             db.execute("PRAGMA wal_autocheckpoint = 0")
-            db.executescript(_SCHEMA)
-            row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-            if row is None:
-                db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-            elif row[0] != str(SCHEMA_VERSION):
-                raise JournalError(  # noqa: TRY301  # the handler below only closes
-                    f"journal {self.path} has schema {row[0]}, this plugin writes {SCHEMA_VERSION}",
-                    hint="run the plugin version that wrote it, or drain the node and remove it",
+            # Looked at before anything is written: it may be a newer plugin's.
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+                self._check_schema(db)
+            db.execute("BEGIN IMMEDIATE")
+            for statement in rows.SCHEMA.split(";"):
+                db.execute(statement)
+            if db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone() is None:
+                db.executemany(
+                    "INSERT INTO meta VALUES (?, ?)",
+                    [("schema", str(SCHEMA_VERSION)), ("fresh", "1")],
                 )
-            return db, self._load(db)
+            db.execute("COMMIT")
+            return db, rows.load(db)
         except BaseException:
             db.close()
             raise
 
-    @staticmethod
-    def _load(db: sqlite3.Connection) -> Snapshot:
-        meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
-        claims = db.execute(
-            "SELECT device, resource, nodes, started, touched, exposed, pod, epoch, prestarts,"
-            " poststops FROM claims"
-        ).fetchall()
-        regions = db.execute(
-            "SELECT region, condition, reason, afu_id, former FROM regions"
-        ).fetchall()
-        debts = db.execute("SELECT card FROM debts").fetchall()
-        resources = db.execute("SELECT name FROM resources").fetchall()
-        strays = db.execute("SELECT device, number FROM strays").fetchall()
-        return Snapshot(
-            boot_id=meta.get("boot_id", ""),
-            epoch=meta.get("epoch", ""),
-            env_epoch=meta.get("env_epoch", ""),
-            claims=tuple(
-                Claim(
-                    device=DeviceId(device),
-                    resource=ResourceName(resource),
-                    nodes=tuple((RegionId(r), node) for r, node in json.loads(nodes)),
-                    started=bool(started),
-                    touched=bool(touched),
-                    exposed=bool(exposed),
-                    pod=None if pod is None else PodUid(pod),
-                    epoch=epoch,
-                    prestarts=prestarts,
-                    poststops=poststops,
-                )
-                for (
-                    device,
-                    resource,
-                    nodes,
-                    started,
-                    touched,
-                    exposed,
-                    pod,
-                    epoch,
-                    prestarts,
-                    poststops,
-                ) in claims
-            ),
-            regions=tuple(
-                RegionRecord(
-                    region=RegionId(region),
-                    condition=Condition(condition),
-                    reason=reason,
-                    afu_id=None if afu_id is None else AfuId(afu_id),
-                    former=frozenset(PodUid(uid) for uid in json.loads(former)),
-                )
-                for region, condition, reason, afu_id, former in regions
-            ),
-            debts=frozenset(CardId(card) for (card,) in debts),
-            resources=frozenset(ResourceName(name) for (name,) in resources),
-            strays={DeviceId(device): number for device, number in strays},
-        )
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        if row is not None and row[0] != str(SCHEMA_VERSION):
+            raise JournalError(
+                f"journal {self.path} has schema {quote(row[0])}, this plugin writes"
+                f" {SCHEMA_VERSION}",
+                hint="run the plugin version that wrote it, or drain the node and remove it",
+            )
 
     def set_boot_id(self, boot_id: str) -> None:
         """Note in which boot the conditions hold from now on."""
@@ -171,115 +111,31 @@ class Journal:
 
     def write(self, change: Change) -> None:
         """Make a change durable (`JournalWriter`)."""
-        statements: list[tuple[str, Iterable[tuple[object, ...]]]] = []
-        if change.claims:
-            statements.append(
-                (
-                    "DELETE FROM claims WHERE device = ?",
-                    [(device,) for device, claim in change.claims.items() if claim is None],
-                )
-            )
-            statements.append(
-                (
-                    "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [
-                        (
-                            claim.device,
-                            claim.resource,
-                            json.dumps(claim.nodes),
-                            claim.started,
-                            claim.touched,
-                            claim.exposed,
-                            claim.pod,
-                            claim.epoch,
-                            claim.prestarts,
-                            claim.poststops,
-                        )
-                        for claim in change.claims.values()
-                        if claim is not None
-                    ],
-                )
-            )
-        if change.regions:
-            statements.append(
-                (
-                    "INSERT OR REPLACE INTO regions VALUES (?, ?, ?, ?, ?)",
-                    [
-                        (
-                            record.region,
-                            record.condition,
-                            record.reason,
-                            record.afu_id,
-                            json.dumps(sorted(record.former)),
-                        )
-                        for record in change.regions.values()
-                    ],
-                )
-            )
-        if change.debts:
-            statements.append(
-                (
-                    "INSERT OR IGNORE INTO debts VALUES (?)",
-                    [(card,) for card, open_ in change.debts.items() if open_],
-                )
-            )
-            statements.append(
-                (
-                    "DELETE FROM debts WHERE card = ?",
-                    [(card,) for card, open_ in change.debts.items() if not open_],
-                )
-            )
-        if change.resources:
-            statements.append(
-                (
-                    "INSERT OR IGNORE INTO resources VALUES (?)",
-                    [(name,) for name in sorted(change.resources)],
-                )
-            )
-        if change.strays:
-            statements.append(
-                ("DELETE FROM strays WHERE device = ?", [(device,) for device in change.strays])
-            )
-            statements.append(
-                (
-                    "INSERT INTO strays VALUES (?, ?)",
-                    [(device, number) for device, number in change.strays.items() if number],
-                )
-            )
-        if change.epoch is not None:
-            statements.append(
-                ("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", [(change.epoch,)])
-            )
-        if change.env_epoch is not None:
-            statements.append(
-                ("INSERT OR REPLACE INTO meta VALUES ('env_epoch', ?)", [(change.env_epoch,)])
-            )
-        self._transaction(statements)
+        self._transaction(rows.statements(change))
 
-    def _transaction(self, statements: Iterable[tuple[str, Iterable[tuple[object, ...]]]]) -> None:
+    def _transaction(self, statements: Iterable[rows.Statement]) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for statement, rows in statements:
-                    self._db.executemany(statement, rows)
+                for statement, values in statements:
+                    if values:
+                        self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise self._failed(error) from error
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database; waits for the disk, so call from a thread."""
-        db = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
         try:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5.0)) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error:
             # The log only grows; the next checkpoint, or the next start, folds it in.
             return
-        finally:
-            db.close()
 
     def close(self) -> None:
         """Close it; what was written stays."""
@@ -291,3 +147,14 @@ class NoJournal:
 
     def write(self, change: Change) -> None:
         """Forget the change (`JournalWriter`)."""
+
+
+def _unreadable(error: Exception) -> bool:
+    """Whether the file is there and says nothing that can be used; else it may be tried again.
+
+    SQLite's plain error is a missing table or column; a damaged file has a code of its own, and
+    what the disk or another process is to blame for has others.
+    """
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode == sqlite3.SQLITE_ERROR
+    return True

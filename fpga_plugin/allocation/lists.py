@@ -31,7 +31,9 @@ class DeviceLists:
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
         self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
-        self._registered: dict[ResourceName, bool] = {}
+        self._owned: set[ResourceName] = set()  # resources that had a claim in this life
+        self._registered: tuple[ResourceName, ...] = ()
+        self._counted = (0, 0)
         ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
@@ -41,16 +43,20 @@ class DeviceLists:
     def resources(self) -> tuple[ResourceName, ...]:
         """Resources to register: what was ever registered, less what never may be.
 
-        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out is registered only while the
-        journal knows a claim of it, so that its pods are re-admitted.
+        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out is registered only where there
+        is, or in this life was, a claim of it, so that its pods are re-admitted.
         """
-        if len(self._registered) != len(self._ledger.resources):
-            owned = {claim.resource for claim in self._ledger.claims.values()}
-            self._registered = {
-                name: name.startswith(f"{self._prefix}/") and (self._wanted(name) or name in owned)
+        self._renew()
+        counted = (len(self._ledger.resources), len(self._owned))  # both only grow
+        if counted != self._counted:
+            self._counted = counted
+            self._registered = tuple(
+                name
                 for name in sorted(self._ledger.resources)
-            }
-        return tuple(name for name, wanted in self._registered.items() if wanted)
+                if name.startswith(f"{self._prefix}/")
+                and (self._wanted(name) or name in self._owned)
+            )
+        return self._registered
 
     def _wanted(self, name: ResourceName) -> bool:
         match self._advertise:
@@ -63,9 +69,7 @@ class DeviceLists:
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""
-        for card in self._stale:
-            self._renew(card)
-        self._stale.clear()
+        self._renew()
         if (known := self._lists.get(resource)) is not None:
             return known
         if self._order is None:
@@ -76,7 +80,13 @@ class DeviceLists:
         self._lists[resource] = tuple(listed)
         return self._lists[resource]
 
-    def _renew(self, card: CardId) -> None:
+    def _renew(self) -> None:
+        """Derive anew what changed."""
+        for card in self._stale:
+            self._renew_card(card)
+        self._stale.clear()
+
+    def _renew_card(self, card: CardId) -> None:
         """Derive a card's share anew, and forget the lists that it changes."""
         before, share = self._shares.get(card, {}), self._share(card)
         for resource in before.keys() | share.keys():
@@ -95,6 +105,7 @@ class DeviceLists:
         listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
         numa = None if card is None else card.numa_node
         for claim in ledger.claims_on(card_id):
+            self._owned.add(claim.resource)
             present = card is not None and all(
                 any(r.id == region for r in card.regions) for region, _ in claim.nodes
             )

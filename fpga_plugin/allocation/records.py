@@ -106,7 +106,10 @@ class Claim:
 
 @dataclass(slots=True)
 class Change:
-    """What one transaction writes; None deletes."""
+    """What one transaction writes; None deletes.
+
+    `adopted`: kubelet's records became claims, so the journal is fresh no more.
+    """
 
     claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
     regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
@@ -115,6 +118,7 @@ class Change:
     strays: dict[DeviceId, int] = field(default_factory=dict)
     epoch: str | None = None
     env_epoch: str | None = None
+    adopted: bool = False
 
     def __bool__(self) -> bool:
         return bool(
@@ -125,6 +129,7 @@ class Change:
             or self.strays
             or self.epoch is not None
             or self.env_epoch is not None
+            or self.adopted
         )
 
 
@@ -141,6 +146,7 @@ class Snapshot:
         debts: cards with an open memory debt.
         resources: every resource ever registered.
         strays: PostStops of ended claims that may still come, by device.
+        fresh: a new journal, which does not know the claims that kubelet's records may show.
     """
 
     boot_id: str = ""
@@ -151,6 +157,7 @@ class Snapshot:
     debts: frozenset[CardId] = frozenset()
     resources: frozenset[ResourceName] = frozenset()
     strays: Mapping[DeviceId, int] = field(default_factory=dict)
+    fresh: bool = False
 
 
 def pods(uids: Iterable[PodUid | None]) -> frozenset[PodUid]:

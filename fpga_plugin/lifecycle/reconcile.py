@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import Ledger, resource_names
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, ResourceName, parse_device_id
@@ -140,8 +141,13 @@ class Reconciler:
             return False
         if epoch != self._ledger.epoch:
             return False
-        if self._fresh:
-            self._adopt(checkpoint)
+        if self._fresh or self._ledger.fresh:
+            try:
+                self._adopt(checkpoint)
+                self._ledger.adopted()
+            except JournalError as error:
+                self._report(error)
+                return False
             self._fresh = False
         self._look_for_foreign(checkpoint)
         self._said = ""
@@ -164,6 +170,8 @@ class Reconciler:
                 try:
                     nodes = granted_nodes(entry)
                     self._ledger.adopt(entry.resource, device, entry.pod_uid, nodes)
+                except JournalError:
+                    raise
                 except FpgaPluginError as error:
                     log.warning("claim not adopted", device=device, error=str(error))
                 else:
