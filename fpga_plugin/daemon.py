@@ -153,6 +153,7 @@ class Daemon:
             journal=journal,
             snapshot=journal.snapshot,
             boot_id=boot_id,
+            scrub=settings.scrub,
         )
         journal.set_boot_id(boot_id)
         workers = self._workers = CardWorkers(self._locks.set_programming)
