@@ -1,0 +1,66 @@
+"""`python tests/kernel`: the plugin on the real DFL drivers, in a virtual machine.
+
+    python tests/kernel [pytest's arguments]      the tests in tests/kernel/guest
+    python tests/kernel -- COMMAND [ARGUMENTS]    anything else in the guest
+
+Everything that it needs is downloaded and built in `.cache/kernel` of the clone. Ends with pytest's
+exit code, or the command's; with 1 and the reason where the machine cannot run it.
+"""
+
+import fcntl
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import modules
+import sources
+from machine import Machine
+
+CLONE = Path(__file__).resolve().parents[2]
+CACHE = CLONE / ".cache/kernel"
+LIMIT = 900.0
+"""Seconds that the guest may take."""
+
+_TESTS = "-p no:cacheprovider -o faulthandler_timeout=120 --hypothesis-seed=0 tests/kernel/guest"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"test-kernel: {text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare, boot, run."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the machine goes with us
+    python = CLONE / ".venv/bin/python"
+    if arguments[:1] == ["--"]:
+        command = shlex.join(arguments[1:])
+    else:
+        command = f"{python} -m pytest {_TESTS} {shlex.join(arguments)}"
+    script = (
+        "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
+        "export PYTHONDONTWRITEBYTECODE=1 CI=true\n"
+        f"{command}"
+    )
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time in a clone
+        try:
+            begin = time.monotonic()
+            unpacked = sources.fetch(CACHE)
+            built = modules.build(CACHE, unpacked)
+            _say(f"Linux {unpacked.release} and its drivers: {time.monotonic() - begin:.0f} s")
+            machine = Machine(sources=unpacked, card_modules=built, clone=CLONE, cache=CACHE)
+            begin = time.monotonic()
+            code = machine.run(script, limit=LIMIT)
+            _say(f"the machine ran for {time.monotonic() - begin:.0f} s")
+        except sources.CannotRunError as error:
+            _say(str(error))
+            return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Plays FPGA cards to the unmodified DFL drivers, on the memory of ivshmem devices.
+ *
+ * Each ivshmem-plain device (1af4:1110) gets the PCI ids of an Intel PAC A10 (8086:09c4), its
+ * memory becomes BAR 0 and is filled with the registers of a card: an FME with error, thermal,
+ * power, memory and PR features, and ports with an AFU each. dfl-pci then binds by its own table.
+ *
+ * Memory does not answer. There is no thread that does: the drivers wait for the hardware by
+ * polling with usleep_range(), and a kprobe there lets the card answer in the driver's own context.
+ * So nothing depends on who gets the processor when. Further kprobes, on functions of the drivers,
+ * see an image as it is streamed (the card keeps its first sixteen bytes as the AFU id) and clear
+ * the error registers that a driver cleared by writing ones.
+ *
+ * Faults are files of debugfs, fakedfl/<PCI address>/, for a test to write while everything runs:
+ *
+ *   pr_err		bits for PR_ERR; the next PR that gets to its end fails, then 0 again
+ *   pr_stuck		1: the next PR never ends (ETIMEDOUT after 8 s), then 0 again
+ *   pr_deaf		1: PR resets are not acknowledged (ETIMEDOUT after 8 s)
+ *   port_deaf		bits by port: resets are not acknowledged (ETIMEDOUT after 1 ms)
+ *   stall_ms		a PR waits so long for credits before its first word
+ *   memory_busy	bits by bank: never cleared (ETIMEDOUT after 5 s)
+ *   poke		"offset value", both hexadecimal: write a register
+ *   prs, memory_clears	how many PRs began; how many banks were cleared
+ *
+ * The registers' offsets are those of drivers/fpga/dfl.h and the drivers of the features.
+ */
+
+#include <linux/atomic.h>
+#include <linux/debugfs.h>
+#include <linux/fpga/fpga-mgr.h>
+#include <linux/hrtimer.h>
+#include <linux/io-64-nonatomic-lo-hi.h>
+#include <linux/kprobes.h>
+#include <linux/module.h>
+#include <linux/nodemask.h>
+#include <linux/pci.h>
+#include <linux/platform_device.h>
+#include <linux/uaccess.h>
+#include <asm/unaligned.h>
+
+#define MAX_CARDS	8
+#define MAX_PORTS	4
+
+/* Where the features lie in BAR 0. */
+#define THERMAL		0x1000
+#define POWER		0x2000
+#define EMIF		0x3000
+#define ERRORS		0x4000
+#define PR		0x5000
+#define PORT(n)		(0x100000ULL * ((n) + 1))
+#define PORT_ERRORS	0x1000	/* from the port */
+#define AFU		0x40000	/* from the port */
+
+#define PR_CTRL		(PR + 0x8)
+#define PR_STS		(PR + 0x10)
+#define PR_ERR		(PR + 0x20)
+#define PORT_CTRL	0x38
+
+#define CTRL_RST	BIT_ULL(0)	/* the port's and the PR's */
+#define CTRL_RSTACK	BIT_ULL(4)
+#define PR_CTRL_REGION	GENMASK_ULL(9, 7)
+#define PR_CTRL_START	BIT_ULL(12)
+#define PR_CTRL_COMPLETE BIT_ULL(13)
+#define PR_STS_CREDITS	0x1ffULL
+#define PR_STS_FAILED	BIT_ULL(16)
+
+#define EMIF_BANKS	0x3ULL
+
+static unsigned int ports = 3;
+module_param(ports, uint, 0444);
+MODULE_PARM_DESC(ports, "ports of each card");
+
+struct card {
+	struct pci_dev *pci;
+	resource_size_t start;
+	void __iomem *bar;
+	struct hrtimer stall;
+	u8 image[16];		/* the beginning of the image that was streamed last */
+	u32 pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
+	u32 prs, memory_clears;
+};
+
+static struct card cards[MAX_CARDS];
+static unsigned int ncards;
+static struct dentry *debugfs;
+
+static u64 get(struct card *card, u32 offset)
+{
+	return readq(card->bar + offset);
+}
+
+static void put(struct card *card, u32 offset, u64 value)
+{
+	writeq(value, card->bar + offset);
+}
+
+/* Feature headers: FIUs (4), private features (3), AFUs (1). */
+static void header(struct card *card, u32 offset, u64 type, u64 id, u64 next, bool last)
+{
+	put(card, offset, type << 60 | (u64)last << 40 | next << 16 | id);
+}
+
+static void fill(struct card *card)
+{
+	u32 port, i;
+
+	memset_io(card->bar, 0, PORT(ports));
+
+	header(card, 0, 4, 0, THERMAL, false);
+	put(card, 0x8, 0x82fe38f0f9e17764ULL);
+	put(card, 0x10, 0xbfaf2ae94a5246e3ULL);
+	put(card, 0x30, (u64)ports << 17 | 1 << 12);
+	for (i = 0; i < ports; i++)
+		put(card, 0x38 + 8 * i, BIT_ULL(60) | PORT(i));
+	put(card, 0x60, 0x0120000177ULL);	/* bitstream id, metadata: any */
+	put(card, 0x68, 0x123ULL);
+
+	header(card, THERMAL, 3, 1, POWER - THERMAL, false);
+	put(card, THERMAL + 0x8, 90ULL | 95ULL << 8 | 100ULL << 24);
+	put(card, THERMAL + 0x10, 41);
+
+	header(card, POWER, 3, 2, EMIF - POWER, false);
+	put(card, POWER + 0x8, 23);
+
+	header(card, EMIF, 3, 9, ERRORS - EMIF, false);
+	put(card, EMIF + 0x8, EMIF_BANKS);	/* initialised, calibrated, idle */
+	put(card, EMIF + 0x10, EMIF_BANKS);
+
+	header(card, ERRORS, 3, 4, PR - ERRORS, false);
+
+	header(card, PR, 3, 5, 0, true);
+	put(card, PR_STS, PR_STS_CREDITS);
+	put(card, PR + 0xa8, 0x946d560708be108aULL);	/* interface id */
+	put(card, PR + 0xb0, 0xce48969398f05f33ULL);
+
+	for (i = 0; i < ports; i++) {
+		port = PORT(i);
+		header(card, port, 4, 1, PORT_ERRORS, false);
+		put(card, port + 0x18, AFU);
+		put(card, port + 0x30, i | 256 << 8);	/* 256 KiB of AFU registers */
+		put(card, port + PORT_CTRL, CTRL_RST | CTRL_RSTACK);
+		header(card, port + PORT_ERRORS, 3, 0x10, 0, true);
+		header(card, port + AFU, 1, 0, 0, true);
+		/* What a simulated card holds after power-up too. */
+		put(card, port + AFU + 0x8, 0xf89e433683f9040bULL);
+		put(card, port + AFU + 0x10, 0xd8424dc4a4a3c413ULL);
+	}
+}
+
+static void end_pr(struct card *card, u64 ctrl)
+{
+	u64 afu = PORT((ctrl & PR_CTRL_REGION) >> 7) + AFU;
+
+	if (card->pr_stuck)
+		return;
+	if (card->pr_err) {
+		put(card, PR_ERR, card->pr_err);
+		put(card, PR_STS, get(card, PR_STS) | PR_STS_FAILED);
+		card->pr_err = 0;
+	} else {
+		put(card, afu + 0x10, get_unaligned_be64(card->image));
+		put(card, afu + 0x8, get_unaligned_be64(card->image + 8));
+	}
+	put(card, PR_CTRL, ctrl & ~(PR_CTRL_START | PR_CTRL_COMPLETE));
+}
+
+/* What the card would have done by itself since the driver last looked. */
+static void answer(struct card *card)
+{
+	u64 ctrl = get(card, PR_CTRL);
+	u32 i;
+
+	if ((ctrl & CTRL_RST) && !(ctrl & CTRL_RSTACK) && !card->pr_deaf) {
+		if (ctrl & PR_CTRL_START)
+			card->pr_stuck = 0;	/* it has had its PR */
+		put(card, PR_ERR, 0);
+		put(card, PR_STS, get(card, PR_STS) & ~PR_STS_FAILED);
+		put(card, PR_CTRL, (ctrl & ~(PR_CTRL_START | PR_CTRL_COMPLETE)) | CTRL_RSTACK);
+	} else if (!(ctrl & CTRL_RST)) {
+		if (ctrl & CTRL_RSTACK)
+			put(card, PR_CTRL, ctrl &= ~CTRL_RSTACK);
+		if ((ctrl & PR_CTRL_START) && (ctrl & PR_CTRL_COMPLETE))
+			end_pr(card, ctrl);
+	}
+
+	for (i = 0; i < ports; i++) {
+		u32 offset = PORT(i) + PORT_CTRL;
+
+		ctrl = get(card, offset);
+		if (card->port_deaf & BIT(i))
+			continue;
+		if ((ctrl & CTRL_RST) && !(ctrl & CTRL_RSTACK))
+			put(card, offset, ctrl | CTRL_RSTACK);
+		else if (!(ctrl & CTRL_RST) && (ctrl & CTRL_RSTACK))
+			put(card, offset, ctrl & ~CTRL_RSTACK);
+	}
+}
+
+static struct card *card_of(struct device *dev)
+{
+	unsigned int i;
+
+	for (; dev; dev = dev->parent)
+		for (i = 0; i < ncards; i++)
+			if (dev == &cards[i].pci->dev)
+				return &cards[i];
+	return NULL;
+}
+
+/* Drivers poll at the beginning of usleep_range(): whoever sleeps, all cards answer. */
+static int on_sleep(struct kprobe *probe, struct pt_regs *regs)
+{
+	static DEFINE_RAW_SPINLOCK(lock);
+	unsigned long flags;
+	unsigned int i;
+
+	raw_spin_lock_irqsave(&lock, flags);
+	for (i = 0; i < ncards; i++)
+		answer(&cards[i]);
+	raw_spin_unlock_irqrestore(&lock, flags);
+	return 0;
+}
+
+static enum hrtimer_restart stall_over(struct hrtimer *timer)
+{
+	struct card *card = container_of(timer, struct card, stall);
+
+	put(card, PR_STS, get(card, PR_STS) | PR_STS_CREDITS);
+	return HRTIMER_NORESTART;
+}
+
+/* fme_mgr_write(mgr, buf, count): the whole image, padded to whole words. */
+static int on_image(struct kprobe *probe, struct pt_regs *regs)
+{
+	struct fpga_manager *mgr = (void *)regs_get_kernel_argument(regs, 0);
+	const char *image = (void *)regs_get_kernel_argument(regs, 1);
+	size_t size = regs_get_kernel_argument(regs, 2);
+	struct card *card = card_of(&mgr->dev);
+
+	if (!card)
+		return 0;
+	card->prs++;
+	memset(card->image, 0, sizeof(card->image));
+	memcpy(card->image, image, min(size, sizeof(card->image)));
+	if (card->stall_ms) {
+		put(card, PR_STS, get(card, PR_STS) & ~PR_STS_CREDITS);
+		hrtimer_start(&card->stall, ms_to_ktime(card->stall_ms), HRTIMER_MODE_REL);
+	}
+	return 0;
+}
+
+/* Attributes that a driver stores: what the register makes of it when the store has succeeded. */
+struct store {
+	struct device *dev;
+};
+
+static int on_store(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	((struct store *)instance->data)->dev = (void *)regs_get_kernel_argument(regs, 0);
+	return 0;
+}
+
+static struct card *stored(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	if ((long)regs_return_value(regs) <= 0)
+		return NULL;
+	return card_of(((struct store *)instance->data)->dev);
+}
+
+static u32 port_of(struct card *card, struct kretprobe_instance *instance)
+{
+	struct platform_device *port = to_platform_device(((struct store *)instance->data)->dev);
+
+	return (port->resource[0].start - card->start) & ~(PORT(0) - 1);
+}
+
+static int port_errors_stored(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct card *card = stored(instance, regs);
+	u32 errors;
+
+	if (card) {
+		errors = port_of(card, instance) + PORT_ERRORS;
+		put(card, errors + 0x10, 0);
+		put(card, errors + 0x18, 0);
+	}
+	return 0;
+}
+
+static int ap1_stored(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct card *card = stored(instance, regs);
+
+	if (card) {
+		u32 status = port_of(card, instance) + 0x40;
+
+		put(card, status, get(card, status) & ~BIT_ULL(12));
+	}
+	return 0;
+}
+
+static int ap2_stored(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct card *card = stored(instance, regs);
+
+	if (card) {
+		u32 status = port_of(card, instance) + 0x40;
+
+		put(card, status, get(card, status) & ~BIT_ULL(13));
+	}
+	return 0;
+}
+
+/* The control register shares its place with the mask of banks. */
+static int memory_cleared(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct card *card = card_of(((struct store *)instance->data)->dev);
+
+	if (card) {
+		if ((long)regs_return_value(regs) > 0)
+			card->memory_clears++;
+		put(card, EMIF + 0x10, EMIF_BANKS);
+	}
+	return 0;
+}
+
+static struct kprobe sleeps = { .symbol_name = "usleep_range_state", .pre_handler = on_sleep };
+static struct kprobe images = {
+	.symbol_name = "dfl_fme_mgr:fme_mgr_write",
+	.pre_handler = on_image,
+};
+
+#define STORE(symbol, done) {						\
+	.kp.symbol_name = symbol, .entry_handler = on_store,		\
+	.handler = done, .data_size = sizeof(struct store),		\
+}
+
+static struct kretprobe stores[] = {
+	STORE("dfl_afu:errors_store", port_errors_stored),
+	STORE("dfl_afu:ap1_event_store", ap1_stored),
+	STORE("dfl_afu:ap2_event_store", ap2_stored),
+	STORE("dfl_emif:emif_clear_store", memory_cleared),
+};
+
+static ssize_t poke(struct file *file, const char __user *from, size_t size, loff_t *position)
+{
+	struct card *card = file->private_data;
+	char text[64] = "";
+	u64 offset, value;
+
+	if (size >= sizeof(text))
+		return -EINVAL;
+	if (copy_from_user(text, from, size))
+		return -EFAULT;
+	if (sscanf(text, "%llx %llx", &offset, &value) != 2)
+		return -EINVAL;
+	if (offset % 8 || offset >= PORT(ports))
+		return -EINVAL;
+	put(card, offset, value);
+	return size;
+}
+
+static const struct file_operations poke_operations = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = poke,
+};
+
+static int set_memory_busy(void *data, u64 value)
+{
+	struct card *card = data;
+
+	card->memory_busy = value;
+	put(card, EMIF + 0x8, EMIF_BANKS | value << 16);
+	return 0;
+}
+
+static int get_memory_busy(void *data, u64 *value)
+{
+	*value = ((struct card *)data)->memory_busy;
+	return 0;
+}
+
+DEFINE_DEBUGFS_ATTRIBUTE(memory_busy_operations, get_memory_busy, set_memory_busy, "%llu\n");
+
+static void make_knobs(struct card *card)
+{
+	struct dentry *dir = debugfs_create_dir(pci_name(card->pci), debugfs);
+
+	debugfs_create_x32("pr_err", 0600, dir, &card->pr_err);
+	debugfs_create_u32("pr_stuck", 0600, dir, &card->pr_stuck);
+	debugfs_create_u32("pr_deaf", 0600, dir, &card->pr_deaf);
+	debugfs_create_x32("port_deaf", 0600, dir, &card->port_deaf);
+	debugfs_create_u32("stall_ms", 0600, dir, &card->stall_ms);
+	debugfs_create_u32("prs", 0400, dir, &card->prs);
+	debugfs_create_u32("memory_clears", 0400, dir, &card->memory_clears);
+	debugfs_create_file_unsafe("memory_busy", 0600, dir, card, &memory_busy_operations);
+	debugfs_create_file("poke", 0200, dir, card, &poke_operations);
+}
+
+/* Give the device the ids of a card, and its memory as BAR 0. */
+static int disguise(struct card *card, struct pci_dev *pci)
+{
+	struct resource *bar0 = &pci->resource[0], *bar2 = &pci->resource[2], *parent = bar2->parent;
+
+	if (!parent || resource_size(bar2) < PORT(ports))
+		return -ENODEV;
+	if (bar0->parent)
+		release_resource(bar0);
+	release_resource(bar2);
+	bar0->start = bar2->start;
+	bar0->end = bar2->end;
+	bar0->flags = bar2->flags;
+	bar2->start = 0;
+	bar2->end = 0;
+	bar2->flags = 0;
+	if (request_resource(parent, bar0))
+		return -EBUSY;
+
+	pci->vendor = PCI_VENDOR_ID_INTEL;
+	pci->device = 0x09c4;
+	pci->subsystem_vendor = PCI_VENDOR_ID_INTEL;
+	pci->subsystem_device = 0;
+	pci->class = 0x120000;	/* processing accelerator */
+	set_dev_node(&pci->dev, ncards % num_online_nodes());
+
+	card->pci = pci;
+	card->start = bar0->start;
+	card->bar = ioremap(bar0->start, resource_size(bar0));
+	if (!card->bar)
+		return -ENOMEM;
+	hrtimer_init(&card->stall, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
+	card->stall.function = stall_over;
+	fill(card);
+	make_knobs(card);
+	return 0;
+}
+
+static int __init fakedfl_init(void)
+{
+	struct pci_dev *pci = NULL;
+	unsigned int i;
+	int failed;
+
+	if (!ports || ports > MAX_PORTS)
+		return -EINVAL;
+	debugfs = debugfs_create_dir("fakedfl", NULL);
+	while (ncards < MAX_CARDS && (pci = pci_get_device(0x1af4, 0x1110, pci))) {
+		failed = disguise(&cards[ncards], pci_dev_get(pci));
+		if (failed) {
+			pr_err("fakedfl: %s: %d\n", pci_name(pci), failed);
+			return failed;
+		}
+		ncards++;
+	}
+
+	failed = register_kprobe(&sleeps);
+	if (!failed)
+		failed = register_kprobe(&images);
+	for (i = 0; !failed && i < ARRAY_SIZE(stores); i++)
+		failed = register_kretprobe(&stores[i]);
+	if (failed)
+		pr_err("fakedfl: kprobes: %d\n", failed);
+	/* Without an exit the module stays; the machine is thrown away with it. */
+	return failed;
+}
+module_init(fakedfl_init);
+
+MODULE_DESCRIPTION("FPGA cards played on ivshmem devices");
+MODULE_LICENSE("GPL");
