@@ -1,0 +1,273 @@
+"""Cards, bitstreams and journals for tests of the ledger and of the life of a claim."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from fpga_plugin.allocation.journal import JournalError
+from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.allocation.records import (
+    Change,
+    Claim,
+    Condition,
+    RegionRecord,
+    Snapshot,
+)
+from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, PciAddress, ResourceName
+
+PREFIX = "fpga.intel.com"
+INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
+OTHER_INTERFACE = InterfaceId("0123456789abcdef0123456789abcdef")
+BLANK = AfuId("b1a2" + "0" * 28)
+AFU = AfuId("d8424dc4a4a3c413f89e433683f9040b")
+REGIONS = ResourceName(f"{PREFIX}/region-{INTERFACE}")
+WHOLE = ResourceName(f"{PREFIX}/fpga-{INTERFACE}")
+
+
+def make_card(
+    number: int = 1,
+    *,
+    nodes: Iterable[int] = (0, 1),
+    ports: int | None = None,
+    interface_id: InterfaceId = INTERFACE,
+    numa_node: int | None = 0,
+    clears_memory: bool = False,
+) -> Card:
+    """A card; `nodes` are the numbers of its ports' device nodes, by port id."""
+    address = PciAddress(0, 0x10 + number, 0, 0)
+    numbers = list(nodes)
+    return Card(
+        address=address,
+        interface_id=interface_id,
+        numa_node=numa_node,
+        regions=tuple(
+            Region(address.card_id, port, f"/dev/dfl-port.{n}", f"/sys/dfl-port.{n}")
+            for port, n in enumerate(numbers)
+        ),
+        ports=len(numbers) if ports is None else ports,
+        fme_node=f"/dev/dfl-fme.{number}",
+        fme_sysfs=f"/sys/dfl-fme.{number}",
+        clears_memory=clears_memory,
+    )
+
+
+def device(card: Card, port: int | None = None) -> DeviceId:
+    """A card's device id, or that of one of its regions."""
+    if port is None:
+        return DeviceId(card.id)
+    return DeviceId(next(r.id for r in card.regions if r.port_id == port))
+
+
+class ProcessDiedError(BaseException):
+    """The plugin's process is no more; nothing but the world outside may see this."""
+
+
+class MemoryJournal:
+    """A journal that outlives its process, fails when it is told to, and dies on request.
+
+    Attributes:
+        failing: every write fails and nothing is written.
+        dies_in: the process dies at this write, counted from 1; None: it lives.
+        dies_after: whether that last write is durable.
+        died: the process died at a write.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self.snapshot = Snapshot() if snapshot is None else snapshot
+        self.failing = False
+        self.dies_in: int | None = None
+        self.dies_after = False
+        self.died = False
+        self.writes = 0
+
+    def write(self, change: Change) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in <= 0:
+                self.died = True
+                if self.dies_in == 0 and self.dies_after and not self.failing:
+                    self.snapshot = applied(self.snapshot, change)
+                raise ProcessDiedError
+        if self.failing:
+            raise JournalError("journal /state/journal.sqlite3: database or disk is full")
+        self.writes += 1
+        self.snapshot = applied(self.snapshot, change)
+
+    def set_boot_id(self, boot_id: str) -> None:
+        self.snapshot = replace(self.snapshot, boot_id=boot_id)
+
+
+def applied(snapshot: Snapshot, change: Change) -> Snapshot:
+    """What a change makes of the journal's content: the meaning of `JournalWriter.write`."""
+    claims: dict[DeviceId, Claim | None] = {c.device: c for c in snapshot.claims}
+    claims.update(change.claims)
+    regions = {r.region: r for r in snapshot.regions} | change.regions
+    debts = dict.fromkeys(snapshot.debts, True) | change.debts
+    strays = dict(snapshot.strays) | change.strays
+    return replace(
+        snapshot,
+        epoch=snapshot.epoch if change.epoch is None else change.epoch,
+        env_epoch=snapshot.env_epoch if change.env_epoch is None else change.env_epoch,
+        claims=tuple(c for c in claims.values() if c is not None),
+        regions=tuple(regions.values()),
+        debts=frozenset(card for card, open_ in debts.items() if open_),
+        resources=snapshot.resources | change.resources,
+        strays={device: number for device, number in strays.items() if number},
+    )
+
+
+def content(snapshot: Snapshot) -> tuple[object, ...]:
+    """A snapshot without the order of its rows."""
+    return (
+        snapshot.boot_id,
+        snapshot.epoch,
+        snapshot.env_epoch,
+        {c.device: c for c in snapshot.claims},
+        {r.region: r for r in snapshot.regions},
+        snapshot.debts,
+        snapshot.resources,
+        dict(snapshot.strays),
+    )
+
+
+def remembered(ledger: Ledger, boot_id: str) -> tuple[object, ...]:
+    """What the ledger has in memory, in the same form."""
+    return (
+        boot_id,
+        ledger.epoch,
+        ledger.env_epoch,
+        dict(ledger.claims),
+        dict(ledger.regions),
+        frozenset(ledger.debts),
+        frozenset(ledger.resources),
+        dict(ledger.strays),
+    )
+
+
+def make_ledger(
+    *cards: Card, snapshot: Snapshot | None = None, boot_id: str = "boot", blank: bool = True
+) -> tuple[Ledger, MemoryJournal]:
+    """A ledger that has found `cards`, their regions BLANK unless told otherwise."""
+    journal = MemoryJournal(snapshot)
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
+    journal.set_boot_id(boot_id)
+    ledger.kubelet_epoch("life 1")
+    for card in cards:
+        found(ledger, card)
+        if blank:
+            scrub(ledger, card)
+    return ledger, journal
+
+
+def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Ledger:
+    """The ledger after the plugin's restart."""
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
+    journal.set_boot_id(boot_id)
+    for card in cards:
+        found(ledger, card)
+    return ledger
+
+
+def found(ledger: Ledger, card: Card, afu: AfuId | None = BLANK) -> None:
+    """The card is there, and every region reads `afu`."""
+    ledger.card_found(card, {r.id: afu for r in card.regions}, BLANK)
+
+
+def scrub(ledger: Ledger, card: Card, *ports: int) -> None:
+    """What a release does to regions, as far as the ledger sees it."""
+    regions = [r.id for r in card.regions if not ports or r.port_id in ports]
+    ledger.working(regions)
+    for region in regions:
+        ledger.clean(region, BLANK, blank=True)
+    ledger.set_debt(card.id, open_=False)
+
+
+def start(ledger: Ledger, *devices: DeviceId, program: bool = True) -> None:
+    """What a successful PreStart does, as far as the ledger sees it."""
+    ledger.prestart_seen(devices)
+    claims = [ledger.claims[d] for d in devices]
+    for claim in claims:
+        for region, _ in claim.nodes:
+            if program:
+                ledger.working([region])
+                ledger.programmed(region, AFU)
+    ledger.started(claims)
+
+
+def make_lists(
+    ledger: Ledger,
+    *,
+    advertise: Advertise = Advertise.BOTH,
+    scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
+) -> DeviceLists:
+    return DeviceLists(ledger, prefix=PREFIX, advertise=advertise, scrub=scrub)
+
+
+def shown(lists: DeviceLists, resource: ResourceName = REGIONS) -> dict[DeviceId, bool]:
+    """A resource's devices and whether they are Healthy."""
+    return {d.id: d.healthy for d in lists.devices(resource)}
+
+
+def table(
+    ledger: Ledger,
+    *,
+    advertise: Advertise = Advertise.BOTH,
+    scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
+) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
+    """The table of DESIGN.md section 4, row by row, without any of the ledger's indexes."""
+    expected: dict[ResourceName, dict[DeviceId, bool]] = {}
+    granted = [(c, region, node) for c in ledger.claims.values() for region, node in c.nodes]
+    good = {Condition.BLANK} | (
+        {Condition.UNBLANKED} if scrub is ScrubPolicy.BEST_EFFORT else set()
+    )
+
+    def sound(region: Region) -> bool:
+        record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
+        return record.condition is not Condition.FAULTED and region.id not in ledger.failing
+
+    def free_and_healthy(card: Card, region: Region) -> bool:
+        record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
+        borrowed = any(node == region.node and r != region.id for _, r, node in granted)
+        return (
+            record.condition in good
+            and sound(region)
+            and card.id not in ledger.foreign
+            and not borrowed
+        )
+
+    for claim in ledger.claims.values():
+        card = ledger.cards.get(card_of(claim.device))
+        present = {} if card is None else {r.id: r for r in card.regions}
+        expected.setdefault(claim.resource, {})[claim.device] = all(
+            region in present and sound(present[region]) for region, _ in claim.nodes
+        )
+    for card in ledger.cards.values():
+        of_regions, of_card = resource_names(PREFIX, card)
+        claims = [c for c in ledger.claims.values() if card_of(c.device) == card.id]
+        whole = any(is_card(c.device) for c in claims)
+        if not whole and advertise is not Advertise.WHOLE:
+            for region in card.regions:
+                if DeviceId(region.id) not in ledger.claims:
+                    expected.setdefault(of_regions, {})[DeviceId(region.id)] = free_and_healthy(
+                        card, region
+                    )
+        if not claims and advertise is not Advertise.REGION:
+            expected.setdefault(of_card, {})[DeviceId(card.id)] = (
+                card.complete
+                and card.id not in ledger.debts
+                and all(free_and_healthy(card, region) for region in card.regions)
+            )
+    return expected
+
+
+def listed(ledger: Ledger, lists: DeviceLists) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
+    """All lists, as `table` gives them."""
+    resources = {*ledger.resources, *(c.resource for c in ledger.claims.values())}
+    every = {resource: shown(lists, resource) for resource in resources}
+    return {resource: devices for resource, devices in every.items() if devices}
+
+
+def cards_of(ledger: Ledger) -> set[CardId]:
+    return set(ledger.cards)
