@@ -33,7 +33,7 @@ def make_node(runtime: Runtime) -> Iterator[Callable[..., Node]]:
     """Nodes of a test, one after the other; they end with it."""
     nodes: list[Node] = []
 
-    def make(cards: str = "1x2", *, pods_api: bool = False, **settings: Any) -> Node:
+    def make(cards: str = "1x2", *, pods_api: bool = True, **settings: Any) -> Node:
         nodes.append(Node(runtime, cards, {"PodsAPI": pods_api}, **settings))
         return nodes[-1].up()
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,10 +39,17 @@ PODRESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"
 PODS_API = KUBELET_DIR / "pods-api/pods-api.sock"
 CONTAINERD = "/run/containerd/containerd.sock"
 
+STAY = "trap 'exit 0' TERM; sleep 2147483 & wait"
+"""A container's command that ends when it is told to, and not before."""
+
 IMAGE, PAUSE = "localhost/busybox:1", "localhost/pause:1"
 
-LIMIT = 20.0
+LIMIT = 60.0
 """Seconds after which a test gives up on what it waits for: kubelet retries after 10."""
+
+
+INTERVAL = 0.5
+"""Seconds between two looks of the plugin at kubelet's records."""
 
 
 def until(look: Callable[[], T], what: str, *, limit: float = LIMIT) -> T:
@@ -127,15 +135,18 @@ runtime_type = "io.containerd.runc.v2"
         ).stdout
 
     def remove_pods(self) -> None:
-        """Kill and remove every container, whatever kubelet thinks of it."""
-        for task in self.ctr("tasks", "list", "--quiet").split():
-            subprocess.run(
-                ["ctr", "--address", CONTAINERD, "-n", "k8s.io", "tasks", "rm", "--force", task],
-                check=False,
-                capture_output=True,
-            )
-        for container in self.ctr("containers", "list", "--quiet").split():
-            self.ctr("containers", "rm", container)
+        """Stop and remove every pod, as kubelet would, whatever it thinks of it."""
+        kind = 'labels."io.cri-containerd.kind"==sandbox'
+        with grpc.insecure_channel(f"unix://{CONTAINERD}") as channel:
+            for sandbox in self.ctr("containers", "list", "--quiet", kind).split():
+                for method in ("StopPodSandbox", "RemovePodSandbox"):
+                    call = channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")
+                    # Both requests: field 1, a text of less than 128 bytes.
+                    call(b"\n" + bytes([len(sandbox)]) + sandbox.encode(), timeout=LIMIT)
+
+    def kill(self, container_id: str) -> None:
+        """Kill a running container; the id as a pod's status has it."""
+        self.ctr("tasks", "kill", "--signal", "KILL", container_id.removeprefix("containerd://"))
 
     def restart(self) -> None:
         self.process.end()
@@ -216,6 +227,13 @@ class Kubelet:
         with urllib.request.urlopen("http://127.0.0.1:10255/pods", timeout=LIMIT) as answer:
             return json.load(answer)["items"] or []
 
+    def lists(self) -> float:
+        """How many Lists of PodResources it has answered."""
+        with urllib.request.urlopen("http://127.0.0.1:10255/metrics", timeout=LIMIT) as answer:
+            lines = answer.read().decode().splitlines()
+        name = "kubelet_pod_resources_endpoint_requests_list{"
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
 
 class Pod:
     """A pod of the test, as kubelet sees it."""
@@ -262,10 +280,18 @@ class Pod:
         )
         return str(found["message"])
 
-    def until_running(self, name: str = "main") -> dict[str, Any]:
-        """Wait until a container runs; returns its status."""
-        until(lambda: "running" in self.container(name).get("state", {}), f"{self.name} runs")
-        return self.container(name)
+    def until_running(self, name: str = "main", *, after: str = "") -> str:
+        """Wait until a container runs, one that came after this one; returns its id."""
+
+        def runs() -> str:
+            status = self.container(name)
+            found = status.get("containerID", "") if "running" in status.get("state", {}) else ""
+            return found if found != after else ""
+
+        try:
+            return until(runs, f"{self.name}/{name} runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {json.dumps(self.seen().get('status'))}") from None
 
     def devices(self, name: str = "main") -> dict[str, list[str]]:
         """Device ids by resource, from PodResources."""
@@ -309,11 +335,11 @@ class Node:
             "FPGA_PLUGIN_STATE_DIR": str(self.state),
             "FPGA_PLUGIN_BITSTREAM_DIR": str(STORE),
             "FPGA_PLUGIN_PODS_SOCKET": str(PODS_API),
+            "FPGA_PLUGIN_RECONCILE_INTERVAL": str(INTERVAL),
             "FPGA_PLUGIN_HTTP_ADDRESS": "",
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
         self.lives: list[Plugin] = []
-        self._uids = iter(range(1, 1000))
 
     def up(self) -> "Node":
         """Kubelet and plugin, until kubelet knows every device."""
@@ -351,7 +377,7 @@ class Node:
             "metadata": {
                 "name": name,
                 "namespace": "default",
-                "uid": f"00000000-0000-4000-8000-{os.getpid() % 10000:06d}{next(self._uids):06d}",
+                "uid": str(uuid.uuid4()),
             },
             "spec": {
                 "hostNetwork": True,
@@ -366,6 +392,14 @@ class Node:
         """What a simulated region holds."""
         state = json.loads((self.state / "simulated/state.json").read_text())
         return str(state["regions"][region]["afu_id"])
+
+    def prepared(self, region: str, since: int = 0) -> list[str]:
+        """What this life of the plugin programmed for containers on a region: AFU ids."""
+        return [
+            line["afu_id"]
+            for line in self.plugin.logged("region prepared", since, region=region)
+            if line["error"] is None
+        ]
 
     def checkpoint(self) -> list[dict[str, Any]]:
         """Entries of kubelet's checkpoint."""
@@ -388,7 +422,7 @@ class Node:
 def container(
     name: str = "main",
     *,
-    command: str = "sleep 2147483",
+    command: str = STAY,
     resources: Mapping[str, int] | None = None,
     env: Mapping[str, str] | None = None,
     **more: Any,

@@ -1,0 +1,190 @@
+"""Pods on a stock kubelet: programmed as they ask, scrubbed when they are gone."""
+
+import time
+from collections.abc import Callable
+
+from daemon_support import (
+    AFU,
+    AFU_2,
+    AFU_3,
+    BLANK,
+    CARD,
+    CARD_2,
+    CARDS,
+    OTHER_ID,
+    OTHER_REGIONS,
+    P0,
+    P1,
+    REGIONS,
+    request,
+)
+from node import INTERVAL, STAY, Node, container, podresources, until
+
+from fpga_plugin.ids import PodUid
+from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+
+
+def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    command = 'echo "node $FPGA_DEVICE_0000_10_00_0_P0"; exec 3<>/dev/dfl-port.0 && echo opened;'
+    pod = node.pod("asks", container(env=request(), command=command + STAY))
+    pod.until_running()
+    assert node.afu(P0) == AFU
+    assert pod.devices() == {REGIONS: [P0]}
+    until(lambda: pod.output() == "node /dev/dfl-port.0\nopened", "the container has its port")
+
+
+def test_a_container_without_a_device_has_no_port(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod = node.pod(
+        "none", container(command=f"test -e /dev/dfl-port.0; echo $?; {STAY}", resources={})
+    )
+    pod.until_running()
+    until(lambda: pod.output() == "1", "the container says whether it sees the port")
+
+
+def test_a_deleted_pods_region_is_scrubbed_and_offered_again(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    pod = node.pod("asks", container(env=request()))
+    pod.until_running()
+    node.until_offered(CARDS, [])
+    pod.delete()
+    until(lambda: not podresources(), "PodResources lack the pod")
+    gone = time.monotonic()
+    node.until_offered(CARDS, [CARD])
+    seconds = time.monotonic() - gone
+    assert node.afu(P0) == BLANK
+    assert seconds < 3 * INTERVAL + 1, "three intervals and the scrub"
+    node.until_offered(REGIONS, [P0, P1])
+
+
+def test_nothing_is_polled_while_nothing_is_owned(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod = node.pod("asks", container(env=request()))
+    pod.until_running()
+    pod.delete()
+    node.until_offered(CARDS, [CARD])
+    before = node.kubelet.lists()
+    # That nothing happens is seen by waiting only.
+    time.sleep(4 * INTERVAL)
+    assert node.kubelet.lists() == before
+
+
+def test_card_and_region_exclude_each_other_and_both_get_their_turn(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    part = node.pod("part", container(env=request()))
+    part.until_running()
+    node.until_offered(CARDS, [])
+    refused = node.pod("early", container(env=request(), resources={CARDS: 1}))
+    assert refused.until_phase("Failed")["status"]["reason"] == "UnexpectedAdmissionError"
+    refused.delete()
+    part.delete()
+    node.until_offered(CARDS, [CARD])
+
+    whole = node.pod("whole", container(env=request(AFU_2), resources={CARDS: 1}))
+    whole.until_running()
+    assert {node.afu(P0), node.afu(P1)} == {AFU_2, BLANK}
+    node.until_offered(REGIONS, [])
+    whole.delete()
+    node.until_offered(REGIONS, [P0, P1])
+    assert {node.afu(P0), node.afu(P1)} == {BLANK}
+
+    again = node.pod("again", container(env=request(AFU_3), resources={REGIONS: 2}))
+    again.until_running()
+    assert sorted([node.afu(P0), node.afu(P1)]) == sorted([AFU_3, BLANK])
+
+
+def test_init_and_app_container_have_their_own_bitstreams_on_one_region(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = node.pod(
+        "both",
+        container(env=request(AFU)),
+        initContainers=[
+            container("first", env=request(AFU_2), command="exit 0"),
+            container("second", env=request(AFU_3), command="exit 0"),
+        ],
+    )
+    pod.until_running()
+    assert node.prepared(P0) == [AFU_2, AFU_3, AFU]
+
+
+def test_a_sidecar_shares_with_the_init_container_before_it_only(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    pod = node.pod(
+        "sidecar",
+        container(env=request(AFU)),
+        initContainers=[
+            container("first", env=request(AFU_2), command="exit 0"),
+            container("side", env=request(AFU_3), restartPolicy="Always"),
+        ],
+    )
+    pod.until_running()
+    (own,), (side,) = pod.devices()[REGIONS], pod.devices("side")[REGIONS]
+    assert {own, side} == {P0, P1}
+    assert node.prepared(own) == [AFU]
+    assert node.prepared(side) == [AFU_2, AFU_3]
+
+
+def test_two_containers_of_a_pod_get_each_their_own(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    pod = node.pod("two", container("one", env=request(AFU)), container("two", env=request(AFU_2)))
+    for name, afu in (("one", AFU), ("two", AFU_2)):
+        pod.until_running(name)
+        (region,) = pod.devices(name)[REGIONS]
+        assert node.afu(region) == afu
+
+
+def test_a_container_with_two_resources_gets_both(make_node: Callable[..., Node]) -> None:
+    node = make_node(f"1x1,1x1@{OTHER_ID}")
+    pod = node.pod(
+        "two",
+        container(
+            resources={REGIONS: 1, OTHER_REGIONS: 1},
+            env=request(AFU, n="1") | request(AFU_3, interface=OTHER_ID, n="2"),
+        ),
+    )
+    pod.until_running()
+    assert node.afu(P0) == AFU
+    assert node.afu(f"{CARD_2}-p0") == AFU_3
+
+
+def test_a_crashing_container_is_programmed_at_each_start(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod = node.pod("crashes", container(env=request(), command="exit 3"))
+    until(lambda: pod.container().get("restartCount", 0) >= 2, "two restarts")
+    assert node.prepared(P0)[:3] == [AFU] * 3  # one for each start
+    assert pod.devices() == {REGIONS: [P0]}
+
+
+def test_a_wrong_request_is_told_in_the_pods_status(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod = node.pod("wrong", container(env=request("0" * 32)))
+    message = pod.until_waiting("CreateContainerConfigError")
+    assert "NotFound" in message
+    assert "0" * 32 in message
+    assert node.afu(P0) == BLANK
+
+
+def test_the_cgroup_says_whether_a_pod_lives(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    cgroups = PodCgroups("/sys/fs/cgroup")
+    pod = node.pod("lives", container(env=request()))
+    uid = PodUid(pod.uid)
+    pod.until_running()
+    assert cgroups.expect(uid)
+    assert cgroups.state(uid) is PodPresence.ALIVE
+    node.kubelet.end()
+    assert cgroups.state(uid) is PodPresence.ALIVE, "kubelet's life is not the pod's"
+    node.kubelet.start()
+    pod.delete()
+    until(lambda: cgroups.state(uid) is PodPresence.GONE, "its cgroup is gone")
+    pod.until_gone()
+    node.until_offered(REGIONS, [P0])

@@ -1,0 +1,137 @@
+"""Kubelet, plugin, containerd and containers end and begin again, alone and together."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from daemon_support import AFU, BLANK, CARD, CARDS, P0, P1, REGIONS, request
+from node import Node, Pod, container, until
+
+
+def running(node: Node, name: str = "asks") -> tuple[Pod, str]:
+    pod = node.pod(name, container(env=request()))
+    return pod, pod.until_running()
+
+
+def undisturbed(node: Node, pod: Pod, container_id: str) -> None:
+    """Same container, same device, still programmed, and the other region is to be had."""
+    node.until_offered(REGIONS, [P0, P1])
+    assert pod.until_running() == container_id
+    assert pod.container()["restartCount"] == 0
+    assert pod.devices() == {REGIONS: [P0]}
+    assert node.afu(P0) == AFU
+    other, _ = running(node, "other")
+    assert other.devices() == {REGIONS: [P1]}
+    assert pod.until_running() == container_id
+
+
+def test_a_container_that_restarts_keeps_its_device_and_is_programmed_anew(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    pod, first = running(node)
+    mark = node.plugin.mark
+    node.runtime.kill(first)
+    pod.until_running(after=first)
+    assert pod.devices() == {REGIONS: [P0]}
+    assert node.prepared(P0, mark) == [AFU]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_kubelet_restarts(make_node: Callable[..., Node], number: signal.Signals) -> None:
+    node = make_node("1x2")
+    pod, first = running(node)
+    node.kubelet.end(number)
+    node.kubelet.start()
+    undisturbed(node, pod, first)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_the_plugin_restarts(make_node: Callable[..., Node], *, kill: bool) -> None:
+    node = make_node("1x2")
+    pod, first = running(node)
+    if kill:
+        node.plugin.kill()
+    else:
+        assert node.plugin.stop() == 0
+    node.start_plugin()
+    undisturbed(node, pod, first)
+
+
+def test_kubelet_and_plugin_restart(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    pod, first = running(node)
+    node.kubelet.end()
+    node.plugin.kill()
+    node.start_plugin()
+    node.kubelet.start()
+    undisturbed(node, pod, first)
+
+
+def test_containerd_restarts(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    pod, first = running(node)
+    node.runtime.restart()
+    undisturbed(node, pod, first)
+
+
+def test_a_pod_and_kubelet_restart(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    pod, first = running(node)
+    node.kubelet.end()
+    node.runtime.kill(first)
+    mark = node.plugin.mark
+    node.kubelet.start()
+    pod.until_running(after=first)
+    assert pod.devices() == {REGIONS: [P0]}
+    assert node.afu(P0) == AFU
+    assert set(node.prepared(P0, mark)) <= {AFU}
+
+
+def test_a_container_restarts_only_when_the_plugin_is_back(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod, first = running(node)
+    node.plugin.stop()
+    node.runtime.kill(first)
+    assert "stopped" in pod.until_waiting("CreateContainerConfigError")
+    node.start_plugin()
+    pod.until_running(after=first)
+    assert node.prepared(P0) == [AFU]
+
+
+def test_a_pod_deleted_while_kubelet_is_down_loses_its_region(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod, _ = running(node)
+    node.kubelet.end()
+    pod.delete()
+    node.kubelet.start()
+    node.until_offered(CARDS, [CARD])
+    assert node.afu(P0) == BLANK
+
+
+def test_a_pod_deleted_while_the_plugin_is_down_loses_its_region(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod, _ = running(node)
+    node.plugin.kill()
+    pod.delete()
+    pod.until_gone()
+    node.start_plugin()
+    node.until_offered(CARDS, [CARD])
+    assert node.afu(P0) == BLANK
+
+
+def test_the_resource_stays_known_while_the_plugin_is_away(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod, _ = running(node)
+    node.plugin.stop()
+    node.until_offered(REGIONS, [])
+    assert pod.devices() == {REGIONS: [P0]}
+    refused = node.pod("late", container(env=request()))
+    assert refused.until_phase("Failed")["status"]["reason"] == "UnexpectedAdmissionError"
+    node.start_plugin()
+    node.until_offered(REGIONS, [P0])
+    until(lambda: pod.devices() == {REGIONS: [P0]}, "the pod keeps its region")
