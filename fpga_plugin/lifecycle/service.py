@@ -163,7 +163,14 @@ class ClaimService:
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """A container that had these devices was removed."""
-        for device in self._ledger.poststop_seen(self._claimed(resource, ids)):
+        claims = self._ledger.claims
+        # Without a claim it may be one that was still to come of an ended claim.
+        devices = [
+            device
+            for device in map(DeviceId, dict.fromkeys(ids))
+            if device not in claims or claims[device].resource == resource
+        ]
+        for device in self._ledger.poststop_seen(devices):
             log.info("all containers of a claim stopped", device=device, resource=resource)
             self._releaser.poke(card_of(device))
 
