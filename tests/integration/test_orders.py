@@ -129,6 +129,8 @@ def test_a_late_poststop_of_the_last_owner_does_not_touch_the_next():
         node.kubelet.poststop(P0)
         assert node.steps(P0, mark) == []
         assert node.afu(P0) == AFU_2
+        node.kubelet.poststop(P0)
+        node.plugin.until_logged("region scrubbed", mark, region=P0)
 
 
 def test_poststop_after_the_successors_prestart_scrubs_nothing_until_both_ended():
@@ -350,22 +352,6 @@ def test_two_equal_prestarts_at_once_program_once_and_one_of_them_is_told_to_ret
         codes = sorted(call.code().name for call in calls)
         assert codes == ["OK", "UNAVAILABLE"]
         assert node.steps(P0, mark).count("program") == 1
-
-
-def test_a_poststop_after_its_deallocate_does_not_count_for_the_next_owner():
-    with Node().up() as node:
-        kubelet = node.kubelet
-        kubelet.allocate(P0)
-        kubelet.prestart(P0, env=request(AFU))
-        node.give_back(P0)
-        kubelet.allocate(P0)
-        kubelet.prestart(P0, env=request(AFU_2))
-        kubelet.poststop(P0)  # of the first pod's container
-        node.caught_up()
-        assert not node.plugin.logged("all containers of a claim stopped")
-        assert node.afu(P0) == AFU_2
-        kubelet.poststop(P0)
-        node.plugin.until_logged("all containers of a claim stopped", device=P0)
 
 
 def test_a_poststop_between_two_claims_is_settled_and_the_next_owner_balances():
