@@ -1,0 +1,528 @@
+"""The world outside the plugin, for the state machine of the life of a claim.
+
+Cards that remember whose data is on them, containers that run on them, and an event loop whose
+threads and clock move only when the test says so: between any two steps of the plugin anything may
+happen, the death of its process included.
+"""
+
+import asyncio
+import asyncio.base_events
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ledger_support import AFU, BLANK, INTERFACE, PREFIX, MemoryJournal, ProcessDiedError, make_card
+
+from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.errors import CardGoneError, PortInUseError, PortPoisonedError, ProgrammingError
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    CardId,
+    DeviceId,
+    InterfaceId,
+    PodUid,
+    RegionId,
+    ResourceName,
+    device_variable,
+)
+from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.identity import Identity
+from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
+from fpga_plugin.lifecycle.prepare import Preparer
+from fpga_plugin.lifecycle.release import Releaser
+from fpga_plugin.lifecycle.service import ClaimService
+from fpga_plugin.lifecycle.sources import NoEnvSource
+from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.pods.cgroup import PodPresence
+
+AFUS = (AFU, AfuId("a" * 32))
+
+
+# ------------------------------------------------------------------ time and threads
+
+
+class StillLoop(asyncio.base_events.BaseEventLoop):
+    """An event loop without a selector; its clock stands until `pass_time`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._selector = self
+        self.set_exception_handler(lambda *_: None)
+
+    def time(self) -> float:
+        return self._now
+
+    def select(self, _timeout: float | None) -> list[object]:
+        return []
+
+    def _process_events(self, _events: list[object]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """No thread ever calls."""
+
+    def settle(self) -> None:
+        """Run what can run now."""
+        asyncio._set_running_loop(self)
+        try:
+            while self._ready:
+                self._run_once()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def pass_time(self) -> bool:
+        """To the next timer; returns whether there was one."""
+        times = [handle.when() for handle in self._scheduled if not handle.cancelled()]
+        if not times:
+            return False
+        self._now = max(self._now, min(times))
+        asyncio._set_running_loop(self)
+        try:
+            self._run_once()
+        finally:
+            asyncio._set_running_loop(None)
+        self.settle()
+        return True
+
+
+@dataclass(eq=False)
+class Job:
+    """A call that some thread of the plugin makes."""
+
+    function: Callable[[], object]
+    future: asyncio.Future[object]
+
+    def run(self) -> None:
+        if self.future.cancelled():
+            return
+        try:
+            result = self.function()
+        except Exception as error:  # noqa: BLE001  # as a thread hands it over
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+# ------------------------------------------------------------------ hardware
+
+
+@dataclass(eq=False)
+class Slot:
+    """A region of a card, as it really is."""
+
+    id: RegionId
+    afu: AfuId | None
+    data: set[str] = field(default_factory=set)
+    opens: set[str] = field(default_factory=set)
+    held: object = None
+    failing: str = ""
+
+
+@dataclass(eq=False)
+class Board:
+    """A card, as it really is."""
+
+    card: Card
+    present: bool = True
+    slots: dict[RegionId, Slot] = field(default_factory=dict)
+    memory: set[str] = field(default_factory=set)
+
+
+class Rack:
+    """The backend over boards; every method is called by a job.
+
+    Attributes:
+        touched: is told of each region that an operation is about to disturb.
+        operations: how many more the process lives for; None: for ever.
+        bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
+    """
+
+    def __init__(self, boards: Sequence[Board], touched: Callable[[RegionId], None]) -> None:
+        self.boards = {board.card.id: board for board in boards}
+        self.touched = touched
+        self.boot = 1
+        self.operations: int | None = None
+        self.bad_prs: list[str] = []
+        self.programs = 0
+
+    def _operate(self) -> None:
+        if self.operations is not None:
+            if self.operations == 0:
+                raise ProcessDiedError
+            self.operations -= 1
+
+    def slot(self, region: RegionId) -> Slot:
+        return self.boards[card_of(region)].slots[region]
+
+    def present(self, region: RegionId) -> bool:
+        return self.boards[card_of(region)].present
+
+    def find(self, node: str) -> Slot | None:
+        """The region that a device node leads to now."""
+        for board in self.boards.values():
+            for region in board.card.regions if board.present else ():
+                if region.node == node:
+                    return board.slots[region.id]
+        return None
+
+    # Backend
+
+    def boot_id(self) -> str:
+        return f"boot {self.boot}"
+
+    def scan(self) -> Inventory:
+        return Inventory({b.card.id: b.card for b in self.boards.values() if b.present})
+
+    def scan_card(self, card: CardId) -> Card | CardProblem | None:
+        board = self.boards[card]
+        return board.card if board.present else None
+
+    @contextmanager
+    def open_port(self, card: Card, region: Region) -> Iterator["Hand"]:
+        self._operate()
+        board = self.boards[card.id]
+        slot = board.slots[region.id]
+        if not board.present or region not in board.card.regions:
+            raise CardGoneError(f"port of region {region.id} is gone")
+        if slot.opens or slot.held:
+            raise PortInUseError(f"{region.node} of region {region.id} is in use")
+        hand = slot.held = Hand(self, board, region, slot)
+        try:
+            yield hand
+        finally:
+            if slot.held is hand:
+                slot.held = None
+
+    def afu_id(self, region: Region) -> AfuId:
+        afu = self.slot(region.id).afu
+        if afu is None:
+            raise PortPoisonedError(f"region {region.id} is poisoned")
+        return afu
+
+    def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
+        return None
+
+    def apply_settings(self, card: Card, region: Region, settings: DriverSettings) -> None:
+        self._operate()
+
+    def port_errors(self, region: Region) -> Mapping[str, int]:
+        return {}
+
+    def clear_memory(self, card: Card) -> None:
+        self._operate()
+        board = self.boards[card.id]
+        if not board.present:
+            raise CardGoneError(f"card {card.id} is gone")
+        board.memory.clear()
+
+    def health(self, card: Card) -> CardHealth:
+        board = self.boards[card.id]
+        failed = {s.id: s.failing for s in board.slots.values() if s.failing}
+        failed |= {s.id: "poisoned: PR failed" for s in board.slots.values() if s.afu is None}
+        return CardHealth(failed)
+
+
+@dataclass(eq=False)
+class Hand:
+    """A port, held exclusively."""
+
+    rack: Rack
+    board: Board
+    region: Region
+    slot: Slot
+
+    def _operate(self) -> None:
+        self.rack._operate()
+        if not self.board.present or self.region not in self.board.card.regions:
+            raise CardGoneError(f"region {self.slot.id} is gone")
+        self.rack.touched(self.slot.id)
+
+    def reset(self) -> None:
+        self._operate()
+
+    def clear_errors(self) -> Mapping[str, int]:
+        return {}
+
+    def program(self, image: bytes) -> None:
+        self._operate()
+        self.rack.programs += 1
+        how = self.rack.bad_prs.pop(0) if self.rack.bad_prs else ""
+        if how == "poison":
+            self.slot.afu = None
+        if how:
+            raise ProgrammingError(f"PR of region {self.slot.id} failed")
+        if self.slot.afu is None:
+            return  # the kernel reports success on a poisoned port
+        self.slot.afu = AfuId(image.decode())
+        if self.slot.afu == BLANK:
+            self.slot.data.clear()
+
+    def afu_id(self) -> AfuId:
+        self.rack._operate()
+        if self.slot.afu is None:
+            raise PortPoisonedError(f"region {self.slot.id} is poisoned")
+        return self.slot.afu
+
+
+# ------------------------------------------------------------------ kubelet's side
+
+
+@dataclass(eq=False)
+class Pod:
+    """A pod, as kubelet and the node have it.
+
+    Attributes:
+        active: kubelet holds the devices for it.
+        nodes: what Allocate answered, cached for ever.
+        running: a container of it runs, as a ghost also after `active` ended.
+        known: the plugin heard of its uid.
+        attached: regions that its running container can reach.
+        owed: containers that were created and whose PostStop may still come.
+        call: the PreStart under way, and what it asks for each region.
+    """
+
+    uid: PodUid
+    resource: ResourceName
+    devices: tuple[DeviceId, ...]
+    nodes: dict[RegionId, str]
+    active: bool = True
+    running: bool = False
+    known: bool = False
+    attached: set[RegionId] = field(default_factory=set)
+    owed: int = 0
+    call: "asyncio.Task[None] | None" = None
+    asked: dict[RegionId, AfuId] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KnownIdentity(Identity):
+    """An identity that brings kubelet's copy of the grant."""
+
+    nodes: tuple[tuple[str, str], ...] = ()
+
+    def granted_nodes(self) -> dict[str, str]:
+        return dict(self.nodes)
+
+
+class Checkpoint:
+    """`Identities` over the pods."""
+
+    def __init__(self, pods: list[Pod]) -> None:
+        self._pods = pods
+
+    async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
+        return await asyncio.to_thread(self._identify, resource, devices)
+
+    def _identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
+        holders = [
+            pod
+            for pod in self._pods
+            if pod.active and pod.resource == resource and set(pod.devices) == set(devices)
+        ]
+        if len(holders) != 1:
+            return Identity()
+        (pod,) = holders
+        return KnownIdentity(
+            pod.uid,
+            frozenset({"main"}),
+            frozenset({resource}),
+            nodes=tuple((device_variable(r), node) for r, node in pod.nodes.items()),
+        )
+
+
+class Cgroups:
+    """`PodCgroups` over the pods."""
+
+    def __init__(self, pods: list[Pod]) -> None:
+        self._pods = pods
+
+    def state(self, uid: PodUid) -> PodPresence:
+        alive = any(pod.running for pod in self._pods if pod.uid == uid)
+        return PodPresence.ALIVE if alive else PodPresence.GONE
+
+    def expect(self, _uid: PodUid) -> bool:
+        return True
+
+
+class Images:
+    """`Store` with every accelerator and, unless it was taken away, a blank."""
+
+    has_blank = True
+
+    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+        return _bitstream(interface_id, AfuId(bitstream_id))
+
+    def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+        return _bitstream(interface_id, BLANK) if self.has_blank else None
+
+    def blank_path(self, interface_id: InterfaceId) -> str:
+        return f"/srv/{interface_id}/blank.gbs"
+
+
+def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
+    return Bitstream("/srv/x.gbs", interface_id, BitstreamId(afu), afu, afu.encode())
+
+
+# ------------------------------------------------------------------ the plugin
+
+
+class Plugin:
+    """One life of the plugin's process: the real ledger and lifecycle on the world's doubles."""
+
+    def __init__(
+        self,
+        rack: Rack,
+        pods: list[Pod],
+        images: Images,
+        journal: MemoryJournal,
+        *,
+        scrub: ScrubPolicy,
+    ) -> None:
+        self.rack = rack
+        self.loop = StillLoop()
+        self.jobs: list[Job] = []
+        self.journal = journal
+        ledger = self.ledger = Ledger(
+            prefix=PREFIX,
+            journal=journal,
+            snapshot=journal.snapshot,
+            boot_id=rack.boot_id(),
+            scrub=scrub,
+        )
+        journal.set_boot_id(rack.boot_id())
+        workers = _Workers(self)
+        blanks = Blanks(images, scrub)  # type: ignore[arg-type]
+        bench = Bench(
+            ledger=ledger,
+            backend=rack,
+            blanks=blanks,
+            workers=workers,
+            cgroups=Cgroups(pods),  # type: ignore[arg-type]
+            report=lambda _: None,
+        )
+        self.releaser = Releaser(bench, interval=2.0)
+        self.hardware = HardwareView(
+            ledger=ledger,
+            backend=rack,
+            blanks=blanks,
+            workers=workers,
+            selects=lambda _: True,
+            poke=self.releaser.poke,
+            debugged=bench.debugged,
+        )
+        self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
+        self.claims = ClaimService(
+            ledger=ledger,
+            lists=self.lists,
+            backend=rack,
+            store=images,  # type: ignore[arg-type]
+            identities=Checkpoint(pods),  # type: ignore[arg-type]
+            cgroups=bench.cgroups,
+            envs=NoEnvSource(),
+            preparer=Preparer(bench),
+            releaser=self.releaser,
+            epoch_changed=lambda _: self.releaser.close_gate(),
+            stream_opened=lambda _: None,
+        )
+
+    def begin(self, work: object) -> "asyncio.Task[None]":
+        """Start a coroutine of the plugin."""
+        task = self.loop.create_task(work)  # type: ignore[arg-type,var-annotated]
+        self.loop.settle()
+        return task
+
+    def call(self, function: Callable[[], object]) -> object:
+        """Call a handler on the loop; what it raises comes out."""
+        outcome: list[object] = []
+
+        def run() -> None:
+            try:
+                outcome.append(function())
+            except BaseException as error:  # noqa: BLE001  # the caller gets it
+                outcome.append(error)
+
+        self.loop.call_soon(run)
+        self.loop.settle()
+        (result,) = outcome
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def job(self, index: int) -> bool:
+        """Let one thread finish its call; returns whether there was one."""
+        if not self.jobs:
+            return False
+        self.jobs.pop(index % len(self.jobs)).run()
+        self.loop.settle()
+        return True
+
+    def work(self) -> None:
+        """Let all threads finish."""
+        while self.job(0):
+            pass
+
+    def end(self) -> None:
+        """The process is gone: nothing of it does anything any more."""
+        self.journal.dies_in = 0
+        for _ in range(100):
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            for job in self.jobs:
+                if not job.future.done():
+                    job.future.set_exception(RuntimeError("the process is gone"))
+            self.jobs.clear()
+            self.loop.settle()
+            if not asyncio.all_tasks(self.loop):
+                break
+        else:
+            raise AssertionError("a task of the plugin does not end")
+        self.loop.close()
+        self.journal.dies_in = None
+        for board in self.rack.boards.values():
+            for slot in board.slots.values():
+                slot.held = None  # the kernel closes what the process had open
+
+
+class _Workers(CardWorkers):
+    """The cards' threads, which wait for the test."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        super().__init__()
+        self._plugin = plugin
+
+    async def _run(self, card: CardId, function: Callable[[], object]) -> object:  # type: ignore[override]
+        return await start_job(self._plugin, function)
+
+
+async def start_job(plugin: Plugin, function: Callable[[], object]) -> object:
+    job = Job(function, plugin.loop.create_future())
+    plugin.jobs.append(job)
+    return await job.future
+
+
+def make_boards(cards: Sequence[tuple[int, bool]]) -> list[Board]:
+    """Cards of as many regions each, with or without a memory that can be cleared."""
+    boards = []
+    node = 0
+    for number, (regions, clears) in enumerate(cards):
+        card = make_card(number, nodes=range(node, node + regions), clears_memory=clears)
+        node += regions
+        boards.append(Board(card, slots={r.id: Slot(r.id, BLANK) for r in card.regions}))
+    return boards
+
+
+def env_for(wants: Sequence[AfuId]) -> dict[str, str]:
+    """A container's environment; never empty, as kubelets with the KEP send it."""
+    env = {"PATH": "/bin"}
+    for number, afu in enumerate(wants):
+        env[f"FPGA_REGION_{number}"] = INTERFACE
+        env[f"FPGA_BITSTREAM_ID_{number}"] = afu
+    return env

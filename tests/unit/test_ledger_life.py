@@ -1,0 +1,592 @@
+"""The life of claims, whatever happens between any two of its steps.
+
+The real ledger and lifecycle run against a world (`ledger_world`) in which cards remember whose
+data is on them. Kubelet is honest but forgetful: it sends its calls in any order, late, twice or
+never, restarts, and starts containers without PreStart where real kubelets do. Cards go, come back
+under other numbers and fail. The plugin dies at any step of its own.
+"""
+
+import functools
+from contextlib import ExitStack
+from dataclasses import replace
+from unittest import mock
+
+import structlog
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, ProcessDiedError, listed, table
+from ledger_world import AFUS, Board, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
+
+from fpga_plugin.allocation.ledger import card_of, is_card
+from fpga_plugin.allocation.records import Condition
+from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId
+
+INDEX = st.integers(0, 7)
+JOBS = st.sampled_from([0, 0, 1, 2, 3, 5, 99])
+
+
+class Life(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cleanup = ExitStack()
+        self.failures: list[object] = []
+        self.cleanup.enter_context(mock.patch("asyncio.to_thread", self.to_thread))
+        structlog.configure(processors=[self.logged], cache_logger_on_first_use=False)
+        self.cleanup.callback(structlog.reset_defaults)
+        self.pods: list[Pod] = []
+        self.images = Images()
+        self.journal = MemoryJournal()
+        self.epoch = 1
+        self.uids = 0
+        self.admitting: Pod | None = None
+        self.view: dict[str, dict[DeviceId, bool]] = {}
+
+    async def to_thread(self, function, *args, **kwargs):
+        return await start_job(self.plugin, functools.partial(function, *args, **kwargs))
+
+    def logged(self, _logger, _method, event):
+        """Errors that nobody expects are logged with their traceback, and nowhere else."""
+        if event.get("exc_info"):
+            self.failures.append(event)
+        raise structlog.DropEvent
+
+    @initialize(
+        cards=st.sampled_from(
+            [[(2, True)], [(1, True), (2, True)], [(2, False), (2, True)], [(3, True)]]
+        ),
+        failed_starts_count=st.booleans(),
+    )
+    def power_on(self, cards, failed_starts_count) -> None:
+        self.rack = Rack(make_boards(cards), self.touched)
+        self.failed_starts_count = failed_starts_count
+        self.begin_plugin()
+        self.answer()
+        self.settle_all()
+        self.look()
+
+    # -------------------------------------------------------------- the plugin's process
+
+    def begin_plugin(self) -> None:
+        self.plugin = Plugin(
+            self.rack, self.pods, self.images, self.journal, scrub=ScrubPolicy.REQUIRED
+        )
+        self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.work()
+        self.answered = False
+        self.tell_epoch()
+
+    def tell_epoch(self) -> None:
+        self.attempt(lambda: self.plugin.claims.kubelet_epoch(f"life {self.epoch}"))
+
+    def attempt(self, function) -> object:
+        """One of kubelet's calls; an error that kubelet would see is its answer."""
+        try:
+            return self.plugin.call(function)
+        except (FpgaPluginError, ProcessDiedError) as error:
+            return error
+
+    def after(self, jobs: int = 0) -> None:
+        """Some threads of the plugin come to an end; if the process died, it is started again."""
+        for _ in range(jobs):
+            if self.journal.died or not self.plugin.job(0):
+                break
+            self.write()
+        self.write()
+        if self.journal.died:
+            self.restart()
+
+    def restart(self) -> None:
+        boot = self.rack.boot_id()
+        self.plugin.end()
+        self.journal.died = False
+        self.journal.failing = False
+        for pod in self.pods:
+            pod.call = None
+        before = self.journal.snapshot
+        self.begin_plugin()
+        if before.boot_id == boot:
+            for record in before.regions:
+                clean = record.condition is Condition.BLANK and record.afu_id == BLANK
+                if clean and self.images.has_blank and self.rack.slot(record.region).afu == BLANK:
+                    now = self.plugin.ledger.record(record.region).condition
+                    assert now is Condition.BLANK, f"{record.region} was clean and is {now}"
+
+    def settle_all(self) -> None:
+        for _ in range(300):
+            self.after(99)
+            if not self.plugin.jobs and not self.plugin.loop.pass_time():
+                break
+
+    # -------------------------------------------------------------- what really happens
+
+    def touched(self, region: RegionId) -> None:
+        """The plugin resets or programs a region."""
+        for pod in self.pods:
+            if pod.running and region in pod.attached:
+                self.failures.append(f"{region} is worked on under pod {pod.uid}")
+
+    def write(self) -> None:
+        """Containers use their regions and the memory of their cards."""
+        for pod in self.pods:
+            for region in pod.attached if pod.running else ():
+                self.rack.slot(region).data.add(pod.uid)
+                self.rack.boards[card_of(region)].memory.add(pod.uid)
+
+    def run_container(self, pod: Pod, *, holds: bool) -> None:
+        pod.running = True
+        pod.owed += 1
+        pod.attached = set()
+        for node in pod.nodes.values():
+            slot = self.rack.find(node)
+            if slot is not None and not slot.held:
+                pod.attached.add(slot.id)
+                if holds:
+                    slot.opens.add(pod.uid)
+        self.write()
+
+    def stop_container(self, pod: Pod) -> None:
+        self.write()
+        pod.running = False
+        for region in pod.attached:
+            self.rack.slot(region).opens.discard(pod.uid)
+        pod.attached = set()
+
+    def answered_prestart(self, pod: Pod, task, *, holds: bool) -> None:
+        pod.call = None
+        if self.journal.died or task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            if not isinstance(error, FpgaPluginError) or "unexpected" in str(error):
+                self.failures.append(error)
+            pod.owed += self.failed_starts_count
+            return
+        for region, node in pod.nodes.items():
+            board = self.rack.boards[card_of(region)]
+            if self.plugin.ledger.cards.get(board.card.id) != board.card or not board.present:
+                continue  # the plugin could not know yet
+            slot = self.rack.find(node)
+            if slot is None or slot.id != region:
+                self.failures.append(f"{pod.uid} of {region} was given {node} of {slot}")
+                continue
+            if slot.data - {pod.uid}:
+                self.failures.append(f"{pod.uid} starts on {region} with data of {slot.data}")
+            if slot.afu != pod.asked.get(region, BLANK):
+                self.failures.append(f"{pod.uid} starts on {region} with image {slot.afu}")
+            alone = len(pod.nodes) == board.card.ports
+            if alone and board.card.clears_memory and board.memory - {pod.uid}:
+                self.failures.append(f"{pod.uid} starts on {region} with memory {board.memory}")
+        self.run_container(pod, holds=holds)
+
+    # -------------------------------------------------------------- kubelet
+
+    def active(self) -> list[Pod]:
+        return [pod for pod in self.pods if pod.active]
+
+    def assigned(self) -> set[DeviceId]:
+        return {device for pod in self.active() for device in pod.devices}
+
+    def pick(self, pods: list[Pod], index: int) -> Pod | None:
+        return pods[index % len(pods)] if pods else None
+
+    @rule()
+    def look(self) -> None:
+        """Kubelet takes in the lists."""
+        lists = listed(self.plugin.ledger, self.plugin.lists)
+        self.view = {resource: dict(devices) for resource, devices in lists.items()}
+
+    @rule(
+        whole=st.booleans(),
+        count=st.integers(1, 2),
+        index=INDEX,
+        fresh=st.sampled_from([True, True, True, False]),
+        deallocates=st.booleans(),
+        jobs=JOBS,
+    )
+    def admit(  # noqa: PLR0917  # hypothesis passes by name
+        self, whole, count, index, fresh, deallocates, jobs
+    ) -> None:
+        if fresh:
+            self.look()
+        resource = WHOLE if whole else REGIONS
+        taken = self.assigned()
+        free = sorted(d for d, ok in self.view.get(resource, {}).items() if ok and d not in taken)
+        if len(free) < count:
+            return
+        devices = tuple(free[(index + n) % len(free)] for n in range(count))
+        answer = self.attempt(lambda: self.plugin.claims.allocate(resource, devices))
+        if isinstance(answer, BaseException):
+            if deallocates:
+                self.attempt(lambda: self.plugin.claims.deallocate(resource, devices))
+        else:
+            self.uids += 1
+            nodes = {
+                region: node
+                for device in devices
+                for region, node in self.plugin.ledger.claims[device].nodes
+            }
+            assert sorted(answer.nodes) == sorted(nodes.values())
+            self.admitting = Pod(PodUid(f"pod-{self.uids}"), resource, devices, nodes)
+            self.pods.append(self.admitting)
+        self.after(jobs)
+
+    @precondition(lambda self: self.admitting is not None)
+    @rule()
+    def admit_next_container(self) -> None:
+        """Init containers and their successors share devices, and are all admitted first."""
+        pod = self.admitting
+        answer = self.attempt(lambda: self.plugin.claims.allocate(pod.resource, pod.devices))
+        if isinstance(answer, BaseException):
+            pod.active = False
+            self.admitting = None
+        else:
+            assert sorted(answer.nodes) == sorted(pod.nodes.values())
+        self.after()
+
+    @precondition(lambda self: any(not p.running and not p.call for p in self.active()))
+    @rule(
+        index=INDEX,
+        wants=st.lists(st.sampled_from(AFUS), max_size=2),
+        holds=st.booleans(),
+        jobs=JOBS,
+    )
+    def prestart(self, index, wants, holds, jobs) -> None:
+        pods = [p for p in self.active() if not p.running and not p.call]
+        pod = pods[index % len(pods)]
+        wants = wants[: len(pod.nodes)]
+        self.admitting = None
+        pod.asked = dict(zip(sorted(pod.nodes), wants, strict=False))
+        task = pod.call = self.plugin.begin(
+            self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+        )
+        task.add_done_callback(functools.partial(self.answered_prestart, pod, holds=holds))
+        self.plugin.loop.settle()
+        self.after(jobs)
+
+    @precondition(lambda self: any(p.running for p in self.pods))
+    @rule(index=INDEX)
+    def container_ends(self, index) -> None:
+        pods = [p for p in self.pods if p.running]
+        self.stop_container(pods[index % len(pods)])
+
+    @precondition(lambda self: any(p.owed and not p.running for p in self.pods))
+    @rule(index=INDEX, jobs=JOBS)
+    def poststop(self, index, jobs) -> None:
+        """Of a container that is removed; its pod may be long gone."""
+        pods = [p for p in self.pods if p.owed > p.running]
+        if (pod := self.pick(pods, index)) is not None:
+            pod.owed -= 1
+            self.attempt(lambda: self.plugin.claims.poststop(pod.resource, pod.devices))
+            self.after(jobs)
+
+    @precondition(lambda self: self.active())
+    @rule(index=INDEX, force=st.booleans())
+    def pod_ends(self, index, force) -> None:
+        pods = self.active()
+        pod = pods[index % len(pods)]
+        pod.active = False
+        self.admitting = None
+        if not force:
+            if pod.call is not None:
+                pod.call.cancel()
+                self.plugin.loop.settle()
+            self.stop_container(pod)
+        self.after()
+
+    @precondition(lambda self: any(not p.active for p in self.pods))
+    @rule(index=INDEX, jobs=JOBS)
+    def deallocate(self, index, jobs) -> None:
+        """Once, twice, or never; or reconcile finds the release."""
+        taken = self.assigned()
+        pods = [p for p in self.pods if not p.active and not taken & set(p.devices)]
+        if (pod := self.pick(pods, index)) is not None:
+            self.attempt(lambda: self.plugin.claims.deallocate(pod.resource, pod.devices))
+            self.after(jobs)
+
+    @rule(ungated=st.sets(INDEX, max_size=2))
+    def kubelet_restarts(self, ungated) -> None:
+        """Until the plugin has registered again, kubelet starts containers without PreStart."""
+        for pod in self.pods:
+            if pod.call is not None:
+                pod.call.cancel()
+        self.plugin.loop.settle()
+        waiting = [p for p in self.active() if not p.running]
+        for index in ungated:
+            if index < len(waiting):
+                self.run_container(waiting[index], holds=True)
+                waiting[index].owed -= 1
+        self.admitting = None
+        self.epoch += 1
+        self.answered = False
+        self.tell_epoch()
+        self.after()
+
+    @rule(jobs=JOBS)
+    def answer(self, jobs=0) -> None:
+        """Kubelet's records were read: the gate opens."""
+        self.tell_epoch()
+        if self.plugin.ledger.epoch == f"life {self.epoch}":
+            self.plugin.call(self.plugin.releaser.open_gate)
+            self.answered = True
+        self.after(jobs)
+
+    # -------------------------------------------------------------- hardware
+
+    @precondition(lambda self: self.plugin.jobs)
+    @rule(order=st.lists(INDEX, min_size=1, max_size=6))
+    def threads(self, order) -> None:
+        for index in order:
+            if not self.journal.died and self.plugin.job(index):
+                self.write()
+        self.after()
+
+    @precondition(lambda self: self.plugin.jobs)
+    @rule()
+    def all_threads(self) -> None:
+        self.after(99)
+
+    @rule()
+    def time(self) -> None:
+        self.plugin.loop.pass_time()
+        self.after()
+
+    def event(self, board: Board) -> None:
+        self.plugin.call(lambda: self.plugin.hardware.changed(board.card.id))
+
+    def pull(self, board: Board) -> None:
+        self.write()
+        board.present = False
+        for slot in board.slots.values():
+            slot.opens.clear()
+        for pod in self.pods:
+            pod.attached -= set(board.slots)
+
+    def push(self, board: Board, order: int) -> None:
+        used = {
+            region.node
+            for other in self.rack.boards.values()
+            if other.present
+            for region in other.card.regions
+        }
+        free = [n for n in (f"/dev/dfl-port.{i}" for i in range(20)) if n not in used]
+        slots = sorted(board.slots)
+        nodes = free[: len(slots)]
+        turn = order % len(nodes)
+        nodes = nodes[turn:] + nodes[:turn]
+        model = make_boards([(len(slots), board.card.clears_memory)])[0].card
+        board.card = replace(
+            board.card,
+            regions=tuple(
+                replace(region, card=board.card.id, node=node)
+                for region, node in zip(model.regions, nodes, strict=True)
+            ),
+        )
+        board.present = True
+        for slot in board.slots.values():
+            if slot.afu is None:
+                slot.afu = AfuId("c" * 32)
+
+    @rule(index=INDEX, told=st.booleans(), order=INDEX, back=st.booleans(), jobs=JOBS)
+    def card_goes(self, index, told, order, back, jobs) -> None:
+        """And perhaps comes back at once, before the plugin looked."""
+        boards = list(self.rack.boards.values())
+        board = boards[index % len(boards)]
+        if board.present:
+            self.pull(board)
+            if told:
+                self.event(board)
+                self.after(jobs)
+        if back:
+            self.push(board, order)
+        self.event(board)
+        self.after(jobs)
+
+    @rule(index=INDEX, order=INDEX, jobs=JOBS)
+    def card_comes(self, index, order, jobs) -> None:
+        boards = [b for b in self.rack.boards.values() if not b.present]
+        if boards:
+            board = boards[index % len(boards)]
+            self.push(board, order)
+            self.event(board)
+            self.after(jobs)
+
+    @rule(index=INDEX, port=INDEX, jobs=JOBS)
+    def port_unbinds(self, index, port, jobs) -> None:
+        """The card shows fewer regions than its FME implements."""
+        boards = [b for b in self.rack.boards.values() if b.present and len(b.card.regions) > 1]
+        if boards:
+            board = boards[index % len(boards)]
+            lost = board.card.regions[port % len(board.card.regions)]
+            self.write()
+            kept = tuple(r for r in board.card.regions if r != lost)
+            board.card = replace(board.card, regions=kept)
+            board.slots[lost.id].opens.clear()
+            for pod in self.pods:
+                pod.attached.discard(lost.id)
+            self.event(board)
+            self.after(jobs)
+
+    @rule(index=INDEX, failing=st.booleans(), jobs=JOBS)
+    def health(self, index, failing, jobs) -> None:
+        slots = [s for b in self.rack.boards.values() for s in b.slots.values()]
+        slot = slots[index % len(slots)]
+        slot.failing = "thermal: AP6" if failing else ""
+        self.plugin.begin(self.plugin.hardware.check(card_of(slot.id)))
+        self.after(jobs)
+
+    @rule(how=st.sampled_from(["error", "poison"]))
+    def next_pr_fails(self, how) -> None:
+        self.rack.bad_prs = [how]
+
+    @rule(there=st.booleans())
+    def blank_image(self, there) -> None:
+        self.images.has_blank = there
+        self.plugin.hardware._blanks.forget(None)
+        for card in list(self.plugin.ledger.cards):
+            self.plugin.call(functools.partial(self.plugin.releaser.poke, card))
+        self.after()
+
+    # -------------------------------------------------------------- the plugin's own misfortunes
+
+    @rule(failing=st.booleans())
+    def disk(self, failing) -> None:
+        self.journal.failing = failing
+
+    @rule(operations=st.integers(0, 4))
+    def dies(self, operations) -> None:
+        """A thread may be in the middle of its work; an ioctl completes."""
+        self.rack.operations = operations
+        try:
+            if self.plugin.jobs:
+                self.plugin.jobs[0].run()
+        except ProcessDiedError:
+            pass
+        self.rack.operations = None
+        self.restart()
+        self.after()
+
+    @rule(write=st.integers(1, 6), after=st.booleans())
+    def dies_at_a_write(self, write, after) -> None:
+        self.journal.dies_in = write
+        self.journal.dies_after = after
+
+    @rule(order=INDEX)
+    def node_boots(self, order) -> None:
+        for pod in self.pods:
+            self.stop_container(pod)
+            pod.owed = 0
+        self.admitting = None
+        self.rack.boot += 1
+        self.epoch += 1
+        boards = list(self.rack.boards.values())
+        for board in boards:
+            self.pull(board)
+        for board in boards if order % 2 else reversed(boards):
+            self.push(board, order)
+        self.restart()
+        self.after()
+
+    # -------------------------------------------------------------- what always holds
+
+    @invariant()
+    def nothing_unexpected(self) -> None:
+        assert not self.failures, self.failures
+
+    @invariant()
+    def lists_are_the_table(self) -> None:
+        ledger = self.plugin.ledger
+        assert listed(ledger, self.plugin.lists) == table(ledger)
+
+    @invariant()
+    def one_owner(self) -> None:
+        owners: dict[RegionId, PodUid] = {}
+        for pod in self.active():
+            for region in pod.nodes:
+                assert owners.setdefault(region, pod.uid) == pod.uid
+
+    @invariant()
+    def owners_keep_their_devices(self) -> None:
+        lists = listed(self.plugin.ledger, self.plugin.lists)
+        for pod in self.active():
+            for device in pod.devices:
+                assert device in lists.get(pod.resource, {}), f"{device} of {pod.uid} not listed"
+                if not lists[pod.resource][device]:
+                    assert any(self.unsound(region) for region in pod.nodes), f"{device} unhealthy"
+
+    def unsound(self, region: RegionId) -> bool:
+        """Hardware is gone or has failed, as far as the plugin can know."""
+        ledger = self.plugin.ledger
+        return ledger.region(region) is None or bool(ledger.trouble(region))
+
+    @invariant()
+    def what_is_offered_is_clean(self) -> None:
+        ledger = self.plugin.ledger
+        for devices in listed(ledger, self.plugin.lists).values():
+            for device, healthy in devices.items():
+                board = self.rack.boards[card_of(device)]
+                known = board.present and ledger.cards.get(board.card.id) == board.card
+                if not healthy or device in ledger.claims or not known:
+                    continue
+                slots = [s for s in board.slots.values() if is_card(device) or s.id == device]
+                for slot in slots:
+                    assert not slot.data, f"{slot.id} is offered with data of {slot.data}"
+                    assert slot.afu in {BLANK, None}, f"{slot.id} is offered with {slot.afu}"
+                    assert not any(p.running and slot.id in p.attached for p in self.pods)
+                if is_card(device) and board.card.clears_memory:
+                    assert not board.memory, f"{device} is offered with data of {board.memory}"
+
+    def teardown(self) -> None:
+        """When all pods have ended and all faults are mended, everything is clean and offered."""
+        try:
+            if hasattr(self, "plugin") and not self.failures:
+                self.everything_ends()
+        finally:
+            if hasattr(self, "plugin"):
+                self.plugin.end()
+            self.cleanup.close()
+
+    def everything_ends(self) -> None:
+        self.journal.failing = False
+        self.journal.dies_in = None
+        self.rack.bad_prs = []
+        self.settle_all()
+        self.blank_image(there=True)
+        for pod in self.pods:
+            pod.active = False
+            self.stop_container(pod)
+        for board in self.rack.boards.values():
+            poisoned = any(slot.afu is None for slot in board.slots.values())
+            if not board.present or poisoned or len(board.card.regions) < board.card.ports:
+                self.pull(board)
+                self.event(board)
+                self.settle_all()
+                self.push(board, 0)
+                self.event(board)
+            for slot in board.slots.values():
+                slot.failing = ""
+            self.plugin.begin(self.plugin.hardware.check(board.card.id))
+        self.settle_all()
+        self.answer()
+        for claim in list(self.plugin.ledger.claims.values()):
+            self.plugin.call(
+                functools.partial(self.plugin.claims.deallocate, claim.resource, [claim.device])
+            )
+        self.settle_all()
+        self.nothing_unexpected()
+        self.lists_are_the_table()
+        self.what_is_offered_is_clean()
+        every = listed(self.plugin.ledger, self.plugin.lists)
+        records = {r: str(self.plugin.ledger.record(r)) for r in self.plugin.ledger.regions}
+        assert all(all(devices.values()) for devices in every.values()), records
+        assert set(every[WHOLE]) == set(self.rack.boards), every
+
+
+TestLife = Life.TestCase

@@ -1,0 +1,349 @@
+"""The ledger's steps in any order, sensible or not, with a real journal that fails and is reopened.
+
+What must hold whatever the callers do: one owner a region, lists that are the table of DESIGN.md
+section 4 (kept up to date from notifications alone), and a journal that knows what memory knows.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ledger_support import (
+    AFU,
+    BLANK,
+    INTERFACE,
+    OTHER_INTERFACE,
+    PREFIX,
+    MemoryJournal,
+    content,
+    device,
+    listed,
+    make_card,
+    make_lists,
+    remembered,
+    table,
+)
+
+from fpga_plugin.allocation.journal import Journal, JournalError
+from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.allocation.records import Change, Condition, Snapshot
+from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
+
+NUMBERS = (1, 2)
+PORTS = 3
+CARDS = [make_card(n, nodes=range(PORTS)) for n in NUMBERS]
+DEVICES = [device(c, p) for c in CARDS for p in (None, *range(PORTS))]
+REGION_IDS = [RegionId(d) for d in DEVICES if not is_card(d)]
+NAMES = [
+    name
+    for i in (INTERFACE, OTHER_INTERFACE)
+    for name in resource_names(PREFIX, replace(CARDS[0], interface_id=i))
+]
+VIEWS = [
+    (Advertise.BOTH, ScrubPolicy.REQUIRED),
+    (Advertise.REGION, ScrubPolicy.BEST_EFFORT),
+    (Advertise.WHOLE, ScrubPolicy.REQUIRED),
+]
+
+some_devices = st.lists(st.sampled_from(DEVICES), max_size=3)
+some_regions = st.lists(st.sampled_from(REGION_IDS), min_size=1, max_size=3)
+one_region = st.sampled_from(REGION_IDS)
+pods = st.sampled_from([PodUid("pod-a"), PodUid("pod-b")])
+afus = st.sampled_from([AFU, BLANK])
+seen = st.dictionaries(one_region, st.sampled_from([AFU, BLANK, None]))
+tolerated = contextlib.suppress(FpgaPluginError)
+
+
+class Both:
+    """The real journal, and what ought to be in it."""
+
+    def __init__(self, path: str) -> None:
+        self.real = Journal(path)
+        self.model = MemoryJournal(self.real.snapshot)
+        self.failing = False
+
+    def write(self, change: Change) -> None:
+        if self.failing:
+            raise JournalError("journal /state/journal.sqlite3: disk I/O error")
+        self.real.write(change)
+        self.model.write(change)
+
+    def set_boot_id(self, boot_id: str) -> None:
+        self.real.set_boot_id(boot_id)
+        self.model.set_boot_id(boot_id)
+
+
+class Steps(RuleBasedStateMachine):
+    @initialize(found=st.booleans())
+    def begin(self, found) -> None:
+        self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.boot = 1
+        self.lost = False  # whether something could not be written since the last start
+        self.open()
+        for card in CARDS if found else ():
+            with tolerated:
+                self.ledger.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
+
+    def open(self, expected: Snapshot | None = None) -> None:
+        self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
+        assert self.journal.real.set_aside is None
+        if expected is not None:
+            assert content(self.journal.real.snapshot) == content(expected)
+        self.ledger = Ledger(
+            prefix=PREFIX,
+            journal=self.journal,
+            snapshot=self.journal.real.snapshot,
+            boot_id=f"boot {self.boot}",
+        )
+        self.journal.set_boot_id(f"boot {self.boot}")
+        self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in VIEWS]
+        self.lost = False
+
+    def teardown(self) -> None:
+        if hasattr(self, "journal"):
+            self.journal.real.close()
+            shutil.rmtree(self.folder)
+
+    # -------------------------------------------------------------- hardware
+
+    @rule(
+        number=st.sampled_from(NUMBERS),
+        nodes=st.lists(st.integers(0, 6), min_size=1, max_size=PORTS, unique=True),
+        other=st.sampled_from([False, False, False, True]),
+        clears_memory=st.booleans(),
+        afu=st.sampled_from([BLANK, BLANK, AFU, None]),
+        blank=st.sampled_from([BLANK, BLANK, None]),
+    )
+    def found(  # noqa: PLR0917  # hypothesis passes by name
+        self, number, nodes, other, clears_memory, afu, blank
+    ) -> None:
+        interface = OTHER_INTERFACE if other else INTERFACE
+        card = make_card(
+            number, nodes=nodes, ports=PORTS, interface_id=interface, clears_memory=clears_memory
+        )
+        self.learns(lambda: self.ledger.card_found(card, {r.id: afu for r in card.regions}, blank))
+        assert self.ledger.cards[card.id] == card
+
+    @rule(card=st.sampled_from(CARDS))
+    def gone(self, card) -> None:
+        self.learns(lambda: self.ledger.card_gone(card.id))
+        assert card.id not in self.ledger.cards
+
+    @rule(card=st.sampled_from(CARDS), failing=st.sets(one_region))
+    def failing(self, card, failing) -> None:
+        signals = dict.fromkeys(failing, "thermal")
+        self.learns(lambda: self.ledger.set_failing(card.id, signals))
+
+    @rule(card=st.sampled_from(CARDS), observed=seen)
+    def verified(self, card, observed) -> None:
+        self.learns(lambda: self.ledger.verify_clean(card.id, observed))
+
+    @rule(cards=st.sets(st.sampled_from(CARDS)))
+    def foreign(self, cards) -> None:
+        self.ledger.set_foreign({card.id: "another plugin's pod" for card in cards})
+
+    # -------------------------------------------------------------- kubelet
+
+    @rule(number=st.integers(1, 3))
+    def kubelet(self, number) -> None:
+        self.happens_or_not(lambda: self.ledger.kubelet_epoch(f"life {number}"))
+
+    @rule()
+    def env(self) -> None:
+        self.happens_or_not(self.ledger.env_seen)
+
+    @rule(resource=st.sampled_from(NAMES), devices=some_devices)
+    def allocate(self, resource, devices) -> None:
+        claims = self.happens_or_not(lambda: self.ledger.allocate(resource, devices))
+        for claim in claims or ():
+            assert self.ledger.claims[claim.device] == claim
+            present = {r.id: r.node for r in self.ledger.regions_of(claim.device)}
+            assert dict(claim.nodes) == present
+            assert not any(self.ledger.trouble(region) for region in present)
+
+    @rule(one=st.sampled_from(DEVICES), pod=pods, node=st.integers(0, 6), told=st.booleans())
+    def adopt(self, one, pod, node, told) -> None:
+        resource = self.ledger.device_resource(one)
+        if resource is not None:
+            granted = {device_variable(RegionId(one)): f"/dev/dfl-port.{node}"} if told else {}
+            self.happens_or_not(lambda: self.ledger.adopt(resource, one, pod, granted))
+
+    @rule(devices=some_devices, pod=pods)
+    def bind(self, devices, pod) -> None:
+        self.happens_or_not(lambda: self.ledger.bind_pod(devices, pod))
+
+    @rule(devices=some_devices)
+    def prestart(self, devices) -> None:
+        self.happens_or_not(lambda: self.ledger.prestart_seen(devices))
+
+    @rule(devices=some_devices)
+    def started(self, devices) -> None:
+        claims = [c for d in devices if (c := self.ledger.claims.get(d)) is not None]
+        self.happens_or_not(lambda: self.ledger.started(claims))
+
+    @rule(devices=some_devices)
+    def poststop(self, devices) -> None:
+        for one in self.happens_or_not(lambda: self.ledger.poststop_seen(devices)) or ():
+            assert self.ledger.balanced(one)
+
+    @rule(devices=some_devices)
+    def release(self, devices) -> None:
+        before = set(self.ledger.claims)
+        used = {d for d, c in self.ledger.claims.items() if c.started and not c.poststops}
+        regions = {d: self.ledger.claims[d].nodes for d in before}
+        released = self.happens_or_not(lambda: self.ledger.release(devices))
+        if released is not None:
+            assert set(released) == before & set(devices)
+            assert set(self.ledger.claims) == before - set(devices)
+            for one in used & set(released):
+                for region, _ in regions[one]:
+                    assert self.ledger.record(region).condition in {
+                        Condition.DIRTY,
+                        Condition.SCRUBBING,
+                        Condition.FAULTED,
+                    }
+
+    # -------------------------------------------------------------- work
+
+    @rule(regions=some_regions)
+    def working(self, regions) -> None:
+        self.happens_or_not(lambda: self.ledger.working(regions))
+
+    @rule(regions=some_regions)
+    def dirty(self, regions) -> None:
+        self.learns(lambda: self.ledger.dirty(regions, "x"))
+        assert all(self.ledger.record(r).condition is Condition.DIRTY for r in regions)
+
+    @rule(region=one_region)
+    def faulted(self, region) -> None:
+        self.learns(lambda: self.ledger.faulted(region, "x"))
+        assert self.ledger.record(region).condition is Condition.FAULTED
+
+    @rule(region=one_region, blank=st.booleans(), afu=afus)
+    def clean(self, region, blank, afu) -> None:
+        before = self.ledger.record(region).condition
+        self.happens_or_not(lambda: self.ledger.clean(region, afu, blank=blank))
+        if self.ledger.record(region).condition in {Condition.BLANK, Condition.UNBLANKED}:
+            assert before in {Condition.SCRUBBING, Condition.BLANK, Condition.UNBLANKED}
+
+    @rule(region=one_region)
+    def programmed(self, region) -> None:
+        before = self.ledger.record(region).condition
+        self.happens_or_not(lambda: self.ledger.programmed(region, AFU))
+        if before not in {Condition.SCRUBBING, Condition.PROGRAMMED}:
+            assert self.ledger.record(region).condition is before
+
+    @rule(card=st.sampled_from(CARDS), open_=st.booleans())
+    def debt(self, card, open_) -> None:
+        self.happens_or_not(lambda: self.ledger.set_debt(card.id, open_=open_))
+
+    @rule(regions=some_regions, afu=afus)
+    def scrub(self, regions, afu) -> None:
+        """As a release does it; random steps alone rarely clean anything."""
+        with tolerated:
+            self.ledger.working(regions)
+            for region in dict.fromkeys(regions):
+                self.ledger.clean(region, afu, blank=True)
+            for card in {card_of(r) for r in regions}:
+                self.ledger.set_debt(card, open_=False)
+
+    # -------------------------------------------------------------- misfortunes
+
+    @rule(failing=st.sampled_from([True, False, False]))
+    def disk(self, failing) -> None:
+        self.journal.failing = failing
+
+    @rule(boots=st.sampled_from([False, False, False, True]))
+    def restart(self, boots) -> None:
+        ended = self.journal
+        ended.real.close()
+        self.boot += boots
+        self.open(ended.model.snapshot)
+        if not boots:
+            claims = {c.device: c for c in ended.model.snapshot.claims}
+            assert self.ledger.claims == claims
+
+    @precondition(lambda self: not self.journal.failing)
+    @rule()
+    def fold(self) -> None:
+        self.journal.real.checkpoint()
+
+    def learns(self, step) -> None:
+        """It holds whether or not it could be written."""
+        try:
+            step()
+        except JournalError:
+            assert self.journal.failing
+            self.lost = True
+
+    def happens_or_not(self, step):
+        """A step that raises has changed nothing."""
+        before = remembered(self.ledger, "")
+        try:
+            return step()
+        except JournalError:
+            assert self.journal.failing
+            assert remembered(self.ledger, "") == before
+        except FpgaPluginError:
+            # Allocate ends a claim that only stands in the way; nothing else is changed.
+            claims = remembered(self.ledger, "")[3]
+            assert claims.items() <= before[3].items()
+        return None
+
+    # -------------------------------------------------------------- what always holds
+
+    @invariant()
+    def one_owner(self) -> None:
+        if hasattr(self, "ledger"):
+            held: set[RegionId] = set()
+            for claim in self.ledger.claims.values():
+                for region, _ in claim.nodes:
+                    assert region not in held
+                    held.add(region)
+                if is_card(claim.device):
+                    on_card = [c for c in self.ledger.claims if card_of(c) == claim.device]
+                    assert on_card == [claim.device]
+
+    @invariant()
+    def lists_are_the_table(self) -> None:
+        if hasattr(self, "ledger"):
+            for lists, (advertise, scrub) in zip(self.lists, VIEWS, strict=True):
+                expected = table(self.ledger, advertise=advertise, scrub=scrub)
+                assert listed(self.ledger, lists) == expected
+
+    @invariant()
+    def answers_need_no_search(self) -> None:
+        """Indexes agree with what a search of all claims finds."""
+        if hasattr(self, "ledger"):
+            claims = self.ledger.claims
+            for card in CARDS:
+                on_card = {d for d in claims if card_of(d) == card.id}
+                assert {c.device for c in self.ledger.claims_on(CardId(card.id))} == on_card
+                mine = [r.id for r in card.regions[:1]]
+                covered = {r for d in on_card for r, _ in claims[d].nodes}
+                others = bool(covered - set(mine)) or bool(on_card - {DeviceId(card.id), *mine})
+                assert self.ledger.others_owned(card.id, mine) == others
+
+    @invariant()
+    def the_journal_knows_what_memory_knows(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        memory = remembered(self.ledger, f"boot {self.boot}")
+        written = content(self.journal.model.snapshot)
+        if not self.lost:
+            assert memory == written
+            return
+        assert memory[:4] == written[:4]
+        for region, record in self.ledger.regions.items():
+            if record != written[4].get(region):
+                assert record.condition in {Condition.DIRTY, Condition.FAULTED}
+        assert memory[5] >= written[5]
+
+
+TestSteps = Steps.TestCase
