@@ -10,7 +10,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 
-from node import Node, Runtime  # daemon_support is found by the line above
+from control_plane import ControlPlane
+from machine import VERSION, Runtime
+from node import Node  # daemon_support is found by the line above
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,15 +30,38 @@ def runtime() -> Iterator[Runtime]:
     runtime.process.end()
 
 
-@pytest.fixture
-def make_node(runtime: Runtime) -> Iterator[Callable[..., Node]]:
-    """Nodes of a test, one after the other; they end with it."""
-    nodes: list[Node] = []
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    control_plane = ControlPlane()
+    yield control_plane
+    control_plane.end()
 
-    def make(cards: str = "1x2", *, pods_api: bool = True, **settings: Any) -> Node:
-        nodes.append(Node(runtime, cards, {"PodsAPI": pods_api}, **settings))
+
+PODS_API = VERSION != "1.32"
+"""Whether this kubelet has the Pods API at all."""
+
+
+@pytest.fixture(params=["pods-api", "api-server"])
+def make_node(runtime: Runtime, request: pytest.FixtureRequest) -> Iterator[Callable[..., Node]]:
+    """Nodes of a test, one after the other; they end with it.
+
+    Each test runs twice: with a kubelet by itself, whose Pods API tells what a pod asks for, and
+    with an API server that tells it.
+    """
+    nodes: list[Node] = []
+    control_plane: ControlPlane | None = None
+    if request.param == "api-server":
+        control_plane = request.getfixturevalue("control_plane")
+    elif not PODS_API:
+        pytest.skip("this kubelet has no Pods API")
+
+    def make(cards: str = "1x2", **settings: Any) -> Node:
+        gates = {"PodsAPI": control_plane is None} if PODS_API else {}
+        nodes.append(Node(runtime, cards, gates, control_plane, **settings))
         return nodes[-1].up()
 
     yield make
     for node in nodes:
         node.close()
+    if control_plane is not None:
+        control_plane.clear()

@@ -27,6 +27,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+NEWEST = max((path.name for path in HERE.glob("go/*")), key=lambda v: [*map(int, v.split("."))])
+"""Of the Kubernetes versions that there is a go.mod for."""
+
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "fpga-kubelet-"
 
@@ -46,7 +49,10 @@ PORTS = 16
 PORT_DEVICE = os.makedev(10, 237)
 """Any character device that a container may not open unless it was given to it (loop-control)."""
 
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+ADDRESS = "10.99.0.1"
+"""The node's address."""
+
+_SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -132,6 +138,8 @@ def outside(version: str, command: list[str]) -> int:
     if running := kubelets():
         sys.exit(f"test-kubelet: a kubelet is running here (pid {running[0]}), and stays alone")
     subprocess.run([HERE / "build", version, "kubelet"], check=True)
+    # Any kubelet's API server is the newest one: older ones are not worth their builds.
+    subprocess.run([HERE / "build", NEWEST, "etcd", "kube-apiserver"], check=True)
     _sweep()
     name = f"{PREFIX}{os.getpid()}"
     # Not pytest's folder: the path of a socket has at most 107 characters.
@@ -155,6 +163,7 @@ def outside(version: str, command: list[str]) -> int:
                 "FPGA_KUBELET_SCRATCH": str(scratch),
                 "FPGA_KUBELET_CGROUP": name,
                 "FPGA_KUBELET_BIN": str(ROOT / ".cache/kubelet" / version),
+                "FPGA_KUBELET_CONTROL_PLANE": str(ROOT / ".cache/kubelet" / NEWEST),
                 "FPGA_KUBELET_VERSION": version,
             },
             cwd=ROOT,
@@ -181,6 +190,9 @@ def inside(command: list[str]) -> None:
     socket.sethostname("node")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+        # An address that is no loopback address: kubelet takes no other for its node's.
+        address = struct.pack("16sHxx4s8x", b"lo:1", socket.AF_INET, socket.inet_aton(ADDRESS))
+        fcntl.ioctl(sock, _SIOCSIFADDR, address)
     os.execvp(command[0], command)
 
 

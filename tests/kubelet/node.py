@@ -1,156 +1,40 @@
-"""One node: containerd, kubelet and the plugin as processes, in the namespaces of `namespace.py`.
+"""One node: kubelet and the plugin as processes, in the namespaces of `namespace.py`.
 
-Kubelet runs by itself, without an API server: its pods are files in a folder. They use the node's
+Kubelet runs by itself, its pods files in a folder, or with an API server. Pods use the node's
 network, so that none has to be made for them. What a test waits for it sees where an operator
 would: in kubelet's list of pods, PodResources, the checkpoint, the plugin's log.
 """
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
+from control_plane import ControlPlane
 from daemon_support import REGIONS, STORE, Plugin
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from grpc_tools import protoc
-from images import write_image
-from namespace import BUSYBOX
-
-import fpga_plugin.api
-
-T = TypeVar("T")
-
-SCRATCH = Path(os.environ.get("FPGA_KUBELET_SCRATCH", "/nonexistent"))
-CGROUP = os.environ.get("FPGA_KUBELET_CGROUP", "")
-PROGRAMS = Path(os.environ.get("FPGA_KUBELET_BIN", "/nonexistent"))
-VERSION = os.environ.get("FPGA_KUBELET_VERSION", "")
-
-KUBELET_DIR = Path("/var/lib/kubelet")
-CHECKPOINT = KUBELET_DIR / "device-plugins/kubelet_internal_checkpoint"
-PODRESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"
-PODS_API = KUBELET_DIR / "pods-api/pods-api.sock"
-CONTAINERD = "/run/containerd/containerd.sock"
-
-STAY = "trap 'exit 0' TERM; sleep 2147483 & wait"
-"""A container's command that ends when it is told to, and not before."""
-
-IMAGE, PAUSE = "localhost/busybox:1", "localhost/pause:1"
-
-LIMIT = 60.0
-"""Seconds after which a test gives up on what it waits for: kubelet retries after 10."""
-
-
-INTERVAL = 0.5
-"""Seconds between two looks of the plugin at kubelet's records."""
-
-
-def until(look: Callable[[], T], what: str, *, limit: float = LIMIT) -> T:
-    """Wait for what nobody announces; returns what it came to."""
-    deadline = time.monotonic() + limit
-    while not (found := look()):
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {limit:g} s: {what}")
-        time.sleep(0.05)
-    return found
-
-
-class Process:
-    """A program in the background, its output in a file."""
-
-    def __init__(self, name: str, *command: str | Path) -> None:
-        self.log = SCRATCH / f"{name}.log"
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                [str(part) for part in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def runs(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        if self.runs:
-            self._process.send_signal(number)
-            self._process.wait(LIMIT)
-
-    def tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
-
-class Runtime:
-    """containerd, with the images of the tests in it."""
-
-    def __init__(self) -> None:
-        self._config = SCRATCH / "containerd.toml"
-        self._config.write_text(f"""\
-version = 2
-root = "{SCRATCH}/containerd"
-state = "/run/containerd"
-[grpc]
-address = "{CONTAINERD}"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{PAUSE}"
-restrict_oom_score_adj = true
-disable_apparmor = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-conf_dir = "{SCRATCH}/cni"
-bin_dir = "{SCRATCH}/cni"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-""")
-        self.start()
-        links = {f"bin/{name}": "busybox" for name in ("sh", "sleep", "test", "cat", "echo")}
-        for image, command in ((IMAGE, ["sh"]), (PAUSE, ["sleep", "2147483"])):
-            path = SCRATCH / "image.tar"
-            write_image(path, image, {"bin/busybox": BUSYBOX}, links=links, command=command)
-            self.ctr("images", "import", str(path))
-
-    def start(self) -> None:
-        self.process = Process("containerd", "containerd", "--config", self._config)
-        until(self._serves, "containerd serves", limit=LIMIT)
-
-    def _serves(self) -> bool:
-        assert self.process.runs, self.process.tail()
-        return subprocess.run(
-            ["ctr", "--address", CONTAINERD, "version"], check=False, capture_output=True
-        ).returncode == 0  # fmt: skip
-
-    def ctr(self, *arguments: str) -> str:
-        return subprocess.run(
-            ["ctr", "--address", CONTAINERD, "--namespace", "k8s.io", *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-
-    def remove_pods(self) -> None:
-        """Stop and remove every pod, as kubelet would, whatever it thinks of it."""
-        kind = 'labels."io.cri-containerd.kind"==sandbox'
-        with grpc.insecure_channel(f"unix://{CONTAINERD}") as channel:
-            for sandbox in self.ctr("containers", "list", "--quiet", kind).split():
-                for method in ("StopPodSandbox", "RemovePodSandbox"):
-                    call = channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")
-                    # Both requests: field 1, a text of less than 128 bytes.
-                    call(b"\n" + bytes([len(sandbox)]) + sandbox.encode(), timeout=LIMIT)
-
-    def kill(self, container_id: str) -> None:
-        """Kill a running container; the id as a pod's status has it."""
-        self.ctr("tasks", "kill", "--signal", "KILL", container_id.removeprefix("containerd://"))
-
-    def restart(self) -> None:
-        self.process.end()
-        self.start()
+from machine import (
+    CGROUP,
+    CHECKPOINT,
+    CONTAINERD,
+    IMAGE,
+    INTERVAL,
+    KUBELET_DIR,
+    LIMIT,
+    PODS_API,
+    PROGRAMS,
+    SCRATCH,
+    STAY,
+    Process,
+    Runtime,
+    until,
+)
+from namespace import ADDRESS
+from records import allocatable, podresources
 
 
 class Kubelet:
@@ -158,9 +42,11 @@ class Kubelet:
 
     Args:
         gates: feature gates.
+        control_plane: None: its pods are those of its folder.
     """
 
-    def __init__(self, gates: Mapping[str, bool]) -> None:
+    def __init__(self, gates: Mapping[str, bool], control_plane: ControlPlane | None) -> None:
+        self.control_plane = control_plane
         self.manifests = SCRATCH / "manifests"
         self._config = SCRATCH / "kubelet.json"
         none = dict.fromkeys(
@@ -185,7 +71,7 @@ class Kubelet:
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
             "makeIPTablesUtilChains": False,
-            "registerNode": False,
+            "registerNode": self.control_plane is not None,
             "resolvConf": "",
             "staticPodPath": str(self.manifests),
             "volumePluginDir": str(SCRATCH / "volume-plugins"),
@@ -196,11 +82,11 @@ class Kubelet:
     def start(self) -> None:
         """Until it has read its folder and serves PodResources."""
         self.manifests.mkdir(exist_ok=True)
-        self._process = Process(
-            "kubelet",
-            PROGRAMS / "kubelet",
-            *("--config", self._config, "--hostname-override", "node", "--v=4"),
-        )
+        arguments = ["--config", self._config, "--hostname-override", "node", "--v=4"]
+        if self.control_plane is not None:
+            arguments += ["--kubeconfig", self.control_plane.kubeconfig("kubelet")]
+            arguments += ["--node-ip", ADDRESS]
+        self._process = Process("kubelet", PROGRAMS / "kubelet", *arguments)
         until(self._serves, "kubelet serves")
 
     def _serves(self) -> bool:
@@ -236,16 +122,24 @@ class Kubelet:
 
 
 class Pod:
-    """A pod of the test, as kubelet sees it."""
+    """A pod of the test, as kubelet sees it: a file, or an object of the API server."""
 
     def __init__(self, node: "Node", manifest: Mapping[str, Any]) -> None:
         self._node = node
-        self._path = node.kubelet.manifests / f"{manifest['metadata']['name']}.json"
-        self.uid: str = manifest["metadata"]["uid"]
+        self._control_plane = node.kubelet.control_plane
         self.name: str = manifest["metadata"]["name"]
-        new = SCRATCH / "manifest.new"
-        new.write_text(json.dumps(manifest))
-        new.replace(self._path)
+        if self._control_plane is None:
+            self.uid = str(uuid.uuid4())
+            self.listed_as = f"{self.name}-node"
+            self._path = node.kubelet.manifests / f"{self.name}.json"
+            new = SCRATCH / "manifest.new"
+            new.write_text(
+                json.dumps(manifest | {"metadata": manifest["metadata"] | {"uid": self.uid}})
+            )
+            new.replace(self._path)
+        else:
+            self.uid = self._control_plane.create_pod(manifest)
+            self.listed_as = self.name
 
     def seen(self) -> dict[str, Any]:
         """What kubelet says of it; empty: it does not know it."""
@@ -295,7 +189,7 @@ class Pod:
 
     def devices(self, name: str = "main") -> dict[str, list[str]]:
         """Device ids by resource, from PodResources."""
-        return podresources().get((self.name + "-node", name), {})
+        return podresources().get((self.listed_as, name), {})
 
     def output(self, name: str = "main") -> str:
         """What a container wrote, over all its starts."""
@@ -303,9 +197,12 @@ class Pod:
         lines = [line for log in logs for line in log.read_text().splitlines()]
         return "\n".join(line.split(" ", 3)[3] for line in lines)
 
-    def delete(self) -> None:
-        """Begin to delete it."""
-        self._path.unlink()
+    def delete(self, *, grace: int | None = None) -> None:
+        """Begin to delete it; with a grace of 0 seconds by force (API server only)."""
+        if self._control_plane is None:
+            self._path.unlink()
+        else:
+            self._control_plane.delete_pod(self.name, grace)
 
     def until_gone(self) -> None:
         until(lambda: not self.seen(), f"pod {self.name} is gone")
@@ -317,17 +214,25 @@ class Node:
     Args:
         cards: simulated ones, as FPGA_PLUGIN_SIMULATED_CARDS has them.
         gates: kubelet's feature gates.
+        control_plane: None: kubelet is by itself.
         settings: of the plugin, without their prefix and in lower case.
     """
 
-    def __init__(self, runtime: Runtime, cards: str, gates: Mapping[str, bool], **settings: str):
+    def __init__(
+        self,
+        runtime: Runtime,
+        cards: str,
+        gates: Mapping[str, bool],
+        control_plane: ControlPlane | None,
+        **settings: str,
+    ) -> None:
         for directory in ("manifests", "plugin"):
             shutil.rmtree(SCRATCH / directory, ignore_errors=True)
         for path in KUBELET_DIR.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         (SCRATCH / "kubelet.log").unlink(missing_ok=True)
         self.runtime = runtime
-        self.kubelet = Kubelet(gates)
+        self.kubelet = Kubelet(gates, control_plane)
         self.state = SCRATCH / "plugin"
         self.settings = {
             "FPGA_PLUGIN_BACKEND": "simulated",
@@ -338,12 +243,17 @@ class Node:
             "FPGA_PLUGIN_RECONCILE_INTERVAL": str(INTERVAL),
             "FPGA_PLUGIN_HTTP_ADDRESS": "",
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
+            "FPGA_PLUGIN_KUBECONFIG": ""
+            if control_plane is None
+            else str(control_plane.kubeconfig("plugin")),
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
         self.lives: list[Plugin] = []
 
     def up(self) -> "Node":
         """Kubelet and plugin, until kubelet knows every device."""
         self.kubelet.start()
+        if self.kubelet.control_plane is not None:
+            until(self.kubelet.control_plane.has_node, "kubelet registers its node")
         self.start_plugin()
         self.until_allocatable()
         return self
@@ -377,9 +287,9 @@ class Node:
             "metadata": {
                 "name": name,
                 "namespace": "default",
-                "uid": str(uuid.uuid4()),
             },
             "spec": {
+                "nodeName": "node",
                 "hostNetwork": True,
                 "terminationGracePeriodSeconds": 1,
                 "containers": list(containers),
@@ -437,58 +347,3 @@ def container(
         "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
         "resources": {"limits": {resource: str(count) for resource, count in counts.items()}},
     } | more
-
-
-# ---------------------------------------------------------------- PodResources
-
-
-def _pool() -> descriptor_pool.DescriptorPool:
-    api = Path(fpga_plugin.api.__file__).parent
-    pool = descriptor_pool.DescriptorPool()
-    compiled = SCRATCH / "podresources.set"
-    arguments = ["protoc", f"-I{api}", f"--descriptor_set_out={compiled}", "podresources.proto"]
-    assert protoc.main(arguments) == 0
-    for file in descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file:
-        pool.Add(file)
-    return pool
-
-
-_known: list[descriptor_pool.DescriptorPool] = []
-
-
-def _ask(method: str, request: str, answer: str) -> Any:
-    if not _known:
-        _known.append(_pool())
-    classes = [
-        message_factory.GetMessageClass(_known[0].FindMessageTypeByName(f"v1.{name}"))
-        for name in (request, answer)
-    ]
-    with grpc.insecure_channel(f"unix://{PODRESOURCES}") as channel:
-        call = channel.unary_unary(
-            f"/v1.PodResourcesLister/{method}",
-            request_serializer=classes[0].SerializeToString,
-            response_deserializer=classes[1].FromString,
-        )
-        return call(classes[0](), timeout=5)
-
-
-def podresources() -> dict[tuple[str, str], dict[str, list[str]]]:
-    """Device ids by resource, for each pod and container."""
-    answer = _ask("List", "ListPodResourcesRequest", "ListPodResourcesResponse")
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for pod in answer.pod_resources:
-        for each in pod.containers:
-            devices = found.setdefault((pod.name, each.name), {})
-            for entry in each.devices:
-                devices.setdefault(entry.resource_name, []).extend(entry.device_ids)
-    return found
-
-
-def allocatable() -> dict[str, set[str]]:
-    """What kubelet may give out, used devices included, by resource."""
-    answer = _ask("GetAllocatableResources", "AllocatableResourcesRequest",
-                  "AllocatableResourcesResponse")  # fmt: skip
-    found: dict[str, set[str]] = {}
-    for entry in answer.devices:
-        found.setdefault(entry.resource_name, set()).update(entry.device_ids)
-    return found

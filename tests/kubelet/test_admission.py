@@ -13,7 +13,7 @@ def test_kubelet_knows_regions_and_cards(make_node: Callable[..., Node]) -> None
 
 
 def test_without_a_source_a_pod_waits_and_is_told_why(make_node: Callable[..., Node]) -> None:
-    node = make_node("1x1", pods_api=False)
+    node = make_node("1x1", pods_socket="", kubeconfig="")
     pod = node.pod("asks", container(env=request()))
     message = pod.until_waiting("CreateContainerConfigError")
     assert "Unavailable" in message

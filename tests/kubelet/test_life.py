@@ -18,7 +18,9 @@ from daemon_support import (
     REGIONS,
     request,
 )
-from node import INTERVAL, STAY, Node, container, podresources, until
+from machine import INTERVAL, STAY, until
+from node import Node, container
+from records import podresources
 
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.cgroup import PodCgroups, PodPresence

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from daemon_support import AFU, BLANK, CARD, CARDS, P0, P1, REGIONS, request
-from node import Node, Pod, container, until
+from machine import until
+from node import Node, Pod, container
 
 
 def running(node: Node, name: str = "asks") -> tuple[Pod, str]:

@@ -1,0 +1,140 @@
+"""What a node's processes share: where things are, how one waits, and containerd."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from images import write_image
+from namespace import BUSYBOX
+
+T = TypeVar("T")
+
+SCRATCH = Path(os.environ.get("FPGA_KUBELET_SCRATCH", "/nonexistent"))
+CGROUP = os.environ.get("FPGA_KUBELET_CGROUP", "")
+PROGRAMS = Path(os.environ.get("FPGA_KUBELET_BIN", "/nonexistent"))
+CONTROL_PLANE = Path(os.environ.get("FPGA_KUBELET_CONTROL_PLANE", "/nonexistent"))
+VERSION = os.environ.get("FPGA_KUBELET_VERSION", "")
+
+KUBELET_DIR = Path("/var/lib/kubelet")
+CHECKPOINT = KUBELET_DIR / "device-plugins/kubelet_internal_checkpoint"
+PODRESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"
+PODS_API = KUBELET_DIR / "pods-api/pods-api.sock"
+CONTAINERD = "/run/containerd/containerd.sock"
+
+STAY = "trap 'exit 0' TERM; sleep 2147483 & wait"
+"""A container's command that ends when it is told to, and not before."""
+
+IMAGE, PAUSE = "localhost/busybox:1", "localhost/pause:1"
+
+LIMIT = 60.0
+"""Seconds after which a test gives up on what it waits for: kubelet retries after 10."""
+
+
+INTERVAL = 0.5
+"""Seconds between two looks of the plugin at kubelet's records."""
+
+
+def until(look: Callable[[], T], what: str, *, limit: float = LIMIT) -> T:
+    """Wait for what nobody announces; returns what it came to."""
+    deadline = time.monotonic() + limit
+    while not (found := look()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {limit:g} s: {what}")
+        time.sleep(0.05)
+    return found
+
+
+class Process:
+    """A program in the background, its output in a file."""
+
+    def __init__(self, name: str, *command: str | Path) -> None:
+        self.log = SCRATCH / f"{name}.log"
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.runs:
+            self._process.send_signal(number)
+            self._process.wait(LIMIT)
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Runtime:
+    """containerd, with the images of the tests in it."""
+
+    def __init__(self) -> None:
+        self._config = SCRATCH / "containerd.toml"
+        self._config.write_text(f"""\
+version = 2
+root = "{SCRATCH}/containerd"
+state = "/run/containerd"
+[grpc]
+address = "{CONTAINERD}"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+conf_dir = "{SCRATCH}/cni"
+bin_dir = "{SCRATCH}/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+""")
+        self.start()
+        links = {f"bin/{name}": "busybox" for name in ("sh", "sleep", "test", "cat", "echo")}
+        for image, command in ((IMAGE, ["sh"]), (PAUSE, ["sleep", "2147483"])):
+            path = SCRATCH / "image.tar"
+            write_image(path, image, {"bin/busybox": BUSYBOX}, links=links, command=command)
+            self.ctr("images", "import", str(path))
+
+    def start(self) -> None:
+        self.process = Process("containerd", "containerd", "--config", self._config)
+        until(self._serves, "containerd serves", limit=LIMIT)
+
+    def _serves(self) -> bool:
+        assert self.process.runs, self.process.tail()
+        return subprocess.run(
+            ["ctr", "--address", CONTAINERD, "version"], check=False, capture_output=True
+        ).returncode == 0  # fmt: skip
+
+    def ctr(self, *arguments: str) -> str:
+        return subprocess.run(
+            ["ctr", "--address", CONTAINERD, "--namespace", "k8s.io", *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def remove_pods(self) -> None:
+        """Stop and remove every pod, as kubelet would, whatever it thinks of it."""
+        kind = 'labels."io.cri-containerd.kind"==sandbox'
+        with grpc.insecure_channel(f"unix://{CONTAINERD}") as channel:
+            for sandbox in self.ctr("containers", "list", "--quiet", kind).split():
+                for method in ("StopPodSandbox", "RemovePodSandbox"):
+                    call = channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")
+                    # Both requests: field 1, a text of less than 128 bytes.
+                    call(b"\n" + bytes([len(sandbox)]) + sandbox.encode(), timeout=LIMIT)
+
+    def kill(self, container_id: str) -> None:
+        """Kill a running container; the id as a pod's status has it."""
+        self.ctr("tasks", "kill", "--signal", "KILL", container_id.removeprefix("containerd://"))
+
+    def restart(self) -> None:
+        self.process.end()
+        self.start()
