@@ -86,6 +86,7 @@ class Book:
         self.failing: dict[RegionId, str] = {}
         self.foreign: dict[CardId, str] = {}
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
+        self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
         self._seen: set[RegionId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}

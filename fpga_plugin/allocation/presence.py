@@ -33,8 +33,11 @@ class Presence(Book):
         known_nodes = {} if before is None else {r.id: r.node for r in before.regions}
         if card.clears_memory and not any(r.id in self.regions for r in card.regions):
             change.debts[card.id] = True
+        present = {r.id: r.node for r in card.regions}
+        if any(present.get(region) != node for region, node in known_nodes.items()):
+            self.lives[card.id] += 1
         for region in () if before is None else before.regions:
-            if all(region.id != present.id for present in card.regions):
+            if region.id not in present:
                 self._went(change, region.id)
         for region in card.regions:
             record = self.regions.get(region.id)
@@ -91,6 +94,7 @@ class Presence(Book):
         if gone is None:
             return
         self._hide(card)
+        self.lives[card] += 1
         change = Change()
         for region in gone.regions:
             self._went(change, region.id)

@@ -40,6 +40,8 @@ class Bench:
 
     Attributes:
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
+        lives: about which life of its card the work on each region is.
+        doubted: regions whose last work failed although the card's signals are well.
     """
 
     ledger: Ledger
@@ -49,6 +51,8 @@ class Bench:
     cgroups: PodCgroups
     report: Reporter
     debugged: set[RegionId] = field(default_factory=set)
+    lives: dict[RegionId, int] = field(default_factory=dict)
+    doubted: set[RegionId] = field(default_factory=set)
 
     async def living(self, former: Iterable[PodUid]) -> PodUid | None:
         """A former owner whose processes still run; None where all are gone as far as is known.
@@ -82,11 +86,18 @@ class Bench:
                 stack.close()
                 raise
 
+        # Before they are opened: a card that goes meanwhile makes these ports another card's.
+        self.begin(card, [region.id for region in regions])
         held = await self.workers.run(card.id, open_all)
         try:
             yield held
         finally:
             await self.workers.finish(card.id, stack.close)
+
+    def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
+        """Work on these regions is about the card that is there now, and no later one."""
+        for region in regions:
+            self.lives[region] = self.ledger.lives[card.id]
 
     async def step(
         self,
@@ -109,12 +120,15 @@ class Bench:
         """
         region = report.region
         try:
+            self._check_still_there(card, region)
             if pr:
                 with self.workers.in_flight(region):
                     await self.workers.run(card.id, function)
-                self._check_still_there(card, region)
             else:
                 await self.workers.run(card.id, function)
+            self._check_still_there(card, region)
+            if pr:
+                self.doubted.discard(region)
         except WrongImageError as error:
             # A tenant's mislabelled file condemns no region: the blank's own AFU id will tell.
             report.error = str(error)
@@ -125,6 +139,9 @@ class Bench:
             raise
         except HardwareError as error:
             report.error = str(error)
+            if self._went(card, region):
+                self.ledger.dirty([region], error.message)
+                raise self._gone(card, region) from error
             await self._judge(card, region, error)
             raise
         except (CardGoneError, PortInUseError) as error:
@@ -141,18 +158,28 @@ class Bench:
             log.exception("unexpected error", region=region)
             raise
 
+    def _went(self, card: Card, region: RegionId) -> bool:
+        """Whether the card went since `begin`, if only to come back."""
+        return self.lives[region] != self.ledger.lives[card.id]
+
     def _check_still_there(self, card: Card, region: RegionId) -> None:
-        if self.ledger.record(region).condition is not Condition.SCRUBBING:
-            raise CardGoneError(
-                f"card {card.id} went while region {region} was worked on",
-                hint="the next try works on what is there now",
-            )
+        if self._went(card, region):
+            raise self._gone(card, region)
+
+    @staticmethod
+    def _gone(card: Card, region: RegionId) -> CardGoneError:
+        return CardGoneError(
+            f"card {card.id} went while region {region} was worked on",
+            hint="the next try works on what is there now",
+        )
 
     async def _judge(self, card: Card, region: RegionId, error: HardwareError) -> None:
         """Does the hardware itself report trouble that passes, or is the region lost?
 
         A PR that failed before anything was written leaves a port that still answers; one that
-        failed on the way leaves it poisoned, which reads as such.
+        failed on the way leaves it poisoned, which reads as such. Any other failure of which the
+        card's own signals know nothing may be that of a card that was swapped between two looks:
+        with its ports opened anew it gets one more try.
         """
         try:
             health = await self.workers.finish(card.id, self.backend.health, card)
@@ -160,8 +187,10 @@ class Bench:
             health = None
         failing = "" if health is None else health.failed.get(region, "")
         passing = bool(failing) and not failing.startswith("poisoned")
-        untouched = isinstance(error, ProgrammingError) and health is not None and not failing
-        if passing or untouched:
+        sound = health is not None and not failing
+        again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
+        if passing or again:
+            self.doubted.add(region)
             self.ledger.dirty([region], error.message)
         else:
             self.ledger.faulted(region, error.message)
@@ -207,9 +236,14 @@ class Bench:
                 card, first, lambda: steps.clear_memory(self.backend, card, first), pr=False
             )
         except FpgaPluginError as error:
+            # One card, one memory: what was concluded of the first holds for all.
+            lost = self.ledger.record(first.region).condition is Condition.FAULTED
             for report in others:
                 report.error = str(error)
-                self.ledger.faulted(report.region, error.message)
+                if lost:
+                    self.ledger.faulted(report.region, error.message)
+                else:
+                    self.ledger.dirty([report.region], error.message)
             raise
         for report in others:
             report.steps.append(first.steps[-1])

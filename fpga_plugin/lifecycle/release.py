@@ -243,6 +243,7 @@ class Releaser:
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""
         reports = {region.id: Report(region.id) for region in card.regions}
+        self._bench.begin(card, reports)
         try:
             await self._bench.clear_memory(card, reports)
         except FpgaPluginError as error:

@@ -238,8 +238,8 @@ def test_killed_while_it_starts(event: str):
 def test_killed_inside_the_first_scrub():
     with Node("1x3", simulated_pr_seconds="600") as node:
         node.kubelet.start()
-        node.start()
-        eventually(lambda: node.simulated.exists() and node.afu(P0) == BLANK)
+        node.start().until_logged("kubelet's records read")
+        eventually(lambda: node.afu(P0) == BLANK)
         node.plugin.kill()
         assert [node.afu(region) for region in (P0, P1, P2)] == [BLANK, FACTORY, FACTORY]
         node.set(simulated_pr_seconds="0.01")

@@ -254,6 +254,19 @@ def test_a_card_that_is_swapped_in_an_instant_is_scrubbed():
         assert [node.afu(region) for region in (P0, P1)] == [BLANK, BLANK]
 
 
+def test_a_card_that_is_swapped_during_its_scrub_is_not_blamed_for_what_went():
+    with Node("1x3", simulated_pr_seconds="0.2") as node:
+        node.kubelet.start()
+        node.start()
+        node.plugin.until_logged("kubelet's records read")
+        eventually(lambda: node.afu(P0) == BLANK)
+        node.unplug(CARD)
+        node.plugin.until_logged("card gone")
+        node.plug(CARD)  # the scrub holds the ports of a card that is no more
+        node.settled()
+        assert [node.afu(region) for region in (P0, P1, P2)] == [BLANK] * 3
+
+
 def test_a_claim_outlives_its_card_and_its_region_is_scrubbed_before_it_starts_again():
     with Node().up() as node:
         node.kubelet.allocate(P0)
@@ -285,6 +298,19 @@ def test_a_claim_may_end_while_its_card_is_gone():
         assert node.afu(P0) == BLANK
 
 
+def test_a_card_that_is_swapped_in_an_instant_during_its_scrub_is_not_blamed_either():
+    with Node("1x3", simulated_pr_seconds="0.2") as node:
+        node.kubelet.start()
+        node.start()
+        node.plugin.until_logged("kubelet's records read")
+        eventually(lambda: node.afu(P0) == BLANK)
+        new = node.folder / "card"
+        new.touch()
+        new.replace(node.simulated / "cards" / CARD)  # no look at the cards sees it gone
+        node.settled()
+        assert [node.afu(region) for region in (P0, P1, P2)] == [BLANK] * 3
+
+
 @pytest.mark.parametrize("back", ["while it runs", "later"])
 def test_a_card_that_is_pulled_during_a_pr_fails_the_call_and_works_again_when_it_is_back(
     back: str,
@@ -302,7 +328,7 @@ def test_a_card_that_is_pulled_during_a_pr_fails_the_call_and_works_again_when_i
             node.plug(CARD)
         with pytest.raises(grpc.RpcError) as failed:
             call.result()
-        assert failed.value.code().name == "INTERNAL"
+        assert failed.value.code().name == "FAILED_PRECONDITION"
         assert P0 in (failed.value.details() or "")
         if back == "later":
             node.kubelet.until(REGIONS, {P0: UNHEALTHY})
