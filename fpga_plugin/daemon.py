@@ -276,8 +276,7 @@ class Daemon:
         """Signals that no event tells of."""
         while True:
             await asyncio.sleep(self.settings.health_interval)
-            for card in tuple(self.ledger.cards):
-                await self.inventory.check(card)
+            await self.inventory.check_all()
 
     async def _fold(self, journal: Journal) -> None:
         """Keep the journal's write-ahead log short, away from the calls."""

@@ -7,13 +7,14 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import structlog
 
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import CLEAN
 from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
@@ -178,6 +179,41 @@ class Inventory:
         if self._selects(card_id) and self.problems.get(card_id) != problem:
             self.problems[card_id] = problem
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
+
+    async def check_all(self) -> None:
+        """Read the health signals of all cards.
+
+        First of all that are idle in one turn of a thread, which is all that an idle node costs; a
+        card that does not look as it did is then looked at with its lock held.
+        """
+        idle = [c for c in self._ledger.cards.values() if not self._workers.lock(c.id).locked()]
+        signals = await asyncio.to_thread(lambda: [self._signals(card) for card in idle])
+        same = {
+            card.id
+            for card, seen in zip(idle, signals, strict=True)
+            if self._as_before(card, *seen)
+        }
+        for card_id in tuple(self._ledger.cards):
+            if card_id in same:
+                self._poke(card_id)
+            else:
+                await self.check(card_id)
+
+    def _as_before(
+        self, card: Card, health: CardHealth, observed: Mapping[RegionId, AfuId | None]
+    ) -> bool:
+        """Whether `check` would change nothing."""
+        ledger = self._ledger
+        regions = [region.id for region in card.regions]
+        return (
+            {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
+            and self._degraded.get(card.id, ()) == health.degraded
+            and not any(r in self._debugged for r in regions)
+            and all(
+                ledger.record(r).condition not in CLEAN or ledger.record(r).afu_id == observed[r]
+                for r in regions
+            )
+        )
 
     async def check(self, card_id: CardId) -> None:
         """Read a card's health signals, when no work runs on it."""

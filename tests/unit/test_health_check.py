@@ -1,0 +1,116 @@
+"""The periodic look at all cards: cheap where nothing changed, and it misses nothing."""
+
+import asyncio
+import os
+
+import pytest
+
+from fpga_plugin.allocation.journal import NoJournal
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import Condition, Snapshot
+from fpga_plugin.bitstream.store import Store
+from fpga_plugin.config import ScrubPolicy, SimulatedGroup
+from fpga_plugin.hardware.simulated.factory import simulated_backend
+from fpga_plugin.ids import AfuId, InterfaceId, RegionId
+from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.inventory import Inventory
+from fpga_plugin.lifecycle.workers import CardWorkers
+
+INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
+REGION = RegionId("0000-10-00.0-p1")
+
+
+class Node:
+    def __init__(self, folder):
+        self.folder = folder
+        self.debugged = set()
+        self.looked_closely = []
+        groups = [SimulatedGroup(cards=3, regions=2, interface_id=INTERFACE)]
+        hardware = simulated_backend(str(folder), groups, pr_seconds=0, owner=True)
+        self.backend = hardware.backend
+        self.ledger = Ledger(
+            prefix="fpga.intel.com", journal=NoJournal(), snapshot=Snapshot(), boot_id="boot"
+        )
+        self.workers = CardWorkers()
+        self.inventory = Inventory(
+            ledger=self.ledger,
+            backend=hardware.backend,
+            blanks=Blanks(Store(str(folder / "store")), ScrubPolicy.REQUIRED),
+            workers=self.workers,
+            selects=lambda _: True,
+            debugged=self.debugged,
+            poke=lambda _: None,
+        )
+        check = self.inventory.check
+
+        async def noted(card):
+            self.looked_closely.append(card)
+            await check(card)
+
+        self.inventory.check = noted
+
+    def fault(self, word):
+        (self.folder / "faults" / REGION).write_text(word)
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+def told(node, *steps):
+    async def story():
+        await node.inventory.scan()
+        for step in steps:
+            step()
+            await node.inventory.check_all()
+
+    asyncio.run(story())
+
+
+def test_cards_that_look_as_before_are_not_looked_at_closely(node):
+    told(node, lambda: None, lambda: None)
+    assert node.looked_closely == []
+
+
+def test_a_card_that_fails_is_found_and_one_that_recovers_too(node):
+    seen = []
+    told(
+        node,
+        lambda: node.fault("thermal"),
+        lambda: (
+            seen.append(dict(node.ledger.failing)) or os.unlink(node.folder / "faults" / REGION)
+        ),
+    )
+    assert list(seen[0]) == [REGION]
+    assert node.ledger.failing == {}
+    assert set(node.looked_closely) == {"0000-10-00.0"}
+
+
+def test_a_clean_region_that_somebody_else_programmed_is_dirty(node):
+    def left_clean():
+        node.ledger.working([REGION])
+        node.ledger.clean(REGION, AfuId("0" * 32), blank=True)
+
+    told(node, left_clean)
+    assert node.ledger.record(REGION).condition is Condition.DIRTY
+
+
+def test_a_card_at_work_is_looked_at_when_the_work_is_done(node):
+    async def story():
+        await node.inventory.scan()
+        node.fault("thermal")
+        async with node.workers.lock("0000-10-00.0"):
+            checking = asyncio.create_task(node.inventory.check_all())
+            while node.looked_closely != ["0000-10-00.0"]:  # noqa: ASYNC110  # a thread's turn away
+                await asyncio.sleep(0)
+            assert not node.ledger.failing
+        await checking
+        assert list(node.ledger.failing) == [REGION]
+
+    asyncio.run(story())
+
+
+def test_a_card_whose_port_errors_are_to_be_logged_is_looked_at_closely(node):
+    told(node, lambda: node.debugged.add(REGION))
+    assert node.looked_closely == ["0000-10-00.0"]
