@@ -13,7 +13,7 @@ import measure
 from figures import Figure, table
 from machine import machine
 from node import Node
-from runtime import runtime
+from runtime import ROOT, runtime
 
 COUNTS = (1, 256)
 """Cards of four regions: a usual node, and the largest that is designed for."""
@@ -37,13 +37,21 @@ def main() -> int:
     arguments = parser.parse_args()
     effort = measure.QUICK if arguments.quick else measure.FULL
     python = runtime()
-    with tempfile.TemporaryDirectory(prefix="fpga-bench-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="fpga-bench-") as name,
+        tempfile.TemporaryDirectory(prefix="bench-store-", dir=ROOT / ".cache") as store,
+    ):
         folder = Path(name)
         here = machine(folder)
         figures: list[Figure] = []
         for count in arguments.cards or COUNTS:
             figures += _node(
-                folder / str(count), python, count, effort, pr_seconds=arguments.pr_seconds
+                folder / str(count),
+                Path(store) / str(count),
+                python,
+                count,
+                effort,
+                pr_seconds=arguments.pr_seconds,
             )
         figures += measure.floor(python, folder, effort)
     if arguments.json:
@@ -56,13 +64,19 @@ def main() -> int:
 
 
 def _node(
-    folder: Path, python: Path, count: int, effort: measure.Effort, *, pr_seconds: float
+    folder: Path,
+    store: Path,
+    python: Path,
+    count: int,
+    effort: measure.Effort,
+    *,
+    pr_seconds: float,
 ) -> list[Figure]:
     def say(subject: str) -> None:
         print(f"{count} cards: {subject} ...", file=sys.stderr)
 
     folder.mkdir()
-    node = Node(folder, python, count=count, pr_seconds=pr_seconds)
+    node = Node(folder, store / "first", python, count=count, pr_seconds=pr_seconds)
     say("starts")
     figures = measure.starts(node, effort)
     with node.start() as plugin:
@@ -81,7 +95,7 @@ def _node(
     if count > 1:
         say("calls during a mass scrub")
         (folder / "again").mkdir()
-        again = Node(folder / "again", python, count=count, pr_seconds=pr_seconds)
+        again = Node(folder / "again", store / "again", python, count=count, pr_seconds=pr_seconds)
         figures += measure.busy(again)
         again.kubelet.close()
     return figures

@@ -95,7 +95,7 @@ def idle(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
             wakeups,
             "/min",
             Goal(0, 300),
-            note=f"context switches of all threads in {effort.idle:g} s",
+            note=f"voluntary context switches of all threads in {effort.idle:g} s",
         ),
     ]
 

@@ -30,18 +30,21 @@ class Node:
 
     Args:
         folder: an empty one.
+        store: another one, in a place where nobody else makes and removes files: the plugin watches
+            the folders that lead to its store.
         python: of the environment that the plugin runs in.
         count: how many cards.
         pr_seconds: how long a PR takes.
     """
 
-    def __init__(self, folder: Path, python: Path, *, count: int, pr_seconds: float) -> None:
+    def __init__(
+        self, folder: Path, store: Path, python: Path, *, count: int, pr_seconds: float
+    ) -> None:
         self.folder = folder
         self.cards = [card_at(index) for index in range(count)]
         self.pr_seconds = pr_seconds
         self._python = python
         self.kubelet = Kubelet(folder)
-        store = folder / "store"
         (store / INTERFACE).mkdir(parents=True)
         self._store = store
         self.add_bitstream(BLANK, 1, name="blank")

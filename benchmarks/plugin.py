@@ -82,15 +82,21 @@ class Plugin:
         return len(list(Path(f"/proc/{self._process.pid}/task").iterdir()))
 
     def switches(self) -> int:
-        """Context switches of all its threads so far: each wake-up is at least one."""
+        """How often its threads went to sleep so far: as often they were woken.
+
+        These are the voluntary context switches. The others are those of a thread that works and
+        has to let another process go first.
+        """
         total = 0
         for status in Path(f"/proc/{self._process.pid}/task").glob("*/status"):
-            found = re.findall(r"ctxt_switches:\s+([0-9]+)", status.read_text())
+            found = re.findall(
+                r"^voluntary_ctxt_switches:\s+([0-9]+)", status.read_text(), re.MULTILINE
+            )
             total += sum(map(int, found))
         return total
 
     def wakeups(self, seconds: float) -> float:
-        """Context switches a minute, watched for `seconds`."""
+        """Wake-ups a minute, watched for `seconds`."""
         before = self.switches()
         time.sleep(seconds)
         return (self.switches() - before) * 60 / seconds
