@@ -23,7 +23,14 @@ CACHE = CLONE / ".cache/kernel"
 LIMIT = 900.0
 """Seconds that the guest may take."""
 
-_TESTS = "-p no:cacheprovider -o faulthandler_timeout=120 --hypothesis-seed=0 tests/kernel/guest"
+SUITE = (
+    "tests/kernel/guest",
+    "tests/integration/test_life.py",
+    "tests/integration/test_faults.py",
+)
+"""What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
+
+_TESTS = "-p on_real_cards -p no:cacheprovider -o faulthandler_timeout=120"
 
 
 def _say(text: str) -> None:
@@ -38,10 +45,12 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--"]:
         command = shlex.join(arguments[1:])
     else:
-        command = f"{python} -m pytest {_TESTS} {shlex.join(arguments)}"
+        wanted = shlex.join(arguments) if arguments else " ".join(SUITE)
+        command = f"{python} -m pytest {_TESTS} {wanted}"
     script = (
         "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
-        "export PYTHONDONTWRITEBYTECODE=1 CI=true\n"
+        "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
+        "export PYTHONPATH=tests/kernel/guest:tests/integration\n"
         f"{command}"
     )
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,8 @@ done
 # The clone again: it may lie below one of these folders.
 $bb mkdir -p "/host$clone"
 $bb mount -t 9p -o trans=virtio,version=9p2000.L,cache=loose,ro,msize=512000 clone "/host$clone"
-$bb mount -t debugfs debugfs /sys/kernel/debug
-$bb mount -t cgroup2 cgroup /sys/fs/cgroup
+$bb mount -t debugfs debugfs /host/sys/kernel/debug
+$bb mount -t cgroup2 cgroup /host/sys/fs/cgroup
 $bb ip link set lo up
 
 for module in $card_modules; do

@@ -1,7 +1,7 @@
 """Boots the kernel in QEMU, without KVM, and runs one command in it on the host's files.
 
-The guest's cards are ivshmem devices, each on a bus of its own from 0x10 on: 0000:10:00.0 and
-0000:11:00.0, the addresses that simulated cards have. There are two NUMA nodes.
+The guest's cards are ivshmem devices, each on a bus of its own from 0x10 on: 0000:10:00.0 to
+0000:12:00.0, the addresses that simulated cards have. There are two NUMA nodes.
 """
 
 import re
@@ -17,7 +17,7 @@ import initramfs
 from modules import with_dependencies
 from sources import CannotRunError, Sources
 
-CARDS = 2
+CARDS = 3
 NODES = 2
 QEMU = "qemu-system-x86_64"
 _SYSTEM = ["virtio_pci", "9pnet_virtio", "9p"]

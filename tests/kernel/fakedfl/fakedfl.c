@@ -6,16 +6,20 @@
  * memory becomes BAR 0 and is filled with the registers of a card: an FME with error, thermal,
  * power, memory and PR features, and ports with an AFU each. dfl-pci then binds by its own table.
  *
- * Memory does not answer. There is no thread that does: the drivers wait for the hardware by
- * polling with usleep_range(), and a kprobe there lets the card answer in the driver's own context.
- * So nothing depends on who gets the processor when. Further kprobes, on functions of the drivers,
+ * Memory does not answer. There is no thread that does: the drivers wait for the hardware with
+ * readq_poll_timeout(), which begins by asking for the time, and a kprobe on ktime_get() lets the
+ * card answer in the driver's own context, before it looks. So nothing depends on who gets the
+ * processor when, not even the 1 ms that a port has to acknowledge its reset. Further kprobes, on functions of the drivers,
  * see an image as it is streamed (the card keeps its first sixteen bytes as the AFU id) and clear
  * the error registers that a driver cleared by writing ones.
  *
  * Faults are files of debugfs, fakedfl/<PCI address>/, for a test to write while everything runs:
  *
+ *   layout		"ports id id": power-up with so many ports and the two halves of that interface
+ *			id (hexadecimal); only while dfl-pci is unbound
  *   pr_err		bits for PR_ERR; the next PR that gets to its end fails, then 0 again
  *   pr_stuck		1: the next PR never ends (ETIMEDOUT after 8 s), then 0 again
+ *   pr_ports		bits by port: for whose PRs the two above are meant; all at first
  *   pr_deaf		1: PR resets are not acknowledged (ETIMEDOUT after 8 s)
  *   port_deaf		bits by port: resets are not acknowledged (ETIMEDOUT after 1 ms)
  *   stall_ms		a PR waits so long for credits before its first word
@@ -67,17 +71,15 @@
 
 #define EMIF_BANKS	0x3ULL
 
-static unsigned int ports = 3;
-module_param(ports, uint, 0444);
-MODULE_PARM_DESC(ports, "ports of each card");
-
 struct card {
 	struct pci_dev *pci;
 	resource_size_t start;
 	void __iomem *bar;
 	struct hrtimer stall;
 	u8 image[16];		/* the beginning of the image that was streamed last */
-	u32 pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
+	u32 ports;
+	u64 interface_h, interface_l;
+	u32 pr_ports, pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
 	u32 prs, memory_clears;
 };
 
@@ -105,13 +107,13 @@ static void fill(struct card *card)
 {
 	u32 port, i;
 
-	memset_io(card->bar, 0, PORT(ports));
+	memset_io(card->bar, 0, PORT(MAX_PORTS));
 
 	header(card, 0, 4, 0, THERMAL, false);
 	put(card, 0x8, 0x82fe38f0f9e17764ULL);
 	put(card, 0x10, 0xbfaf2ae94a5246e3ULL);
-	put(card, 0x30, (u64)ports << 17 | 1 << 12);
-	for (i = 0; i < ports; i++)
+	put(card, 0x30, (u64)card->ports << 17 | 1 << 12);
+	for (i = 0; i < card->ports; i++)
 		put(card, 0x38 + 8 * i, BIT_ULL(60) | PORT(i));
 	put(card, 0x60, 0x0120000177ULL);	/* bitstream id, metadata: any */
 	put(card, 0x68, 0x123ULL);
@@ -131,10 +133,10 @@ static void fill(struct card *card)
 
 	header(card, PR, 3, 5, 0, true);
 	put(card, PR_STS, PR_STS_CREDITS);
-	put(card, PR + 0xa8, 0x946d560708be108aULL);	/* interface id */
-	put(card, PR + 0xb0, 0xce48969398f05f33ULL);
+	put(card, PR + 0xa8, card->interface_l);
+	put(card, PR + 0xb0, card->interface_h);
 
-	for (i = 0; i < ports; i++) {
+	for (i = 0; i < card->ports; i++) {
 		port = PORT(i);
 		header(card, port, 4, 1, PORT_ERRORS, false);
 		put(card, port + 0x18, AFU);
@@ -150,11 +152,13 @@ static void fill(struct card *card)
 
 static void end_pr(struct card *card, u64 ctrl)
 {
-	u64 afu = PORT((ctrl & PR_CTRL_REGION) >> 7) + AFU;
+	u32 port = (ctrl & PR_CTRL_REGION) >> 7;
+	bool meant = card->pr_ports & BIT(port);
+	u64 afu = PORT(port) + AFU;
 
-	if (card->pr_stuck)
+	if (card->pr_stuck && meant)
 		return;
-	if (card->pr_err) {
+	if (card->pr_err && meant) {
 		put(card, PR_ERR, card->pr_err);
 		put(card, PR_STS, get(card, PR_STS) | PR_STS_FAILED);
 		card->pr_err = 0;
@@ -184,7 +188,7 @@ static void answer(struct card *card)
 			end_pr(card, ctrl);
 	}
 
-	for (i = 0; i < ports; i++) {
+	for (i = 0; i < card->ports; i++) {
 		u32 offset = PORT(i) + PORT_CTRL;
 
 		ctrl = get(card, offset);
@@ -208,8 +212,8 @@ static struct card *card_of(struct device *dev)
 	return NULL;
 }
 
-/* Drivers poll at the beginning of usleep_range(): whoever sleeps, all cards answer. */
-static int on_sleep(struct kprobe *probe, struct pt_regs *regs)
+/* Whoever asks for the time, all cards answer. */
+static int on_time(struct kprobe *probe, struct pt_regs *regs)
 {
 	static DEFINE_RAW_SPINLOCK(lock);
 	unsigned long flags;
@@ -325,7 +329,7 @@ static int memory_cleared(struct kretprobe_instance *instance, struct pt_regs *r
 	return 0;
 }
 
-static struct kprobe sleeps = { .symbol_name = "usleep_range_state", .pre_handler = on_sleep };
+static struct kprobe times = { .symbol_name = "ktime_get", .pre_handler = on_time };
 static struct kprobe images = {
 	.symbol_name = "dfl_fme_mgr:fme_mgr_write",
 	.pre_handler = on_image,
@@ -343,6 +347,36 @@ static struct kretprobe stores[] = {
 	STORE("dfl_emif:emif_clear_store", memory_cleared),
 };
 
+static ssize_t lay_out(struct file *file, const char __user *from, size_t size, loff_t *position)
+{
+	struct card *card = file->private_data;
+	char text[64] = "";
+	u64 high, low;
+	u32 ports;
+
+	if (size >= sizeof(text))
+		return -EINVAL;
+	if (copy_from_user(text, from, size))
+		return -EFAULT;
+	if (sscanf(text, "%u %llx %llx", &ports, &high, &low) != 3)
+		return -EINVAL;
+	if (!ports || ports > MAX_PORTS)
+		return -EINVAL;
+	if (card->pci->dev.driver)
+		return -EBUSY;
+	card->ports = ports;
+	card->interface_h = high;
+	card->interface_l = low;
+	fill(card);
+	return size;
+}
+
+static const struct file_operations layout_operations = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = lay_out,
+};
+
 static ssize_t poke(struct file *file, const char __user *from, size_t size, loff_t *position)
 {
 	struct card *card = file->private_data;
@@ -355,7 +389,7 @@ static ssize_t poke(struct file *file, const char __user *from, size_t size, lof
 		return -EFAULT;
 	if (sscanf(text, "%llx %llx", &offset, &value) != 2)
 		return -EINVAL;
-	if (offset % 8 || offset >= PORT(ports))
+	if (offset % 8 || offset >= PORT(MAX_PORTS))
 		return -EINVAL;
 	put(card, offset, value);
 	return size;
@@ -388,6 +422,8 @@ static void make_knobs(struct card *card)
 {
 	struct dentry *dir = debugfs_create_dir(pci_name(card->pci), debugfs);
 
+	debugfs_create_file("layout", 0200, dir, card, &layout_operations);
+	debugfs_create_x32("pr_ports", 0600, dir, &card->pr_ports);
 	debugfs_create_x32("pr_err", 0600, dir, &card->pr_err);
 	debugfs_create_u32("pr_stuck", 0600, dir, &card->pr_stuck);
 	debugfs_create_u32("pr_deaf", 0600, dir, &card->pr_deaf);
@@ -404,7 +440,7 @@ static int disguise(struct card *card, struct pci_dev *pci)
 {
 	struct resource *bar0 = &pci->resource[0], *bar2 = &pci->resource[2], *parent = bar2->parent;
 
-	if (!parent || resource_size(bar2) < PORT(ports))
+	if (!parent || resource_size(bar2) < PORT(MAX_PORTS))
 		return -ENODEV;
 	if (bar0->parent)
 		release_resource(bar0);
@@ -432,6 +468,10 @@ static int disguise(struct card *card, struct pci_dev *pci)
 		return -ENOMEM;
 	hrtimer_init(&card->stall, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	card->stall.function = stall_over;
+	card->ports = 3;
+	card->interface_h = 0xce48969398f05f33ULL;
+	card->interface_l = 0x946d560708be108aULL;
+	card->pr_ports = ~0U;
 	fill(card);
 	make_knobs(card);
 	return 0;
@@ -443,8 +483,6 @@ static int __init fakedfl_init(void)
 	unsigned int i;
 	int failed;
 
-	if (!ports || ports > MAX_PORTS)
-		return -EINVAL;
 	debugfs = debugfs_create_dir("fakedfl", NULL);
 	while (ncards < MAX_CARDS && (pci = pci_get_device(0x1af4, 0x1110, pci))) {
 		failed = disguise(&cards[ncards], pci_dev_get(pci));
@@ -455,7 +493,7 @@ static int __init fakedfl_init(void)
 		ncards++;
 	}
 
-	failed = register_kprobe(&sleeps);
+	failed = register_kprobe(&times);
 	if (!failed)
 		failed = register_kprobe(&images);
 	for (i = 0; !failed && i < ARRAY_SIZE(stores); i++)

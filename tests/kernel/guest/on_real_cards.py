@@ -1,0 +1,71 @@
+"""A plugin of pytest's, for the guest: tests of simulated cards run on the real drivers.
+
+`daemon_support.Node` becomes `rack.RealNode` before any test imports it. What a test asks of the
+cards that the machine cannot do is listed here, with the reason. After each test the kernel's log
+is looked at: a warning or an oops fails the test that ran then.
+"""
+
+import inspect
+import re
+import subprocess
+from collections.abc import Iterator
+
+import daemon_support
+import pytest
+import rack
+
+daemon_support.Node = rack.RealNode  # type: ignore[misc]  # that is the point
+
+PATIENCE = 4.0
+"""The guest has no KVM: how many times as long a test waits there for what has to come."""
+
+
+def _be_patient() -> None:
+    """Limits are default arguments of `daemon_support`'s functions."""
+    before = daemon_support.LIMIT
+    daemon_support.LIMIT = after = before * PATIENCE
+
+    def stretch(value: object) -> object:
+        return after if value == before else value
+
+    owners = [daemon_support, *filter(inspect.isclass, vars(daemon_support).values())]
+    for owner in owners:
+        for function in filter(inspect.isfunction, vars(owner).values()):
+            function.__defaults__ = tuple(map(stretch, function.__defaults__ or ()))
+            function.__kwdefaults__ = {
+                name: stretch(value) for name, value in (function.__kwdefaults__ or {}).items()
+            }
+
+
+_be_patient()
+
+NOT_HERE = {
+    "test_driver_parameters_hold_for_the_claim": "real ports have no documented user clock",
+    "test_a_card_that_was_never_there_can_be_plugged_in": "the machine has three cards",
+    "test_a_card_that_is_pulled_during_a_pr": "Linux 6.1 does not survive it: a port is open",
+    "test_garbage_among_faults_and_cards_is_ignored": "a matter of the simulation's files",
+}
+
+TROUBLE = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace|INFO: task .* blocked")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.name.startswith(tuple(NOT_HERE))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _log() -> list[str]:
+    return subprocess.run(
+        ["dmesg"], check=True, capture_output=True, text=True, errors="replace"
+    ).stdout.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _the_kernel_has_nothing_to_complain_of() -> Iterator[None]:
+    before = _log()
+    yield
+    after = _log()
+    new = after[after.index(before[-1]) + 1 :] if before and before[-1] in after else after
+    assert not [line for line in new if TROUBLE.search(line)], "\n".join(new)

@@ -1,0 +1,233 @@
+"""The guest's cards: what a test may do to them, through debugfs and dfl-pci.
+
+`RealNode` takes the place of `daemon_support.Node`: the same tests then run the daemon on the real
+drivers. Faults have the words of simulated cards (fpga_plugin/hardware/simulated/faults.py).
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import daemon_support
+
+DEBUGFS = Path("/sys/kernel/debug/fakedfl")
+DRIVER = Path("/sys/bus/pci/drivers/dfl-pci")
+PCI = Path("/sys/bus/pci/devices")
+
+PORT_SPAN = 0x100000
+PORT_ERRORS = 0x1010
+PORT_STATUS = 0x40
+AFU = 0x40000
+ALL_ONES = (1 << 64) - 1
+AP6_EVENT = 1 << 50
+POWER_AP6 = 6 << 8
+
+CARD = re.compile(r"([0-9]+)x([0-9]+)(?:@([0-9a-f]{32}))?")
+
+
+def address(card: str) -> str:
+    """A card's PCI address, of its id or of one of its regions'."""
+    domain, bus, rest = card.partition("-p")[0].split("-")
+    return f"{domain}:{bus}:{rest}"
+
+
+def cards() -> list[str]:
+    """Ids of the cards that the machine has, whether or not they are plugged."""
+    return sorted(name.replace(":", "-") for name in os.listdir(DEBUGFS))
+
+
+def knob(card: str, name: str, value: object) -> None:
+    """Write a file of the card's in debugfs."""
+    (DEBUGFS / address(card) / name).write_text(f"{value}")
+
+
+def count(card: str, name: str) -> int:
+    """Read one."""
+    return int((DEBUGFS / address(card) / name).read_text(), 0)
+
+
+def poke(region: str, offset: int, value: int) -> None:
+    """Write a register of a region's port."""
+    port = int(region.partition("-p")[2])
+    knob(region, "poke", f"{PORT_SPAN * (port + 1) + offset:x} {value:x}")
+
+
+def bound(card: str) -> bool:
+    return (PCI / address(card) / "driver").exists()
+
+
+def unplug(card: str) -> None:
+    """Unbind the driver. No port of it may be open: Linux 6.1 would not survive that."""
+    if bound(card):
+        (DRIVER / "unbind").write_text(address(card))
+
+
+def plug(card: str) -> None:
+    if not bound(card):
+        (DRIVER / "bind").write_text(address(card))
+
+
+def power_up(card: str, ports: int = 3, interface: str = daemon_support.ID) -> None:
+    """An unplugged card as it comes from the factory, all faults gone."""
+    for name in ("pr_err", "pr_stuck", "pr_deaf", "port_deaf", "stall_ms", "memory_busy"):
+        knob(card, name, 0)
+    knob(card, "pr_ports", 0xFF)
+    knob(card, "layout", f"{ports} {interface[:16]} {interface[16:]}")
+
+
+def described(spec: str) -> list[tuple[int, str]]:
+    """Ports and interface id of each card that FPGA_PLUGIN_SIMULATED_CARDS describes."""
+    found: list[tuple[int, str]] = []
+    for group in spec.split(","):
+        parts = CARD.fullmatch(group)
+        assert parts, f"no cards: {spec}"
+        found += [(int(parts[2]), parts[3] or daemon_support.ID)] * int(parts[1])
+    return found
+
+
+def lay_out(spec: str) -> None:
+    """These cards, all fresh; the machine's other cards are unplugged."""
+    wanted = described(spec)
+    assert len(wanted) <= len(cards()), f"the machine has {len(cards())} cards: {spec}"
+    for card in cards():
+        unplug(card)
+    for card, (ports, interface) in zip(cards(), wanted, strict=False):
+        power_up(card, ports, interface)
+        plug(card)
+
+
+@dataclass
+class Fault:
+    """Trouble that was armed; like the file that arms it on simulated cards."""
+
+    region: str
+    word: str
+    descriptor: int = -1
+    image: tuple[int, int] = (0, 0)
+
+    def arm(self) -> None:
+        region = self.region
+        port = int(region.partition("-p")[2])
+        match self.word:
+            case "pr-error" | "pr-stuck":
+                knob(region, "pr_ports", 1 << port)
+                knob(region, "pr_err" if self.word == "pr-error" else "pr_stuck", 1)
+            case "port-open":
+                self.descriptor = os.open(node(region), os.O_RDWR | os.O_CLOEXEC)
+            case "thermal":
+                poke(region, PORT_ERRORS, AP6_EVENT)
+                poke(region, PORT_STATUS, POWER_AP6)
+            case "fatal":
+                afu = attributes()[region]["afu_id"]
+                self.image = int(afu[16:], 16), int(afu[:16], 16)
+                for offset in (PORT_ERRORS, AFU + 8, AFU + 16):
+                    poke(region, offset, ALL_ONES)
+            case word:
+                raise AssertionError(f"no fault: {word}")
+
+    def unlink(self) -> None:
+        match self.word:
+            case "port-open":
+                os.close(self.descriptor)
+                self.descriptor = -1
+            case "thermal":
+                poke(self.region, PORT_ERRORS, 0)
+                poke(self.region, PORT_STATUS, 0)
+            case "fatal":
+                poke(self.region, PORT_ERRORS, 0)
+                for offset, half in zip((AFU + 8, AFU + 16), self.image, strict=True):
+                    poke(self.region, offset, half)
+            case _:
+                knob(self.region, "pr_err", 0)
+                knob(self.region, "pr_stuck", 0)
+
+    def exists(self) -> bool:
+        match self.word:
+            case "pr-error":
+                return bool(count(self.region, "pr_err"))
+            case "pr-stuck":
+                return bool(count(self.region, "pr_stuck"))
+            case _:
+                return True
+
+
+def openers(path: str) -> int:
+    """How many descriptors of a node there are."""
+    found = 0
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            found += os.readlink(link) == path
+        except OSError:
+            continue  # closed by now
+    return found
+
+
+def attributes() -> dict[str, dict[str, Any]]:
+    """By region: node number, AFU id, whether the port is poisoned, how often it is open; as `state.json` has it."""
+    found: dict[str, dict[str, Any]] = {}
+    for card in cards():
+        for port in (PCI / address(card) / "fpga_region").glob("region*/dfl-port.*"):
+            try:
+                region = f"{card}-p{int((port / 'id').read_text(), 0)}"
+            except OSError:
+                continue  # is going, or has no driver yet
+            number = int(port.name.partition(".")[2])
+            try:
+                afu, poisoned = (port / "afu_id").read_text().strip(), False
+            except OSError:
+                afu, poisoned = "", True
+            found[region] = {
+                "node": number,
+                "afu_id": afu,
+                "poisoned": poisoned,
+                "open": openers(f"/dev/{port.name}"),
+            }
+    return found
+
+
+def node(region: str) -> str:
+    return f"/dev/dfl-port.{attributes()[region]['node']}"
+
+
+class RealNode(daemon_support.Node):
+    """A node whose cards are those of the machine."""
+
+    def __init__(self, cards: str = "1x2", **settings: str) -> None:
+        lay_out(cards)
+        self._faults: list[Fault] = []
+        super().__init__(cards, **settings)
+        self.set(backend="dfl", health_interval="0.5")
+
+    def start(self, *, kill_at: str = "") -> daemon_support.Plugin:
+        milliseconds = int(float(self.settings["FPGA_PLUGIN_SIMULATED_PR_SECONDS"]) * 1000)
+        for card in cards():
+            knob(card, "stall_ms", milliseconds)
+        return super().start(kill_at=kill_at)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return attributes()
+
+    def arm(self, region: str, word: str) -> Fault:  # type: ignore[override]  # as much of a Path as is used
+        self._faults.append(Fault(region, word))
+        self._faults[-1].arm()
+        return self._faults[-1]
+
+    def unplug(self, card: str) -> None:
+        unplug(card)
+
+    def plug(self, card: str) -> None:
+        """A simulated card that was pulled comes back with the factory's image."""
+        power_up(
+            card, *described(self.settings["FPGA_PLUGIN_SIMULATED_CARDS"])[cards().index(card)]
+        )
+        plug(card)
+
+    def __exit__(self, *more: object) -> None:
+        super().__exit__(*more)
+        for fault in self._faults:
+            if fault.descriptor >= 0:
+                os.close(fault.descriptor)
+        for card in cards():
+            unplug(card)
