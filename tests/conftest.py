@@ -25,7 +25,12 @@ def _umockdev() -> str:
     return ""
 
 
+def _openssl() -> str:
+    return "" if shutil.which("openssl") else "openssl is not installed (make deps)"
+
+
 PREREQUISITES: dict[str, Callable[[], str]] = {
+    "openssl": _openssl,
     "umockdev": _umockdev,
 }
 """What `@pytest.mark.needs(...)` may name: each function says what is missing, or nothing."""

@@ -11,11 +11,8 @@ tokens and certificates are replaced while the plugin runs.
 
 import asyncio
 
-import msgspec
-import yaml
 from httpx2 import HTTPError, HTTPStatusError, Timeout
 from lightkube import AsyncClient, KubeConfig
-from lightkube.core.exceptions import ConfigError
 from lightkube.models import core_v1
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod as ApiPod
@@ -73,6 +70,8 @@ class ApiServer:
                 finally:
                     await client.close()
             return convert(pod)
+        except PodSourceError:
+            raise
         except TimeoutError:
             raise PodSourceError(
                 f"the API server did not answer within {self._call_seconds:g} s"
@@ -83,8 +82,10 @@ class ApiServer:
             raise PodSourceError(
                 f"the API server cannot be asked ({type(error).__name__}: {quote(error)})"
             ) from error
-        except msgspec.MsgspecError as error:
-            raise PodSourceError(f"the API server's answer is not understood ({error})") from error
+        except Exception as error:  # lightkube and msgspec raise many types for odd answers
+            raise PodSourceError(
+                f"the API server's answer is not understood ({_what(error)})"
+            ) from error
 
     def _client(self) -> AsyncClient:
         """Blocks: reads credentials and makes a TLS context.
@@ -101,16 +102,18 @@ class ApiServer:
             return AsyncClient(
                 config=config.get(), timeout=Timeout(self._call_seconds), trust_env=False
             )
-        except (ConfigError, OSError, LookupError, ValueError, TypeError, yaml.YAMLError) as error:
+        except Exception as error:  # of many types, for files that are missing or malformed
             if self._kubeconfig is None:
                 raise PodSourceError(
-                    f"no service account is mounted that the API server can be asked with"
-                    f" ({type(error).__name__}: {quote(error)})"
+                    f"no service account is mounted to ask the API server with ({_what(error)})"
                 ) from error
             raise PodSourceError(
-                f"the credentials in {self._kubeconfig} cannot be used"
-                f" ({type(error).__name__}: {quote(error)})"
+                f"the credentials in {self._kubeconfig} cannot be used ({_what(error)})"
             ) from error
+
+
+def _what(error: Exception) -> str:
+    return f"{type(error).__name__}: {quote(error)}"
 
 
 def _refused(namespace: str, name: str, error: HTTPStatusError) -> PodSourceError:
@@ -128,7 +131,7 @@ def convert(pod: ApiPod) -> Pod:
     """A core/v1 Pod, as lightkube has it.
 
     Raises:
-        PodSourceError: it is no pod.
+        ValueError: it has no name.
     """
     metadata = pod.metadata or ObjectMeta()
     spec = pod.spec or core_v1.PodSpec(containers=[])

@@ -155,12 +155,9 @@ def parse_identity(namespace: str, name: str, uid: str) -> tuple[str, str, PodUi
     """Whose pod it is, parsed before anything is logged or asked with it.
 
     Raises:
-        PodSourceError: one of them is no such name.
+        ValueError: one of them is no such name.
     """
-    try:
-        return parse_name(namespace), parse_name(name), parse_pod_uid(uid)
-    except ValueError as error:
-        raise PodSourceError(f"the pod that was told is not understood ({error})") from None
+    return parse_name(namespace), parse_name(name), parse_pod_uid(uid)
 
 
 def config_map_key(name: str, key: str) -> Reference:

@@ -61,8 +61,6 @@ class PodsApi:
             async with asyncio.timeout(self._call_seconds):
                 raw = await self._ask(uid)
             pod = decode(raw)
-        except PodSourceError:
-            raise
         except TimeoutError:
             raise PodSourceError(
                 f"kubelet did not answer at {self._path} within {self._call_seconds:g} s"
@@ -73,8 +71,9 @@ class PodsApi:
         except GRPCError as error:
             raise PodSourceError(self._refusal(uid, error)) from error
         except Exception as error:  # h2, grpclib and betterproto2 raise many types
+            why = f"{type(error).__name__}: {quote(error)}"
             raise PodSourceError(
-                f"the answer of kubelet at {self._path} is not understood ({type(error).__name__})"
+                f"the answer of kubelet at {self._path} is not understood ({why})"
             ) from error
         if not pod.is_kubelets(uid):
             raise PodSourceError(f"kubelet at {self._path} answered with another pod: {pod.uid}")
@@ -102,7 +101,7 @@ def decode(raw: bytes) -> Pod:
     """A core/v1 Pod, serialised as protobuf.
 
     Raises:
-        PodSourceError: it is no pod.
+        ValueError: it has no name.
         Exception: of many kinds, where `raw` is no protobuf.
     """
     pod = core_v1.Pod.parse(raw)

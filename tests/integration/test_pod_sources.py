@@ -1,0 +1,1130 @@
+"""Where a stock kubelet's pods are read: kubelet's Pods API and the API server, both as servers."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import http.server
+import json
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+import pytest
+from daemon_support import AFU, AFU_2, BLANK, ID, P0, REGIONS, Node
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Server
+
+from fpga_plugin.api.messages import core_v1, v1, v1alpha1
+from fpga_plugin.demo.double import STOCK, KubeletDouble
+from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.errors import InvalidRequestError, NoSourceError
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.lifecycle import stock
+from fpga_plugin.lifecycle.identity import Identity
+from fpga_plugin.lifecycle.sources import LazyEnvSource
+from fpga_plugin.lifecycle.stock import PodEnvSource
+from fpga_plugin.pods.apiserver import ApiServer
+from fpga_plugin.pods.pod import PodSourceError
+from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.pods.podsapi import PodsApi
+
+UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
+OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
+PREFIX = "fpga.intel.com"
+REGION = ResourceName(REGIONS)
+DEVICES = (DeviceId(P0),)
+
+
+def request(afu: str) -> dict[str, str]:
+    return {"FPGA_REGION_1": ID, "FPGA_AFU_1": afu}
+
+
+INIT_ENV, APP_ENV = request(AFU), request(AFU_2)
+
+
+# -------------------------------------------------------------------- the servers
+
+
+class FakePod:
+    """A pod as kubelet knows it; what kubelet does with it is up to the test."""
+
+    def __init__(self, *, init=None, app=None, uid=UID, name="compress", annotations=None):
+        self.uid, self.name = uid, name
+        self.annotations: dict[str, str] = annotations or {}
+        self.labels: dict[str, str] = {}
+        self.init: dict[str, Mapping[str, object]] = init or {}
+        self.app: dict[str, Mapping[str, object]] = {"app": APP_ENV} if app is None else app
+        self.states: dict[str, dict] = {}
+        self.sandbox = True
+
+    def json(self) -> dict:
+        """As the API server writes it."""
+
+        def containers(named):
+            return [
+                {
+                    "name": name,
+                    "image": "i",
+                    "env": [
+                        {"name": key, **(what if isinstance(what, dict) else {"value": what})}
+                        for key, what in env.items()
+                    ],
+                }
+                for name, env in named.items()
+            ]
+
+        def statuses(named):
+            return [
+                {
+                    "name": name,
+                    "image": "i",
+                    "imageID": "",
+                    "ready": False,
+                    "restartCount": 0,
+                    "lastState": {},
+                    "state": {"waiting": {"reason": "PodInitializing"}},
+                    **self.states.get(name, {}),
+                }
+                for name in named
+            ]
+
+        return {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "metadata": {
+                "namespace": "tenant",
+                "name": self.name,
+                "uid": self.uid,
+                "labels": self.labels,
+                "annotations": self.annotations,
+            },
+            "spec": {"initContainers": containers(self.init), "containers": containers(self.app)},
+            "status": {
+                "phase": "Pending",
+                "conditions": [{"type": "PodReadyToStartContainers", "status": str(self.sandbox)}],
+                "initContainerStatuses": statuses(self.init),
+                "containerStatuses": statuses(self.app),
+            },
+        }
+
+    def message(self) -> core_v1.Pod:
+        """The same as kubelet's Pods API writes it."""
+        told = self.json()
+
+        def state(of):
+            ended = of.get("terminated")
+            return core_v1.ContainerState(
+                waiting=core_v1.ContainerStateWaiting(**of["waiting"]) if "waiting" in of else None,
+                running=core_v1.ContainerStateRunning() if "running" in of else None,
+                terminated=None
+                if ended is None
+                else core_v1.ContainerStateTerminated(
+                    exit_code=ended["exitCode"],
+                    started_at=core_v1.Time(seconds=int(ended["seconds"])),
+                ),
+            )
+
+        def variable(one):
+            source = one.get("valueFrom")
+            if source is None:
+                return core_v1.EnvVar(name=one["name"], value=one["value"])
+            ref = core_v1.ObjectFieldSelector(field_path=source["fieldRef"]["fieldPath"])
+            return core_v1.EnvVar(name=one["name"], value_from=core_v1.EnvVarSource(field_ref=ref))
+
+        def containers(of):
+            return [
+                core_v1.Container(name=one["name"], env=[variable(each) for each in one["env"]])
+                for one in of
+            ]
+
+        def statuses(of):
+            return [
+                core_v1.ContainerStatus(
+                    name=one["name"], state=state(one["state"]), last_state=state(one["lastState"])
+                )
+                for one in of
+            ]
+
+        return core_v1.Pod(
+            metadata=core_v1.ObjectMeta(**told["metadata"]),
+            spec=core_v1.PodSpec(
+                init_containers=containers(told["spec"]["initContainers"]),
+                containers=containers(told["spec"]["containers"]),
+            ),
+            status=core_v1.PodStatus(
+                conditions=[core_v1.PodCondition(**told["status"]["conditions"][0])],
+                init_container_statuses=statuses(told["status"]["initContainerStatuses"]),
+                container_statuses=statuses(told["status"]["containerStatuses"]),
+            ),
+        )
+
+    # What kubelet writes into the status.
+
+    def refused(self, name: str, words: str) -> None:
+        reason = {
+            "reason": "CreateContainerConfigError",
+            "message": "device plugin PreStartContainer rpc failed with err: rpc error: code ="
+            f" Unavailable desc = {words}",
+        }
+        last = self.states.get(name, {}).get("state", {})
+        self.states[name] = {
+            "state": {"waiting": reason},
+            "lastState": {k: v for k, v in last.items() if k == "terminated"},
+        }
+
+    def runs(self, name: str) -> None:
+        self.states[name] = {"state": {"running": {}}}
+
+    def ended(self, name: str, exit_code: int = 0, *, started: float) -> None:
+        at = dt.datetime.fromtimestamp(int(started), dt.UTC)
+        self.states[name] = {
+            "state": {
+                "terminated": {
+                    "exitCode": exit_code,
+                    "seconds": int(started),
+                    "startedAt": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                }
+            }
+        }
+
+
+class PodsServer(v1alpha1.PodsBase):
+    """Kubelet's Pods API."""
+
+    def __init__(self, *pods: FakePod) -> None:
+        self.pods = {pod.uid: pod for pod in pods}
+        self.calls: list[str] = []
+        self.error: Exception | None = None
+        self.raw: bytes | None = None
+        self.hangs = False
+        self.called = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def get_pod(self, message):
+        self.calls.append(message.pod_uid)
+        self.called.set()
+        if self.hangs:
+            await self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        if self.raw is not None:
+            return v1alpha1.GetPodResponse(pod=self.raw)
+        if message.pod_uid not in self.pods:
+            raise GRPCError(Status.NOT_FOUND, "pod not found")
+        return v1alpha1.GetPodResponse(pod=bytes(self.pods[message.pod_uid].message()))
+
+
+class PodResources(v1.PodResourcesListerBase):
+    """Which pod has which devices, by name."""
+
+    def __init__(self, **devices: str) -> None:
+        self.devices = devices
+        self.calls = 0
+
+    async def list(self, message):
+        self.calls += 1
+        return v1.ListPodResourcesResponse(
+            pod_resources=[
+                v1.PodResources(
+                    name=name,
+                    namespace="tenant",
+                    containers=[
+                        v1.ContainerResources(
+                            name="app",
+                            devices=[
+                                v1.ContainerDevices(resource_name=REGION, device_ids=[device])
+                            ],
+                        )
+                    ],
+                )
+                for name, device in self.devices.items()
+            ]
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(service, path):
+    server = Server([service])
+    await server.start(path=str(path))
+    try:
+        yield
+    finally:
+        server.close()
+        async with asyncio.timeout(5):
+            await server.wait_closed()
+
+
+class ApiServerDouble:
+    """`GET /api/v1/namespaces/<namespace>/pods/<name>`, and nothing else."""
+
+    def __init__(self, *pods: FakePod) -> None:
+        self.pods = {f"/api/v1/namespaces/tenant/pods/{pod.name}": pod for pod in pods}
+        self.asked: list[tuple[str, str]] = []
+        self.code = 200
+        self.body: bytes | None = None
+        self.before = lambda: None
+        self.go_on = threading.Event()
+        self.go_on.set()
+        double = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                double.asked.append((self.path, self.headers.get("Authorization", "")))
+                double.go_on.wait(10)
+                double.before()
+                pod = double.pods.get(self.path)
+                code = 404 if pod is None else double.code
+                told = {"kind": "Status", "code": code, "message": "because"}
+                if code == 200:
+                    told = pod.json()
+                body = json.dumps(told).encode() if double.body is None else double.body
+                with contextlib.suppress(OSError):
+                    self.send_response(code)
+                    kind = "text/html" if body.startswith(b"<") else "application/json"
+                    self.send_header("Content-Type", kind)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+
+    def kubeconfig(self, folder, *, scheme="http", authority=""):
+        path = folder / "kubeconfig"
+        cluster = {"server": f"{scheme}://127.0.0.1:{self.server.server_port}"}
+        if authority:
+            cluster["certificate-authority"] = authority
+        config = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": "the-token"}}],
+        }
+        path.write_text(json.dumps(config))  # JSON is YAML
+        return str(path)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.go_on.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def identity(*containers: str, uid: PodUid | None = UID, container: str = "") -> Identity:
+    return Identity(
+        uid,
+        frozenset(containers or ("app",)),
+        frozenset({REGION}),
+        held=frozenset(DEVICES),
+        container=container,
+    )
+
+
+def run(story):
+    async def limited():
+        async with asyncio.timeout(20):
+            return await story
+
+    return asyncio.run(limited())
+
+
+@pytest.fixture
+def socket(tmp_path):
+    return tmp_path / "pods.sock"
+
+
+@pytest.fixture
+def list_socket(tmp_path):
+    return tmp_path / "list.sock"
+
+
+def from_kubelet(socket) -> PodEnvSource:
+    return PodEnvSource(pods_socket=str(socket), kubeconfig="/nowhere", podresources=None)
+
+
+def from_api_server(kubeconfig, list_socket, *, settle=0.01) -> PodEnvSource:
+    return PodEnvSource(
+        pods_socket=None,
+        kubeconfig=kubeconfig,
+        podresources=PodResourcesClient(str(list_socket), PREFIX),
+        settle=settle,
+    )
+
+
+async def unanswered(source, who, *, fresh=False) -> str:
+    with pytest.raises(NoSourceError) as caught:
+        await source.ask(who, DEVICES, fresh=fresh)
+    assert caught.value.status is Status.UNAVAILABLE
+    assert len(str(caught.value)) < 1024
+    return str(caught.value)
+
+
+# -------------------------------------------------------------------- kubelet's Pods API
+
+
+def test_kubelet_tells_what_a_container_asks_for(socket):
+    async def story():
+        server = PodsServer(FakePod(app={"app": {"SECRET": "s"} | APP_ENV, "other": INIT_ENV}))
+        async with serving(server, socket):
+            source = from_kubelet(socket)
+            asked = await source.ask(identity(), DEVICES, fresh=True)
+            assert (asked.env, asked.container) == (APP_ENV, "")
+            assert (asked.namespace, asked.name) == ("tenant", "compress")
+            assert server.calls == [UID]
+            # A restart asks nobody: the environment of a pod never changes.
+            assert (await source.ask(identity(), DEVICES, fresh=False)).env == APP_ENV
+            assert (await source.ask(identity("other"), DEVICES, fresh=False)).env == INIT_ENV
+            assert server.calls == [UID]
+            assert source.answers == {"pods-api": 1, "kept": 2}
+            assert "SECRET" not in repr(source._known)
+
+    run(story())
+
+
+def test_a_container_without_requests_asks_for_nothing(socket):
+    async def story():
+        async with serving(PodsServer(FakePod(app={"app": {"A": "b"}})), socket):
+            assert (await from_kubelet(socket).ask(identity(), DEVICES, fresh=True)).env == {}
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        ({"error": GRPCError(Status.FAILED_PRECONDITION, "Kubelet is initializing")}, "starting"),
+        ({"error": GRPCError(Status.UNIMPLEMENTED)}, "does not have this call"),
+        ({"error": GRPCError(Status.RESOURCE_EXHAUSTED, "slow\n")}, "RESOURCE_EXHAUSTED 'slow?'"),
+        ({"pods": {}}, f"knows no pod {UID}"),
+        ({"raw": b""}, "not understood"),
+        ({"raw": b"\xff\xff\xff"}, "not understood"),
+        ({"raw": bytes(FakePod(uid=OTHER_UID).message())}, f"another pod: {OTHER_UID}"),
+        ({"hangs": True}, "did not answer"),
+    ],
+)
+def test_a_kubelet_that_does_not_tell_is_a_reason_not_an_answer(socket, fails, words):
+    async def story():
+        server = PodsServer(FakePod())
+        for name, value in fails.items():
+            setattr(server, name, value)
+        async with serving(server, socket):
+            with pytest.raises(PodSourceError, match=str(socket)) as caught:
+                await PodsApi(str(socket), call_seconds=0.2).get(UID)
+            assert words in str(caught.value)
+
+    run(story())
+
+
+def test_without_any_source_the_message_says_what_to_configure(socket):
+    async def story():
+        said = await unanswered(from_kubelet(socket), identity())
+        for words in (
+            UID,
+            "No such file",
+            str(socket),
+            "PodResources API is switched off",
+            "FPGA_PLUGIN_PODS_SOCKET",
+            "get pods",
+            "FPGA_PLUGIN_KUBECONFIG",
+        ):
+            assert words in said, said
+        socket.write_text("")  # nobody listens
+        assert "Connection refused" in await unanswered(from_kubelet(socket), identity())
+
+    run(story())
+
+
+def test_a_pod_that_kubelets_records_do_not_tell_has_no_source(socket):
+    async def story():
+        said = await unanswered(from_kubelet(socket), Identity())
+        for words in ("checkpoint", P0, "FPGA_PLUGIN_KUBELET_DIR"):
+            assert words in said
+
+    run(story())
+
+
+def test_a_container_that_the_spec_lacks_has_no_source(socket):
+    async def story():
+        async with serving(PodsServer(FakePod()), socket):
+            said = await unanswered(from_kubelet(socket), identity("app", "gone"))
+            assert "tenant/compress lacks containers" in said
+
+    run(story())
+
+
+def test_a_request_out_of_a_field_that_may_change_is_read_anew(socket):
+    async def story():
+        env = APP_ENV | {
+            "FPGA_AFU_1": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['afu']"}}}
+        }
+        pod = FakePod(app={"app": env})
+        server = PodsServer(pod)
+        async with serving(server, socket):
+            source = from_kubelet(socket)
+            for afu in (AFU, AFU_2):
+                pod.labels["afu"] = afu
+                asked = await source.ask(identity(), DEVICES, fresh=True)
+                assert asked.env["FPGA_AFU_1"] == afu
+            pod.labels["afu"] = "none"
+            with pytest.raises(InvalidRequestError, match="FPGA_AFU_1='none'"):
+                await source.ask(identity(), DEVICES, fresh=True)
+            assert len(server.calls) == 3
+
+    run(story())
+
+
+def test_a_static_pod_is_read_anew(socket):
+    async def story():
+        pod = FakePod(annotations={"kubernetes.io/config.source": "file"})
+        async with serving(PodsServer(pod), socket):
+            source = from_kubelet(socket)
+            assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+            pod.app = {"app": INIT_ENV}
+            assert (await source.ask(identity(), DEVICES, fresh=True)).env == INIT_ENV
+
+    run(story())
+
+
+def test_a_malformed_request_is_the_containers_own_matter(socket):
+    async def story():
+        app = {"app": {"FPGA_REGION_1": "x"}, "fine": APP_ENV}
+        server = PodsServer(FakePod(app=app))
+        async with serving(server, socket):
+            source = from_kubelet(socket)
+            for _ in range(2):
+                with pytest.raises(InvalidRequestError, match="FPGA_REGION_1='x'"):
+                    await source.ask(identity(), DEVICES, fresh=True)
+            assert (await source.ask(identity("fine"), DEVICES, fresh=True)).env == APP_ENV
+            assert len(server.calls) == 1
+
+    run(story())
+
+
+def test_what_is_remembered_of_pods_is_bounded(socket, monkeypatch):
+    monkeypatch.setattr(stock, "KEPT_PODS", 2)
+
+    async def story():
+        uids = [PodUid(f"uid-{n}") for n in range(4)]
+        async with serving(PodsServer(*(FakePod(uid=uid) for uid in uids)), socket):
+            source = from_kubelet(socket)
+            for uid in uids:
+                await source.ask(identity(uid=uid), DEVICES, fresh=True)
+                source.refused(identity("app", "init", uid=uid), DEVICES, "words")
+            assert list(source._known) == list(source._trails) == uids[2:]
+
+    run(story())
+
+
+# -------------------------------------------------------------------- the API server
+
+
+def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, socket):
+    async def story(api):
+        async with serving(PodResources(compress=P0, other="0000-10-00.0-p1"), list_socket):
+            source = PodEnvSource(
+                pods_socket=str(socket),
+                kubeconfig=api.kubeconfig(tmp_path),
+                podresources=PodResourcesClient(str(list_socket), PREFIX),
+            )
+            asked = await source.ask(identity(), DEVICES, fresh=True)
+            assert (asked.env, asked.namespace, asked.name) == (APP_ENV, "tenant", "compress")
+            # With the control plane away the pod's containers still restart.
+            api.code = 500
+            assert (await source.ask(identity(), DEVICES, fresh=False)).env == APP_ENV
+            assert source.answers == {"api-server": 1, "kept": 1}
+
+    with ApiServerDouble(FakePod()) as api:
+        run(story(api))
+        # `get pods` is the only right that is used.
+        assert api.asked == [("/api/v1/namespaces/tenant/pods/compress", "Bearer the-token")]
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        ({"code": 401}, "does not accept the plugin's credentials"),
+        ({"code": 403}, "does not allow the plugin to get pods"),
+        ({"code": 500}, "answered 500"),
+        ({"code": 503, "body": b"<html>"}, "answered 503"),
+        ({"code": 503, "body": b"broken"}, "not understood"),
+        ({"pods": {}}, "knows no pod tenant/compress"),
+        ({"body": b"<html>"}, "not understood"),
+        ({"body": b"{}"}, "not understood"),
+        ({"body": b'{"metadata": 7}'}, "not understood"),
+    ],
+)
+def test_an_api_server_that_does_not_tell_is_a_reason_not_an_answer(tmp_path, fails, words):
+    with ApiServerDouble(FakePod()) as api:
+        for name, value in fails.items():
+            setattr(api, name, value)
+        with pytest.raises(PodSourceError) as caught:
+            run(ApiServer(api.kubeconfig(tmp_path)).get("tenant", "compress"))
+        assert words in str(caught.value)
+
+
+def test_an_api_server_that_does_not_answer_is_waited_for_no_longer_than_that(tmp_path):
+    with ApiServerDouble(FakePod()) as api:
+        api.go_on.clear()
+        with pytest.raises(PodSourceError, match=r"did not answer|cannot be asked"):
+            run(ApiServer(api.kubeconfig(tmp_path), call_seconds=0.2).get("tenant", "compress"))
+
+
+def test_an_api_server_that_is_away_is_a_reason(tmp_path):
+    with ApiServerDouble() as api:
+        kubeconfig = api.kubeconfig(tmp_path)
+    with pytest.raises(PodSourceError, match="cannot be asked"):
+        run(ApiServer(kubeconfig).get("tenant", "compress"))
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", "a: [", '{"clusters": []}', "\0"])
+def test_credentials_that_cannot_be_used_are_named(tmp_path, text):
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PodSourceError, match=str(path)):
+        run(ApiServer(str(path)).get("tenant", "compress"))
+
+
+def test_without_a_service_account_that_is_what_is_said(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(PodSourceError, match="no service account is mounted"):
+        run(ApiServer(None).get("tenant", "compress"))
+
+
+def test_a_pod_of_the_same_name_is_not_the_same_pod(tmp_path, list_socket):
+    async def story(api):
+        async with serving(PodResources(compress=P0), list_socket):
+            said = await unanswered(
+                from_api_server(api.kubeconfig(tmp_path), list_socket), identity()
+            )
+            assert f"is another one ({OTHER_UID})" in said
+
+    with ApiServerDouble(FakePod(uid=OTHER_UID)) as api:
+        run(story(api))
+
+
+def test_the_copy_of_a_static_pod_has_kubelets_uid_in_an_annotation(tmp_path, list_socket):
+    async def story(api):
+        async with serving(PodResources(compress=P0), list_socket):
+            source = from_api_server(api.kubeconfig(tmp_path), list_socket)
+            for _ in range(2):
+                assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+
+    copy = FakePod(uid=OTHER_UID, annotations={"kubernetes.io/config.mirror": UID})
+    with ApiServerDouble(copy) as api:
+        run(story(api))
+        assert len(api.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [({"other": "0000-10-00.0-p1"}, "no pod"), ({"a": P0, "b": P0}, "several pods")],
+)
+def test_a_pod_whose_name_is_not_told_is_not_asked_for(tmp_path, list_socket, listed, words):
+    async def story(api):
+        async with serving(PodResources(**listed), list_socket):
+            said = await unanswered(
+                from_api_server(api.kubeconfig(tmp_path), list_socket), identity()
+            )
+            assert f"shows {words} with the devices" in said
+
+    with ApiServerDouble(FakePod()) as api:
+        run(story(api))
+        assert api.asked == []
+
+
+# -------------------------------------------------------------------- whose turn it is
+
+
+BOTH = ("init", "app")
+
+
+def two() -> FakePod:
+    return FakePod(init={"init": INIT_ENV}, app={"app": APP_ENV})
+
+
+class Life:
+    """PreStarts of one pod, as kubelet and the service make them."""
+
+    def __init__(self, source, pod: FakePod) -> None:
+        self.source = source
+        self.pod = pod
+
+    async def start(self, expected: Mapping[str, str], container: str, *, fresh=False) -> None:
+        who = identity(*BOTH)
+        asked = await self.source.ask(who, DEVICES, fresh=fresh)
+        assert (asked.env, asked.container) == (expected, container)
+        self.source.started(identity(*BOTH, container=asked.container), DEVICES)
+
+    async def refuse(self, starting: str) -> None:
+        words = await unanswered(self.source, identity(*BOTH))
+        assert "init, app of pod tenant/compress ask for different bitstreams" in words
+        self.source.refused(identity(*BOTH), DEVICES, words)
+        self.pod.refused(starting, words)
+
+
+def test_containers_that_ask_for_the_same_need_no_status(socket):
+    async def story():
+        server = PodsServer(FakePod(init={"init": APP_ENV}, app={"app": {"A": "b"} | APP_ENV}))
+        async with serving(server, socket):
+            source = from_kubelet(socket)
+            for fresh in (True, False, False):
+                asked = await source.ask(identity(*BOTH), DEVICES, fresh=fresh)
+                assert (asked.env, asked.container) == (APP_ENV, "")
+            assert len(server.calls) == 1
+
+    run(story())
+
+
+def test_a_pods_life_with_an_init_container_that_asks_for_something_else(socket):
+    async def story():
+        pod = two()
+        async with serving(PodsServer(pod), socket):
+            life = Life(from_kubelet(socket), pod)
+            await life.start(INIT_ENV, "init", fresh=True)
+            pod.ended("init", 1, started=time.time())
+            await life.start(INIT_ENV, "init")
+            pod.ended("init", started=time.time())
+            await life.start(APP_ENV, "app")
+            pod.ended("app", 1, started=time.time())
+            await life.start(APP_ENV, "app")
+
+    run(story())
+
+
+def test_what_is_not_proved_is_asked_and_kubelet_answers(socket):
+    async def story():
+        pod = two()
+        pod.ended("init", started=5)
+        async with serving(PodsServer(pod), socket):
+            # As after a restart of the plugin: nothing is remembered.
+            life = Life(from_kubelet(socket), pod)
+            await life.refuse("app")
+            await life.start(APP_ENV, "app")
+            # It runs, and its liveness probe fails: kubelet kills and starts it in one go.
+            pod.runs("app")
+            await life.refuse("app")
+            await life.start(APP_ENV, "app")
+
+    run(story())
+
+
+def test_each_question_has_words_of_its_own(socket):
+    async def story():
+        pod = two()
+        async with serving(PodsServer(pod), socket):
+            life = Life(from_kubelet(socket), pod)
+            await life.refuse("init")
+            pod.ended("init", started=5)
+            old = dict(pod.states)
+            await life.refuse("app")
+            # Kubelet quotes an older question only: no answer to this one.
+            pod.states = old | {"init": {"state": {"waiting": {"message": "(question 0000)"}}}}
+            await life.refuse("app")
+            await life.start(APP_ENV, "app")
+
+    run(story())
+
+
+def test_a_new_sandbox_begins_with_the_init_container(socket):
+    async def story():
+        pod = two()
+        async with serving(PodsServer(pod), socket):
+            life = Life(from_kubelet(socket), pod)
+            await life.start(INIT_ENV, "init", fresh=True)
+            pod.ended("init", started=time.time())
+            await life.start(APP_ENV, "app")
+            # The sandbox dies; the init container's old run is all that its status has.
+            pod.ended("app", 137, started=time.time())
+            pod.sandbox = False
+            await life.refuse("init")
+            pod.sandbox = True
+            await life.start(INIT_ENV, "init")
+
+    run(story())
+
+
+def test_another_refusal_in_between_still_tells_who_starts(socket):
+    async def story():
+        pod = two()
+        async with serving(PodsServer(pod), socket):
+            source = from_kubelet(socket)
+            life = Life(source, pod)
+            await life.refuse("app")
+            asked = await source.ask(identity(*BOTH), DEVICES, fresh=False)
+            assert asked.container == "app"
+            # The preparation then fails for a reason of its own.
+            words = "region 0000-10-00.0-p0: somebody has it open"
+            source.refused(identity(*BOTH, container="app"), DEVICES, words)
+            pod.refused("app", words)
+            await life.start(APP_ENV, "app")
+
+    run(story())
+
+
+def test_a_container_of_two_resources_is_told_by_the_refusal_of_either(socket):
+    async def story():
+        pod = two()
+        others = (DeviceId("0000-11-00.0-p0"),)
+        async with serving(PodsServer(pod), socket):
+            source = from_kubelet(socket)
+            life = Life(source, pod)
+            await life.refuse("app")
+            await life.start(APP_ENV, "app")
+            with pytest.raises(NoSourceError) as caught:
+                await source.ask(identity(*BOTH), others, fresh=False)
+            source.refused(identity(*BOTH), others, str(caught.value))
+            pod.refused("app", str(caught.value))
+            # Kubelet begins with the first resource again.
+            await life.start(APP_ENV, "app")
+            asked = await source.ask(identity(*BOTH), others, fresh=False)
+            assert asked.container == "app"
+
+    run(story())
+
+
+def test_another_kubelet_forgets_what_was_proved(socket):
+    async def story():
+        pod = two()
+        async with serving(PodsServer(pod), socket):
+            source = from_kubelet(socket)
+            life = Life(source, pod)
+            await life.start(INIT_ENV, "init", fresh=True)
+            pod.ended("init", started=time.time())
+            source.new_kubelet()
+            await life.refuse("app")
+            source.new_kubelet()
+            await life.refuse("app")
+            await life.start(APP_ENV, "app")
+
+    run(story())
+
+
+def test_a_wrong_request_of_one_container_is_that_containers_own(socket):
+    async def story():
+        pod = FakePod(init={"init": {"FPGA_REGION_1": "x"}}, app={"app": APP_ENV})
+        async with serving(PodsServer(pod), socket):
+            source = from_kubelet(socket)
+            with pytest.raises(InvalidRequestError, match="FPGA_REGION_1='x'"):
+                await source.ask(identity(*BOTH), DEVICES, fresh=True)
+            words = await unanswered(source, identity(*BOTH))
+            source.refused(identity(*BOTH), DEVICES, words)
+            pod.refused("app", words)
+            assert (await source.ask(identity(*BOTH), DEVICES, fresh=False)).env == APP_ENV
+
+    run(story())
+
+
+def test_a_status_that_lags_is_waited_for(tmp_path, list_socket):
+    """The first reads show the status of before; what proves something has to stay."""
+
+    async def story(api, pod):
+        async with serving(PodResources(compress=P0), list_socket):
+            life = Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod)
+            await life.start(INIT_ENV, "init", fresh=True)
+            assert len(api.asked) == 1
+            pod.runs("init")
+            began = time.time()
+
+            def catch_up():
+                if len(api.asked) == 4:
+                    pod.ended("init", started=began)
+
+            api.before = catch_up
+            await life.start(APP_ENV, "app")
+            assert len(api.asked) == 5
+
+    pod = two()
+    with ApiServerDouble(pod) as api:
+        run(story(api, pod))
+
+
+def test_a_lagging_status_that_changes_its_mind_proves_nothing_yet(tmp_path, list_socket):
+    async def story(api, pod):
+        async with serving(PodResources(compress=P0), list_socket):
+            life = Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod)
+            await life.start(INIT_ENV, "init", fresh=True)
+            pod.ended("init", started=time.time())
+
+            def sandbox_dies():
+                pod.sandbox = len(api.asked) < 3
+
+            api.before = sandbox_dies
+            await life.refuse("init")
+            api.before = lambda: setattr(pod, "sandbox", True)
+            await life.start(INIT_ENV, "init")
+
+    pod = two()
+    with ApiServerDouble(pod) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stock, "PATIENCE", 0.5)
+        run(story(api, pod))
+
+
+# -------------------------------------------------------------------- what is imported when
+
+
+def fresh_python(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+STARTED = "import sys; from fpga_plugin import cli; cli._import_daemon(); "
+
+
+def test_a_plugin_that_needs_no_source_has_imported_none():
+    modules = (
+        "lightkube",
+        "httpx2",
+        "anyio",
+        "fpga_plugin.lifecycle.stock",
+        "fpga_plugin.pods.pod",
+        "fpga_plugin.pods.podsapi",
+        "fpga_plugin.api.messages.core_v1",
+    )
+    fresh_python(f"{STARTED} assert not {set(modules)!r} & set(sys.modules)")
+
+
+def test_the_pods_api_takes_no_http_client():
+    fresh_python(
+        f"{STARTED} import fpga_plugin.lifecycle.stock;"
+        " assert not {'lightkube', 'httpx2', 'ssl'} & set(sys.modules)"
+    )
+
+
+def test_the_source_is_made_at_the_first_question(socket):
+    async def story():
+        made = []
+
+        def make():
+            made.append(threading.current_thread())
+            return from_kubelet(socket)
+
+        source = LazyEnvSource(make)
+        source.started(identity(*BOTH, container="init"), DEVICES)
+        source.refused(identity(*BOTH), DEVICES, "words")
+        source.new_kubelet()
+        assert made == []
+        async with serving(PodsServer(FakePod()), socket):
+            for _ in range(2):
+                assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+        (thread,) = made
+        assert thread is not threading.main_thread()
+
+    run(story())
+
+
+@pytest.mark.needs("openssl")
+def test_the_api_server_is_asked_over_tls_in_a_plugin_that_started_without_it(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+            ),
+            *("-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=test"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    ask = (
+        f"{STARTED} import asyncio; from fpga_plugin.pods.apiserver import ApiServer;"
+        " pod = asyncio.run(ApiServer({!r}).get('tenant', 'compress')); assert pod.uid == {!r}"
+    )
+    with ApiServerDouble(FakePod()) as api:
+        api.server.socket = context.wrap_socket(api.server.socket, server_side=True)
+        trusted = api.kubeconfig(tmp_path, scheme="https", authority=str(certificate))
+        fresh_python(ask.format(trusted, UID))
+        untrusted = api.kubeconfig(tmp_path, scheme="https")
+        with pytest.raises(PodSourceError, match="CERTIFICATE_VERIFY_FAILED"):
+            run(ApiServer(untrusted).get("tenant", "compress"))
+
+
+# -------------------------------------------------------------------- the daemon
+
+
+def as_kubelet_has_it(pod: Pod) -> FakePod:
+    return FakePod(
+        uid=pod.uid,
+        name=pod.name,
+        init={one.name: one.env for one in pod.init_containers},
+        app={one.name: one.env for one in pod.containers},
+    )
+
+
+def on_stock_kubelet(story, **settings: str) -> None:
+    """A node with a stock kubelet that serves its Pods API; `story(node, double, server)`."""
+
+    async def told(node: Node) -> None:
+        server = PodsServer()
+        double = KubeletDouble(
+            str(node.kubelet_dir),
+            profile=STOCK,
+            podresources_path=str(node.folder / "list.sock"),
+        )
+        await double.start()
+        try:
+            async with serving(server, node.folder / "pods.sock"):
+                await double.wait_for(REGION, lambda listed: len(listed.healthy) == 2)
+                await story(node, double, server)
+        finally:
+            # The plugin first: connections that it makes meanwhile would outlive the loop.
+            if node.plugin.process.poll() is None:
+                await asyncio.to_thread(node.plugin.kill)
+            await double.stop()
+
+    with Node() as node:
+        given = {
+            "pods_socket": str(node.folder / "pods.sock"),
+            "podresources_socket": str(node.folder / "list.sock"),
+            "reconcile_interval": "0.02",
+        }
+        node.set(**(given | settings))
+        node.start()
+        run(told(node))
+
+
+async def logged(node: Node, event: str, since: int = 0, **values: str) -> None:
+    """Wait for a line of the log, while the kubelet of this loop goes on."""
+    await asyncio.to_thread(node.plugin.until_logged, event, since, **values)
+
+
+def fpga(name: str, env: Mapping[str, str]) -> Container:
+    return Container(name=name, devices={REGION: 1}, env=env)
+
+
+def test_a_stock_kubelets_pod_is_programmed_with_the_bitstream_of_its_env():
+    async def story(node, double, server):
+        pod = Pod(name="compress", containers=(fpga("app", {"A": "b"} | APP_ENV),))
+        server.pods[pod.uid] = as_kubelet_has_it(pod)
+        await double.admit(pod)
+        assert await double.start_container(pod, "app") == [REGION]
+        (region,) = double.devices(pod, "app")[REGION]
+        assert node.afu(region) == AFU_2
+        await logged(node, "pod read", source="pods-api", name="compress")
+        # The environment is known: a restart needs nobody.
+        del server.pods[pod.uid]
+        await double.start_container(pod, "app")
+        assert node.afu(region) == AFU_2
+        mark = node.plugin.mark
+        await double.end_pod(pod)
+        await logged(node, "region scrubbed", mark, region=region)
+        assert node.afu(region) == BLANK
+
+    on_stock_kubelet(story)
+
+
+def test_init_and_app_container_get_each_their_own_bitstream_on_one_region():
+    async def story(node, double, server):
+        pod = Pod(
+            name="two",
+            init_containers=(fpga("init", INIT_ENV),),
+            containers=(fpga("app", APP_ENV),),
+        )
+        known = server.pods[pod.uid] = as_kubelet_has_it(pod)
+        await double.admit(pod)
+        (region,) = double.devices(pod, "app")[REGION]
+        assert double.devices(pod, "init") == {REGION: (region,)}
+        await double.start_container(pod, "init")
+        assert node.afu(region) == AFU
+        known.ended("init", started=time.time())
+        await double.start_container(pod, "app")
+        assert node.afu(region) == AFU_2
+        # After a restart of the plugin kubelet's next try tells.
+        await asyncio.to_thread(node.plugin.kill)
+        node.start()
+        await logged(node, "kubelet's records read")
+        await double.wait_for(REGION, lambda known: region in known.ids)
+        known.ended("app", 1, started=time.time())
+        with pytest.raises(GRPCError, match="not known yet which of them") as caught:
+            await double.start_container(pod, "app")
+        assert caught.value.status is Status.UNAVAILABLE
+        assert node.afu(region) == AFU_2
+        known.refused("app", caught.value.message)
+        await double.start_container(pod, "app")
+        assert node.afu(region) == AFU_2
+
+    on_stock_kubelet(story)
+
+
+def test_a_stock_kubelets_pod_whose_spec_nobody_tells_waits():
+    async def story(node, double, server):
+        pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+        await double.admit(pod)
+        (region,) = double.devices(pod, "app")[REGION]
+        with pytest.raises(GRPCError, match="FPGA_PLUGIN_PODS_SOCKET") as caught:
+            await double.start_container(pod, "app")
+        assert caught.value.status is Status.UNAVAILABLE
+        assert node.afu(region) == BLANK
+        server.pods[pod.uid] = as_kubelet_has_it(pod)
+        await double.start_container(pod, "app")
+        assert node.afu(region) == AFU_2
+
+    on_stock_kubelet(story, kubeconfig="/nowhere")
+
+
+def test_the_api_server_and_podresources_do_where_there_is_no_pods_api(tmp_path):
+    async def story(node, double, _):
+        await double.admit(pod)
+        await double.start_container(pod, "app")
+        (region,) = double.devices(pod, "app")[REGION]
+        assert node.afu(region) == AFU_2
+        await logged(node, "pod read", source="api-server", namespace="tenant", name="compress")
+
+    # The init container asks for the same, and PodResources does not show it.
+    pod = Pod(
+        name="compress",
+        namespace="tenant",
+        init_containers=(fpga("init", APP_ENV),),
+        containers=(fpga("app", APP_ENV),),
+    )
+    with ApiServerDouble(as_kubelet_has_it(pod)) as api:
+        on_stock_kubelet(story, pods_socket="", kubeconfig=api.kubeconfig(tmp_path))
+
+
+def test_devices_that_change_hands_while_the_spec_is_read_are_not_programmed():
+    async def story(node, double, server):
+        pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+        server.pods[pod.uid] = as_kubelet_has_it(pod)
+        await double.admit(pod)
+        (region,) = double.devices(pod, "app")[REGION]
+        server.hangs = True
+        starting = asyncio.create_task(double.start_container(pod, "app"))
+        await server.called.wait()
+        await double.allocate(REGION, [region])  # another pod's, as far as the plugin can tell
+        server.go_on.set()
+        with pytest.raises(GRPCError, match="changed hands") as caught:
+            await starting
+        assert caught.value.status is Status.UNAVAILABLE
+        assert node.afu(region) == BLANK
+
+    on_stock_kubelet(story)
+
+
+def test_an_extended_kubelet_asks_no_source():
+    with Node().up() as node:
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=APP_ENV)
+        assert node.afu(P0) == AFU_2
+        assert not node.plugin.logged("pod read")
