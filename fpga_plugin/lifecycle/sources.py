@@ -35,6 +35,10 @@ class Asked:
 class EnvSource(Protocol):
     """Knows what a container asks for. Belongs to the event loop."""
 
+    @property
+    def answers(self) -> Mapping[str, int]:
+        """How often each place answered, by its name."""
+
     async def ask(self, identity: Identity, devices: Sequence[DeviceId], *, fresh: bool) -> Asked:
         """What the container asks for that starts now.
 
@@ -60,6 +64,11 @@ class EnvSource(Protocol):
 
 class NoEnvSource:
     """There is none: only kubelets that send the environment can be served."""
+
+    @property
+    def answers(self) -> Mapping[str, int]:
+        """None ever did."""
+        return {}
 
     async def ask(
         self,
@@ -97,6 +106,11 @@ class LazyEnvSource:
     def __init__(self, make: Callable[[], EnvSource]) -> None:
         self._make = make
         self._made: EnvSource | None = None
+
+    @property
+    def answers(self) -> Mapping[str, int]:
+        """How often each place answered, by its name."""
+        return {} if self._made is None else self._made.answers
 
     async def ask(self, identity: Identity, devices: Sequence[DeviceId], *, fresh: bool) -> Asked:
         """As the source answers."""

@@ -119,9 +119,6 @@ class PodEnvSource:
         kubeconfig: credentials for the API server; None: the plugin's service account.
         podresources: tells the names of pods; None: the API server cannot be asked for them.
         settle: see `SETTLE`.
-
-    Attributes:
-        answers: how often each source answered: `pods-api`, `api-server`, `kept`, `none`.
     """
 
     def __init__(
@@ -139,7 +136,12 @@ class PodEnvSource:
         self._settle = settle
         self._known: OrderedDict[PodUid, _Known] = OrderedDict()
         self._trails: OrderedDict[PodUid, _Trail] = OrderedDict()
-        self.answers: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
+
+    @property
+    def answers(self) -> Mapping[str, int]:
+        """How often `pods-api`, `api-server` and what was `kept` answered, and `none` did."""
+        return self._answers
 
     async def ask(self, identity: Identity, devices: Sequence[DeviceId], *, fresh: bool) -> Asked:
         """What the container asks for that starts now (`EnvSource`)."""
@@ -158,7 +160,7 @@ class PodEnvSource:
             known = self._learn(question.uid, told)
         else:
             self._known.move_to_end(question.uid)
-            self.answers["kept"] += 1
+            self._answers["kept"] += 1
         wishes = [wish for wish in known.wishes if wish.container.name in identity.containers]
         if len(wishes) != len(identity.containers):
             raise NoSourceError(
@@ -273,16 +275,16 @@ class PodEnvSource:
             except PodSourceError as error:
                 problems.append(error.message)
             else:
-                self.answers["pods-api"] += 1
+                self._answers["pods-api"] += 1
                 return _Told(pod=pod, source="pods-api", exact=True)
         try:
             pod = await self._from_api_server(question, known)
         except NoSourceError as error:
             problems.append(error.message)
         else:
-            self.answers["api-server"] += 1
+            self._answers["api-server"] += 1
             return _Told(pod=pod, source="api-server", exact=False)
-        self.answers["none"] += 1
+        self._answers["none"] += 1
         raise NoSourceError(
             f"kubelet sent no environment, and no source tells the spec of pod {question.uid}:"
             f" {'; '.join(problems)}",

@@ -916,10 +916,11 @@ def test_the_source_is_made_at_the_first_question(socket):
         source.started(identity(*BOTH, container="init"), DEVICES)
         source.refused(identity(*BOTH), DEVICES, "words")
         source.new_kubelet()
-        assert made == []
+        assert (made, source.answers) == ([], {})
         async with serving(PodsServer(FakePod()), socket):
             for _ in range(2):
                 assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+        assert source.answers == {"pods-api": 1, "kept": 1}
         (thread,) = made
         assert thread is not threading.main_thread()
 
