@@ -11,7 +11,7 @@ restart of the plugin or of kubelet the proof takes one more try of kubelet's.
 """
 
 import asyncio
-import secrets
+import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -229,7 +229,7 @@ class PodEnvSource:
             f"containers {', '.join(holder.name for holder in holders[:3])} of pod"
             f" {known.namespace}/{known.name} ask for different bitstreams on"
             f" {', '.join(sorted(question.devices)[:3])}, and it is not known yet which of them"
-            f" starts (question {secrets.token_hex(4)})",
+            f" starts (question {os.urandom(4).hex()})",
             hint="kubelet tries again in about 10 s, and the pod's status names the container then",
         )
 
