@@ -275,6 +275,16 @@ class Book:
                 return device
         return None
 
+    def _lent(self, claim: Claim) -> list[RegionId]:
+        """Regions that now have a node which the claim was given for another region."""
+        return [
+            region.id
+            for granted, node in claim.nodes
+            for card in self._shown_by.get(node, ())
+            for region in self.cards[card].regions
+            if region.node == node and region.id != granted
+        ]
+
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
         """Whether any region of the card but `regions` has an owner."""
         mine = set(regions)

@@ -285,3 +285,13 @@ class Claims(Book):
             new = replace(record, condition=condition, reason=reason, former=record.former | former)
             if new != record:
                 change.regions[region] = new
+        if not claim.exposed:
+            return
+        for region in self._lent(claim):
+            # Started without PreStart, its container may have come by a region that is not its own.
+            record = change.regions.get(region) or self.record(region)
+            if record.condition is not Condition.FAULTED:
+                record = replace(
+                    record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
+                )
+            change.regions[region] = replace(record, former=record.former | former)

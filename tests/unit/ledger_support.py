@@ -68,7 +68,7 @@ class MemoryJournal:
     """A journal that outlives its process, fails when it is told to, and dies on request.
 
     Attributes:
-        failing: every write fails and nothing is written.
+        failing: how many writes fail, with nothing written.
         dies_in: the process dies at this write, counted from 1; None: it lives.
         dies_after: whether that last write is durable.
         died: the process died at a write.
@@ -76,7 +76,7 @@ class MemoryJournal:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.snapshot = Snapshot() if snapshot is None else snapshot
-        self.failing = False
+        self.failing = 0
         self.dies_in: int | None = None
         self.dies_after = False
         self.died = False
@@ -91,6 +91,7 @@ class MemoryJournal:
                     self.snapshot = applied(self.snapshot, change)
                 raise ProcessDiedError
         if self.failing:
+            self.failing -= 1
             raise JournalError("journal /state/journal.sqlite3: database or disk is full")
         self.writes += 1
         self.snapshot = applied(self.snapshot, change)

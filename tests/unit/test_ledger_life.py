@@ -30,7 +30,9 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId
 
 INDEX = st.integers(0, 7)
-JOBS = st.sampled_from([0, 0, 1, 2, 3, 5, 99])
+JOBS = st.sampled_from([99, 99, 0, 1, 2, 3, 5])
+RARELY = st.sampled_from([False, False, False, True])
+MOSTLY = st.sampled_from([True, True, True, False])
 
 
 class Life(RuleBasedStateMachine):
@@ -107,7 +109,7 @@ class Life(RuleBasedStateMachine):
         boot = self.rack.boot_id()
         self.plugin.end()
         self.journal.died = False
-        self.journal.failing = False
+        self.journal.failing = 0
         for pod in self.pods:
             pod.call = None
         before = self.journal.snapshot
@@ -199,7 +201,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """Kubelet takes in the lists."""
+        """Kubelet takes the lists in."""
         lists = listed(self.plugin.ledger, self.plugin.lists)
         self.view = {resource: dict(devices) for resource, devices in lists.items()}
 
@@ -207,7 +209,7 @@ class Life(RuleBasedStateMachine):
         whole=st.booleans(),
         count=st.integers(1, 2),
         index=INDEX,
-        fresh=st.sampled_from([True, True, True, False]),
+        fresh=MOSTLY,
         deallocates=st.booleans(),
         jobs=JOBS,
     )
@@ -251,6 +253,14 @@ class Life(RuleBasedStateMachine):
             assert sorted(answer.nodes) == sorted(pod.nodes.values())
         self.after()
 
+    @rule(whole=st.booleans(), wants=st.lists(st.sampled_from(AFUS), max_size=2), index=INDEX)
+    def pod_runs(self, whole, wants, index) -> None:
+        """A pod's way to its container, without anything in between."""
+        before = len(self.pods)
+        self.admit(whole, 1, index, fresh=True, deallocates=True, jobs=0)
+        if len(self.pods) > before:
+            self.call_prestart(self.pods[-1], wants, holds=True, jobs=99)
+
     @precondition(lambda self: any(not p.running and not p.call for p in self.active()))
     @rule(
         index=INDEX,
@@ -260,7 +270,9 @@ class Life(RuleBasedStateMachine):
     )
     def prestart(self, index, wants, holds, jobs) -> None:
         pods = [p for p in self.active() if not p.running and not p.call]
-        pod = pods[index % len(pods)]
+        self.call_prestart(pods[index % len(pods)], wants, holds=holds, jobs=jobs)
+
+    def call_prestart(self, pod: Pod, wants, *, holds: bool, jobs: int) -> None:
         wants = wants[: len(pod.nodes)]
         self.admitting = None
         pod.asked = dict(zip(sorted(pod.nodes), wants, strict=False))
@@ -311,8 +323,8 @@ class Life(RuleBasedStateMachine):
             self.attempt(lambda: self.plugin.claims.deallocate(pod.resource, pod.devices))
             self.after(jobs)
 
-    @rule(ungated=st.sets(INDEX, max_size=2))
-    def kubelet_restarts(self, ungated) -> None:
+    @rule(ungated=st.sets(st.integers(0, 3), max_size=2), answered=MOSTLY)
+    def kubelet_restarts(self, ungated, answered) -> None:
         """Until the plugin has registered again, kubelet starts containers without PreStart."""
         for pod in self.pods:
             if pod.call is not None:
@@ -328,6 +340,8 @@ class Life(RuleBasedStateMachine):
         self.answered = False
         self.tell_epoch()
         self.after()
+        if answered:
+            self.answer()
 
     @rule(jobs=JOBS)
     def answer(self, jobs=0) -> None:
@@ -353,10 +367,13 @@ class Life(RuleBasedStateMachine):
     def all_threads(self) -> None:
         self.after(99)
 
-    @rule()
-    def time(self) -> None:
-        self.plugin.loop.pass_time()
-        self.after()
+    @rule(long=MOSTLY)
+    def time(self, long) -> None:
+        if long:
+            self.settle_all()
+        else:
+            self.plugin.loop.pass_time()
+            self.after()
 
     def event(self, board: Board) -> None:
         self.plugin.call(lambda: self.plugin.hardware.changed(board.card.id))
@@ -394,74 +411,52 @@ class Life(RuleBasedStateMachine):
             if slot.afu is None:
                 slot.afu = AfuId("c" * 32)
 
-    @rule(index=INDEX, told=st.booleans(), order=INDEX, back=st.booleans(), jobs=JOBS)
-    def card_goes(self, index, told, order, back, jobs) -> None:
-        """And perhaps comes back at once, before the plugin looked."""
+    @rule(
+        kind=st.sampled_from(["goes", "comes", "unbinds", "health"]),
+        index=INDEX,
+        order=INDEX,
+        told=st.booleans(),
+        jobs=JOBS,
+    )
+    def hardware(self, kind, index, order, told, jobs) -> None:
         boards = list(self.rack.boards.values())
         board = boards[index % len(boards)]
-        if board.present:
-            self.pull(board)
-            if told:
-                self.event(board)
+        match kind:
+            case "health":
+                slot = list(board.slots.values())[order % len(board.slots)]
+                slot.failing = "thermal: AP6" if order > 3 else ""
+                self.plugin.begin(self.plugin.hardware.check(board.card.id))
                 self.after(jobs)
-        if back:
-            self.push(board, order)
+                return
+            case "unbinds" if board.present and len(board.card.regions) > 1:
+                self.unbind(board, order)
+            case "comes" if not board.present:
+                self.push(board, order)
+            case "goes":
+                # And perhaps comes back at once, before the plugin looked.
+                if board.present:
+                    self.pull(board)
+                    if told:
+                        self.event(board)
+                        self.after(jobs)
+                if order:
+                    self.push(board, order - 1)
         self.event(board)
         self.after(jobs)
 
-    @rule(index=INDEX, order=INDEX, jobs=JOBS)
-    def card_comes(self, index, order, jobs) -> None:
-        boards = [b for b in self.rack.boards.values() if not b.present]
-        if boards:
-            board = boards[index % len(boards)]
-            self.push(board, order)
-            self.event(board)
-            self.after(jobs)
-
-    @rule(index=INDEX, port=INDEX, jobs=JOBS)
-    def port_unbinds(self, index, port, jobs) -> None:
+    def unbind(self, board: Board, port: int) -> None:
         """The card shows fewer regions than its FME implements."""
-        boards = [b for b in self.rack.boards.values() if b.present and len(b.card.regions) > 1]
-        if boards:
-            board = boards[index % len(boards)]
-            lost = board.card.regions[port % len(board.card.regions)]
-            self.write()
-            kept = tuple(r for r in board.card.regions if r != lost)
-            board.card = replace(board.card, regions=kept)
-            board.slots[lost.id].opens.clear()
-            for pod in self.pods:
-                pod.attached.discard(lost.id)
-            self.event(board)
-            self.after(jobs)
-
-    @rule(index=INDEX, failing=st.booleans(), jobs=JOBS)
-    def health(self, index, failing, jobs) -> None:
-        slots = [s for b in self.rack.boards.values() for s in b.slots.values()]
-        slot = slots[index % len(slots)]
-        slot.failing = "thermal: AP6" if failing else ""
-        self.plugin.begin(self.plugin.hardware.check(card_of(slot.id)))
-        self.after(jobs)
-
-    @rule(how=st.sampled_from(["error", "poison"]))
-    def next_pr_fails(self, how) -> None:
-        self.rack.bad_prs = [how]
-
-    @rule(there=st.booleans())
-    def blank_image(self, there) -> None:
-        self.images.has_blank = there
-        self.plugin.hardware._blanks.forget(None)
-        for card in list(self.plugin.ledger.cards):
-            self.plugin.call(functools.partial(self.plugin.releaser.poke, card))
-        self.after()
+        lost = board.card.regions[port % len(board.card.regions)]
+        self.write()
+        board.card = replace(board.card, regions=tuple(r for r in board.card.regions if r != lost))
+        board.slots[lost.id].opens.clear()
+        for pod in self.pods:
+            pod.attached.discard(lost.id)
 
     # -------------------------------------------------------------- the plugin's own misfortunes
 
-    @rule(failing=st.booleans())
-    def disk(self, failing) -> None:
-        self.journal.failing = failing
-
-    @rule(operations=st.integers(0, 4))
-    def dies(self, operations) -> None:
+    @rule(operations=st.integers(0, 4), answered=MOSTLY, jobs=JOBS)
+    def dies(self, operations, answered, jobs) -> None:
         """A thread may be in the middle of its work; an ioctl completes."""
         self.rack.operations = operations
         try:
@@ -471,28 +466,47 @@ class Life(RuleBasedStateMachine):
             pass
         self.rack.operations = None
         self.restart()
-        self.after()
+        if answered:
+            self.answer(jobs)
 
     @rule(write=st.integers(1, 6), after=st.booleans())
     def dies_at_a_write(self, write, after) -> None:
         self.journal.dies_in = write
         self.journal.dies_after = after
 
-    @rule(order=INDEX)
-    def node_boots(self, order) -> None:
+    @rule(kind=st.sampled_from(["boot", "disk", "disk", "blank", "pr"]), number=INDEX)
+    def misfortune(self, kind, number) -> None:
+        match kind:
+            case "boot":
+                self.node_boots(number)
+            case "disk":
+                self.journal.failing = number
+            case "blank":
+                self.blank_image(there=number > 0)
+            case "pr":
+                self.rack.bad_prs = ["error" if number % 2 else "poison"]
+
+    def blank_image(self, *, there: bool) -> None:
+        self.images.has_blank = there
+        self.plugin.hardware._blanks.forget(None)
+        for card in list(self.plugin.ledger.cards):
+            self.plugin.call(functools.partial(self.plugin.releaser.poke, card))
+        self.after()
+
+    def node_boots(self, order: int) -> None:
+        self.admitting = None
         for pod in self.pods:
             self.stop_container(pod)
             pod.owed = 0
-        self.admitting = None
         self.rack.boot += 1
         self.epoch += 1
         boards = list(self.rack.boards.values())
         for board in boards:
             self.pull(board)
         for board in boards if order % 2 else reversed(boards):
-            self.push(board, order)
+            self.push(board, order // 2)
         self.restart()
-        self.after()
+        self.answer(99)
 
     # -------------------------------------------------------------- what always holds
 
@@ -554,7 +568,7 @@ class Life(RuleBasedStateMachine):
             self.cleanup.close()
 
     def everything_ends(self) -> None:
-        self.journal.failing = False
+        self.journal.failing = 0
         self.journal.dies_in = None
         self.rack.bad_prs = []
         self.settle_all()
@@ -579,6 +593,9 @@ class Life(RuleBasedStateMachine):
             self.plugin.call(
                 functools.partial(self.plugin.claims.deallocate, claim.resource, [claim.device])
             )
+        self.settle_all()
+        for card in list(self.plugin.ledger.cards):  # as the daemon does all the time
+            self.plugin.begin(self.plugin.hardware.check(card))
         self.settle_all()
         self.nothing_unexpected()
         self.lists_are_the_table()

@@ -114,18 +114,23 @@ class Steps(RuleBasedStateMachine):
 
     @rule(
         number=st.sampled_from(NUMBERS),
-        nodes=st.lists(st.integers(0, 6), min_size=1, max_size=PORTS, unique=True),
-        other=st.sampled_from([False, False, False, True]),
+        nodes=st.permutations(range(7)),
+        ports=st.sampled_from([PORTS, PORTS, PORTS, 1, 2]),
+        other=st.sampled_from([False] * 5 + [True]),
         clears_memory=st.booleans(),
         afu=st.sampled_from([BLANK, BLANK, AFU, None]),
         blank=st.sampled_from([BLANK, BLANK, None]),
     )
     def found(  # noqa: PLR0917  # hypothesis passes by name
-        self, number, nodes, other, clears_memory, afu, blank
+        self, number, nodes, ports, other, clears_memory, afu, blank
     ) -> None:
         interface = OTHER_INTERFACE if other else INTERFACE
         card = make_card(
-            number, nodes=nodes, ports=PORTS, interface_id=interface, clears_memory=clears_memory
+            number,
+            nodes=nodes[:ports],
+            ports=PORTS,
+            interface_id=interface,
+            clears_memory=clears_memory,
         )
         self.learns(lambda: self.ledger.card_found(card, {r.id: afu for r in card.regions}, blank))
         assert self.ledger.cards[card.id] == card
@@ -158,8 +163,11 @@ class Steps(RuleBasedStateMachine):
     def env(self) -> None:
         self.happens_or_not(self.ledger.env_seen)
 
-    @rule(resource=st.sampled_from(NAMES), devices=some_devices)
-    def allocate(self, resource, devices) -> None:
+    @rule(one=st.sampled_from(DEVICES), more=some_devices, other=st.sampled_from([None, *NAMES]))
+    def allocate(self, one, more, other) -> None:
+        """Mostly of one device, under the resource that has it."""
+        resource = other or self.ledger.device_resource(one) or NAMES[0]
+        devices = [one, *more] if other else [one]
         claims = self.happens_or_not(lambda: self.ledger.allocate(resource, devices))
         for claim in claims or ():
             assert self.ledger.claims[claim.device] == claim
@@ -186,6 +194,18 @@ class Steps(RuleBasedStateMachine):
     def started(self, devices) -> None:
         claims = [c for d in devices if (c := self.ledger.claims.get(d)) is not None]
         self.happens_or_not(lambda: self.ledger.started(claims))
+
+    @rule(one=st.sampled_from(DEVICES), program=st.booleans())
+    def prepared(self, one, program) -> None:
+        """As a whole PreStart does it."""
+        claim = self.ledger.claims.get(one)
+        if claim is not None:
+            with tolerated:
+                self.ledger.prestart_seen([one])
+                for region, _ in claim.nodes if program else ():
+                    self.ledger.working([region])
+                    self.ledger.programmed(region, AFU)
+                self.ledger.started([claim])
 
     @rule(devices=some_devices)
     def poststop(self, devices) -> None:
