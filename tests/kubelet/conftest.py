@@ -15,12 +15,17 @@ from machine import VERSION, Runtime
 from node import Node  # daemon_support is found by the line above
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
     if "FPGA_KUBELET_SCRATCH" not in os.environ:
         reason = "needs namespaces and a kubelet of its own: make test-kubelet"
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        return
+    part = os.environ.get("FPGA_KUBELET_PART", "")
+    others = [item for item in ours if part not in item.name]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture(scope="session")

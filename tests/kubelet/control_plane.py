@@ -7,6 +7,7 @@ the plugin may do what its role says.
 
 import json
 import shutil
+import signal
 import ssl
 import subprocess
 import urllib.error
@@ -83,12 +84,12 @@ class ControlPlane:
         return True
 
     def stop(self) -> None:
-        """The API server only."""
-        self._server.end()
+        """The API server only; at once, for its own way to end waits for its clients."""
+        self._server.end(signal.SIGKILL)
 
     def end(self) -> None:
-        self._server.end()
-        self._etcd.end()
+        self.stop()
+        self._etcd.end(signal.SIGKILL)
         shutil.rmtree(self._folder)
 
     def call(

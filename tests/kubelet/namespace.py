@@ -1,4 +1,4 @@
-"""Runs a command where a kubelet may do as it likes: `namespace.py build-version command ...`.
+"""Runs a command where a kubelet may do as it likes: `namespace.py 1.36 command ...`.
 
 Kubelet and containerd write to fixed places (/var/lib/kubelet, /run/containerd, /var/log, /dev). So
 the command gets namespaces of its own (mounts, processes, network, host name) and a cgroup below
@@ -22,13 +22,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NEWEST = max((path.name for path in HERE.glob("go/*")), key=lambda v: [*map(int, v.split("."))])
 """Of the Kubernetes versions that there is a go.mod for."""
+
+BUILT = ROOT / ".cache/kubelet"
+
+PARTS = ("pods-api", "api-server")
+"""Of the tests: they run side by side, each on a node of its own (conftest.py)."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "fpga-kubelet-"
@@ -119,7 +124,7 @@ def _sweep() -> None:
     left = {path.name for top in _hierarchies() for path in top.glob(f"{PREFIX}*")}
     left |= {path.name for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*")}
     for name in left:
-        if (found := re.fullmatch(rf"{PREFIX}(\d+)", name)) and not Path(
+        if (found := re.fullmatch(rf"{PREFIX}(\d+)-[a-z-]+", name)) and not Path(
             "/proc", found.group(1)
         ).exists():
             _remove_cgroup(name)
@@ -131,8 +136,61 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+class Node:
+    """The namespaces, cgroup and folder of one run of the command; `close` removes them all.
+
+    Args:
+        name: of cgroup and folder.
+        version: of Kubernetes.
+        part: of the tests, those that this node runs; empty: all.
+        command: what runs in it.
+        output: where its output goes; None: to ours.
+    """
+
+    def __init__(
+        self, name: str, version: str, part: str, command: list[str], output: Path | None
+    ) -> None:
+        self._name = name
+        # Not pytest's folder: the path of a socket has at most 107 characters.
+        self._scratch = Path(tempfile.gettempdir(), name)
+        self._scratch.mkdir(mode=0o700)
+        _make_cgroup(name)
+        environment = {
+            "FPGA_KUBELET_SCRATCH": str(self._scratch),
+            "FPGA_KUBELET_CGROUP": name,
+            "FPGA_KUBELET_BIN": str(BUILT / version),
+            "FPGA_KUBELET_CONTROL_PLANE": str(BUILT / NEWEST),
+            "FPGA_KUBELET_VERSION": version,
+            "FPGA_KUBELET_PART": part,
+        }
+        # The shell is there to be the first process: it reaps those whose parents have ended.
+        self._process = subprocess.Popen(
+            [
+                *("unshare", "--mount", "--propagation", "private", "--pid", "--mount-proc"),
+                *("--net", "--uts", "--ipc", "--fork", "--kill-child"),
+                *("bash", "-c", '"$@"; exit $?', "bash"),
+                *(sys.executable, __file__, "--inside", *command),
+            ],
+            env=os.environ | environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=None if output is None else output.open("w"),
+            stderr=None if output is None else subprocess.STDOUT,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # no threads here
+        )
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        _remove_cgroup(self._name)
+        shutil.rmtree(self._scratch)
+
+
 def outside(version: str, command: list[str]) -> int:
-    """Build, make namespaces, run the command in them, and remove everything; its exit code."""
+    """Build, run the command in nodes side by side, one for each part, and remove everything."""
     if why := missing():
         sys.exit(f"test-kubelet: {why}")
     if running := kubelets():
@@ -141,39 +199,23 @@ def outside(version: str, command: list[str]) -> int:
     # Any kubelet's API server is the newest one: older ones are not worth their builds.
     subprocess.run([HERE / "build", NEWEST, "etcd", "kube-apiserver"], check=True)
     _sweep()
-    name = f"{PREFIX}{os.getpid()}"
-    # Not pytest's folder: the path of a socket has at most 107 characters.
-    scratch = Path(tempfile.gettempdir(), name)
-    scratch.mkdir(mode=0o700)
-    # No terminal's interrupt ends us before the clean-up: pytest hears it too, and ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    try:
-        _make_cgroup(name)
-        with subprocess.Popen(
-            # The shell is there to be the first process: it reaps those whose parents have ended.
-            [
-                *("unshare", "--mount", "--propagation", "private", "--pid", "--mount-proc"),
-                *("--net", "--uts", "--ipc", "--fork", "--kill-child"),
-                *("bash", "-c", '"$@"; exit $?', "bash"),
-                *(sys.executable, __file__, "--inside", *command),
-            ],
-            env=os.environ
-            | {
-                "FPGA_KUBELET_SCRATCH": str(scratch),
-                "FPGA_KUBELET_CGROUP": name,
-                "FPGA_KUBELET_BIN": str(ROOT / ".cache/kubelet" / version),
-                "FPGA_KUBELET_CONTROL_PLANE": str(ROOT / ".cache/kubelet" / NEWEST),
-                "FPGA_KUBELET_VERSION": version,
-            },
-            cwd=ROOT,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # no threads here
-        ) as process:
-            signal.signal(signal.SIGTERM, lambda *_: process.kill())
-            return process.wait()
-    finally:
-        _remove_cgroup(name)
-        shutil.rmtree(scratch)
+        signal.signal(number, _interrupted)
+    outputs = [BUILT / f"{part}.log" for part in PARTS]
+    with ExitStack() as nodes:
+        runs = []
+        for part, output in zip(PARTS, outputs, strict=True):
+            node = Node(f"{PREFIX}{os.getpid()}-{part}", version, part, command, output)
+            nodes.callback(node.close)
+            runs.append(node)
+        codes = [node.wait() for node in runs]
+    for part, output in zip(PARTS, outputs, strict=True):
+        print(f"--- {part} ---", output.read_text(errors="replace"), sep="\n")  # noqa: T201  # pytest's
+    return max(codes)
+
+
+def _interrupted(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def inside(command: list[str]) -> None:

@@ -215,6 +215,7 @@ class Node:
         cards: simulated ones, as FPGA_PLUGIN_SIMULATED_CARDS has them.
         gates: kubelet's feature gates.
         control_plane: None: kubelet is by itself.
+        user: as whom the plugin asks the API server.
         settings: of the plugin, without their prefix and in lower case.
     """
 
@@ -224,6 +225,8 @@ class Node:
         cards: str,
         gates: Mapping[str, bool],
         control_plane: ControlPlane | None,
+        *,
+        user: str = "plugin",
         **settings: str,
     ) -> None:
         for directory in ("manifests", "plugin"):
@@ -245,7 +248,7 @@ class Node:
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
             "FPGA_PLUGIN_KUBECONFIG": ""
             if control_plane is None
-            else str(control_plane.kubeconfig("plugin")),
+            else str(control_plane.kubeconfig(user)),
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
         self.lives: list[Plugin] = []
 
@@ -298,10 +301,17 @@ class Node:
         }
         return Pod(self, manifest)
 
+    def regions(self) -> dict[str, dict[str, Any]]:
+        """The simulated cards' regions as they are."""
+        return json.loads((self.state / "simulated/state.json").read_text())["regions"]
+
     def afu(self, region: str) -> str:
-        """What a simulated region holds."""
-        state = json.loads((self.state / "simulated/state.json").read_text())
-        return str(state["regions"][region]["afu_id"])
+        """What a region holds."""
+        return str(self.regions()[region]["afu_id"])
+
+    def reboot_cards(self) -> None:
+        """Let the simulated cards have seen a reboot."""
+        (self.state / "simulated/boot_id").write_text(f"{uuid.uuid4()}\n")
 
     def prepared(self, region: str, since: int = 0) -> list[str]:
         """What this life of the plugin programmed for containers on a region: AFU ids."""
@@ -314,6 +324,16 @@ class Node:
     def checkpoint(self) -> list[dict[str, Any]]:
         """Entries of kubelet's checkpoint."""
         return json.loads(CHECKPOINT.read_text())["Data"]["PodDeviceEntries"] or []
+
+    def freeze(self, pod: Pod, *, thaw: bool = False) -> None:
+        """Stop a pod's processes so that not even SIGKILL ends them (the freezer of cgroup v1).
+
+        The whole pod's: runc thaws a container that it kills.
+        """
+        (group,) = Path("/sys/fs/cgroup/freezer", CGROUP).glob(f"kubepods/*/pod{pod.uid}")
+        wanted = "THAWED" if thaw else "FROZEN"
+        (group / "freezer.state").write_text(wanted)
+        until(lambda: (group / "freezer.state").read_text().strip() == wanted, wanted)
 
     def close(self) -> None:
         for life in self.lives:

@@ -1,0 +1,145 @@
+"""What goes wrong on nodes, and what the plugin makes of it."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from daemon_support import AFU, AFU_2, AFU_3, BLANK, CARD, CARDS, P0, REGIONS, request
+from machine import until
+from node import Node, container
+from records import podresources
+
+FREEZER = Path("/sys/fs/cgroup/freezer").is_dir()
+
+pods_api = pytest.mark.parametrize("make_node", ["pods-api"], indirect=True)
+api_server = pytest.mark.parametrize("make_node", ["api-server"], indirect=True)
+
+
+@api_server  # a pod that is a file cannot be deleted by force
+@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
+def test_a_force_deleted_pods_region_waits_for_its_processes(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = node.pod("asks", container(env=request()))
+    pod.until_running()
+    node.freeze(pod)
+    pod.delete(grace=0)
+    pod.until_gone()
+    node.plugin.until_logged("scrub waits", region=P0)
+    assert not podresources(), "kubelet has forgotten it"
+    node.until_offered(REGIONS, [])
+    assert node.afu(P0) == AFU
+    node.freeze(pod, thaw=True)
+    node.until_offered(CARDS, [CARD])
+    assert node.afu(P0) == BLANK
+
+
+@pytest.mark.xfail(reason="containers that kubelet started without PreStart are not reported yet")
+def test_a_container_that_started_without_prestart_is_reported(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = node.pod("asks", container(env=request()))
+    first = pod.until_running()
+    node.kubelet.end()
+    node.plugin.stop()
+    node.kubelet.start()
+    node.runtime.kill(first)
+    second = pod.until_running(after=first)
+    plugin = node.start_plugin()
+    node.until_offered(REGIONS, [P0])
+    assert pod.until_running() == second
+    plugin.until_logged("kubelet's records read")
+    assert [line for line in plugin.lines if "PreStart" in line["event"]]
+
+
+def test_a_finished_pods_region_is_offered_again(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod = node.pod("ends", container(env=request(), command="exit 0"), restartPolicy="Never")
+    pod.until_phase("Succeeded")
+    node.until_offered(CARDS, [CARD])
+    assert node.afu(P0) == BLANK
+    node.kubelet.restart()
+    node.until_offered(CARDS, [CARD])
+    pod.until_phase("Succeeded")
+
+
+def test_many_pods_at_once_get_each_their_own(make_node: Callable[..., Node]) -> None:
+    node = make_node("4x3")
+    for round_ in range(2):
+        wanted = [AFU, AFU_2, AFU_3] * 4
+        pods = [
+            node.pod(f"pod-{round_}-{n}", container(env=request(afu)))
+            for n, afu in enumerate(wanted)
+        ]
+        for pod, afu in zip(pods, wanted, strict=True):
+            pod.until_running()
+            (region,) = pod.devices()[REGIONS]
+            assert node.afu(region) == afu
+        node.until_offered(CARDS, [])
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda pod: pod.delete(), pods))
+        node.until_offered(CARDS, [f"0000-{n:x}-00.0" for n in range(16, 20)])
+        assert {region["afu_id"] for region in node.regions().values()} == {BLANK}
+
+
+@api_server
+def test_a_pod_waits_while_the_api_server_is_away(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    control_plane = node.kubelet.control_plane
+    assert control_plane is not None
+    pod = node.pod("asks", container(env=request()))
+    first = pod.until_running()
+    control_plane.stop()
+    try:
+        node.plugin.kill()
+        node.start_plugin()
+        node.until_offered(REGIONS, [P0])
+        node.runtime.kill(first)
+        # Not the pod's status: kubelet, too, has it from the API server.
+        refused = node.plugin.until_logged("call not finished", status="UNAVAILABLE")
+        assert "the API server cannot be asked" in refused["message"]
+    finally:
+        control_plane.start()
+    pod.until_running(after=first)
+    assert node.prepared(P0) == [AFU]
+
+
+@api_server
+def test_a_plugin_without_the_right_to_get_pods_says_so(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1", user="stranger")
+    pod = node.pod("asks", container(env=request()))
+    assert "does not allow" in pod.until_waiting("CreateContainerConfigError")
+
+
+def test_after_a_reboot_a_pod_that_came_before_the_plugin_fails_and_its_region_is_clean(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = node.pod("asks", container(env=request()))
+    first = pod.until_running()
+    node.plugin.kill()
+    node.kubelet.end()
+    node.runtime.kill(first)
+    node.runtime.restart()
+    node.reboot_cards()
+    node.kubelet.start()
+    assert pod.until_phase("Failed")["status"]["reason"] == "UnexpectedAdmissionError"
+    node.start_plugin()
+    node.until_offered(CARDS, [CARD])
+    assert node.afu(P0) == BLANK
+    node.pod("next", container(env=request(AFU_2))).until_running()
+    assert node.afu(P0) == AFU_2
+
+
+@pods_api
+def test_a_programming_that_takes_longer_than_a_call_serves_the_next_one(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1", simulated_pr_seconds="26")
+    pod = node.pod("asks", container(env=request()))
+    until(pod.container, "its first try", limit=120)
+    pod.until_running()
+    assert node.prepared(P0) == [AFU]
