@@ -59,8 +59,9 @@ def bound(card: str) -> bool:
 
 
 def unplug(card: str) -> None:
-    """Unbind the driver. No port of it may be open: Linux 6.1 would not survive that."""
+    """Unbind the driver, once no port of it is open: Linux 6.1 would not survive that."""
     if bound(card):
+        daemon_support.eventually(lambda: not any(map(openers, nodes(card))))
         (DRIVER / "unbind").write_text(address(card))
 
 
@@ -153,6 +154,12 @@ class Fault:
                 return True
 
 
+def nodes(card: str) -> list[str]:
+    """Its ports' device nodes."""
+    ports = (PCI / address(card) / "fpga_region").glob("region*/dfl-port.*")
+    return [f"/dev/{port.name}" for port in ports]
+
+
 def openers(path: str) -> int:
     """How many descriptors of a node there are."""
     found = 0
@@ -165,7 +172,7 @@ def openers(path: str) -> int:
 
 
 def attributes() -> dict[str, dict[str, Any]]:
-    """By region: node number, AFU id, whether the port is poisoned, how often it is open; as `state.json` has it."""
+    """By region what `state.json` tells of simulated ones, as far as the tests ask."""
     found: dict[str, dict[str, Any]] = {}
     for card in cards():
         for port in (PCI / address(card) / "fpga_region").glob("region*/dfl-port.*"):

@@ -1,0 +1,163 @@
+"""What only the real drivers can show."""
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import rack
+
+from fpga_plugin.errors import HardwareError, PortInUseError, PortPoisonedError, ProgrammingError
+from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.linux import LinuxKernel
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId
+
+pytestmark = pytest.mark.skipif(not rack.DEBUGFS.exists(), reason="the guest's: make test-kernel")
+
+CARD = CardId(rack.daemon_support.CARD)
+AFU = "00112233445566778899aabbccddeeff"
+IMAGE = bytes.fromhex(AFU) + bytes(1000)
+
+PORT_GET_REGION_INFO = 0xB642
+_REGION_INFO = struct.Struct("<IIIIQQ")
+"""struct dfl_fpga_port_region_info: argsz, flags, index, padding, size, offset."""
+
+
+@pytest.fixture
+def backend() -> Iterator[DflBackend]:
+    rack.lay_out("2x3")
+    yield DflBackend(LinuxKernel("/sys", "/dev"))
+    for card in rack.cards():
+        rack.unplug(card)
+
+
+@pytest.fixture
+def card(backend: DflBackend) -> Card:
+    found = backend.scan_card(CARD)
+    assert isinstance(found, Card)
+    return found
+
+
+def test_a_mapping_alone_keeps_the_port_in_use(backend: DflBackend, card: Card):
+    descriptor = os.open(card.regions[0].node, os.O_RDWR | os.O_CLOEXEC)
+    info = bytearray(_REGION_INFO.pack(_REGION_INFO.size, 0, 0, 0, 0, 0))
+    fcntl.ioctl(descriptor, PORT_GET_REGION_INFO, info, True)
+    *_, size, offset = _REGION_INFO.unpack(info)
+    mapped = mmap.mmap(descriptor, size, offset=offset)
+    with pytest.raises(PortInUseError):
+        backend.open_port(card, card.regions[0])
+    os.close(descriptor)
+    with pytest.raises(PortInUseError):
+        backend.open_port(card, card.regions[0])
+    mapped.close()
+    # mmap.mmap duplicates the descriptor: now both are gone.
+    with backend.open_port(card, card.regions[0]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("bit", "says"),
+    [
+        (0, "reconfig operation error"),
+        (1, "reconfig CRC error"),
+        (2, "reconfig incompatible image"),
+        (3, "reconfig IP protocol error"),
+        (4, "reconfig fifo overflow error"),
+    ],
+)
+def test_each_pr_error_is_named(backend: DflBackend, card: Card, bit: int, says: str):
+    rack.knob(CARD, "pr_err", 1 << bit)
+    with (
+        backend.open_port(card, card.regions[0]) as port,
+        pytest.raises(ProgrammingError, match=says),
+    ):
+        port.program(IMAGE)
+
+
+def test_a_reset_that_is_not_acknowledged_poisons_the_port_too(backend: DflBackend, card: Card):
+    rack.knob(CARD, "port_deaf", 0b001)
+    with backend.open_port(card, card.regions[0]) as port:
+        with pytest.raises(HardwareError, match="did not acknowledge"):
+            port.reset()
+        rack.knob(CARD, "port_deaf", 0)
+        # The driver counts one reset too many from now on, and says that all is well.
+        port.reset()
+        port.program(IMAGE)
+        with pytest.raises(PortPoisonedError):
+            port.afu_id()
+    with backend.open_port(card, card.regions[1]) as port:
+        port.program(IMAGE)
+        assert port.afu_id() == AFU
+
+
+def test_a_pr_whose_port_does_not_acknowledge_fails_in_a_moment(backend: DflBackend, card: Card):
+    with backend.open_port(card, card.regions[0]) as port:
+        rack.knob(CARD, "port_deaf", 0b001)
+        with pytest.raises(ProgrammingError, match="in time"):
+            port.program(IMAGE)
+        rack.knob(CARD, "port_deaf", 0)
+    with pytest.raises(PortPoisonedError):
+        backend.afu_id(card.regions[0])
+
+
+def test_port_errors_are_cleared_and_told(backend: DflBackend, card: Card):
+    region = card.regions[1]
+    rack.poke(region.id, rack.PORT_ERRORS, 0x8001)
+    rack.poke(region.id, rack.PORT_STATUS, 1 << 12)
+    assert dict(backend.port_errors(region)) == {"errors": 0x8001}
+    with backend.open_port(card, region) as port:
+        assert dict(port.clear_errors()) == {"errors": 0x8001, "ap1_event": 1}
+        assert dict(port.clear_errors()) == {}
+    assert dict(backend.port_errors(region)) == {}
+
+
+def test_looking_at_the_hardware_does_not_wait_for_a_pr(backend: DflBackend, card: Card):
+    rack.knob(CARD, "stall_ms", 3000)
+    region = card.regions[0]
+    with backend.open_port(card, region) as port:
+        before = rack.count(CARD, "prs")
+        worker = threading.Thread(target=port.program, args=(IMAGE,))
+        worker.start()
+        while rack.count(CARD, "prs") == before:
+            time.sleep(0.001)  # nobody tells
+        begin = time.monotonic()
+        with pytest.raises(PortPoisonedError):
+            backend.afu_id(region)  # which is how it looks meanwhile
+        assert isinstance(backend.scan_card(CARD), Card)
+        looked = time.monotonic() - begin
+        assert worker.is_alive(), f"it took {looked:.3f} s"
+        worker.join()
+        assert port.afu_id() == AFU
+
+
+def test_memory_is_cleared_bank_by_bank_and_a_bank_that_hangs_is_an_error(
+    backend: DflBackend, card: Card
+):
+    before = rack.count(CARD, "memory_clears")
+    backend.clear_memory(card)
+    assert rack.count(CARD, "memory_clears") == before + 2
+    rack.knob(CARD, "memory_busy", 0b10)
+    with pytest.raises(HardwareError, match="timed out"):
+        backend.clear_memory(card)
+
+
+def test_the_driver_refuses_what_it_documents(backend: DflBackend, card: Card):
+    kernel = LinuxKernel("/sys", "/dev")
+    handle = kernel.open(card.fme_node, os.O_RDWR)
+    try:
+        for argument in (
+            struct.pack("<IIIIQ", 8, 0, 0, 4, 4096),
+            struct.pack("<IIIIQ", 24, 1, 0, 4, 4096),
+            struct.pack("<IIIIQ", 24, 0, 3, 4, 4096),
+        ):
+            with pytest.raises(OSError) as caught:  # noqa: PT011  # the errno is looked at
+                kernel.ioctl(handle, 0xB680, argument)
+            assert caught.value.errno == errno.EINVAL
+    finally:
+        kernel.close(handle)
