@@ -57,6 +57,13 @@ class Releaser:
         self._poked: dict[CardId, asyncio.Event] = {}
         self._waits: dict[RegionId, str] = {}
         self._closing = False
+        bench.ledger.subscribe(self._changed)
+
+    def _changed(self, card: CardId | None) -> None:
+        """A claim's end may leave regions of other cards dirty too, whose numbers moved."""
+        # What works on a card sees what changes, and much of that is its own doing.
+        if card is not None and card not in self._poked:
+            self.poke(card)
 
     def open_gate(self) -> None:
         """Kubelet has told what is in use."""
