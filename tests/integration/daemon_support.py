@@ -203,7 +203,7 @@ class Kubelet:
         )
         for path in self.directory.iterdir():  # as kubelet does (facts/kubelet.md section 1.8)
             if path.is_socket():
-                path.unlink()
+                path.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self.directory / 'kubelet.sock'}")
         self._server.start()
 

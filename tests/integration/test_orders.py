@@ -259,7 +259,7 @@ def test_the_checkpoint_tells_that_another_pod_has_the_region_now():
 
 def slow(node: Node) -> None:
     """From here on a PR takes longer than `hasty` waits."""
-    node.set(simulated_pr_seconds="0.4")
+    node.set(simulated_pr_seconds="0.3")
     node.again()
     node.kubelet.allocate(P0)
 
