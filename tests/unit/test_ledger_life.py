@@ -31,7 +31,24 @@ from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId
 
 INDEX = st.integers(0, 7)
 JOBS = st.sampled_from([99, 99, 0, 1, 2, 3, 5])
-RARELY = st.sampled_from([False, False, False, True])
+ACTS = (
+    "pod runs",
+    "pod runs",
+    "pod is admitted",
+    "next container is admitted",
+    "prestart",
+    "prestart",
+    "container ends",
+    "container ends",
+    "poststop",
+    "pod ends",
+    "pod is deleted by force",
+    "deallocate",
+    "deallocate",
+    "look",
+    "kubelet answers",
+)
+WANTS = ([], [AFUS[0]], [AFUS[1]], [AFUS[0], AFUS[1]])
 MOSTLY = st.sampled_from([True, True, True, False])
 
 
@@ -183,7 +200,7 @@ class Life(RuleBasedStateMachine):
                 self.failures.append(f"{pod.uid} starts on {region} with data of {slot.data}")
             if slot.afu != pod.asked.get(region, BLANK):
                 self.failures.append(f"{pod.uid} starts on {region} with image {slot.afu}")
-            alone = len(pod.nodes) == board.card.ports
+            alone = board.card.ports == sum(r in board.slots for r in pod.nodes)
             if alone and board.card.clears_memory and board.memory - {pod.uid}:
                 self.failures.append(f"{pod.uid} starts on {region} with memory {board.memory}")
         self.run_container(pod, holds=holds)
@@ -197,28 +214,46 @@ class Life(RuleBasedStateMachine):
         return {device for pod in self.active() for device in pod.devices}
 
     def pick(self, pods: list[Pod], index: int) -> Pod | None:
-        return pods[index % len(pods)] if pods else None
+        """Counted from the youngest."""
+        return pods[-1 - index % len(pods)] if pods else None
 
-    @rule()
+    @rule(
+        acts=st.lists(
+            st.tuples(st.sampled_from(ACTS), INDEX, INDEX, JOBS),
+            min_size=3,
+            max_size=8,
+        )
+    )
+    def kubelet(self, acts) -> None:
+        """Some calls and events in a row, so that examples get far."""
+        steps = {
+            "kubelet answers": lambda index, number, jobs: self.answer(jobs),
+            "look": lambda index, number, jobs: self.look(),
+            "pod runs": lambda index, number, jobs: self.pod_runs(index, number),
+            "pod is admitted": self.admit_sometimes_late,
+            "next container is admitted": lambda index, number, jobs: self.admit_next_container(),
+            "prestart": self.prestart,
+            "container ends": lambda index, number, jobs: self.container_ends(index),
+            "poststop": lambda index, number, jobs: self.poststop(index, jobs),
+            "pod ends": lambda index, number, jobs: self.pod_ends(index, force=False),
+            "pod is deleted by force": lambda index, number, jobs: self.pod_ends(index, force=True),
+            "deallocate": lambda index, number, jobs: self.deallocate(index, jobs),
+        }
+        for act, index, number, jobs in acts:
+            steps[act](index, number, jobs)
+
+    def admit_sometimes_late(self, index: int, number: int, jobs: int) -> None:
+        self.admit(index, number, fresh=number % 4 > 0, jobs=jobs)
+
     def look(self) -> None:
         """Kubelet takes the lists in."""
         lists = listed(self.plugin.ledger, self.plugin.lists)
         self.view = {resource: dict(devices) for resource, devices in lists.items()}
 
-    @rule(
-        whole=st.booleans(),
-        count=st.integers(1, 2),
-        index=INDEX,
-        fresh=MOSTLY,
-        deallocates=st.booleans(),
-        jobs=JOBS,
-    )
-    def admit(  # noqa: PLR0917  # hypothesis passes by name
-        self, whole, count, index, fresh, deallocates, jobs
-    ) -> None:
+    def admit(self, index: int, number: int, *, fresh: bool, jobs: int) -> None:
         if fresh:
             self.look()
-        resource = WHOLE if whole else REGIONS
+        resource, count = (WHOLE, 1) if number < 2 else (REGIONS, 1 + (number == 7))
         taken = self.assigned()
         free = sorted(d for d, ok in self.view.get(resource, {}).items() if ok and d not in taken)
         if len(free) < count:
@@ -226,7 +261,7 @@ class Life(RuleBasedStateMachine):
         devices = tuple(free[(index + n) % len(free)] for n in range(count))
         answer = self.attempt(lambda: self.plugin.claims.allocate(resource, devices))
         if isinstance(answer, BaseException):
-            if deallocates:
+            if number % 2:
                 self.attempt(lambda: self.plugin.claims.deallocate(resource, devices))
         else:
             self.uids += 1
@@ -240,11 +275,11 @@ class Life(RuleBasedStateMachine):
             self.pods.append(self.admitting)
         self.after(jobs)
 
-    @precondition(lambda self: self.admitting is not None)
-    @rule()
     def admit_next_container(self) -> None:
         """Init containers and their successors share devices, and are all admitted first."""
         pod = self.admitting
+        if pod is None:
+            return
         answer = self.attempt(lambda: self.plugin.claims.allocate(pod.resource, pod.devices))
         if isinstance(answer, BaseException):
             pod.active = False
@@ -253,57 +288,44 @@ class Life(RuleBasedStateMachine):
             assert sorted(answer.nodes) == sorted(pod.nodes.values())
         self.after()
 
-    @rule(whole=st.booleans(), wants=st.lists(st.sampled_from(AFUS), max_size=2), index=INDEX)
-    def pod_runs(self, whole, wants, index) -> None:
+    def pod_runs(self, index: int, number: int) -> None:
         """A pod's way to its container, without anything in between."""
         before = len(self.pods)
-        self.admit(whole, 1, index, fresh=True, deallocates=True, jobs=0)
+        self.admit(index, number, fresh=True, jobs=0)
         if len(self.pods) > before:
-            self.call_prestart(self.pods[-1], wants, holds=True, jobs=99)
+            self.call_prestart(self.pods[-1], number, jobs=99)
 
-    @precondition(lambda self: any(not p.running and not p.call for p in self.active()))
-    @rule(
-        index=INDEX,
-        wants=st.lists(st.sampled_from(AFUS), max_size=2),
-        holds=st.booleans(),
-        jobs=JOBS,
-    )
-    def prestart(self, index, wants, holds, jobs) -> None:
+    def prestart(self, index: int, number: int, jobs: int) -> None:
         pods = [p for p in self.active() if not p.running and not p.call]
-        self.call_prestart(pods[index % len(pods)], wants, holds=holds, jobs=jobs)
+        if (pod := self.pick(pods, index)) is not None:
+            self.call_prestart(pod, number, jobs=jobs)
 
-    def call_prestart(self, pod: Pod, wants, *, holds: bool, jobs: int) -> None:
-        wants = wants[: len(pod.nodes)]
+    def call_prestart(self, pod: Pod, number: int, *, jobs: int) -> None:
+        wants = WANTS[number % len(WANTS)][: len(pod.nodes)]
         self.admitting = None
         pod.asked = dict(zip(sorted(pod.nodes), wants, strict=False))
         task = pod.call = self.plugin.begin(
             self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
         )
-        task.add_done_callback(functools.partial(self.answered_prestart, pod, holds=holds))
+        task.add_done_callback(functools.partial(self.answered_prestart, pod, holds=number % 3 > 0))
         self.plugin.loop.settle()
         self.after(jobs)
 
-    @precondition(lambda self: any(p.running for p in self.pods))
-    @rule(index=INDEX)
-    def container_ends(self, index) -> None:
-        pods = [p for p in self.pods if p.running]
-        self.stop_container(pods[index % len(pods)])
+    def container_ends(self, index: int) -> None:
+        if (pod := self.pick([p for p in self.pods if p.running], index)) is not None:
+            self.stop_container(pod)
 
-    @precondition(lambda self: any(p.owed and not p.running for p in self.pods))
-    @rule(index=INDEX, jobs=JOBS)
-    def poststop(self, index, jobs) -> None:
+    def poststop(self, index: int, jobs: int) -> None:
         """Of a container that is removed; its pod may be long gone."""
-        pods = [p for p in self.pods if p.owed > p.running]
-        if (pod := self.pick(pods, index)) is not None:
+        if (pod := self.pick([p for p in self.pods if p.owed > p.running], index)) is not None:
             pod.owed -= 1
             self.attempt(lambda: self.plugin.claims.poststop(pod.resource, pod.devices))
             self.after(jobs)
 
-    @precondition(lambda self: self.active())
-    @rule(index=INDEX, force=st.booleans())
-    def pod_ends(self, index, force) -> None:
-        pods = self.active()
-        pod = pods[index % len(pods)]
+    def pod_ends(self, index: int, *, force: bool) -> None:
+        """By force, kubelet forgets the pod while its container runs on."""
+        if (pod := self.pick(self.active(), index)) is None:
+            return
         pod.active = False
         self.admitting = None
         if not force:
@@ -313,9 +335,7 @@ class Life(RuleBasedStateMachine):
             self.stop_container(pod)
         self.after()
 
-    @precondition(lambda self: any(not p.active for p in self.pods))
-    @rule(index=INDEX, jobs=JOBS)
-    def deallocate(self, index, jobs) -> None:
+    def deallocate(self, index: int, jobs: int) -> None:
         """Once, twice, or never; or reconcile finds the release."""
         taken = self.assigned()
         pods = [p for p in self.pods if not p.active and not taken & set(p.devices)]
@@ -341,10 +361,9 @@ class Life(RuleBasedStateMachine):
         self.tell_epoch()
         self.after()
         if answered:
-            self.answer()
+            self.answer(0)
 
-    @rule(jobs=JOBS)
-    def answer(self, jobs=0) -> None:
+    def answer(self, jobs: int = 99) -> None:
         """Kubelet's records were read: the gate opens."""
         self.tell_epoch()
         if self.plugin.ledger.epoch == f"life {self.epoch}":
@@ -361,11 +380,6 @@ class Life(RuleBasedStateMachine):
             if not self.journal.died and self.plugin.job(index):
                 self.write()
         self.after()
-
-    @precondition(lambda self: self.plugin.jobs)
-    @rule()
-    def all_threads(self) -> None:
-        self.after(99)
 
     @rule(long=MOSTLY)
     def time(self, long) -> None:
@@ -468,19 +482,18 @@ class Life(RuleBasedStateMachine):
         self.restart()
         if answered:
             self.answer(jobs)
+            self.settle_all()
 
-    @rule(write=st.integers(1, 6), after=st.booleans())
-    def dies_at_a_write(self, write, after) -> None:
-        self.journal.dies_in = write
-        self.journal.dies_after = after
-
-    @rule(kind=st.sampled_from(["boot", "disk", "disk", "blank", "pr"]), number=INDEX)
+    @rule(kind=st.sampled_from(["boot", "disk", "death", "blank", "pr"]), number=INDEX)
     def misfortune(self, kind, number) -> None:
         match kind:
             case "boot":
                 self.node_boots(number)
             case "disk":
                 self.journal.failing = number
+            case "death":  # at one of the next writes, before it or after
+                self.journal.dies_in = 1 + number // 2
+                self.journal.dies_after = bool(number % 2)
             case "blank":
                 self.blank_image(there=number > 0)
             case "pr":
