@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ BUILT = ROOT / ".cache/kubelet"
 
 PARTS = ("pods-api", "api-server")
 """Of the tests: they run side by side, each on a node of its own (conftest.py)."""
+
+REMOVE_SECONDS = 10.0
 
 NO_TESTS = 5
 """pytest's exit code where nothing was selected."""
@@ -117,10 +120,15 @@ def _make_cgroup(name: str) -> None:
 
 
 def _remove_cgroup(name: str) -> None:
-    for top in _hierarchies():
-        for directory, _, _ in os.walk(top / name, topdown=False):
-            with suppress(OSError):
-                os.rmdir(directory)
+    """Remove it with all below; its killed processes take a moment to go."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    groups = [top / name for top in _hierarchies()]
+    while any(group.exists() for group in groups) and time.monotonic() < deadline:
+        for group in groups:
+            for directory, _, _ in os.walk(group, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(directory)
+        time.sleep(0.02)
 
 
 def _sweep() -> None:
