@@ -370,9 +370,13 @@ def test_a_node_number_that_moved_is_given_to_nobody_while_its_old_owner_lives()
 
         # Before the plugin is registered again, kubelet starts containers without a PreStart: this
         # one may have come by the other card's region.
+        mark = node.plugin.mark
         kubelet.restart()
+        node.plugin.until_logged("kubelet's records read", mark)
         kubelet.until(REGIONS, {P0: HEALTHY, Q0: UNHEALTHY})
+        mark = node.plugin.mark
         kubelet.deallocate(P0)
+        node.plugin.until_logged("region scrubbed", mark, region=Q0)
         node.settled()
         assert kubelet.listed(REGIONS) == {P0: HEALTHY, Q0: HEALTHY}
         assert kubelet.allocate(Q0).devices[0].host_path == "/dev/dfl-port.0"
