@@ -20,6 +20,8 @@ from daemon_support import (
     request,
 )
 
+from fpga_plugin.lifecycle.service import answer_within
+
 
 def refusal(call: object, *arguments: str, **named: object) -> str:
     """Status and message of a call that is refused."""
@@ -365,3 +367,11 @@ def test_a_poststop_between_two_claims_is_settled_and_the_next_owner_balances():
         kubelet.prestart(P0, env=request(AFU_2))
         kubelet.poststop(P0)
         node.plugin.until_logged("all containers of a claim stopped", device=P0)
+
+
+@pytest.mark.parametrize(
+    ("has", "answers"),
+    [(30, 25), (28, 25), (27, 24), (10, 7), (6, 3), (5.9, 2.95), (0.4, 0.2), (0, 0), (None, 25)],
+)
+def test_a_prestart_is_answered_in_time_for_kubelet_to_hear_it(has, answers):
+    assert answer_within(has) == pytest.approx(answers)
