@@ -23,6 +23,12 @@ test: ## unit and integration tests (PYTEST_ARGS="-k lock", SEED=1)
 	$(PYTHON) -m pytest --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
 	  $(wildcard tests/unit tests/integration) $(PYTEST_ARGS)
 
+.PHONY: test-kubelet
+test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32, PYTEST_ARGS="-k life")
+	@bash .ci/setup dev
+	@bash .ci/deps --ci kubelet
+	@$(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest tests/kubelet -q $(PYTEST_ARGS)
+
 .PHONY: soak
 soak: ## the tests that search for counterexamples, ten to twenty times as long (SEED=1)
 	@bash .ci/setup dev
