@@ -25,6 +25,7 @@
  *   stall_ms		a PR waits so long for credits before its first word
  *   memory_busy	bits by bank: never cleared (ETIMEDOUT after 5 s)
  *   poke		"offset value", both hexadecimal: write a register
+ *   images		the AFU ids that the ports hold, one a line, in reset too
  *   prs, memory_clears	how many PRs began; how many banks were cleared
  *
  * The registers' offsets are those of drivers/fpga/dfl.h and the drivers of the features.
@@ -40,6 +41,7 @@
 #include <linux/nodemask.h>
 #include <linux/pci.h>
 #include <linux/platform_device.h>
+#include <linux/seq_file.h>
 #include <linux/uaccess.h>
 #include <asm/unaligned.h>
 
@@ -330,7 +332,7 @@ static int memory_cleared(struct kretprobe_instance *instance, struct pt_regs *r
 }
 
 static struct kprobe times = { .symbol_name = "ktime_get", .pre_handler = on_time };
-static struct kprobe images = {
+static struct kprobe streams = {
 	.symbol_name = "dfl_fme_mgr:fme_mgr_write",
 	.pre_handler = on_image,
 };
@@ -418,6 +420,18 @@ static int get_memory_busy(void *data, u64 *value)
 
 DEFINE_DEBUGFS_ATTRIBUTE(memory_busy_operations, get_memory_busy, set_memory_busy, "%llu\n");
 
+static int images_show(struct seq_file *file, void *unused)
+{
+	struct card *card = file->private;
+	u32 i;
+
+	for (i = 0; i < card->ports; i++)
+		seq_printf(file, "%016llx%016llx\n", get(card, PORT(i) + AFU + 0x10),
+			   get(card, PORT(i) + AFU + 0x8));
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(images);
+
 static void make_knobs(struct card *card)
 {
 	struct dentry *dir = debugfs_create_dir(pci_name(card->pci), debugfs);
@@ -432,6 +446,7 @@ static void make_knobs(struct card *card)
 	debugfs_create_u32("prs", 0400, dir, &card->prs);
 	debugfs_create_u32("memory_clears", 0400, dir, &card->memory_clears);
 	debugfs_create_file_unsafe("memory_busy", 0600, dir, card, &memory_busy_operations);
+	debugfs_create_file("images", 0400, dir, card, &images_fops);
 	debugfs_create_file("poke", 0200, dir, card, &poke_operations);
 }
 
@@ -495,7 +510,7 @@ static int __init fakedfl_init(void)
 
 	failed = register_kprobe(&times);
 	if (!failed)
-		failed = register_kprobe(&images);
+		failed = register_kprobe(&streams);
 	for (i = 0; !failed && i < ARRAY_SIZE(stores); i++)
 		failed = register_kretprobe(&stores[i]);
 	if (failed)

@@ -177,14 +177,19 @@ def attributes() -> dict[str, dict[str, Any]]:
     for card in cards():
         for port in (PCI / address(card) / "fpga_region").glob("region*/dfl-port.*"):
             try:
-                region = f"{card}-p{int((port / 'id').read_text(), 0)}"
+                port_id = int((port / "id").read_text(), 0)
             except OSError:
                 continue  # is going, or has no driver yet
+            region = f"{card}-p{port_id}"
             number = int(port.name.partition(".")[2])
             try:
                 afu, poisoned = (port / "afu_id").read_text().strip(), False
             except OSError:
-                afu, poisoned = "", True
+                # The driver does not tell: the card's own memory does.
+                afu, poisoned = (
+                    (DEBUGFS / address(card) / "images").read_text().split()[port_id],
+                    True,
+                )
             found[region] = {
                 "node": number,
                 "afu_id": afu,
@@ -199,10 +204,14 @@ def node(region: str) -> str:
 
 
 class RealNode(daemon_support.Node):
-    """A node whose cards are those of the machine."""
+    """A node whose cards are those of the machine; there is one at a time."""
+
+    _living: "RealNode | None" = None
 
     def __init__(self, cards: str = "1x2", **settings: str) -> None:
+        assert RealNode._living is None, "another node has the machine's cards"
         lay_out(cards)
+        RealNode._living = self
         self._faults: list[Fault] = []
         super().__init__(cards, **settings)
         self.set(backend="dfl", health_interval="0.5")
@@ -233,6 +242,7 @@ class RealNode(daemon_support.Node):
 
     def __exit__(self, *more: object) -> None:
         super().__exit__(*more)
+        RealNode._living = None
         for fault in self._faults:
             if fault.descriptor >= 0:
                 os.close(fault.descriptor)
