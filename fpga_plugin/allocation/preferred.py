@@ -34,8 +34,12 @@ MAX_NODE_SETS = 200
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What is taken already: its cards and NUMA nodes cost nothing more."""
+    """What is taken already: its cards and NUMA nodes cost nothing more.
 
+    `required` are the cards of which a device must be included: they count as partitioned.
+    """
+
+    required: frozenset[CardId]
     cards: frozenset[CardId]
     nodes: frozenset[int | None]
 
@@ -56,6 +60,7 @@ def preferred(
     taken = list(dict.fromkeys(must_include))[: max(size, 0)]
     offered = [text for text in dict.fromkeys(available) if text not in set(taken)]
     fixed = [known[DeviceId(text)] for text in taken if DeviceId(text) in known]
+    required = frozenset(card_of(device.id) for device in fixed)
     groups: dict[tuple[bool, bool], list[AdvertisedDevice]] = {}
     for text in offered:
         if (device := known.get(DeviceId(text))) is not None:
@@ -67,7 +72,7 @@ def preferred(
             break
         chosen = groups[rank]
         if len(chosen) > missing:
-            chosen = _choose(ledger, chosen, fixed, missing)
+            chosen = _choose(ledger, chosen, required, fixed, missing)
         taken += [device.id for device in sorted(chosen, key=_order)]
         fixed += chosen
     unknown = sorted(text for text in offered if DeviceId(text) not in known)
@@ -81,11 +86,13 @@ def _order(device: AdvertisedDevice) -> tuple[object, ...]:
 def _choose(
     ledger: Ledger,
     group: Sequence[AdvertisedDevice],
+    required: frozenset[CardId],
     fixed: Sequence[AdvertisedDevice],
     missing: int,
 ) -> list[AdvertisedDevice]:
     """The best `missing` of a group that has more."""
     taken = _Taken(
+        required,
         frozenset(card_of(device.id) for device in fixed),
         frozenset(device.numa_node for device in fixed),
     )
@@ -121,7 +128,7 @@ def _node_sets(
 
 
 def _open(ledger: Ledger, taken: _Taken, card: CardId) -> bool:
-    return card in taken.cards or ledger.mode(card) is Mode.PARTITIONED
+    return card in taken.required or ledger.mode(card) is Mode.PARTITIONED
 
 
 def _from_nodes(
@@ -132,7 +139,7 @@ def _from_nodes(
     closed = [d for d in devices if not _open(ledger, taken, card_of(d.id))]
     if len(opened) >= missing:
         return _from_few_cards(opened, taken.cards, missing)
-    return sorted(opened + _from_few_cards(closed, frozenset(), missing - len(opened)), key=_order)
+    return sorted(opened + _from_few_cards(closed, taken.cards, missing - len(opened)), key=_order)
 
 
 def _from_few_cards(
