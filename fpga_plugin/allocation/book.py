@@ -92,38 +92,23 @@ class Book:
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
         self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
         self._begun: dict[RegionId, Begun] = {}
+        # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
+        self._inherited = {claim.device for claim in snapshot.claims}
         change = Change()
         if not same_boot:
             change.strays = dict.fromkeys(snapshot.strays, 0)
         for claim in snapshot.claims:
-            taken = replace(claim, generation=next(self._generations))
-            if not same_boot:
-                taken = replace(
-                    taken, started=False, touched=False, exposed=True, prestarts=0, poststops=0
-                )
+            taken = replace(
+                _claim_at_start(claim, same_boot=same_boot), generation=next(self._generations)
+            )
+            if taken != claim:
                 change.claims[claim.device] = taken
             self.claims[claim.device] = taken
             self._index(taken)
         for record in snapshot.regions:
-            taken_record = record
-            if not same_boot:
-                taken_record = replace(
-                    record, condition=Condition.DIRTY, reason="the node booted", afu_id=None
-                )
-            elif record.condition is Condition.SCRUBBING:
-                taken_record = replace(
-                    record,
-                    condition=Condition.DIRTY,
-                    afu_id=None,
-                    reason="the plugin ended while it worked on the region",
-                )
-            elif record.condition is Condition.UNBLANKED and scrub is ScrubPolicy.REQUIRED:
-                taken_record = replace(
-                    record, condition=Condition.DIRTY, reason="a blank bitstream is required now"
-                )
-            if taken_record is not record:
-                change.regions[record.region] = taken_record
-            self.regions[record.region] = taken_record
+            self.regions[record.region] = _record_at_start(record, scrub, same_boot=same_boot)
+            if self.regions[record.region] != record:
+                change.regions[record.region] = self.regions[record.region]
         if change:
             journal.write(change)
 
@@ -183,6 +168,8 @@ class Book:
         """Returns the cards whose devices may be listed otherwise now."""
         cards = {card_of(device)}
         before = self.claims.pop(device, None)
+        if before is None or claim is None or claim.generation != before.generation:
+            self._inherited.discard(device)
         self._unindex(before)
         if claim is not None:
             self.claims[device] = claim
@@ -377,3 +364,22 @@ class Book:
                 f" given {other} when device numbers were others",
                 hint=f"delete the pod that holds {other}",
             )
+
+
+def _claim_at_start(claim: Claim, *, same_boot: bool) -> Claim:
+    if same_boot:
+        return claim
+    return replace(claim, started=False, touched=False, exposed=True, prestarts=0, poststops=0)
+
+
+def _record_at_start(record: RegionRecord, scrub: ScrubPolicy, *, same_boot: bool) -> RegionRecord:
+    reason = ""
+    if not same_boot:
+        reason = "the node booted"
+    elif record.condition is Condition.SCRUBBING:
+        reason = "the plugin ended while it worked on the region"
+    elif record.condition is Condition.UNBLANKED and scrub is ScrubPolicy.REQUIRED:
+        reason = "a blank bitstream is required now"
+    if not reason:
+        return record
+    return replace(record, condition=Condition.DIRTY, reason=reason, afu_id=None)

@@ -21,7 +21,7 @@ class Claims(Book):
         """
         if epoch == self.epoch:
             return False
-        change = Change(epoch=epoch)
+        change = Change(epoch=epoch, strays=dict.fromkeys(self.strays, 0))
         for device, claim in self.claims.items():
             if not claim.exposed:
                 change.claims[device] = replace(claim, exposed=True)
@@ -191,15 +191,24 @@ class Claims(Book):
         self._commit(change)
 
     def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
-        """Count a PreStart, before anything is known of its outcome."""
+        """Count a PreStart, before anything is known of its outcome.
+
+        Raises:
+            JournalError: it cannot be written, and counts all the same: its PostStop will come.
+        """
         change = Change()
         for device in devices:
             self.activity[device] += 1
             claim = self.claims.get(device)
             if claim is None:
                 continue
-            change.claims[device] = replace(claim, touched=True, prestarts=claim.prestarts + 1)
-        self._commit(change)
+            # Of starts that failed while the plugin was away the PostStops may still come. Before
+            # this one nothing ran but what ran then, so the counts held.
+            epoch = "" if device in self._inherited else claim.epoch
+            change.claims[device] = replace(
+                claim, touched=True, prestarts=claim.prestarts + 1, epoch=epoch
+            )
+        self._learn(change)
 
     def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         """Count a PostStop; returns the devices for which they balance the PreStarts.
@@ -236,13 +245,12 @@ class Claims(Book):
         claim = self.claims.get(device)
         return claim is not None and self._stopped(claim)
 
+    def _countable(self, claim: Claim) -> bool:
+        """Whether every container of the claim came with a PreStart that was seen."""
+        return claim.epoch == self.epoch and not claim.exposed
+
     def _stopped(self, claim: Claim) -> bool:
-        return (
-            claim.touched
-            and not claim.exposed
-            and claim.epoch == self.epoch
-            and claim.prestarts == claim.poststops
-        )
+        return claim.touched and self._countable(claim) and claim.prestarts == claim.poststops
 
     def started(self, claims: Iterable[Claim]) -> None:
         """A PreStart succeeded and is about to be answered."""
@@ -273,7 +281,9 @@ class Claims(Book):
         """What the end of a claim does to its regions."""
         # Balanced PostStops are kubelet's word that every container stopped.
         stopped = self._stopped(claim)
-        change.strays[claim.device] = max(claim.prestarts - claim.poststops, 0)
+        # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
+        unseen = 0 if self._countable(claim) else 1
+        change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         former = pods([claim.pod]) if (claim.touched or claim.used) and not stopped else frozenset()
         for region, _ in claim.nodes:
             record = change.regions.get(region) or self.record(region)

@@ -74,7 +74,8 @@ class Claim:
         exposed: a container may have run without PreStart (kubelet skips it after its restart
             until the plugin registers again, and the node may have rebooted).
         pod: the owner, once kubelet's records told.
-        epoch: kubelet's life in which the claim was made.
+        epoch: kubelet's life in which the claim was made; empty where PreStarts and PostStops
+            cannot be compared any more, since some may not have been seen.
         prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
             by then and will report its removal. Begins with the strays of earlier claims.
         poststops: PostStops seen.

@@ -166,6 +166,7 @@ class Preparer:
             scrubbed = {r.id: reports[r.id] for r in (dirty or regions)}
             await bench.clear_memory(card, {**scrubbed, **_rest(reports, scrubbed)})
         for region in regions:
+            self.check(plan)  # before each step that begins work for this owner
             await self._bring(
                 card,
                 region,

@@ -206,13 +206,15 @@ class ClaimService:
         budget = answer_within(time_left)
         devices = self._ledger.check_devices(resource, ids)
         self._ledger.prestart_seen(devices)
+        begun = {d: claim for d in devices if (claim := self._ledger.claims.get(d)) is not None}
         identity = Identity()
         try:
             try:
                 async with asyncio.timeout(budget):
-                    identity = await self._identify(resource, devices)
+                    identity = await self._identify(resource, devices, begun)
+                    claims = self._claims(devices)
                     identity, requests = await self._ask(identity, devices, env)
-                    preparation = await self._find_or_begin(identity, devices, requests)
+                    preparation = await self._find_or_begin(identity, claims, requests)
                     assert preparation.task is not None, "set where it is made"
                     await asyncio.wait({preparation.task})
             except TimeoutError:
@@ -253,10 +255,10 @@ class ClaimService:
     async def _find_or_begin(
         self,
         identity: Identity,
-        devices: tuple[DeviceId, ...],
+        claims: tuple[Claim, ...],
         requests: tuple[FpgaRequest, ...],
     ) -> _Preparation:
-        claims = self._claims(devices)
+        devices = tuple(claim.device for claim in claims)
         key = _Key(
             self._ledger.epoch,
             frozenset((claim.device, claim.generation) for claim in claims),
@@ -291,9 +293,25 @@ class ClaimService:
             )
         return found
 
-    async def _identify(self, resource: ResourceName, devices: tuple[DeviceId, ...]) -> Identity:
-        """Who asks; makes the claims that kubelet's records show and the ledger lacks."""
+    async def _identify(
+        self,
+        resource: ResourceName,
+        devices: tuple[DeviceId, ...],
+        begun: Mapping[DeviceId, Claim],
+    ) -> Identity:
+        """Who asks; makes the claims that kubelet's records show and the ledger lacks.
+
+        `begun`: the claims when the call came. Once another has taken their place, kubelet's records
+        tell of its owner, who is not the one that calls.
+        """
         identity = await self._identities.identify(resource, devices)
+        for device, claim in begun.items():
+            current = self._ledger.claims.get(device)
+            if current is None or current.generation != claim.generation:
+                raise RefusedError(
+                    f"the claim of {device} ended before its container started",
+                    hint=DELETE_THE_POD,
+                )
         missing = [device for device in devices if device not in self._ledger.claims]
         if missing:
             if identity.pod is None:

@@ -286,6 +286,7 @@ class Pod:
         known: the plugin heard of its uid.
         attached: regions that its running container can reach.
         owed: containers that were created and whose PostStop may still come.
+        unheard: those of them whose PreStart the plugin did not take in.
         call: the PreStart under way, and what it asks for each region.
     """
 
@@ -298,6 +299,7 @@ class Pod:
     known: bool = False
     attached: set[RegionId] = field(default_factory=set)
     owed: int = 0
+    unheard: int = 0
     call: "asyncio.Task[None] | None" = None
     asked: dict[RegionId, AfuId] = field(default_factory=dict)
 

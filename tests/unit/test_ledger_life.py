@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, ProcessDiedError, listed, table
 from ledger_world import AFUS, Board, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
 
+from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import card_of, is_card
 from fpga_plugin.allocation.records import Condition
 from fpga_plugin.config import ScrubPolicy
@@ -181,12 +182,17 @@ class Life(RuleBasedStateMachine):
     def answered_prestart(self, pod: Pod, task, *, holds: bool) -> None:
         pod.call = None
         if self.journal.died or task.cancelled():
+            pod.owed += self.failed_starts_count
+            pod.unheard += self.failed_starts_count and self.journal.died
             return
         error = task.exception()
         if error is not None:
             if not isinstance(error, FpgaPluginError) or "unexpected" in str(error):
                 self.failures.append(error)
             pod.owed += self.failed_starts_count
+            pod.unheard += self.failed_starts_count and isinstance(
+                error, JournalError | ProcessDiedError
+            )
             return
         for region, node in pod.nodes.items():
             board = self.rack.boards[card_of(region)]
@@ -271,6 +277,10 @@ class Life(RuleBasedStateMachine):
                 for region, node in self.plugin.ledger.claims[device].nodes
             }
             assert sorted(answer.nodes) == sorted(nodes.values())
+            for pod in self.pods:
+                if set(pod.devices) & set(devices):
+                    # No more than the call that kubelet had begun.
+                    pod.owed = min(max(pod.owed - pod.unheard, 0), 1)
             self.admitting = Pod(PodUid(f"pod-{self.uids}"), resource, devices, nodes)
             self.pods.append(self.admitting)
         self.after(jobs)
@@ -354,7 +364,9 @@ class Life(RuleBasedStateMachine):
         for index in ungated:
             if index < len(waiting):
                 self.run_container(waiting[index], holds=True)
-                waiting[index].owed -= 1
+        for pod in self.pods:
+            if not pod.active:
+                pod.owed = 0  # a new kubelet does not know which devices they had
         self.admitting = None
         self.epoch += 1
         self.answered = False
