@@ -301,17 +301,10 @@ class ClaimService:
     ) -> Identity:
         """Who asks; makes the claims that kubelet's records show and the ledger lacks.
 
-        `begun`: the claims when the call came. Once another has taken their place, kubelet's records
-        tell of its owner, who is not the one that calls.
+        `begun`: the claims when the call came.
         """
         identity = await self._identities.identify(resource, devices)
-        for device, claim in begun.items():
-            current = self._ledger.claims.get(device)
-            if current is None or current.generation != claim.generation:
-                raise RefusedError(
-                    f"the claim of {device} ended before its container started",
-                    hint=DELETE_THE_POD,
-                )
+        self._check_same(begun)
         missing = [device for device in devices if device not in self._ledger.claims]
         if missing:
             if identity.pod is None:
@@ -326,9 +319,24 @@ class ClaimService:
         if identity.pod is not None:
             # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
             await asyncio.to_thread(self._cgroups.expect, identity.pod)
+            self._check_same(begun)
             self._ledger.bind_pod(devices, identity.pod)
         self._refuse_mixture(identity)
         return identity
+
+    def _check_same(self, begun: Mapping[DeviceId, Claim]) -> None:
+        """Once other claims are in place, kubelet's records tell of their owner, not of the caller.
+
+        Raises:
+            RefusedError: they are.
+        """
+        for device, claim in begun.items():
+            current = self._ledger.claims.get(device)
+            if current is None or current.generation != claim.generation:
+                raise RefusedError(
+                    f"the claim of {device} ended before its container started",
+                    hint=DELETE_THE_POD,
+                )
 
     def _refuse_mixture(self, identity: Identity) -> None:
         """Region and whole card of one interface id in one container: not supported."""

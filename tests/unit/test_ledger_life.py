@@ -338,10 +338,13 @@ class Life(RuleBasedStateMachine):
             return
         pod.active = False
         self.admitting = None
+        claims = self.plugin.ledger.claims
+        known = all(d in claims and claims[d].pod == pod.uid for d in pod.devices)
+        if pod.call is not None and not (force and known):
+            # Where the pod is not known, kubelet's word is all there is: it calls off the start.
+            pod.call.cancel()
+            self.plugin.loop.settle()
         if not force:
-            if pod.call is not None:
-                pod.call.cancel()
-                self.plugin.loop.settle()
             self.stop_container(pod)
         self.after()
 
