@@ -1,0 +1,308 @@
+"""The journal: what is written survives; what cannot be read is told and set aside."""
+
+import os
+import sqlite3
+import stat
+
+import pytest
+from ledger_support import (
+    PREFIX,
+    REGIONS,
+    WHOLE,
+    content,
+    device,
+    found,
+    make_card,
+    remembered,
+    scrub,
+    start,
+)
+
+from fpga_plugin.allocation.journal import SCHEMA_VERSION, Journal, JournalError
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import Change, Condition, Snapshot
+from fpga_plugin.ids import PodUid, RegionId
+
+CARD = make_card(1, nodes=(0, 1), clears_memory=True)
+OTHER = make_card(2, nodes=(2, 3))
+P0, P1 = device(CARD, 0), device(CARD, 1)
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    return str(tmp_path / "journal.sqlite3")
+
+
+def opened(journal: Journal) -> Ledger:
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    journal.set_boot_id("boot")
+    return ledger
+
+
+def lived(path: str) -> Ledger:
+    """A journal with something in every table."""
+    journal = Journal(path)
+    ledger = opened(journal)
+    ledger.kubelet_epoch("life 1")
+    for card in (CARD, OTHER):
+        found(ledger, card)
+        scrub(ledger, card)
+    ledger.allocate(REGIONS, [P0, P1])
+    ledger.env_seen()
+    start(ledger, P0)
+    ledger.bind_pod([P0], PodUid("pod-a"))
+    ledger.release([P0])
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P1)
+    ledger.release([P1])
+    ledger.allocate(WHOLE, [device(OTHER)])
+    ledger.faulted(RegionId(device(OTHER, 1)), "a reason\nof 2 lines, ünicode and 'quotes'")
+    ledger.set_debt(CARD.id, open_=True)
+    journal.close()
+    return ledger
+
+
+def test_everything_survives(path: str) -> None:
+    ledger = lived(path)
+    assert ledger.strays
+    assert content(Journal(path).snapshot) == remembered(ledger, "boot")
+
+
+def test_what_was_written_survives_a_death_without_close(path: str) -> None:
+    journal = Journal(path)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    ledger.allocate(REGIONS, [P0])
+    # Another process would find exactly these files.
+    for suffix in ("", "-wal"):
+        with open(path + suffix, "rb") as source, open(path + "2" + suffix, "wb") as copy:
+            copy.write(source.read())
+    journal.close()
+    assert content(Journal(path + "2").snapshot) == remembered(ledger, "boot")
+
+
+def test_a_write_is_all_or_nothing(path: str) -> None:
+    journal = Journal(path)
+    before = content(journal.snapshot)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    claims = ledger.allocate(REGIONS, [P0, P1])
+    with pytest.raises(JournalError):
+        journal.write(Change(claims={c.device: None for c in claims}, epoch="\udc80"))
+    journal.close()
+    assert len(Journal(path).snapshot.claims) == 2
+    assert before != content(Journal(path).snapshot)
+
+
+def test_folding_the_log_loses_nothing_and_never_raises(path: str, tmp_path) -> None:
+    journal = Journal(path)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    journal.checkpoint()
+    ledger.allocate(REGIONS, [P0])
+    journal.checkpoint()
+    journal.close()
+    assert content(Journal(path).snapshot) == remembered(ledger, "boot")
+    journal.path = str(tmp_path / "no" / "such" / "folder")
+    journal.checkpoint()
+
+
+# ------------------------------------------------------------------ failures
+
+
+def test_a_full_disk_leaves_memory_and_journal_as_they_were(path: str) -> None:
+    journal = Journal(path)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    ledger.allocate(REGIONS, [P0])
+    before = remembered(ledger, "boot")
+    (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    pod = PodUid("p" * 500_000)
+    with pytest.raises(JournalError, match=r"journal\.sqlite3: database or disk is full: check"):
+        ledger.bind_pod([P0], pod)
+    assert remembered(ledger, "boot") == before == content(_read(path))
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+    ledger.bind_pod([P0], pod)
+    assert ledger.claims[P0].pod == pod
+
+
+def _read(path: str) -> Snapshot:
+    other = Journal(path)
+    other.close()
+    return other.snapshot
+
+
+def test_a_closed_journal_is_an_error_and_not_a_crash(path: str) -> None:
+    journal = Journal(path)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    journal.close()
+    with pytest.raises(JournalError, match="check that the state directory is writable"):
+        ledger.allocate(REGIONS, [P0])
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path) -> None:
+    with pytest.raises(JournalError, match="unable to open database file"):
+        Journal(str(tmp_path / "missing" / "journal.sqlite3"))
+    (tmp_path / "journal.sqlite3").mkdir()
+    with pytest.raises(JournalError):
+        Journal(str(tmp_path / "journal.sqlite3"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_told(tmp_path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(JournalError):
+        Journal(str(tmp_path / "journal.sqlite3"))
+
+
+# ------------------------------------------------------------------ unreadable
+
+
+def begins_anew(path: str) -> None:
+    journal = Journal(path)
+    assert journal.set_aside == f"{path}.unreadable"
+    assert os.path.exists(journal.set_aside)
+    assert content(journal.snapshot) == content(Snapshot())
+    assert journal.snapshot.fresh
+    opened(journal)
+    journal.close()
+    again = Journal(path)
+    assert again.set_aside is None
+    assert again.snapshot.boot_id == "boot"
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"not a database at all, but long enough to be one" * 99, b"\0" * 8192]
+)
+def test_garbage_is_set_aside(path: str, garbage: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(garbage)
+    begins_anew(path)
+
+
+def test_a_damaged_database_is_set_aside(path: str) -> None:
+    lived(path)
+    with open(path, "r+b") as file:
+        size = os.path.getsize(path)
+        file.seek(4096)
+        file.write(b"\xa5" * (size - 4096))
+    begins_anew(path)
+
+
+CLAIM = f"""INSERT OR REPLACE INTO claims VALUES (
+  '{P0}', '{REGIONS}', '[["{P0}", "/dev/dfl-port.0"]]', 0, 0, 0, NULL, '', 0, 0)"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE regions",
+        "ALTER TABLE claims RENAME COLUMN pod TO owner",
+        "UPDATE regions SET condition = 'SHINY'",
+        "UPDATE regions SET region = 'hello' WHERE rowid = (SELECT min(rowid) FROM regions)",
+        f"INSERT INTO regions VALUES ('{device(CARD)}', 'BLANK', '', NULL, '[]')",
+        "UPDATE regions SET former = 'pod-a'",
+        "UPDATE regions SET former = '{\"a\": 1}'",
+        "UPDATE regions SET former = '[1]'",
+        "UPDATE regions SET afu_id = 'xyz'",
+        "UPDATE regions SET reason = x'ff'",
+        CLAIM.replace(f"'{P0}', '{REGIONS}'", f"'../{P0}', '{REGIONS}'"),
+        CLAIM.replace('"/dev/dfl-port.0"', "5"),
+        CLAIM.replace('[["', '["').replace('"]]', '"]'),
+        CLAIM.replace(f'[["{P0}", "/dev/dfl-port.0"]]', "[]"),
+        CLAIM.replace(f'[["{P0}", "/dev/dfl-port.0"]]', "7"),
+        CLAIM.replace(f'[["{P0}"', f'[["{P1}"'),
+        CLAIM.replace(f'[["{P0}"', f'[["{device(OTHER, 0)}"'),
+        CLAIM.replace("0, 0)", "-1, 0)"),
+        CLAIM.replace("0, 0)", "'many', 0)"),
+        CLAIM.replace("0, 0, 0, NULL", "'yes', 0, 0, NULL"),
+        f"INSERT INTO debts VALUES ('{P0}')",
+        "INSERT INTO strays VALUES ('zzz', 1)",
+        f"INSERT INTO strays VALUES ('{device(OTHER, 0)}', -1)",
+        "INSERT OR REPLACE INTO meta VALUES ('epoch', x'00')",
+    ],
+)
+def test_rows_that_no_plugin_wrote_are_set_aside(path: str, statement: str) -> None:
+    lived(path)
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(statement.replace("DROP TABLE regions", "ALTER TABLE regions RENAME TO other"))
+        if statement.startswith("DROP"):
+            db.execute("CREATE TABLE regions (region TEXT)")
+    db.close()
+    begins_anew(path)
+
+
+def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
+    lived(path)
+    with sqlite3.connect(path) as db:
+        db.execute(CLAIM)
+    db.close()
+    journal = Journal(path)
+    assert journal.set_aside is None
+    assert {c.device: c for c in journal.snapshot.claims}[P0].nodes == (
+        (RegionId(P0), "/dev/dfl-port.0"),
+    )
+
+
+def test_a_newer_plugins_journal_is_refused_and_left_untouched(path: str) -> None:
+    newer = SCHEMA_VERSION + 1
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT)")
+        db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(newer),))
+        db.execute("CREATE TABLE claims (whatever TEXT)")
+    db.close()
+    with pytest.raises(JournalError, match=f"schema '{newer}', this plugin writes"):
+        Journal(path)
+    db = sqlite3.connect(path)
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    db.close()
+    assert "regions" not in tables
+    assert not os.path.exists(f"{path}.unreadable")
+
+
+def test_a_locked_journal_is_not_taken_for_an_unreadable_one(path: str) -> None:
+    lived(path)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(JournalError, match="locked"):
+        Journal(path)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert not os.path.exists(f"{path}.unreadable")
+    assert Journal(path).snapshot.claims
+
+
+# ------------------------------------------------------------------ a fresh journal
+
+
+def test_a_fresh_journal_stays_fresh_until_kubelets_records_were_adopted(path: str) -> None:
+    """The plugin may die between its first start and kubelet's first answer."""
+    journal = Journal(path)
+    assert journal.snapshot.fresh
+    found(opened(journal), CARD)
+    journal.close()
+    journal = Journal(path)
+    assert journal.snapshot.boot_id == "boot"
+    ledger = opened(journal)
+    assert ledger.fresh
+    found(ledger, CARD)
+    ledger.adopt(REGIONS, P0, PodUid("pod-a"), {})
+    assert ledger.fresh
+    ledger.adopted()
+    assert not ledger.fresh
+    journal.close()
+    assert not Journal(path).snapshot.fresh
+
+
+def test_a_condition_is_written_before_its_work_begins(path: str) -> None:
+    journal = Journal(path)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    ledger.working([RegionId(P0)])
+    records = {r.region: r.condition for r in _read(path).regions}
+    assert records[RegionId(P0)] is Condition.SCRUBBING

@@ -1,0 +1,677 @@
+"""Claims and conditions, step by step (DESIGN.md sections 4 to 6)."""
+
+from dataclasses import replace
+
+import pytest
+from ledger_support import (
+    AFU,
+    BLANK,
+    OTHER_INTERFACE,
+    REGIONS,
+    WHOLE,
+    MemoryJournal,
+    content,
+    device,
+    found,
+    make_card,
+    make_ledger,
+    remembered,
+    reopened,
+    scrub,
+    start,
+)
+
+from fpga_plugin.allocation.journal import JournalError
+from fpga_plugin.allocation.ledger import Ledger, resource_names
+from fpga_plugin.allocation.records import Condition, Mode, Ownership
+from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import PodUid, RegionId, device_variable
+
+CARD = make_card(1, nodes=(0, 1), clears_memory=True)
+OTHER = make_card(2, nodes=(2, 3))
+P0, P1 = device(CARD, 0), device(CARD, 1)
+R0, R1 = RegionId(P0), RegionId(P1)
+BOARD = device(CARD)
+POD_A, POD_B = PodUid("pod-a"), PodUid("pod-b")
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return make_ledger(CARD, OTHER)[0]
+
+
+def condition(ledger: Ledger, region: RegionId = R0) -> Condition:
+    return ledger.record(region).condition
+
+
+def renumbered(card: Card, *nodes: int) -> Card:
+    return make_card(card.address.bus - 0x10, nodes=nodes, clears_memory=card.clears_memory)
+
+
+# ------------------------------------------------------------------ Allocate
+
+
+def test_allocate_claims_and_prestart_starts(ledger: Ledger) -> None:
+    assert ledger.ownership(R0) is Ownership.FREE
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    assert claim.nodes == ((R0, "/dev/dfl-port.0"),)
+    assert ledger.ownership(R0) is Ownership.CLAIMED
+    assert (ledger.mode(CARD.id), condition(ledger)) == (Mode.PARTITIONED, Condition.BLANK)
+    start(ledger, P0)
+    assert (ledger.ownership(R0), condition(ledger)) == (Ownership.STARTED, Condition.PROGRAMMED)
+    assert ledger.ownership(R1) is Ownership.FREE
+
+
+def test_a_whole_claim_owns_every_region(ledger: Ledger) -> None:
+    (claim,) = ledger.allocate(WHOLE, [BOARD])
+    assert [region for region, _ in claim.nodes] == [R0, R1]
+    assert ledger.mode(CARD.id) is Mode.WHOLE
+    assert {ledger.ownership(r) for r in (R0, R1)} == {Ownership.CLAIMED}
+
+
+def test_across_modes_allocate_is_refused(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    with pytest.raises(RefusedError, match=f"{P0} are in use"):
+        ledger.allocate(WHOLE, [BOARD])
+    ledger.release([P0])
+    ledger.allocate(WHOLE, [BOARD])
+    with pytest.raises(RefusedError, match="the whole card is in use"):
+        ledger.allocate(REGIONS, [P1])
+    ledger.allocate(REGIONS, [device(OTHER, 0)])
+
+
+@pytest.mark.parametrize(
+    "ids", [["0000-11-00.0-p2"], ["0000-11-00.0"], [""], ["x" * 999], ["0000:11:00.0-p0"]]
+)
+def test_an_unknown_device_is_not_found(ledger: Ledger, ids: list[str]) -> None:
+    with pytest.raises(UnknownDeviceError, match="has no device"):
+        ledger.allocate(REGIONS, ids)
+
+
+def test_one_device_that_cannot_be_had_refuses_all(ledger: Ledger) -> None:
+    ledger.faulted(R1, "PR failed")
+    with pytest.raises(RefusedError, match="is faulted: PR failed"):
+        ledger.allocate(REGIONS, [P0, P1])
+    assert not ledger.claims
+
+
+@pytest.mark.parametrize("how", ["blank", "dirty", "scrubbing", "programmed"])
+def test_allocate_succeeds_in_any_condition_but_faulted(ledger: Ledger, how: str) -> None:
+    if how != "blank":
+        ledger.dirty([R0], "x")
+    if how in {"scrubbing", "programmed"}:
+        ledger.working([R0])
+    ledger.allocate(REGIONS, [P0])
+    if how == "programmed":
+        with pytest.raises(NotFinishedError):
+            ledger.programmed(R0, AFU)  # the work began before there was this owner
+
+
+def test_failed_hardware_refuses_allocate(ledger: Ledger) -> None:
+    ledger.set_failing(CARD.id, {R0: "thermal: AP6"})
+    with pytest.raises(RefusedError, match="thermal: AP6"):
+        ledger.allocate(REGIONS, [P0])
+    with pytest.raises(RefusedError, match="thermal: AP6"):
+        ledger.allocate(WHOLE, [BOARD])
+    ledger.allocate(REGIONS, [P1])
+
+
+def test_an_incomplete_card_is_not_given_as_a_whole(ledger: Ledger) -> None:
+    found(ledger, replace(CARD, regions=CARD.regions[:1]))
+    with pytest.raises(RefusedError, match="shows 1 of its 2 regions"):
+        ledger.allocate(WHOLE, [BOARD])
+    with pytest.raises(UnknownDeviceError):
+        ledger.allocate(REGIONS, [P1])
+
+
+def test_a_card_that_another_plugin_serves_is_left_alone(ledger: Ledger) -> None:
+    ledger.set_foreign({CARD.id: "drain the node"})
+    with pytest.raises(RefusedError, match="drain the node"):
+        ledger.allocate(REGIONS, [P0])
+
+
+def test_repeated_allocate_without_a_prestart_is_the_same_claim(ledger: Ledger) -> None:
+    first = ledger.allocate(REGIONS, [P0, P1])
+    again = ledger.allocate(REGIONS, [P1])
+    assert again == first[1:]
+    assert again[0].generation == first[1].generation
+    assert condition(ledger, R1) is Condition.BLANK
+
+
+def test_allocate_after_a_prestart_releases_exactly_the_ids_named(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0, P1])
+    start(ledger, P0, P1)
+    ledger.bind_pod([P0, P1], POD_A)
+    before = ledger.claims[P1]
+    ledger.allocate(REGIONS, [P0])
+    assert ledger.claims[P1] is before
+    assert (ledger.claims[P0].started, ledger.claims[P0].pod) == (False, None)
+    assert condition(ledger, R0) is Condition.DIRTY
+    assert ledger.record(R0).former == {POD_A}
+    assert condition(ledger, R1) is Condition.PROGRAMMED
+
+
+def test_allocate_after_a_prestart_that_failed_leaves_a_clean_region_clean(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.prestart_seen([P0])
+    ledger.allocate(REGIONS, [P0])
+    assert condition(ledger) is Condition.BLANK
+    assert not ledger.claims[P0].touched
+
+
+def test_a_claim_from_before_kubelets_restart_counts_as_used(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    assert ledger.kubelet_epoch("life 2")
+    assert not ledger.kubelet_epoch("life 2")
+    ledger.allocate(REGIONS, [P0])
+    assert condition(ledger) is Condition.DIRTY
+    assert not ledger.claims[P0].exposed
+
+
+def test_stale_nodes_end_a_claim_that_never_started(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    found(ledger, renumbered(CARD, 5, 6))
+    with pytest.raises(RefusedError, match="device numbering changed since the pod was admitted"):
+        ledger.allocate(REGIONS, [P0])
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    assert claim.nodes == ((R0, "/dev/dfl-port.5"),)
+
+
+def test_a_failing_journal_grants_nothing() -> None:
+    ledger, journal = make_ledger(CARD)
+    before = remembered(ledger, "boot")
+    journal.failing = 1
+    with pytest.raises(JournalError, match="disk is full"):
+        ledger.allocate(REGIONS, [P0])
+    assert remembered(ledger, "boot") == before == content(journal.snapshot)
+    ledger.allocate(REGIONS, [P0])
+
+
+# ------------------------------------------------------------------ nodes (invariant 10)
+
+
+def test_a_node_in_other_hands_is_not_given_out_until_they_let_go(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    ledger.card_gone(CARD.id)
+    found(ledger, renumbered(OTHER, 0, 3))
+    scrub(ledger, OTHER)
+    lent = ledger.cards[OTHER.id].regions[0]
+    assert ledger.borrowed_node(lent) == P0
+    with pytest.raises(RefusedError, match="is also in the hands of the pod"):
+        ledger.allocate(REGIONS, [device(OTHER, 0)])
+    with pytest.raises(RefusedError, match="is also in the hands of the pod"):
+        ledger.allocate(WHOLE, [device(OTHER)])
+    ledger.allocate(REGIONS, [device(OTHER, 1)])
+    ledger.release([P0, device(OTHER, 1)])
+    ledger.allocate(WHOLE, [device(OTHER)])
+
+
+@pytest.mark.parametrize("exposed", [True, False])
+def test_a_region_under_a_stale_node_is_dirty_where_it_may_have_been_used(
+    ledger: Ledger, *, exposed: bool
+) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.bind_pod([P0], POD_A)
+    start(ledger, P0)
+    found(ledger, renumbered(CARD, 1, 0))
+    scrub(ledger, CARD, 1)
+    if exposed:
+        ledger.kubelet_epoch("life 2")
+    ledger.release([P0])
+    assert condition(ledger, R1) is (Condition.DIRTY if exposed else Condition.BLANK)
+    assert ledger.record(R1).former == ({POD_A} if exposed else set())
+
+
+def test_prestart_finds_that_the_numbers_changed(ledger: Ledger) -> None:
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    ledger.check_nodes(claim)
+    found(ledger, renumbered(CARD, 1, 0))
+    with pytest.raises(RefusedError, match=r"dfl-port.0 and is /dev/dfl-port.1 now: delete"):
+        ledger.check_nodes(claim)
+    ledger.card_gone(CARD.id)
+    with pytest.raises(RefusedError, match="is gone"):
+        ledger.check_nodes(claim)
+
+
+# ------------------------------------------------------------------ releases
+
+
+def test_release_of_unknown_and_unowned_devices_is_no_error(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    assert ledger.release(["", "zzz", P1, P0, P0, BOARD]) == (P0,)
+    assert ledger.release([P0]) == ()
+
+
+def test_after_use_a_region_is_dirty_and_remembers_its_owner(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.bind_pod([P0], POD_A)
+    start(ledger, P0)
+    ledger.release([P0])
+    assert ledger.record(R0).former == {POD_A}
+    assert condition(ledger) is Condition.DIRTY
+    scrub(ledger, CARD, 0)
+    assert ledger.record(R0).former == frozenset()
+    assert condition(ledger) is Condition.BLANK
+
+
+def test_an_unused_claim_leaves_a_clean_region_clean(ledger: Ledger) -> None:
+    ledger.allocate(WHOLE, [BOARD])
+    ledger.release([BOARD])
+    assert {condition(ledger, r) for r in (R0, R1)} == {Condition.BLANK}
+
+
+def test_deallocate_after_a_refused_allocate_ends_nobody_elses_claim(ledger: Ledger) -> None:
+    ledger.allocate(WHOLE, [BOARD])
+    with pytest.raises(RefusedError):
+        ledger.allocate(REGIONS, [P0])
+    assert ledger.release([P0]) == ()
+    assert ledger.mode(CARD.id) is Mode.WHOLE
+
+
+def test_a_faulted_region_stays_so_when_its_owner_leaves(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    ledger.faulted(R0, "PR failed")
+    ledger.release([P0])
+    assert condition(ledger) is Condition.FAULTED
+
+
+# ------------------------------------------------------------------ PostStops
+
+
+def used(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+
+
+def test_a_balanced_poststop_leaves_the_claim_and_a_dirty_region(ledger: Ledger) -> None:
+    used(ledger)
+    assert ledger.poststop_seen([P0]) == (P0,)
+    assert ledger.balanced(P0)
+    assert condition(ledger) is Condition.DIRTY
+    assert ledger.ownership(R0) is Ownership.STARTED
+    scrub(ledger, CARD, 0)
+    ledger.release([P0])
+    assert condition(ledger) is Condition.BLANK, "scrubbed already"
+    assert ledger.record(R0).former == frozenset()
+
+
+def test_prestarts_that_failed_count(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.prestart_seen([P0])
+    start(ledger, P0)
+    assert ledger.poststop_seen([P0]) == ()
+    assert ledger.poststop_seen([P0]) == (P0,)
+    assert ledger.poststop_seen([P0]) == ()
+
+
+def test_a_container_that_never_started_leaves_nothing_to_scrub(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.prestart_seen([P0])
+    assert ledger.poststop_seen([P0]) == (P0,)
+    assert condition(ledger) is Condition.BLANK
+
+
+def test_a_restarted_container_unbalances_again(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.poststop_seen([P0])
+    ledger.prestart_seen([P0])
+    assert not ledger.balanced(P0)
+
+
+def test_a_late_poststop_does_not_count_for_the_successor(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.release([P0])
+    used(ledger)
+    assert ledger.poststop_seen([P0]) == (), "the first owner's"
+    assert ledger.poststop_seen([P0]) == (P0,)
+
+
+def test_a_late_poststop_between_two_owners_is_counted_off(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.release([P0])
+    assert ledger.poststop_seen([P0]) == ()
+    used(ledger)
+    assert ledger.poststop_seen([P0]) == (P0,)
+
+
+def test_after_kubelets_restart_poststops_of_a_claim_balance_nothing(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.kubelet_epoch("life 2")
+    ledger.prestart_seen([P0])
+    for _ in range(5):
+        assert ledger.poststop_seen([P0]) == ()
+    ledger.release([P0])
+    used(ledger)
+    assert ledger.poststop_seen([P0]) == (), "one that kubelet may have begun to send"
+
+
+def test_late_poststops_are_forgotten_with_the_kubelet_that_owed_them(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.release([P0])
+    ledger.kubelet_epoch("life 2")
+    used(ledger)
+    assert ledger.poststop_seen([P0]) == (P0,)
+
+
+def test_counts_survive_the_plugin_until_the_next_prestart() -> None:
+    ledger, journal = make_ledger(CARD)
+    used(ledger)
+    assert reopened(journal, CARD).poststop_seen([P0]) == (P0,)
+    ledger, journal = make_ledger(CARD)
+    used(ledger)
+    again = reopened(journal, CARD)
+    again.prestart_seen([P0])
+    for _ in range(5):
+        assert again.poststop_seen([P0]) == (), "one may be of a start that failed meanwhile"
+
+
+def test_a_prestart_that_cannot_be_written_counts_all_the_same() -> None:
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    journal.failing = 1
+    with pytest.raises(JournalError):
+        ledger.prestart_seen([P0])
+    start(ledger, P0)
+    assert ledger.poststop_seen([P0]) == ()
+
+
+def test_a_poststop_of_a_device_that_nobody_has_is_no_error(ledger: Ledger) -> None:
+    assert ledger.poststop_seen([P0, BOARD]) == ()
+
+
+# ------------------------------------------------------------------ pods
+
+
+def test_another_pod_in_kubelets_records_is_another_owner(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.bind_pod([P0], POD_A)
+    ledger.bind_pod([P0], POD_A)
+    assert condition(ledger) is Condition.PROGRAMMED
+    ledger.bind_pod([P0], POD_B)
+    assert ledger.record(R0).former == {POD_A}
+    assert condition(ledger) is Condition.DIRTY
+    claim = ledger.claims[P0]
+    assert (claim.pod, claim.exposed, claim.started) == (POD_B, True, False)
+
+
+def test_adoption_keeps_the_nodes_that_kubelet_hands_out(ledger: Ledger) -> None:
+    claim = ledger.adopt(REGIONS, P0, POD_A, {device_variable(R0): "/dev/dfl-port.7"})
+    assert claim.nodes == ((R0, "/dev/dfl-port.7"),)
+    assert (claim.exposed, claim.pod, condition(ledger)) == (True, POD_A, Condition.DIRTY)
+    with pytest.raises(RefusedError, match="device numbering changed"):
+        ledger.check_nodes(claim)
+
+
+def test_adoption_takes_nothing_from_an_owner(ledger: Ledger) -> None:
+    used(ledger)
+    with pytest.raises(RefusedError, match="has an owner already"):
+        ledger.adopt(REGIONS, P0, POD_B, {})
+    with pytest.raises(RefusedError, match="cannot be given as a whole"):
+        ledger.adopt(WHOLE, BOARD, POD_B, {})
+    assert condition(ledger) is Condition.PROGRAMMED
+
+
+def test_poststops_of_an_adopted_claim_balance_nothing(ledger: Ledger) -> None:
+    ledger.adopt(REGIONS, P0, POD_A, {})
+    ledger.prestart_seen([P0])
+    for _ in range(5):
+        assert ledger.poststop_seen([P0]) == ()
+
+
+# ------------------------------------------------------------------ work
+
+
+def test_work_is_concluded_only_where_nothing_came_between(ledger: Ledger) -> None:
+    with pytest.raises(NotFinishedError, match="changed while it was worked on"):
+        ledger.programmed(R0, AFU)
+    ledger.allocate(REGIONS, [P0])
+    ledger.working([R0])
+    ledger.card_gone(CARD.id)
+    found(ledger, CARD)
+    for conclude in (
+        lambda: ledger.clean(R0, BLANK, blank=True),
+        lambda: ledger.programmed(R0, AFU),
+    ):
+        with pytest.raises(NotFinishedError, match="the card went and came back"):
+            conclude()
+    assert condition(ledger) is Condition.DIRTY
+
+
+def test_what_was_programmed_for_an_owner_that_left_is_not_the_nexts(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.prestart_seen([P0])
+    ledger.working([R0])
+    ledger.release([P0])
+    ledger.allocate(REGIONS, [P0])
+    ledger.working([R0])  # the second step of the same work
+    with pytest.raises(NotFinishedError, match="its owner left"):
+        ledger.programmed(R0, AFU)
+    assert condition(ledger) is Condition.SCRUBBING
+
+
+def test_a_scrub_during_which_an_owner_left_is_done_again(ledger: Ledger) -> None:
+    ledger.dirty([R0], "x")
+    ledger.working([R0])
+    ledger.allocate(REGIONS, [P0])
+    ledger.bind_pod([P0], POD_A)
+    ledger.kubelet_epoch("life 2")
+    ledger.release([P0])
+    with pytest.raises(NotFinishedError, match="an owner left"):
+        ledger.clean(R0, BLANK, blank=True)
+    assert ledger.record(R0).former == {POD_A}
+
+
+def test_a_debt_is_open_from_the_first_sight_of_a_card_with_memory() -> None:
+    ledger, _ = make_ledger(CARD, OTHER, blank=False)
+    assert ledger.debts == {CARD.id}
+    scrub(ledger, CARD)
+    ledger.card_gone(CARD.id)
+    assert ledger.debts == {CARD.id}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "mine", "others"),
+    [
+        ([], [R0], False),
+        ([P0], [R0], False),
+        ([P0, P1], [R0], True),
+        ([P1], [R0], True),
+        ([BOARD], [R0, R1], False),
+        ([BOARD], [R0], True),
+    ],
+)
+def test_memory_is_cleared_only_where_nobody_else_owns_a_region(claimed, mine, *, others) -> None:
+    ledger, _ = make_ledger(CARD)
+    for one in claimed:
+        ledger.allocate(WHOLE if one == BOARD else REGIONS, [one])
+    assert ledger.others_owned(CARD.id, mine) is others
+
+
+# ------------------------------------------------------------------ hardware
+
+
+def test_a_card_that_comes_back_is_dirty_and_its_claims_stay(ledger: Ledger) -> None:
+    used(ledger)
+    ledger.card_gone(CARD.id)
+    assert ledger.claims[P0].started
+    found(ledger, CARD)
+    assert {condition(ledger, r) for r in (R0, R1)} == {Condition.DIRTY}
+    ledger.check_nodes(ledger.claims[P0])
+
+
+def test_a_card_that_is_found_again_unchanged_stays_as_it_is(ledger: Ledger) -> None:
+    used(ledger)
+    found(ledger, CARD, AFU)
+    assert condition(ledger) is Condition.PROGRAMMED
+    assert condition(ledger, R1) is Condition.BLANK
+
+
+def test_a_card_with_another_interface_id_has_another_resource_and_dirty_regions(
+    ledger: Ledger,
+) -> None:
+    ledger.allocate(REGIONS, [P0])
+    found(ledger, replace(CARD, interface_id=OTHER_INTERFACE))
+    assert {condition(ledger, r) for r in (R0, R1)} == {Condition.DIRTY}
+    other, _ = resource_names("fpga.intel.com", ledger.cards[CARD.id])
+    assert ledger.device_resource(P0) == REGIONS, "as long as its claim lasts"
+    assert ledger.device_resource(P1) == other
+    assert {REGIONS, WHOLE, other} <= ledger.resources
+
+
+def test_a_region_that_recovers_is_dirty_unless_owned(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    ledger.set_failing(CARD.id, {R0: "thermal", R1: "thermal"})
+    assert (ledger.trouble(R0), ledger.trouble(R1)) == ("thermal", "thermal")
+    ledger.set_failing(CARD.id, {})
+    assert condition(ledger) is Condition.PROGRAMMED
+    assert condition(ledger, R1) is Condition.DIRTY
+
+
+def test_a_poisoned_port_that_answers_again_is_worth_a_scrub(ledger: Ledger) -> None:
+    ledger.faulted(R0, "poisoned")
+    ledger.set_failing(CARD.id, {R0: "poisoned"})
+    ledger.set_failing(CARD.id, {})
+    assert condition(ledger) is Condition.DIRTY
+
+
+def test_a_clean_region_that_reads_otherwise_is_dirty_unless_owned(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.verify_clean(CARD.id, {R0: AFU, R1: AFU})
+    assert condition(ledger) is Condition.BLANK
+    assert condition(ledger, R1) is Condition.DIRTY
+
+
+@pytest.mark.parametrize("step", ["gone", "found", "failing", "verify", "dirty", "faulted"])
+def test_what_takes_trust_away_holds_though_it_cannot_be_written(step: str) -> None:
+    ledger, journal = make_ledger(CARD)
+    if step == "found":
+        ledger.card_gone(CARD.id)
+        scrub(ledger, CARD)
+    if step == "failing":
+        ledger.set_failing(CARD.id, {R0: "thermal"})
+    journal.failing = 1
+    with pytest.raises(JournalError):  # noqa: PT012  # one step of several kinds
+        match step:
+            case "gone":
+                ledger.card_gone(CARD.id)
+            case "found":
+                found(ledger, CARD)
+            case "failing":
+                ledger.set_failing(CARD.id, {})
+            case "verify":
+                ledger.verify_clean(CARD.id, {R0: AFU})
+            case "dirty":
+                ledger.dirty([R0], "x")
+            case "faulted":
+                ledger.faulted(R0, "x")
+    assert condition(ledger) is (Condition.FAULTED if step == "faulted" else Condition.DIRTY)
+    assert (CARD.id in ledger.cards) is (step != "gone")
+
+
+# ------------------------------------------------------------------ restarts
+
+
+def test_a_restart_in_the_same_boot_knows_everything() -> None:
+    ledger, journal = make_ledger(CARD, OTHER)
+    used(ledger)
+    ledger.bind_pod([P0], POD_A)
+    again = Ledger(
+        prefix="fpga.intel.com", journal=journal, snapshot=journal.snapshot, boot_id="boot"
+    )
+    again.card_found(CARD, {R0: AFU, R1: BLANK}, BLANK)
+    assert again.claims == ledger.claims
+    assert condition(again) is Condition.PROGRAMMED
+    assert condition(again, R1) is Condition.BLANK
+
+
+@pytest.mark.parametrize(
+    ("before", "reads", "blank", "after"),
+    [
+        (Condition.BLANK, BLANK, BLANK, Condition.BLANK),
+        (Condition.BLANK, AFU, BLANK, Condition.DIRTY),
+        (Condition.BLANK, None, BLANK, Condition.DIRTY),
+        (Condition.BLANK, BLANK, AFU, Condition.DIRTY),
+        (Condition.BLANK, BLANK, None, Condition.DIRTY),
+        (Condition.UNBLANKED, AFU, None, Condition.UNBLANKED),
+        (Condition.UNBLANKED, AFU, BLANK, Condition.DIRTY),
+        (Condition.UNBLANKED, BLANK, None, Condition.DIRTY),
+        (Condition.DIRTY, BLANK, BLANK, Condition.DIRTY),
+        (Condition.SCRUBBING, BLANK, BLANK, Condition.DIRTY),
+        (Condition.FAULTED, None, BLANK, Condition.FAULTED),
+        (Condition.FAULTED, BLANK, BLANK, Condition.DIRTY),
+    ],
+)
+def test_after_a_restart_the_hardware_has_to_agree(before, reads, blank, after) -> None:
+    ledger, journal = make_ledger(CARD)
+    match before:
+        case Condition.DIRTY:
+            ledger.dirty([R0], "x")
+        case Condition.FAULTED:
+            ledger.faulted(R0, "x")
+        case Condition.SCRUBBING:
+            ledger.working([R0])
+        case Condition.UNBLANKED:
+            ledger.working([R0])
+            ledger.clean(R0, AFU, blank=False)
+    again = reopened(journal)
+    again.card_found(CARD, {R0: reads, R1: BLANK}, blank)
+    assert condition(again) is after
+
+
+def test_unblanked_regions_are_dirty_once_a_blank_is_required() -> None:
+    ledger, journal = make_ledger(CARD)
+    ledger.working([R0])
+    ledger.clean(R0, AFU, blank=False)
+    again = Ledger(
+        prefix="fpga.intel.com",
+        journal=journal,
+        snapshot=journal.snapshot,
+        boot_id="boot",
+        scrub=ScrubPolicy.REQUIRED,
+    )
+    again.card_found(CARD, {R0: AFU, R1: BLANK}, None)
+    assert condition(again) is Condition.DIRTY
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_an_image_outlives_the_plugin_only_with_its_owner(*, owned: bool) -> None:
+    ledger, journal = make_ledger(CARD)
+    used(ledger)
+    if not owned:
+        record = journal.snapshot.regions
+        journal.snapshot = replace(journal.snapshot, claims=(), regions=record)
+    again = reopened(journal)
+    again.card_found(CARD, {R0: AFU, R1: BLANK}, BLANK)
+    assert condition(again) is (Condition.PROGRAMMED if owned else Condition.DIRTY)
+
+
+def test_after_a_boot_claims_stay_unstarted_and_nothing_is_clean() -> None:
+    ledger, journal = make_ledger(CARD)
+    used(ledger)
+    ledger.bind_pod([P0], POD_A)
+    again = reopened(journal, CARD, boot_id="another")
+    claim = again.claims[P0]
+    assert (claim.started, claim.touched, claim.exposed, claim.pod) == (False, False, True, POD_A)
+    assert {condition(again, r) for r in (R0, R1)} == {Condition.DIRTY}
+    assert content(journal.snapshot) == remembered(again, "another")
+    third = reopened(journal, CARD, boot_id="another")
+    assert third.claims == again.claims
+
+
+def test_without_a_journal_everything_is_dirty() -> None:
+    ledger = reopened(MemoryJournal(), CARD)
+    assert {condition(ledger, r) for r in (R0, R1)} == {Condition.DIRTY}
+    assert ledger.debts == {CARD.id}
+
+
+def test_env_is_known_of_one_kubelet_only(ledger: Ledger) -> None:
+    assert not ledger.sends_env
+    ledger.env_seen()
+    assert ledger.sends_env
+    ledger.kubelet_epoch("life 2")
+    assert not ledger.sends_env

@@ -1,0 +1,249 @@
+"""What is advertised: the table of DESIGN.md section 4."""
+
+from dataclasses import replace
+
+import pytest
+from ledger_support import (
+    AFU,
+    OTHER_INTERFACE,
+    PREFIX,
+    REGIONS,
+    WHOLE,
+    MemoryJournal,
+    device,
+    found,
+    make_card,
+    make_ledger,
+    make_lists,
+    reopened,
+    scrub,
+    shown,
+    start,
+)
+
+from fpga_plugin.allocation.ledger import resource_names
+from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.ids import PodUid, RegionId, ResourceName
+
+CARD = make_card(1, nodes=(0, 1), clears_memory=True)
+OTHER = make_card(2, nodes=(2, 3), numa_node=1)
+P0, P1, BOARD = device(CARD, 0), device(CARD, 1), device(CARD)
+R0 = RegionId(P0)
+
+
+def two():
+    ledger, _ = make_ledger(CARD, OTHER)
+    return ledger, make_lists(ledger)
+
+
+def test_every_card_is_advertised_whole_and_by_region_with_its_numa_node() -> None:
+    _, lists = two()
+    assert lists.resources() == (WHOLE, REGIONS)
+    assert [(d.id, d.healthy, d.numa_node) for d in lists.devices(REGIONS)] == [
+        (P0, True, 0),
+        (P1, True, 0),
+        (device(OTHER, 0), True, 1),
+        (device(OTHER, 1), True, 1),
+    ]
+    assert [(d.id, d.healthy, d.numa_node) for d in lists.devices(WHOLE)] == [
+        (BOARD, True, 0),
+        (device(OTHER), True, 1),
+    ]
+
+
+def test_a_whole_claim_takes_the_regions_off_the_list_and_the_reverse() -> None:
+    ledger, lists = two()
+    ledger.allocate(WHOLE, [BOARD])
+    assert P0 not in shown(lists)
+    assert shown(lists, WHOLE)[BOARD]
+    ledger.release([BOARD])
+    ledger.allocate(REGIONS, [P0])
+    assert shown(lists)[P0]
+    assert shown(lists)[P1]
+    assert BOARD not in shown(lists, WHOLE)
+    ledger.release([P0])
+    assert shown(lists, WHOLE)[BOARD]
+
+
+def test_an_owned_device_is_listed_healthy_in_every_condition_but_faulted() -> None:
+    ledger, lists = two()
+    ledger.allocate(REGIONS, [P0])
+    for step in (
+        lambda: ledger.dirty([R0], "x"),
+        lambda: ledger.working([R0]),
+        lambda: ledger.programmed(R0, AFU),
+        lambda: ledger.set_foreign({CARD.id: "x"}),
+        lambda: ledger.set_debt(CARD.id, open_=True),
+        lambda: ledger.kubelet_epoch("life 2"),
+    ):
+        step()
+        assert shown(lists)[P0]
+    ledger.faulted(R0, "x")
+    assert not shown(lists)[P0]
+
+
+def test_an_owned_device_whose_hardware_goes_stays_listed_unhealthy() -> None:
+    ledger, lists = two()
+    ledger.allocate(REGIONS, [P0])
+    ledger.allocate(WHOLE, [device(OTHER)])
+    ledger.set_failing(CARD.id, {R0: "thermal"})
+    assert shown(lists)[P0] is False
+    ledger.set_failing(CARD.id, {})
+    assert shown(lists)[P0]
+    ledger.card_gone(CARD.id)
+    assert shown(lists)[P0] is False
+    assert P1 not in shown(lists)
+    found(ledger, replace(OTHER, regions=OTHER.regions[:1]))
+    assert shown(lists, WHOLE)[device(OTHER)] is False
+
+
+@pytest.mark.parametrize("step", ["dirty", "working", "faulted", "failing", "foreign"])
+def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
+    ledger, lists = two()
+    match step:
+        case "dirty":
+            ledger.dirty([R0], "x")
+        case "working":
+            ledger.working([R0])
+        case "faulted":
+            ledger.faulted(R0, "x")
+        case "failing":
+            ledger.set_failing(CARD.id, {R0: "thermal"})
+        case "foreign":
+            ledger.set_foreign({CARD.id: "x"})
+    assert shown(lists)[P0] is False
+    assert shown(lists)[P1] is (step != "foreign")
+    assert shown(lists, WHOLE)[BOARD] is False
+    assert shown(lists)[device(OTHER, 0)]
+
+
+def test_a_memory_debt_holds_back_the_whole_card_only() -> None:
+    ledger, lists = two()
+    ledger.set_debt(CARD.id, open_=True)
+    assert shown(lists, WHOLE)[BOARD] is False
+    assert shown(lists)[P0]
+    ledger.set_debt(CARD.id, open_=False)
+    assert shown(lists, WHOLE)[BOARD]
+
+
+def test_a_whole_card_needs_all_of_its_regions() -> None:
+    ledger, lists = two()
+    found(ledger, replace(CARD, regions=CARD.regions[:1]))
+    assert shown(lists, WHOLE)[BOARD] is False
+    assert P1 not in shown(lists)
+
+
+@pytest.mark.parametrize("policy", ScrubPolicy)
+def test_unblanked_is_clean_under_best_effort_only(policy: ScrubPolicy) -> None:
+    ledger, _ = make_ledger(CARD)
+    lists = make_lists(ledger, scrub=policy)
+    ledger.working([R0])
+    ledger.clean(R0, AFU, blank=False)
+    assert shown(lists)[P0] is (policy is ScrubPolicy.BEST_EFFORT)
+
+
+def test_a_region_comes_back_when_another_card_gives_its_node_up() -> None:
+    ledger, lists = two()
+    ledger.allocate(REGIONS, [P0])
+    ledger.card_gone(CARD.id)
+    found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
+    scrub(ledger, OTHER)
+    assert shown(lists)[device(OTHER, 0)] is False
+    assert shown(lists, WHOLE)[device(OTHER)] is False
+    ledger.release([P0])
+    assert shown(lists)[device(OTHER, 0)]
+    assert shown(lists, WHOLE)[device(OTHER)]
+
+
+def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts() -> None:
+    ledger, journal = make_ledger(CARD)
+    lists = make_lists(ledger)
+    ledger.card_gone(CARD.id)
+    assert lists.resources() == (WHOLE, REGIONS)
+    assert lists.devices(REGIONS) == ()
+    assert make_lists(reopened(journal)).resources() == (WHOLE, REGIONS)
+
+
+def test_a_card_with_another_interface_id_is_listed_under_it_and_its_claims_under_the_old() -> None:
+    ledger, lists = two()
+    ledger.allocate(REGIONS, [P0])
+    changed = replace(CARD, interface_id=OTHER_INTERFACE)
+    of_regions, of_card = resource_names(PREFIX, changed)
+    found(ledger, changed)
+    scrub(ledger, changed)
+    assert shown(lists)[P0]
+    assert P1 not in shown(lists)
+    assert shown(lists, of_regions) == {P1: True}
+    assert shown(lists, of_card) == {}
+    assert lists.resources() == tuple(sorted([of_card, of_regions, WHOLE, REGIONS]))
+
+
+@pytest.mark.parametrize(
+    ("advertise", "kept", "left_out"),
+    [(Advertise.REGION, REGIONS, WHOLE), (Advertise.WHOLE, WHOLE, REGIONS)],
+)
+def test_what_is_not_to_be_advertised_is_not_registered_nor_listed(
+    advertise: Advertise, kept: ResourceName, left_out: ResourceName
+) -> None:
+    ledger, _ = make_ledger(CARD)
+    lists = make_lists(ledger, advertise=advertise)
+    assert lists.resources() == (kept,)
+    assert lists.devices(left_out) == ()
+    assert all(shown(lists, kept).values())
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_claim_of_what_is_not_advertised_any_more_is_listed_as_long_as_it_lasts(
+    *, adopted: bool
+) -> None:
+    ledger, journal = make_ledger(CARD)
+    if not adopted:
+        ledger.allocate(WHOLE, [BOARD])
+    ledger = reopened(journal, CARD)
+    lists = make_lists(ledger, advertise=Advertise.REGION)
+    if adopted:
+        assert lists.resources() == (REGIONS,)
+        ledger.adopt(WHOLE, BOARD, PodUid("a"), {})
+    assert lists.resources() == (WHOLE, REGIONS)
+    assert shown(lists, WHOLE) == {BOARD: True}
+    assert shown(lists) == {}
+    ledger.release([BOARD])
+    assert lists.resources() == (WHOLE, REGIONS), "a name once registered stays registered"
+    assert shown(lists, WHOLE) == {}
+
+
+def test_resources_of_another_prefix_are_not_registered() -> None:
+    ledger, journal = make_ledger(CARD)
+    old = ResourceName("example.com/region-" + "0" * 32)
+    resources = journal.snapshot.resources | {old}
+    journal = MemoryJournal(replace(journal.snapshot, resources=resources))
+    ledger = reopened(journal, CARD)
+    assert make_lists(ledger).resources() == (WHOLE, REGIONS)
+
+
+def test_listeners_hear_which_card_changed_until_they_stop() -> None:
+    ledger, _ = make_ledger(CARD, OTHER)
+    heard: list[object] = []
+    stop = ledger.subscribe(heard.append)
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    assert set(heard) == {CARD.id}
+    heard.clear()
+    found(ledger, replace(OTHER, interface_id=OTHER_INTERFACE))
+    assert set(heard) == {None, OTHER.id}
+    stop()
+    heard.clear()
+    ledger.release([P0])
+    assert heard == []
+
+
+def test_a_list_that_did_not_change_is_the_same_object() -> None:
+    ledger, lists = two()
+    before = lists.devices(WHOLE)
+    ledger.allocate(REGIONS, [P0])
+    ledger.release([P0])
+    ledger.prestart_seen([P0])
+    assert lists.devices(WHOLE) == before
+    again = lists.devices(REGIONS)
+    ledger.kubelet_epoch("life 2")
+    assert lists.devices(REGIONS) is again
