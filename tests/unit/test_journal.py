@@ -202,7 +202,7 @@ CLAIM = f"""INSERT OR REPLACE INTO claims VALUES (
         "DROP TABLE regions",
         "ALTER TABLE claims RENAME COLUMN pod TO owner",
         "UPDATE regions SET condition = 'SHINY'",
-        "UPDATE regions SET region = 'hello' WHERE rowid = (SELECT min(rowid) FROM regions)",
+        "UPDATE regions SET region = 'hello' WHERE region = (SELECT min(region) FROM regions)",
         f"INSERT INTO regions VALUES ('{device(CARD)}', 'BLANK', '', NULL, '[]')",
         "UPDATE regions SET former = 'pod-a'",
         "UPDATE regions SET former = '{\"a\": 1}'",
