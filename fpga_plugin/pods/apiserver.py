@@ -11,12 +11,12 @@ tokens and certificates are replaced while the plugin runs.
 
 import asyncio
 
-from httpx2 import HTTPError, HTTPStatusError, Timeout
-from lightkube import AsyncClient, KubeConfig
+from httpx2 import HTTPError, HTTPStatusError
 from lightkube.models import core_v1
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod as ApiPod
 
+from fpga_plugin.api.server import CredentialsError, connect
 from fpga_plugin.errors import quote
 from fpga_plugin.pods.pod import (
     SANDBOX_CONDITION,
@@ -64,14 +64,16 @@ class ApiServer:
         """
         try:
             async with asyncio.timeout(self._call_seconds):
-                client = await asyncio.to_thread(self._client)
+                client = await asyncio.to_thread(
+                    connect, self._kubeconfig, seconds=self._call_seconds
+                )
                 try:
                     pod = await client.get(ApiPod, name, namespace=namespace)
                 finally:
                     await client.close()
             return convert(pod)
-        except PodSourceError:
-            raise
+        except CredentialsError as error:
+            raise PodSourceError(error.message) from error
         except TimeoutError:
             raise PodSourceError(
                 f"the API server did not answer within {self._call_seconds:g} s"
@@ -85,30 +87,6 @@ class ApiServer:
         except Exception as error:  # lightkube and msgspec raise many types for odd answers
             raise PodSourceError(
                 f"the API server's answer is not understood ({_what(error)})"
-            ) from error
-
-    def _client(self) -> AsyncClient:
-        """Blocks: reads credentials and makes a TLS context.
-
-        Raises:
-            PodSourceError: there are no credentials, or they are not understood.
-        """
-        try:
-            if self._kubeconfig is None:
-                config = KubeConfig.from_service_account()
-            else:
-                config = KubeConfig.from_file(self._kubeconfig)
-            # No proxy and no default certificates from the environment: the file says it all.
-            return AsyncClient(
-                config=config.get(), timeout=Timeout(self._call_seconds), trust_env=False
-            )
-        except Exception as error:  # of many types, for files that are missing or malformed
-            if self._kubeconfig is None:
-                raise PodSourceError(
-                    f"no service account is mounted to ask the API server with ({_what(error)})"
-                ) from error
-            raise PodSourceError(
-                f"the credentials in {self._kubeconfig} cannot be used ({_what(error)})"
             ) from error
 
 

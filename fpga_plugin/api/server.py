@@ -1,0 +1,42 @@
+"""A connection to the API server: credentials, and nothing from the environment.
+
+lightkube is imported with this module, 50 to 100 ms and 10 MiB: import it only where it is needed,
+and not on the event loop.
+"""
+
+from httpx2 import Timeout
+from lightkube import AsyncClient, KubeConfig
+
+from fpga_plugin.errors import NoSourceError, quote
+
+
+class CredentialsError(NoSourceError):
+    """There are no credentials for the API server, or they are not understood."""
+
+
+def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
+    """A client. Blocks: it reads credentials, which are replaced now and then, and makes a context.
+
+    Args:
+        kubeconfig: path of a file with credentials; None: the pod's service account.
+        seconds: how long one step of a call may take.
+
+    Raises:
+        CredentialsError: there are none, or they are not understood.
+    """
+    try:
+        if kubeconfig is None:
+            config = KubeConfig.from_service_account()
+        else:
+            config = KubeConfig.from_file(kubeconfig)
+        # No proxy and no default certificates from the environment: the file says it all.
+        return AsyncClient(config=config.get(), timeout=Timeout(seconds), trust_env=False)
+    except Exception as error:  # of many types, for files that are missing or malformed
+        what = f"{type(error).__name__}: {quote(error)}"
+        if kubeconfig is None:
+            raise CredentialsError(
+                f"no service account is mounted to ask the API server with ({what})"
+            ) from error
+        raise CredentialsError(
+            f"the credentials in {kubeconfig} cannot be used ({what})"
+        ) from error

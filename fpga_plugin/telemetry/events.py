@@ -1,0 +1,225 @@
+"""Kubernetes Events: what `kubectl describe` shows of a pod or a node, in few.
+
+An Event is news for people who do not read the plugin's log; the log has everything. So nothing
+waits for one, none is tried twice, and both their number and what is kept of them are bounded. The
+same news again is counted in the Event that is there (its `series`), at most once a minute. Without
+news there is no timer and no task.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError
+
+log = structlog.get_logger()
+
+REPEAT_SECONDS = 600.0
+"""The same news after so long is a new Event."""
+
+SERIES_SECONDS = 60.0
+"""How often a repeated Event's count is brought up to date at most."""
+
+MAX_KNOWN = 256
+"""Events that are remembered, to recognise their repetition."""
+
+MAX_WAITING = 64
+"""Events that wait for the API server; more are dropped."""
+
+SUBJECT_BURST, SUBJECT_REFILL_SECONDS = 5, 60.0
+"""Events about one pod or node: so many at once, then one in so many seconds."""
+
+TOTAL_BURST, TOTAL_REFILL_SECONDS = 20, 6.0
+"""The same for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an Event is about.
+
+    Attributes:
+        kind: `Pod` or `Node`.
+        name: of the object.
+        namespace: of a pod; empty for a node.
+        uid: of a pod; for a node its name, as kubelet's own Events have it.
+    """
+
+    kind: str
+    name: str
+    namespace: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One piece of news.
+
+    Attributes:
+        subject: what it is about.
+        reason: one word in CamelCase, for machines.
+        action: what the plugin did or tried, one word in CamelCase.
+        note: for people; at most 1 KiB.
+        warning: `Warning`, else `Normal`.
+    """
+
+    subject: Subject
+    reason: str
+    action: str
+    note: str
+    warning: bool
+
+
+class Poster(Protocol):
+    """Puts Events into the cluster."""
+
+    async def create(self, event: Event, when: datetime) -> str:
+        """Make it; returns its name.
+
+        Raises:
+            FpgaPluginError: the API server does not take it.
+        """
+
+    async def again(self, event: Event, name: str, *, count: int, when: datetime) -> None:
+        """It happened `count` times by now, last at `when`.
+
+        Raises:
+            FpgaPluginError: the API server does not take it.
+        """
+
+
+@dataclass(slots=True)
+class _Known:
+    """An Event that was recorded."""
+
+    event: Event
+    first: float
+    sent: float = float("-inf")
+    count: int = 1
+    name: str = ""
+
+
+class _Bucket:
+    """Tokens: `burst` at once, then one in `refill` seconds."""
+
+    def __init__(self, burst: int, refill: float, now: float) -> None:
+        self._burst, self._refill = burst, refill
+        self._tokens, self._at = float(burst), now
+
+    def level(self, now: float) -> float:
+        """How many there are."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._refill)
+        self._at = now
+        return self._tokens
+
+    def take(self) -> None:
+        """Take one that `level` showed."""
+        self._tokens -= 1
+
+
+class Events:
+    """Belongs to the event loop.
+
+    Args:
+        connect: makes the poster; called in a thread at the first Event, since what it imports is
+            large.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Poster], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._poster: Poster | None = None
+        self._known: OrderedDict[Event, _Known] = OrderedDict()
+        self._subjects: OrderedDict[Subject, _Bucket] = OrderedDict()
+        self._total = _Bucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
+        self._waiting: deque[_Known] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._failing = ""
+        self._closed = False
+        self.posted = 0
+        self.dropped = 0
+
+    def record(self, event: Event) -> None:
+        """Post it in the background, or count it, or drop it where there are too many."""
+        if self._closed:
+            return
+        now = self._clock()
+        known = self._known.get(event)
+        if known is not None and now - known.first < REPEAT_SECONDS:
+            known.count += 1
+            if now - known.sent < SERIES_SECONDS or known in self._waiting:
+                return
+        elif self._may(event.subject, now):
+            known = self._known[event] = _Known(event, now)
+            self._known.move_to_end(event)
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        else:
+            self.dropped += 1
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self.dropped += 1
+            return
+        known.sent = now
+        self._waiting.append(known)
+        if self._task is None:
+            self._task = asyncio.create_task(self._post_all(), name="events")
+
+    def _may(self, subject: Subject, now: float) -> bool:
+        bucket = self._subjects.get(subject)
+        if bucket is None:
+            bucket = _Bucket(SUBJECT_BURST, SUBJECT_REFILL_SECONDS, now)
+        self._subjects[subject] = bucket
+        self._subjects.move_to_end(subject)
+        if len(self._subjects) > MAX_KNOWN:
+            self._subjects.popitem(last=False)
+        if bucket.level(now) < 1 or self._total.level(now) < 1:
+            return False
+        bucket.take()
+        self._total.take()
+        return True
+
+    async def _post_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._post(self._waiting.popleft())
+        finally:
+            self._task = None
+
+    async def _post(self, known: _Known) -> None:
+        when = datetime.now(UTC)
+        try:
+            if self._poster is None:
+                self._poster = await asyncio.to_thread(self._connect)
+            if known.name:
+                await self._poster.again(known.event, known.name, count=known.count, when=when)
+            else:
+                known.name = await self._poster.create(known.event, when)
+        except FpgaPluginError as error:
+            self.dropped += 1
+            if str(error) != self._failing:
+                self._failing = str(error)
+                log.warning("events cannot be posted", error=error.message, hint=error.hint)
+        except Exception:
+            self.dropped += 1
+            log.exception("an event could not be posted")
+        else:
+            self.posted += 1
+            if self._failing:
+                self._failing = ""
+                log.info("events are posted again")
+
+    async def close(self) -> None:
+        """Post no more; an Event that is on its way is given up."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
