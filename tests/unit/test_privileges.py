@@ -1,0 +1,110 @@
+"""What is left of root's privileges, as the kernel says it; each test in a process of its own."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to lose")
+
+STATUS = """
+import json, sys, threading
+from fpga_plugin.privileges import drop_privileges
+
+def status():
+    with open("/proc/thread-self/status") as file:
+        return dict(line.split() for line in file if line.startswith(("Cap", "NoNewPrivs")))
+"""
+
+SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+def run(code: str, *arguments: str | Path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", STATUS + code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@root
+def test_every_capability_is_gone_and_none_comes_back():
+    left = run("drop_privileges([]); print(json.dumps(status()))")
+    assert {left[f"{name}:"] for name in SETS} == {"0" * 16}
+    assert left["NoNewPrivs:"] == "1"
+
+
+@root
+def test_threads_and_programs_that_come_later_have_none_either():
+    thread, program = run("""
+drop_privileges([])
+seen = []
+thread = threading.Thread(target=lambda: seen.append(status()))
+thread.start()
+thread.join()
+import subprocess
+text = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
+seen.append(dict(line.split() for line in text.splitlines() if line.startswith("Cap")))
+print(json.dumps(seen))
+""")
+    for left in (thread, program):
+        assert {left[f"{name}:"] for name in SETS} == {"0" * 16}
+
+
+def test_it_is_refused_where_a_thread_would_keep_its_own():
+    said = run("""
+stop = threading.Event()
+thread = threading.Thread(target=stop.wait)
+thread.start()
+try:
+    drop_privileges([])
+except RuntimeError as error:
+    print(json.dumps(str(error)))
+stop.set()
+thread.join()
+""")
+    assert "second" in said
+
+
+@root
+def test_what_roots_own_modes_allow_still_works(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").chmod(0o600)
+    assert run(
+        "p = sys.argv[1]; drop_privileges([p]); print(json.dumps(open(p + '/file').read()))",
+        tmp_path,
+    ) == "x"  # fmt: skip
+
+
+@root
+def test_a_directory_that_is_not_roots_keeps_the_one_capability_that_it_takes(tmp_path: Path):
+    theirs, missing = tmp_path / "theirs", tmp_path / "missing"
+    theirs.mkdir(mode=stat.S_IRWXU)
+    os.chown(theirs, 12345, 12345)
+    left, unreadable = run(
+        """
+left = drop_privileges(sys.argv[1:])
+print(json.dumps([status(), left.unreadable]))
+""",
+        missing,
+        theirs,
+    )
+    assert unreadable == [str(theirs)]
+    assert {left[f"{name}:"] for name in ("CapPrm", "CapEff")} == {"0" * 15 + "2"}
+    assert {left[f"{name}:"] for name in ("CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
+
+
+def test_nobody_loses_nothing_and_gains_nothing():
+    demote = "import os; os.geteuid() or os.setuid(65534); "
+    left = run(demote + "drop_privileges([]); print(json.dumps(status()))")
+    assert {left[f"{name}:"] for name in ("CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert left["NoNewPrivs:"] == "1"
