@@ -295,6 +295,15 @@ class Settings:
         "Where /metrics, /healthz and /readyz are served. Port 0 takes any free one.",
         empty=_SWITCHED_OFF,
     )
+    events: bool = _setting(
+        "FPGA_PLUGIN_EVENTS",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Post a Kubernetes Event on the pod when programming is refused or fails, and on the node "
+        "when a card fails or recovers. Takes `create` and `patch` on events.k8s.io events, and "
+        "16 MiB of memory once there was one.",
+    )
     log_level: LogLevel = _setting(
         "FPGA_PLUGIN_LOG_LEVEL",
         "info",

@@ -30,6 +30,7 @@ from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identities
 from fpga_plugin.lifecycle.inventory import Inventory
+from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.lifecycle.release import Releaser
@@ -40,6 +41,7 @@ from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.telemetry.events import Events, Poster
 
 log = structlog.get_logger()
 
@@ -94,6 +96,13 @@ def _pod_env_source(settings: Settings, podresources: PodResourcesClient | None)
         kubeconfig=settings.kubeconfig,
         podresources=podresources,
     )
+
+
+def _event_poster(settings: Settings) -> Poster:
+    """What puts Events into the cluster."""
+    from fpga_plugin.telemetry.event_poster import EventPoster  # lightkube: 10 MiB
+
+    return EventPoster(settings.kubeconfig, instance=settings.node_name or "")
 
 
 class Daemon:
@@ -157,6 +166,16 @@ class Daemon:
         )
         journal.set_boot_id(boot_id)
         workers = self._workers = CardWorkers(self._locks.set_programming)
+        podresources = (
+            None
+            if settings.podresources_socket is None
+            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
+        )
+        news = self._news = News(
+            Events(lambda: _event_poster(settings)) if settings.events else None,
+            node_name=settings.node_name,
+            podresources=podresources,
+        )
         store = Store(settings.bitstream_dir)
         blanks = self.blanks = Blanks(store, settings.scrub)
         bench = Bench(
@@ -176,13 +195,9 @@ class Daemon:
             selects=settings.cards.selects,
             poke=releaser.poke,
             debugged=bench.debugged,
+            news=news,
         )
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
-        podresources = (
-            None
-            if settings.podresources_socket is None
-            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
-        )
         reconciler = Reconciler(
             ledger=ledger,
             identities=identities,
@@ -212,6 +227,7 @@ class Daemon:
             releaser=releaser,
             epoch_changed=reconciler.epoch_changed,
             stream_opened=reconciler.stream_opened,
+            news=news,
         )
         self._watcher = StoreWatcher(settings.bitstream_dir, self._store_changed)
         try:
@@ -312,6 +328,7 @@ class Daemon:
             await self.claims.close()
             await self._releaser.close()
             await self.inventory.close()
+            await self._news.close()
         if self._journal is not None:
             self._journal.close()
         if self._locks is not None:

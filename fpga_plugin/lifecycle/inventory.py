@@ -21,6 +21,7 @@ from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
 from fpga_plugin.hardware.model import Inventory as Hardware
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.workers import CardWorkers
 
 log = structlog.get_logger()
@@ -47,6 +48,7 @@ class Inventory:
         selects: Selects,
         poke: Callable[[CardId], None],
         debugged: AbstractSet[RegionId],
+        news: News,
     ) -> None:
         self._ledger = ledger
         self._backend = backend
@@ -55,6 +57,7 @@ class Inventory:
         self._selects = selects
         self._poke = poke
         self._debugged = debugged
+        self._news = news
         self._port_errors: dict[RegionId, dict[str, int]] = {}
         self._full_scan = asyncio.Lock()
         self._scans: dict[CardId, asyncio.Lock] = {}
@@ -171,6 +174,7 @@ class Inventory:
         if card_id in self._ledger.cards:
             claims = [claim.device for claim in self._ledger.claims_on(card_id)]
             log.warning("card gone", card=card_id, owned=claims)
+            self._news.card_failed(card_id, "gone")
             self._ledger.card_gone(card_id)
             self._degraded.pop(card_id, None)
 
@@ -254,9 +258,11 @@ class Inventory:
         for failed, reason in health.failed.items():
             if self._ledger.failing.get(failed) != reason:
                 log.error("region unhealthy", region=failed, reason=reason)
+                self._news.card_failed(card.id, f"region {failed}: {reason}")
         for region in card.regions:
             if region.id in self._ledger.failing and region.id not in health.failed:
                 log.info("region recovered", region=region.id)
+                self._news.card_recovered(card.id, f"region {region.id} is well again")
         if self._degraded.get(card.id, ()) != health.degraded:
             self._degraded[card.id] = health.degraded
             if health.degraded:

@@ -34,6 +34,7 @@ from fpga_plugin.ids import (
 )
 from fpga_plugin.lifecycle.calls import Grant
 from fpga_plugin.lifecycle.identity import Identities, Identity
+from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.prepare import Plan, Preparer, Want
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.sources import EnvSource
@@ -99,6 +100,7 @@ class ClaimService:
         releaser: Releaser,
         epoch_changed: Callable[[str], None],
         stream_opened: Callable[[ResourceName], None],
+        news: News,
     ) -> None:
         self._ledger = ledger
         self._lists = lists
@@ -111,6 +113,7 @@ class ClaimService:
         self._releaser = releaser
         self._epoch_changed = epoch_changed
         self._stream_opened = stream_opened
+        self._news = news
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -213,7 +216,8 @@ class ClaimService:
                 async with asyncio.timeout(budget):
                     identity = await self._identify(resource, devices, begun)
                     claims = self._claims(devices)
-                    identity, requests = await self._ask(identity, devices, env)
+                    identity, env = await self._ask(identity, devices, env)
+                    requests = parse_requests(env)
                     preparation = await self._find_or_begin(identity, claims, requests)
                     assert preparation.task is not None, "set where it is made"
                     await asyncio.wait({preparation.task})
@@ -225,6 +229,7 @@ class ClaimService:
             self._hand_over(frozenset(devices), preparation)
         except FpgaPluginError as error:
             self._envs.refused(identity, devices, str(error))
+            self._news.refused(identity, devices, error)
             raise
         self._envs.started(identity, devices)
 
@@ -354,8 +359,8 @@ class ClaimService:
 
     async def _ask(
         self, identity: Identity, devices: tuple[DeviceId, ...], env: Mapping[str, str]
-    ) -> tuple[Identity, tuple[FpgaRequest, ...]]:
-        """What the container asks for: from the call, else from the pod's spec.
+    ) -> tuple[Identity, Mapping[str, str]]:
+        """The container's environment: from the call, else from the pod's spec.
 
         An empty map equals an absent one on the wire. Once this kubelet sent a non-empty one, an
         empty one means that the container has no environment; before that it means a stock kubelet.
@@ -365,9 +370,9 @@ class ClaimService:
         """
         if env:
             self._ledger.env_seen()
-            return identity, parse_requests(env)
+            return identity, env
         if self._ledger.sends_env:
-            return identity, ()
+            return identity, {}
         claims = self._claims(devices)
         fresh = not any(claim.used for claim in claims)
         asked = await self._envs.ask(identity, devices, fresh=fresh)
@@ -379,7 +384,7 @@ class ClaimService:
         identity = replace(
             identity, container=asked.container, namespace=asked.namespace, name=asked.name
         )
-        return identity, parse_requests(asked.env)
+        return identity, asked.env
 
     async def _wants(
         self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]

@@ -7,6 +7,7 @@ import threading
 from datetime import datetime
 
 import pytest
+from daemon_support import CARD, Node, eventually
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.telemetry.event_poster import EventPoster
@@ -144,3 +145,19 @@ def test_without_an_api_server_or_credentials_the_reason_is_told(tmp_path) -> No
         post(EventPoster(str(tmp_path / "none"), instance="node-1"))
     with pytest.raises(FpgaPluginError, match="service account"):
         post(EventPoster(None, instance="node-1"))
+
+
+def test_the_node_hears_that_a_card_went_from_the_daemon(tmp_path) -> None:
+    with ApiServer() as api, Node(events="true", kubeconfig=api.kubeconfig(tmp_path)) as node:
+        node.settings["NODE_NAME"] = "node-1"
+        node.up().unplug(CARD)
+        made = eventually(lambda: api.made)
+    assert made[0]["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "node-1",
+        "uid": "node-1",
+    }
+    assert made[0]["reason"] == "FpgaCardFailed"
+    assert CARD in made[0]["note"]
+    assert made[0]["reportingInstance"] == "node-1"

@@ -35,6 +35,7 @@ from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
+from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.service import ClaimService
@@ -43,6 +44,7 @@ from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.pods.cgroup import PodPresence
 
 AFUS = (AFU, AfuId("a" * 32))
+SILENT = News(None, node_name=None, podresources=None)
 
 
 # ------------------------------------------------------------------ time and threads
@@ -419,6 +421,7 @@ class Plugin:
             selects=lambda _: True,
             poke=self.releaser.poke,
             debugged=bench.debugged,
+            news=SILENT,
         )
         self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
         self.claims = ClaimService(
@@ -433,6 +436,7 @@ class Plugin:
             releaser=self.releaser,
             epoch_changed=lambda _: self.releaser.close_gate(),
             stream_opened=lambda _: None,
+            news=SILENT,
         )
 
     def begin(self, work: object) -> "asyncio.Task[None]":

@@ -14,6 +14,7 @@ from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.inventory import Inventory
+from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.workers import CardWorkers
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
@@ -40,6 +41,7 @@ class Node:
             selects=lambda _: True,
             debugged=self.debugged,
             poke=lambda _: None,
+            news=News(None, node_name=None, podresources=None),
         )
         check = self.inventory.check
 
