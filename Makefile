@@ -68,6 +68,14 @@ docs: ## write docs/configuration.md from the settings anew
 	@$(PYTHON) -m fpga_plugin.config_docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
 
+.PHONY: lock
+lock: ## pin what the image takes from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)
+	@bash .ci/setup dev
+	@$(PYTHON) -m pip install --quiet --upgrade --target .cache/lock uv
+	@.cache/lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
+	  --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
+	  --output-file deploy/image/requirements.lock $(LOCK_ARGS)
+
 .PHONY: clean
 clean: ## remove what the other targets made
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
