@@ -29,6 +29,12 @@ test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32, PYTES
 	@bash .ci/deps --ci kubelet
 	@$(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest tests/kubelet -q $(PYTEST_ARGS)
 
+.PHONY: test-deploy
+test-deploy: ## chart and kustomization, rendered by the real helm and kustomize, agree (takes Go)
+	@bash .ci/setup dev
+	@bash tests/deploy/build
+	@$(PYTHON) -m pytest tests/deploy -q $(PYTEST_ARGS)
+
 .PHONY: soak
 soak: ## the tests that search for counterexamples, ten to twenty times as long (SEED=1)
 	@bash .ci/setup dev
@@ -62,11 +68,12 @@ messages: ## generate the messages from fpga_plugin/api/*.proto anew
 	@$(PYTHON) -m fpga_plugin.api.generate
 
 .PHONY: docs
-docs: ## write docs/configuration.md from the settings anew
+docs: ## write docs/configuration.md and the chart's schema from the settings anew
 	@bash .ci/setup runtime
 	@mkdir -p .cache
 	@$(PYTHON) -m fpga_plugin.config_docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
+	@$(PYTHON) deploy/helm/settings_schema.py
 
 .PHONY: lock
 lock: ## pin what the image takes from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)
