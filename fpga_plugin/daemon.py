@@ -23,7 +23,7 @@ from fpga_plugin.bitstream.watch import StoreWatcher
 from fpga_plugin.config import BackendKind, Settings
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, EventSource
-from fpga_plugin.ids import DeviceId, InterfaceId, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.kubelet.service import KubeletService
 from fpga_plugin.kubelet.servicer import CallObserver
 from fpga_plugin.lifecycle.bench import Bench
@@ -41,6 +41,7 @@ from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.privileges import PrivilegesError, drop_privileges
 from fpga_plugin.telemetry.events import Events, Poster
 
 log = structlog.get_logger()
@@ -105,6 +106,25 @@ def _event_poster(settings: Settings) -> Poster:
     return EventPoster(settings.kubeconfig, instance=settings.node_name or "")
 
 
+def _drop_privileges(settings: Settings) -> None:
+    """Root without its capabilities: what is opened later is root's, or else they are kept."""
+    try:
+        left = drop_privileges(
+            # Of this package, and of those that it runs on, some modules are imported later.
+            readable=[
+                os.path.dirname(__file__),
+                os.path.dirname(structlog.__file__),
+                settings.bitstream_dir,
+            ],
+            writable=[settings.state_dir, settings.kubelet_dir],
+        )
+    except PrivilegesError as error:
+        log.warning("privileges are kept", error=error.message, hint=error.hint)
+        return
+    if left.foreign:
+        log.info("CAP_DAC_OVERRIDE is kept: not everything is root's", directories=left.foreign)
+
+
 class Daemon:
     """The plugin of one node.
 
@@ -112,6 +132,7 @@ class Daemon:
         settings: all of them.
         on_call: is told of each of kubelet's calls and its outcome.
         on_report: is told of each scrub and preparation.
+        drop_privileges: give up root's capabilities once the hardware is open; the process is ours.
     """
 
     def __init__(
@@ -120,8 +141,10 @@ class Daemon:
         *,
         on_call: CallObserver | None = None,
         on_report: Callable[[Report], None] | None = None,
+        drop_privileges: bool = False,
     ) -> None:
         self.settings = settings
+        self._drop_privileges = drop_privileges
         self._on_call = on_call
         self._on_report = on_report
         self._locks: NodeLocks | None = None
@@ -156,6 +179,12 @@ class Daemon:
                 hint="every region without an owner is scrubbed; kubelet's records name the owners",
             )
         hardware = open_hardware(settings, owner=True)
+        # Events first: what changes during the scan is scanned again. And privileges before any
+        # thread, each of which would keep its own.
+        self._events = hardware.events
+        self._events.start(self._hardware_changed)
+        if self._drop_privileges:
+            _drop_privileges(settings)
         boot_id = await asyncio.to_thread(hardware.backend.boot_id)
         ledger = self.ledger = Ledger(
             prefix=settings.resource_prefix,
@@ -234,9 +263,6 @@ class Daemon:
             self._watcher.start()
         except BitstreamError as error:
             log.warning("the store is not watched", error=str(error))
-        # Events first: what changes during the scan is scanned again.
-        self._events = hardware.events
-        self._events.start(inventory.changed)
         await inventory.scan()
         self.kubelet = KubeletService(
             claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
@@ -254,6 +280,10 @@ class Daemon:
             resources=claims.resources(),
             node=settings.node_name,
         )
+
+    def _hardware_changed(self, card: CardId | None) -> None:
+        if hasattr(self, "inventory"):  # else the first scan is still to come
+            self.inventory.changed(card)
 
     def _report(self, report: Report) -> None:
         log.info(
@@ -362,7 +392,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> Daemon:
-    daemon = Daemon(settings)
+    daemon = Daemon(settings, drop_privileges=True)
     await daemon.start()
     return daemon
 

@@ -7,7 +7,7 @@ device nodes, sysfs attributes and directories that it opens belong to root, who
 DFL drivers ask for nothing but the file's mode (drivers/fpga of Linux 6.1 has no capable()). So
 they are dropped, from the bounding set too, so that no program run later could have them, and with
 no_new_privs, so that no setuid program gives them back. One may stay: CAP_DAC_OVERRIDE, where
-something that the plugin has to read is not root's, such as a clone in a user's home.
+something that the plugin has to read or write is not root's, such as a clone in a user's home.
 
 Linux keeps capabilities by thread, and a new thread has those of the one that made it: so this has
 to run before the first thread is made. The calls are made through ctypes, since Python has none of
@@ -38,6 +38,9 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
+_READ: Final = os.R_OK | os.X_OK
+_WRITE: Final = os.R_OK | os.W_OK | os.X_OK
+
 
 class PrivilegesError(FpgaPluginError):
     """The kernel refuses to take privileges away, which it does not do without a filter."""
@@ -65,19 +68,19 @@ class Privileges:
 
     Attributes:
         capabilities: their numbers.
-        unreadable: what the plugin could not have read without CAP_DAC_OVERRIDE; that is why it
-            was kept.
+        foreign: directories that need CAP_DAC_OVERRIDE; that is why it was kept.
     """
 
     capabilities: frozenset[int]
-    unreadable: tuple[str, ...]
+    foreign: tuple[str, ...]
 
 
-def drop_privileges(directories: Iterable[str]) -> Privileges:
+def drop_privileges(*, readable: Iterable[str], writable: Iterable[str] = ()) -> Privileges:
     """Give up every capability, for good; call it before the first thread is made.
 
     Args:
-        directories: what has to be readable afterwards. Those that are not there do not count.
+        readable: directories that are read afterwards. Those that are not there do not count.
+        writable: directories in which files are made afterwards.
 
     Raises:
         PrivilegesError: the kernel refuses.
@@ -93,10 +96,11 @@ def drop_privileges(directories: Iterable[str]) -> Privileges:
         _empty_bounding_set(libc)
     # What is only permitted does not help to open a file: without it effective, the modes decide.
     _set(libc, permitted=permitted & {CAP_DAC_OVERRIDE}, effective=())
-    unreadable = tuple(path for path in directories if not _readable(path))
-    keep = permitted & {CAP_DAC_OVERRIDE} if unreadable else frozenset[int]()
+    needs = [(path, _READ) for path in readable] + [(path, _WRITE) for path in writable]
+    foreign = tuple(path for path, mode in needs if not _may(path, mode))
+    keep = permitted & {CAP_DAC_OVERRIDE} if foreign else frozenset[int]()
     _set(libc, permitted=keep, effective=keep)
-    return Privileges(keep, unreadable if keep else ())
+    return Privileges(keep, foreign if keep else ())
 
 
 def _permitted(libc: ctypes.CDLL) -> frozenset[int]:
@@ -141,11 +145,7 @@ def _check(result: int, call: str) -> None:
         )
 
 
-def _readable(directory: str) -> bool:
-    try:
-        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return True
+def _may(directory: str, mode: int) -> bool:
+    """Whether its mode allows it; one that is not there allows everything."""
+    # With effective_ids: access(2) alone would lend root what is only permitted.
+    return os.access(directory, mode, effective_ids=True) or not os.path.lexists(directory)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ def run(code: str, *arguments: str | Path):
 
 @root
 def test_every_capability_is_gone_and_none_comes_back():
-    left = run("drop_privileges([]); print(json.dumps(status()))")
+    left = run("drop_privileges(readable=[]); print(json.dumps(status()))")
     assert {left[f"{name}:"] for name in SETS} == {"0" * 16}
     assert left["NoNewPrivs:"] == "1"
 
@@ -45,7 +44,7 @@ def test_every_capability_is_gone_and_none_comes_back():
 @root
 def test_threads_and_programs_that_come_later_have_none_either():
     thread, program = run("""
-drop_privileges([])
+drop_privileges(readable=[])
 seen = []
 thread = threading.Thread(target=lambda: seen.append(status()))
 thread.start()
@@ -65,7 +64,7 @@ stop = threading.Event()
 thread = threading.Thread(target=stop.wait)
 thread.start()
 try:
-    drop_privileges([])
+    drop_privileges(readable=[])
 except RuntimeError as error:
     print(json.dumps(str(error)))
 stop.set()
@@ -80,31 +79,53 @@ def test_what_roots_own_modes_allow_still_works(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "file").chmod(0o600)
     assert run(
-        "p = sys.argv[1]; drop_privileges([p]); print(json.dumps(open(p + '/file').read()))",
+        """
+path = sys.argv[1]
+drop_privileges(readable=[path], writable=[path])
+print(json.dumps(open(path + "/file").read()))
+""",
         tmp_path,
     ) == "x"  # fmt: skip
 
 
 @root
-def test_a_directory_that_is_not_roots_keeps_the_one_capability_that_it_takes(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("mode", "readable", "writable"), [(0o700, 1, 0), (0o755, 0, 1), (0o700, 1, 1)]
+)
+def test_a_directory_that_is_not_roots_keeps_the_one_capability_that_it_takes(
+    tmp_path: Path, mode: int, readable: int, writable: int
+):
     theirs, missing = tmp_path / "theirs", tmp_path / "missing"
-    theirs.mkdir(mode=stat.S_IRWXU)
+    theirs.mkdir()
+    theirs.chmod(mode)
     os.chown(theirs, 12345, 12345)
-    left, unreadable = run(
+    left, foreign = run(
         """
-left = drop_privileges(sys.argv[1:])
-print(json.dumps([status(), left.unreadable]))
+path, missing = sys.argv[1:3]
+readable, writable = map(int, sys.argv[3:])
+left = drop_privileges(readable=[missing] + [path] * readable, writable=[path] * writable)
+print(json.dumps([status(), left.foreign]))
 """,
-        missing,
         theirs,
+        missing,
+        str(readable),
+        str(writable),
     )
-    assert unreadable == [str(theirs)]
+    assert set(foreign) == {str(theirs)}
     assert {left[f"{name}:"] for name in ("CapPrm", "CapEff")} == {"0" * 15 + "2"}
     assert {left[f"{name}:"] for name in ("CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
 
 
+@root
+def test_a_directory_of_others_that_all_may_read_takes_none(tmp_path: Path):
+    os.chown(tmp_path, 12345, 12345)
+    tmp_path.chmod(0o755)
+    left = run("drop_privileges(readable=[sys.argv[1]]); print(json.dumps(status()))", tmp_path)
+    assert left["CapPrm:"] == "0" * 16
+
+
 def test_nobody_loses_nothing_and_gains_nothing():
     demote = "import os; os.geteuid() or os.setuid(65534); "
-    left = run(demote + "drop_privileges([]); print(json.dumps(status()))")
+    left = run(demote + "drop_privileges(readable=[]); print(json.dumps(status()))")
     assert {left[f"{name}:"] for name in ("CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
     assert left["NoNewPrivs:"] == "1"
