@@ -29,6 +29,7 @@ from fpga_plugin.config_values import (
     Recovery,
     ScrubPolicy,
     SimulatedGroup,
+    TrustMode,
     allowed_words,
     choice,
     parse_bool,
@@ -37,6 +38,7 @@ from fpga_plugin.config_values import (
     parse_path,
     parse_resource_prefix,
     parse_simulated_cards,
+    parse_size,
     parse_subdomain,
     seconds,
 )
@@ -57,6 +59,7 @@ __all__ = [
     "Setting",
     "Settings",
     "SimulatedGroup",
+    "TrustMode",
     "load_settings",
 ]
 
@@ -250,6 +253,32 @@ class Settings:
         _PATH,
         "The store of bitstreams: `<interface id>/<bitstream id>.gbs` or `.aocx`, and "
         "`<interface id>/blank.gbs`.",
+    )
+    trust: TrustMode = _setting(
+        "FPGA_PLUGIN_TRUST",
+        "any",
+        choice(TrustMode),
+        allowed_words(TrustMode),
+        "Which bitstreams may be programmed. `any`: those that the store's manifest.json does not "
+        "name, too. `digest`: only those that it names. `signed`: only those with an Ed25519 "
+        "signature, or named by a manifest that has one. What the manifest names must match it "
+        "in every mode.",
+    )
+    keys_dir: str | None = _optional(
+        "FPGA_PLUGIN_KEYS_DIR",
+        "",
+        parse_path,
+        _OR_EMPTY,
+        "Directory of the Ed25519 public keys (`*.pem`) that signatures are checked against.",
+        empty="no keys, so that `signed` trusts nothing",
+    )
+    verified_size: int = _setting(
+        "FPGA_PLUGIN_VERIFIED_SIZE",
+        "4Gi",
+        parse_size,
+        "bytes, or a number with Ki, Mi, Gi or Ti",
+        "How large all verified copies of bitstreams in the state directory may be together. Those "
+        "not used for longest go first; what has no copy is hashed again when it is used.",
     )
     state_dir: str = _setting(
         "FPGA_PLUGIN_STATE_DIR",

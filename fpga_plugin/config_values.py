@@ -30,6 +30,7 @@ DEFAULT_INTERFACE_ID = InterfaceId("ce48969398f05f33946d560708be108a")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti)?", re.ASCII)
 _ADDRESS = re.compile(r"(\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})", re.ASCII)
 _GROUP = re.compile(r"([0-9]{1,6})x([0-9]{1,6})(@.*)?", re.ASCII)
 
@@ -62,6 +63,14 @@ class Recovery(Enum):
 
     NONE = "none"
     REBIND = "rebind"
+
+
+class TrustMode(Enum):
+    """What has to be shown of a bitstream before it is programmed."""
+
+    ANY = "any"
+    DIGEST = "digest"
+    SIGNED = "signed"
 
 
 class LogLevel(Enum):
@@ -157,6 +166,14 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def parse_size(text: str) -> int:
+    """Bytes, or a number with Ki, Mi, Gi or Ti behind it as in Kubernetes' quantities."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError("not a number of bytes, with or without Ki, Mi, Gi or Ti")
+    return int(match[1]) << {"": 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}[match[2] or ""]
 
 
 def parse_path(text: str) -> str:

@@ -18,10 +18,13 @@ from fpga_plugin import __version__
 from fpga_plugin.allocation.journal import Journal
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
+from fpga_plugin.bitstream.checks import check_trust
+from fpga_plugin.bitstream.index import StoreIndex
+from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.store import Store
-from fpga_plugin.bitstream.watch import StoreWatcher
+from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import BackendKind, Settings
-from fpga_plugin.errors import BitstreamError, FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.kubelet.service import KubeletService
@@ -125,6 +128,33 @@ def _drop_privileges(settings: Settings) -> None:
         log.info("CAP_DAC_OVERRIDE is kept: not everything is root's", directories=left.foreign)
 
 
+def open_trust(settings: Settings) -> Trust:
+    """What judges the store's files."""
+    return Trust(
+        settings.bitstream_dir, settings.trust, settings.keys_dir, guarded=is_guarded(settings)
+    )
+
+
+def is_guarded(settings: Settings) -> bool:
+    """Whether others may not write the store's files.
+
+    For simulated cards they may: nothing runs there, and a clone's samples are often its user's.
+    """
+    return settings.backend is not BackendKind.SIMULATED
+
+
+def open_library(settings: Settings, boot_id: str) -> Library:
+    """The store, verified."""
+    return Library(
+        settings.bitstream_dir,
+        directory=os.path.join(settings.state_dir, "verified"),
+        limit=settings.verified_size,
+        boot_id=boot_id,
+        trust=open_trust(settings),
+        guarded=is_guarded(settings),
+    )
+
+
 class Daemon:
     """The plugin of one node.
 
@@ -150,7 +180,7 @@ class Daemon:
         self._locks: NodeLocks | None = None
         self._journal: Journal | None = None
         self._events: EventSource | None = None
-        self._watcher: StoreWatcher | None = None
+        self._index: StoreIndex | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.kubelet: KubeletService | None = None
 
@@ -205,7 +235,7 @@ class Daemon:
             node_name=settings.node_name,
             podresources=podresources,
         )
-        store = Store(settings.bitstream_dir)
+        store = await asyncio.to_thread(open_library, settings, boot_id)
         blanks = self.blanks = Blanks(store, settings.scrub)
         bench = Bench(
             ledger=ledger,
@@ -258,11 +288,8 @@ class Daemon:
             stream_opened=reconciler.stream_opened,
             news=news,
         )
-        self._watcher = StoreWatcher(settings.bitstream_dir, self._store_changed)
-        try:
-            self._watcher.start()
-        except BitstreamError as error:
-            log.warning("the store is not watched", error=str(error))
+        index = self._index = StoreIndex(store, self._store_changed)
+        index.watch()
         await inventory.scan()
         self.kubelet = KubeletService(
             claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
@@ -270,6 +297,7 @@ class Daemon:
         await self.kubelet.start()
         self._tasks = [
             asyncio.create_task(self._supervised(reconciler.run()), name="reconcile"),
+            asyncio.create_task(self._supervised(index.run()), name="store"),
             asyncio.create_task(self._supervised(self._check_health()), name="health"),
             asyncio.create_task(self._supervised(self._fold(journal)), name="journal"),
         ]
@@ -348,8 +376,8 @@ class Daemon:
             await asyncio.wait(self._tasks)
         if self._events is not None:
             self._events.close()
-        if self._watcher is not None:
-            self._watcher.close()
+        if self._index is not None:
+            self._index.close()
         if self.kubelet is not None:
             await self.kubelet.stop()
         if hasattr(self, "_workers"):
@@ -415,6 +443,14 @@ async def observe(settings: Settings) -> None:
             continue
         try:
             blank = await asyncio.to_thread(store.blank, card.interface_id)
+            if blank is not None:
+                await asyncio.to_thread(
+                    check_trust,
+                    store.root,
+                    store.relative(blank.path),
+                    open_trust(settings),
+                    guarded=is_guarded(settings),
+                )
             missing = (
                 "" if blank else f"no blank bitstream at {store.blank_path(card.interface_id)}"
             )

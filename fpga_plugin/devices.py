@@ -8,9 +8,10 @@ import os
 import sqlite3
 from typing import TypedDict
 
+from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import ScrubPolicy, Settings
-from fpga_plugin.daemon import open_hardware
+from fpga_plugin.daemon import is_guarded, open_hardware, open_trust
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Region
@@ -79,7 +80,13 @@ def list_devices(settings: Settings) -> Listing:
 def _missing(card: Card, settings: Settings) -> str:
     store = Store(settings.bitstream_dir)
     try:
-        if store.blank(card.interface_id) is not None:
+        if (blank := store.blank(card.interface_id)) is not None:
+            check_trust(
+                store.root,
+                store.relative(blank.path),
+                open_trust(settings),
+                guarded=is_guarded(settings),
+            )
             return ""
         reason = f"no blank bitstream at {store.blank_path(card.interface_id)}"
     except FpgaPluginError as error:

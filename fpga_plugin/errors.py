@@ -78,6 +78,12 @@ class RefusedError(FpgaPluginError):
     status = Status.FAILED_PRECONDITION
 
 
+class NotPermittedError(FpgaPluginError):
+    """Policy or trust forbids what is asked for; the message says which rule, or what is missing."""
+
+    status = Status.PERMISSION_DENIED
+
+
 class PortInUseError(RefusedError):
     """Somebody has the port open, or memory of it mapped (`O_EXCL` said EBUSY)."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from fpga_plugin.bitstream.files import read_gbs, read_header
+from fpga_plugin.bitstream.gbs import Gbs
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
 from fpga_plugin.ids import (
@@ -94,6 +95,10 @@ class Store:
         """Where the blank bitstream of an interface id is expected."""
         return os.path.join(self.root, interface_id, f"{BLANK}.gbs")
 
+    def relative(self, path: str) -> str:
+        """A file's path from the root."""
+        return os.path.relpath(path, self.root)
+
     def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
         """Read a bitstream.
 
@@ -107,7 +112,7 @@ class Store:
         try:
             return self._read(path, interface_id, bitstream_id)
         except (FileNotFoundError, NotADirectoryError):
-            self._not_found(path, interface_id)
+            self.not_found(path, interface_id)
 
     def blank(self, interface_id: InterfaceId) -> Bitstream | None:
         """Read the blank bitstream of an interface id; None when there is none.
@@ -148,20 +153,10 @@ class Store:
     def _read(
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
     ) -> Bitstream:
-        gbs = read_gbs(path, inside=self.root)
-        metadata = gbs.metadata
-        check_names(path, metadata, interface_id, bitstream_id)
-        return Bitstream(
-            path=path,
-            interface_id=interface_id,
-            bitstream_id=bitstream_id or BitstreamId(metadata.afu_id),
-            afu_id=metadata.afu_id,
-            image=gbs.image,
-            clock_frequency_high=metadata.clock_frequency_high,
-            clock_frequency_low=metadata.clock_frequency_low,
-        )
+        return bitstream_of(path, read_gbs(path, inside=self.root), interface_id, bitstream_id)
 
-    def _not_found(self, path: str, interface_id: InterfaceId) -> NoReturn:
+    def not_found(self, path: str, interface_id: InterfaceId) -> NoReturn:
+        """Raise the `BitstreamNotFoundError` that says how much of a path there is."""
         directory = os.path.join(self.root, interface_id)
         if not os.path.isdir(self.root):
             raise _no_store(self.root) from None
@@ -202,17 +197,13 @@ class Store:
 
     def _entry(self, interface_id: InterfaceId, file: str) -> StoreEntry:
         path = os.path.join(self.root, interface_id, file)
-        stem, ending = os.path.splitext(file)
         blank = file == f"{BLANK}.gbs"
         bitstream_id = None
         metadata = None
         size = None
         problem = None
         try:
-            if not blank:
-                bitstream_id = _name(path, stem)
-            if ending == ".aocx":
-                raise _no_aocx(path)
+            _, bitstream_id = ids_of(path)
             header, size = read_header(path, inside=self.root)
             check_names(path, header.metadata, interface_id, bitstream_id)
             metadata = header.metadata
@@ -229,6 +220,48 @@ class Store:
             metadata=metadata,
             problem=problem,
         )
+
+
+def bitstream_of(
+    path: str, gbs: Gbs, interface_id: InterfaceId, bitstream_id: BitstreamId | None
+) -> Bitstream:
+    """What a file has for the driver.
+
+    Raises:
+        BitstreamError: it is not what its path says.
+    """
+    metadata = gbs.metadata
+    check_names(path, metadata, interface_id, bitstream_id)
+    return Bitstream(
+        path=path,
+        interface_id=interface_id,
+        bitstream_id=bitstream_id or BitstreamId(metadata.afu_id),
+        afu_id=metadata.afu_id,
+        image=gbs.image,
+        clock_frequency_high=metadata.clock_frequency_high,
+        clock_frequency_low=metadata.clock_frequency_low,
+    )
+
+
+def ids_of(path: str) -> tuple[InterfaceId, BitstreamId | None]:
+    """The ids in a file's path; no bitstream id for a blank bitstream.
+
+    Raises:
+        BitstreamError: the file's name, or its directory's, is none of a store.
+    """
+    directory, file = os.path.split(path)
+    name = os.path.basename(directory)
+    stem, ending = os.path.splitext(file)
+    try:
+        interface_id = parse_interface_id(name)
+    except ValueError as error:
+        raise BitstreamError(f"{path}: the directory's name {quote(name)} is {error}") from None
+    if file == f"{BLANK}.gbs":
+        return interface_id, None
+    bitstream_id = _name(path, stem)
+    if ending == ".aocx":
+        raise _no_aocx(path)
+    return interface_id, bitstream_id
 
 
 def check_names(

@@ -1,13 +1,15 @@
-"""Tells when the blank bitstream of an interface id appears, changes or goes.
+"""Tells when something in the store appears, changes or goes: bitstreams, signatures, the manifest.
 
-A card without a blank bitstream is Unhealthy until the file is there; nobody should have to restart
-the plugin for that, and nothing is polled. The file may appear with its directory, with the whole
-store, or by a link somewhere on its path being switched (a ConfigMap switches `..data`).
+Files are verified when they arrive, and a card without a blank bitstream is Unhealthy until the
+file is there; nobody should have to restart the plugin for that, and nothing is polled. A file may
+appear with its directory, with the whole store, or by a link somewhere on its path being switched
+(a ConfigMap switches `..data`).
 
 So the watcher resolves each path as the kernel does, one name after the other, and watches every
 directory in which a name was looked up. An event there that concerns such a name makes it resolve
 everything again and compare. Inotify does not see what other machines do on a network file system,
-nor a file system that is mounted over a watched directory.
+nor a file system that is mounted over a watched directory: there a PreStart, which looks itself,
+finds the change.
 
 Looking up names and adding watches is done on the event loop: both are short, and the store is a
 local directory.
@@ -25,15 +27,22 @@ from dataclasses import dataclass, field
 
 from asyncinotify import Event, Inotify, Mask
 
-from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.bitstream.manifest import MANIFEST
+from fpga_plugin.bitstream.originals import version_at
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.ids import InterfaceId
 
 _NAMES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB
 _CONTENTS = Mask.CLOSE_WRITE
 _DIRECTORY = Mask.ONLYDIR | Mask.DONT_FOLLOW
 
 _INTERFACE_DIRECTORY = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_ROOT_NAME = re.compile(r"[0-9a-f]{32}|" + re.escape(MANIFEST) + r"(\.sig)?", re.ASCII)
+_BITSTREAM_NAME = re.compile(r"[^.].*\.(gbs|aocx)(\.sig)?", re.ASCII | re.DOTALL)
+_KEY_NAME = re.compile(r"[^.].*\.pem", re.ASCII | re.DOTALL)
+
+KEYS = "keys"
+"""What stands for the directory of keys, where the watcher reports paths."""
+
 _MAX_LINKS = 40
 """Links in one path that the kernel follows (include/linux/namei.h, MAXSYMLINKS)."""
 _MAX_EVENTS = 512
@@ -53,48 +62,52 @@ class _Names:
 
     Attributes:
         links: names on the way to a file.
-        files: names of blank bitstreams, each with the interface ids that it serves.
-        interfaces: every name that is an interface id matters: this is the root.
+        files: names of files, each with what it is reported as.
+        patterns: of names that matter when they appear.
     """
 
     links: set[str] = field(default_factory=set)
-    files: dict[str, set[InterfaceId]] = field(default_factory=dict)
-    interfaces: bool = False
+    files: dict[str, set[str]] = field(default_factory=dict)
+    patterns: set[re.Pattern[str]] = field(default_factory=set)
 
     def concern(self, name: str) -> bool:
         return (
             name in self.links
             or name in self.files
-            or (self.interfaces and _INTERFACE_DIRECTORY.fullmatch(name) is not None)
+            or any(pattern.fullmatch(name) for pattern in self.patterns)
         )
 
     def add(self, other: "_Names") -> None:
         self.links |= other.links
-        for name, interface_ids in other.files.items():
-            self.files.setdefault(name, set()).update(interface_ids)
-        self.interfaces |= other.interfaces
+        for name, reported in other.files.items():
+            self.files.setdefault(name, set()).update(reported)
+        self.patterns |= other.patterns
 
 
 class StoreWatcher:
-    """Watches the blank bitstreams of a store; the store need not exist yet.
+    """Watches a store and the keys; neither need exist yet.
 
     Start it first and read the store then: what was there at the start is not reported.
     """
 
-    def __init__(self, root: str, changed: Callable[[InterfaceId | None], None]) -> None:
+    def __init__(
+        self, root: str, changed: Callable[[str | None], None], *, keys_dir: str | None = None
+    ) -> None:
         """Watch nothing yet.
 
         Args:
             root: of the store.
-            changed: gets the interface id whose blank bitstream may have changed, or None when
-                events were lost: then any may have. It must not raise.
+            changed: gets the path of what may have changed, from the root, or `KEYS`, or None when
+                events were lost: then anything may have. It must not raise.
+            keys_dir: the directory of the keys, if they matter.
         """
         self._root = os.path.abspath(root)
+        self._keys_dir = None if keys_dir is None else os.path.abspath(keys_dir)
         self._changed = changed
         self._inotify: Inotify | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: dict[int, _Names] = {}
-        self._signatures: dict[InterfaceId, _Signature] = {}
+        self._signatures: dict[str, _Signature] = {}
 
     def start(self) -> None:
         """Begin to call `changed` on the running loop.
@@ -134,7 +147,7 @@ class StoreWatcher:
             # asyncinotify may hold some that it has read: the descriptor does not tell of those.
             self._loop.call_soon(self._ready)
         lost = stale = False
-        written: set[InterfaceId] = set()
+        written: set[str] = set()
         for event in events:
             if Mask.Q_OVERFLOW in event.mask:
                 lost = True
@@ -150,32 +163,34 @@ class StoreWatcher:
         if lost or stale:
             self._compare(self._inotify, lost=lost, written=written)
 
-    def _compare(self, inotify: Inotify, *, lost: bool, written: set[InterfaceId]) -> None:
+    def _compare(self, inotify: Inotify, *, lost: bool, written: set[str]) -> None:
         before, self._signatures = self._signatures, self._look(inotify)
         if lost:
             self._changed(None)
             return
         different = {
-            interface_id
-            for interface_id in before.keys() | self._signatures.keys()
-            if before.get(interface_id) != self._signatures.get(interface_id)
+            path
+            for path in before.keys() | self._signatures.keys()
+            if before.get(path) != self._signatures.get(path)
         }
         # A file rewritten within one tick of the file system's clock has the signature it had.
-        for interface_id in sorted(different | written):
+        for path in sorted(different | written):
             if self._inotify is not None:  # `changed` may close us
-                self._changed(interface_id)
+                self._changed(path)
 
-    def _look(self, inotify: Inotify) -> dict[InterfaceId, _Signature]:
-        """Watch what matters now; returns what the blank bitstreams are like.
+    def _look(self, inotify: Inotify) -> dict[str, _Signature]:
+        """Watch what matters now; returns what the files are like.
 
         What was read before its directory was watched may be out of date: read again until there
         is nothing new to watch.
         """
         for _ in range(_MAX_ROUNDS):
-            signatures, directories = _resolve_store(self._root)
+            look = _resolve(self._root, self._keys_dir)
             watched: dict[int, _Names] = {}
-            for directory, names in directories.items():
-                mask = _DIRECTORY | _NAMES | (_CONTENTS if names.files else Mask(0))
+            for directory, names in look.directories.items():
+                mask = (
+                    _DIRECTORY | _NAMES | (_CONTENTS if names.patterns or names.files else Mask(0))
+                )
                 try:
                     watch = inotify.add_watch(directory, mask)
                 except OSError as error:
@@ -191,37 +206,60 @@ class StoreWatcher:
             if watch.wd not in self._watched:
                 with contextlib.suppress(OSError):  # its directory went, and the watch with it
                     inotify.rm_watch(watch)
-        return signatures
+        return look.signatures
 
 
-def _resolve_store(
-    root: str,
-) -> tuple[dict[InterfaceId, _Signature], dict[str, _Names]]:
-    """All blank bitstreams, and the directories that decide what they are."""
-    directories: dict[str, _Names] = {}
-    signatures: dict[InterfaceId, _Signature] = {}
+class _Resolution:
+    """One look at everything: the files, and the directories that decide what they are."""
 
-    def note(directory: str) -> _Names:
-        return directories.setdefault(directory, _Names())
+    def __init__(self) -> None:
+        self.signatures: dict[str, _Signature] = {}
+        self.directories: dict[str, _Names] = {}
 
-    for directory, name in _lookups(root):
-        note(directory).links.add(name)
-    resolved = os.path.realpath(root)
-    try:
-        names = os.listdir(resolved)
-    except OSError:
-        return signatures, directories
-    note(resolved).interfaces = True
-    for interface_id in map(InterfaceId, filter(_INTERFACE_DIRECTORY.fullmatch, names)):
-        last: tuple[str, str] | None = None
-        path = os.path.join(root, interface_id, f"{BLANK}.gbs")
-        for directory, name in _lookups(path):
-            note(directory).links.add(name)
-            last = directory, name
-        if last is not None:
-            note(last[0]).files.setdefault(last[1], set()).add(interface_id)
-        signatures[interface_id] = _signature(path)
-    return signatures, directories
+    def names(self, directory: str) -> _Names:
+        return self.directories.setdefault(directory, _Names())
+
+    def inside(self, directory: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
+        """A directory as it resolves, and the names in it that match."""
+        for above, name in _lookups(directory):
+            self.names(above).links.add(name)
+        resolved = os.path.realpath(directory)
+        try:
+            found = sorted(filter(pattern.fullmatch, os.listdir(resolved)))
+        except OSError:
+            return resolved, []
+        self.names(resolved).patterns.add(pattern)
+        return resolved, found
+
+    def file(self, resolved: str, name: str, reported: str) -> None:
+        """One file; in most stores it is no link, and then its directory is all there is to it."""
+        path = os.path.join(resolved, name)
+        last = resolved, name
+        if os.path.islink(path):
+            for last in _lookups(path):
+                self.names(last[0]).links.add(last[1])
+        self.names(last[0]).files.setdefault(last[1], set()).add(reported)
+        # Several keys are one thing: any that differs makes it another.
+        before = self.signatures.get(reported) or ()
+        self.signatures[reported] = before + (_signature(path) or (-1,))
+
+
+def _resolve(root: str, keys_dir: str | None) -> _Resolution:
+    """All files that matter."""
+    look = _Resolution()
+    resolved_root, names = look.inside(root, _ROOT_NAME)
+    for name in names:
+        if not _INTERFACE_DIRECTORY.fullmatch(name):
+            look.file(resolved_root, name, name)
+            continue
+        resolved, files = look.inside(os.path.join(root, name), _BITSTREAM_NAME)
+        for file in files:
+            look.file(resolved, file, f"{name}/{file}")
+    if keys_dir is not None:
+        resolved, files = look.inside(keys_dir, _KEY_NAME)
+        for file in files:
+            look.file(resolved, file, KEYS)
+    return look
 
 
 def _lookups(path: str) -> Iterator[tuple[str, str]]:
@@ -257,18 +295,7 @@ def _lookups(path: str) -> Iterator[tuple[str, str]]:
 
 def _signature(path: str) -> _Signature:
     """What differs when a file is another one or has other content; None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return (
-        found.st_dev,
-        found.st_ino,
-        found.st_mode,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-    )
+    return version_at(path)
 
 
 def _name(event: Event) -> str:

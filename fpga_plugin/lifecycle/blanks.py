@@ -1,8 +1,8 @@
 """Blank bitstreams, by interface id: what deprograms a region.
 
-A blank that is missing or unusable is a state of its interface id, reported once and taken up again
-when the store changes. Cards that are scrubbed at the same time share one copy in memory: an image
-may have tens of MiB, and at the first start on a node all its cards are scrubbed.
+A blank that is missing, unusable or not trusted is a state of its interface id, reported once and
+taken up again when the store changes. Cards that are scrubbed at the same time share one copy in
+memory: an image may have tens of MiB, and at the first start on a node all its cards are scrubbed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import structlog
 
 from fpga_plugin.bitstream.store import Bitstream, Store
 from fpga_plugin.config import ScrubPolicy
-from fpga_plugin.errors import BitstreamError, RefusedError
+from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError, RefusedError
 from fpga_plugin.ids import AfuId, InterfaceId
 
 log = structlog.get_logger()
@@ -45,7 +45,7 @@ class Blanks:
         blank: Bitstream | None = None
         try:
             blank = await asyncio.to_thread(self._read, interface_id)
-        except BitstreamError as error:
+        except (BitstreamError, NotPermittedError, NotFinishedError) as error:
             problem = str(error)
         if blank is None and not problem:
             problem = f"no blank bitstream at {self._store.blank_path(interface_id)}"

@@ -23,6 +23,7 @@ from fpga_plugin.config import (
     ScrubPolicy,
     Settings,
     SimulatedGroup,
+    TrustMode,
     load_settings,
 )
 from fpga_plugin.errors import SettingsError
@@ -58,6 +59,9 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "pods_socket": "/var/lib/kubelet/pods-api/pods-api.sock",
         "kubeconfig": None,
         "bitstream_dir": "/srv/intel.com/fpga",
+        "trust": TrustMode.ANY,
+        "keys_dir": None,
+        "verified_size": 4 << 30,
         "state_dir": "/var/lib/fpga-plugin",
         "scrub": ScrubPolicy.REQUIRED,
         "recovery": Recovery.NONE,
@@ -102,6 +106,10 @@ def test_every_default_is_what_its_own_text_gives():
         ("PODS_SOCKET", "", "pods_socket", None),
         ("KUBECONFIG", "/etc/kube/config", "kubeconfig", "/etc/kube/config"),
         ("KUBECONFIG", "", "kubeconfig", None),
+        ("TRUST", "signed", "trust", TrustMode.SIGNED),
+        ("KEYS_DIR", "/etc/keys/", "keys_dir", "/etc/keys"),
+        ("VERIFIED_SIZE", "0", "verified_size", 0),
+        ("VERIFIED_SIZE", "512Mi", "verified_size", 512 << 20),
         ("SCRUB", "best-effort", "scrub", ScrubPolicy.BEST_EFFORT),
         ("RECOVERY", "rebind", "recovery", Recovery.REBIND),
         ("RECONCILE_INTERVAL", "0.25", "reconcile_interval", 0.25),

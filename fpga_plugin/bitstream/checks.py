@@ -1,0 +1,64 @@
+"""What a file of a store is worth, for people who ask: the daemon's rules, no copies."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+
+from fpga_plugin.bitstream.files import read_bytes
+from fpga_plugin.bitstream.originals import RENAME, opened
+from fpga_plugin.bitstream.trust import Content, Trust
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+
+_PIECE = 1 << 20
+
+Progress = Callable[[int, int], None]
+"""Is told of the bytes done so far, and of all."""
+
+
+def no_progress(_done: int, _size: int) -> None:
+    """Tell nobody."""
+
+
+def digest_of(
+    path: str, *, inside: str | None, guarded: bool, progress: Progress = no_progress
+) -> Content:
+    """Hash a file.
+
+    Raises:
+        BitstreamNotFoundError: there is none.
+        BitstreamError: it must not be used, or changed while it was read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with opened(path, inside=inside, guarded=guarded) as original:
+            done = 0
+            while piece := original.file.read(_PIECE):
+                digest.update(piece)
+                done += len(piece)
+                progress(done, original.size)
+            if done != original.size or original.changed():
+                raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
+    return Content(digest.hexdigest(), done, lambda: contextlib.nullcontext(read_bytes(path)))
+
+
+def check_trust(
+    root: str,
+    relative: str,
+    trust: Trust,
+    *,
+    guarded: bool,
+    progress: Progress = no_progress,
+) -> str:
+    """Judge a file of a store; returns why it is trusted, empty where nothing was asked.
+
+    Raises:
+        BitstreamNotFoundError: there is none.
+        BitstreamError: it must not be used, or changed while it was read.
+        NotPermittedError: it is not trusted.
+    """
+    path = os.path.join(root, relative)
+    content = digest_of(path, inside=root, guarded=guarded, progress=progress)
+    return trust.check(relative, content)

@@ -1,0 +1,134 @@
+"""The index: files are verified when they arrive, not when a pod waits for one.
+
+The watcher says what may have changed; one file after the other is then verified in a thread. At
+the start that is every file of the store, after the plugin serves kubelet. A file that is still
+being written is left alone until its writer closes it, which inotify reports. What is refused is
+logged once, with the reason; what a pod gets to hear is the same.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from fpga_plugin.bitstream.library import Library, Verdict
+from fpga_plugin.bitstream.manifest import MANIFEST
+from fpga_plugin.bitstream.signatures import ENDING
+from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.bitstream.watch import KEYS, StoreWatcher
+from fpga_plugin.config import TrustMode
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotFinishedError
+from fpga_plugin.ids import InterfaceId
+
+log = structlog.get_logger()
+
+_EVERYTHING = frozenset({MANIFEST, MANIFEST + ENDING, KEYS})
+"""What may change the verdict on every file."""
+
+
+class StoreIndex:
+    """Keeps a library up to date while the loop runs."""
+
+    def __init__(
+        self, library: Library, blank_changed: Callable[[InterfaceId | None], None]
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            library: to keep up to date.
+            blank_changed: gets the interface id whose blank bitstream, or the trust in it, may
+                have changed; None: any may have. It must not raise.
+        """
+        self._library = library
+        self._blank_changed = blank_changed
+        trust = library.trust
+        self._watcher = StoreWatcher(
+            library.root,
+            self._changed,
+            keys_dir=trust.keys_dir if trust.mode is TrustMode.SIGNED else None,
+        )
+        self._changes: set[str | None] = set()
+        self._waiting = asyncio.Event()
+        self._reported: dict[str, str] = {}
+
+    def watch(self) -> None:
+        """Begin to notice changes; what is there already is for `run`."""
+        try:
+            self._watcher.start()
+        except BitstreamError as error:
+            log.warning("the store is not watched", error=str(error))
+
+    def close(self) -> None:
+        """Notice nothing more; `run` is its task's to cancel."""
+        self._watcher.close()
+
+    async def run(self) -> None:
+        """Verify all files, then those that change."""
+        self._changes.add(None)
+        self._waiting.set()
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            changes, self._changes = self._changes, set()
+            if None in changes:
+                await self._all()
+                continue
+            for relative in sorted(filter(None, changes)):
+                await self._one(relative)
+            await asyncio.to_thread(self._library.save)
+
+    def _changed(self, relative: str | None) -> None:
+        """The watcher's word."""
+        everything = relative is None or relative in _EVERYTHING
+        if relative is None or everything:
+            self._changes.add(None)
+            self._blank_changed(None)
+        else:
+            relative = relative.removesuffix(ENDING)
+            self._library.forget(relative)
+            self._changes.add(relative)
+            directory, _, name = relative.partition("/")
+            if name == f"{BLANK}.gbs":
+                self._blank_changed(InterfaceId(directory))
+        self._waiting.set()
+
+    async def _all(self) -> None:
+        try:
+            entries = await asyncio.to_thread(self._library.list)
+        except (BitstreamError, BitstreamNotFoundError) as error:
+            self._report("", str(error))
+            return
+        self._report("", "")
+        present = []
+        for entry in entries:
+            relative = self._library.relative(entry.path)
+            if entry.interface_id is None or "/" not in relative:
+                self._report(relative, str(entry.problem or ""))
+                continue
+            present.append(relative)
+            await self._one(relative)
+        for gone in self._reported.keys() - {"", *present}:
+            if "/" in gone:
+                del self._reported[gone]
+        await asyncio.to_thread(self._library.tidy, present)
+
+    async def _one(self, relative: str) -> None:
+        verdict: Verdict | None
+        try:
+            verdict = await asyncio.to_thread(self._library.examine, relative)
+        except NotFinishedError:
+            return  # its writer's close is reported
+        if verdict is None:
+            self._reported.pop(relative, None)
+        else:
+            self._report(relative, "" if verdict.problem is None else str(verdict.problem))
+
+    def _report(self, relative: str, problem: str) -> None:
+        """Say what is wrong with a file, once."""
+        if problem == self._reported.get(relative, ""):
+            return
+        if problem:
+            self._reported[relative] = problem
+            log.warning("bitstream refused", reason=problem)
+        else:
+            del self._reported[relative]
