@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fpga_plugin import __version__
-from fpga_plugin.config import Settings, load_settings
+from fpga_plugin.config import BackendKind, LogFormat, LogLevel, Settings, load_settings
 from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def _main(arguments: Sequence[str]) -> int:
         case _:
             from fpga_plugin.bitstream.command import run_bitstream
 
+            _log_errors()
             return run_bitstream(args)
 
 
@@ -119,7 +120,14 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
     if wanted not in {"run", "demo"}:  # the demo takes no setting from the environment
         from fpga_plugin.bitstream.command import add_bitstream_parser
 
-        add_bitstream_parser(commands, load_settings(os.environ).bitstream_dir)
+        settings = load_settings(os.environ)
+        add_bitstream_parser(
+            commands,
+            settings.bitstream_dir,
+            trust=settings.trust,
+            keys_dir=settings.keys_dir,
+            guarded=settings.backend is not BackendKind.SIMULATED,
+        )
     return parser
 
 
@@ -159,9 +167,17 @@ def _import_daemon() -> Callable[[Settings], Coroutine[Any, Any, None]]:
     return run
 
 
+def _log_errors() -> None:
+    """What a command cannot use, such as a broken key, goes to standard error as text."""
+    from fpga_plugin.telemetry.logs import configure_logging
+
+    configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)
+
+
 def _devices(settings: Settings, *, as_json: bool) -> int:
     from fpga_plugin.devices import list_devices, table
 
+    _log_errors()
     listing = list_devices(settings)
     print(json.dumps(listing, indent=2) if as_json else table(listing))
     return 0

@@ -44,7 +44,9 @@ def build(store: Path) -> int:
             command = ["pack", "--metadata", str(metadata), raw, "-o", str(target)]
             if code := run_bitstream(parser.parse_args(["bitstream", *command])):
                 return code
-    return 0
+    return run_bitstream(
+        parser.parse_args(["bitstream", "sign", "--manifest", "--dir", str(store)])
+    )
 
 
 if __name__ == "__main__":

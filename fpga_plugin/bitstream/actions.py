@@ -10,15 +10,30 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 
+from fpga_plugin.bitstream.checks import Progress, check_trust, no_progress
 from fpga_plugin.bitstream.files import MAX_FILE_BYTES, read_bytes, write_atomically
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
 from fpga_plugin.bitstream.metadata import Metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.signatures import ENDING
+from fpga_plugin.bitstream.signing import renew_manifest, sign_file
 from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
-from fpga_plugin.errors import BitstreamError, FpgaPluginError, quote
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config import TrustMode
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    FpgaPluginError,
+    NotPermittedError,
+    quote,
+)
 from fpga_plugin.ids import parse_bitstream_id, parse_interface_id
+
+_LARGE = 64 << 20
+"""Bytes from which on a file's progress is shown: less takes no time."""
 
 DONE = 0
 FAILED = 1
@@ -26,15 +41,18 @@ FAILED = 1
 
 def show_store(args: argparse.Namespace) -> int:
     """Show the store."""
-    entries = Store(args.dir).list()
+    store = Store(args.dir)
+    judged = [_judged(store, entry, args) for entry in store.list()]
+    entries = [entry for entry, _ in judged]
     if args.json:
-        print(json.dumps([_entry_json(entry) for entry in entries], indent=2))
+        shown = [{**_entry_json(entry), "trust": trust} for entry, trust in judged]
+        print(json.dumps(shown, indent=2))
         return DONE
     if not entries:
         print(f"{_plain(args.dir)}: no bitstreams")
         return DONE
-    rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME")]
-    rows += [_row(entry) for entry in entries if entry.problem is None]
+    rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
+    rows += [(*_row(entry), trust or "-") for entry, trust in judged if entry.problem is None]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
@@ -80,7 +98,8 @@ def verify(args: argparse.Namespace) -> int:
             metadata = parse_gbs(_read(file), where=file).metadata
             _check_path(file, metadata)
             _check_wanted(file, metadata, args)
-            print(f"{_plain(file)}: good")
+            trust = _check_trust(file, args)
+            print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
         except FpgaPluginError as error:
             complain(error)
             worst = FAILED
@@ -89,17 +108,104 @@ def verify(args: argparse.Namespace) -> int:
 
 def _verify_store(store: Store, args: argparse.Namespace) -> int:
     worst = DONE
+    found = set()
     for entry in store.list():
+        found.add(store.relative(entry.path))
         try:
-            if entry.problem is not None:
-                raise entry.problem
+            judged, trust = _judged(store, entry, args)
+            if judged.problem is not None:
+                raise judged.problem
             if entry.metadata is not None:
                 _check_wanted(entry.path, entry.metadata, args)
-            print(f"{_plain(entry.path)}: good")
+            print(f"{_plain(entry.path)}: good{f' ({trust})' if trust else ''}")
         except FpgaPluginError as error:
             complain(error)
             worst = FAILED
+    try:
+        for missing in sorted(_trust(store, args).named() - found):
+            complain(
+                BitstreamError(
+                    f"{os.path.join(store.root, missing)}: the manifest names it, and it is not"
+                    " there",
+                    hint="put it there, or renew the manifest with `fpga-plugin bitstream sign"
+                    " --manifest`",
+                )
+            )
+            worst = FAILED
+    except FpgaPluginError as error:
+        complain(error)
+        worst = FAILED
     return worst
+
+
+def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[StoreEntry, str]:
+    """An entry as the plugin would judge it; and why it is trusted."""
+    if entry.problem is not None:
+        return entry, ""
+    own = args.bitstream_guarded and store.root == args.bitstream_default
+    relative = store.relative(entry.path)
+    try:
+        trust = check_trust(
+            store.root, relative, _trust(store, args), guarded=own, progress=_progress(entry.path)
+        )
+    except (BitstreamError, BitstreamNotFoundError, NotPermittedError) as error:
+        return replace(entry, metadata=None, problem=error), ""
+    return entry, trust
+
+
+def _trust(store: Store, args: argparse.Namespace) -> Trust:
+    own = args.bitstream_guarded and store.root == args.bitstream_default
+    return Trust(store.root, args.trust, args.keys, guarded=own)
+
+
+def _check_trust(file: str, args: argparse.Namespace) -> str:
+    """Judge a file on the command line: by its store's manifest, and by its signature."""
+    path = os.path.abspath(file)
+    directory = os.path.dirname(path)
+    try:
+        parse_interface_id(os.path.basename(directory))
+        root, mode = os.path.dirname(directory), args.trust
+    except ValueError:
+        # In no store: no manifest can name it.
+        root, mode = directory, TrustMode.ANY
+        if args.trust is TrustMode.SIGNED:
+            mode = TrustMode.SIGNED
+    relative = os.path.relpath(path, root)
+    progress = _progress(file)
+    trust = check_trust(
+        root, relative, Trust(root, mode, args.keys), guarded=False, progress=progress
+    )
+    if mode is not TrustMode.SIGNED and args.keys and os.path.lexists(path + ENDING):
+        # Whoever has keys wants to know of a wrong signature, needed or not.
+        trust = ", ".join(filter(None, (trust, check_signed(path, args.keys))))
+    return trust
+
+
+def check_signed(path: str, keys: str) -> str:
+    """Check the signature beside a file.
+
+    Raises:
+        NotPermittedError: it is not good.
+    """
+    trust = Trust(os.path.dirname(path), TrustMode.SIGNED, keys, guarded=False)
+    name, reason = trust.check_signature(path, _read(path))
+    if not name:
+        raise NotPermittedError(f"{path}: {reason}", hint="sign it, or take the right file")
+    return f"signed with {name}"
+
+
+def _progress(path: str) -> Progress:
+    """Shows on a terminal how far a large file is."""
+    if not sys.stderr.isatty():
+        return no_progress
+    name = _plain(os.path.basename(path))
+
+    def show(done: int, size: int) -> None:
+        if size >= _LARGE:
+            end = "\r\x1b[K" if done >= size else ""
+            print(f"\r{name}: {100 * done // size} %{end}", end="", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _check_path(file: str, metadata: Metadata) -> None:
@@ -126,9 +232,18 @@ def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> No
 
 def install_file(args: argparse.Namespace) -> int:
     """Put a file into the store."""
-    installed = install(Store(args.dir), args.file, blank=args.blank, force=args.force)
+    store = Store(args.dir)
+    path = os.path.abspath(args.file)
+    if args.keys and os.path.lexists(path + ENDING):
+        check_signed(path, args.keys)
+    installed = install(
+        store, args.file, trust=_trust(store, args), blank=args.blank, force=args.force
+    )
     what = "installed" if installed.changed else "was there already"
     print(f"{_plain(installed.path)}: {what}")
+    if installed.untrusted is not None:
+        complain(installed.untrusted)
+        return FAILED
     return DONE
 
 
@@ -137,6 +252,22 @@ def remove_file(args: argparse.Namespace) -> int:
     bitstream_id = None if args.bitstream_id == BLANK else args.bitstream_id
     path = remove(Store(args.dir), args.interface_id, bitstream_id)
     print(f"{_plain(path)}: removed")
+    return DONE
+
+
+def sign_files(args: argparse.Namespace) -> int:
+    """Sign files, or write the manifest."""
+    if not args.files and not args.manifest:
+        args.bitstream_usage("name the files to sign, or say --manifest")
+    if args.files and args.key is None:
+        args.bitstream_usage("--key names the private key to sign with")
+    for file in args.files:
+        print(f"{_plain(sign_file(file, args.key))}: written")
+    if args.manifest:
+        path, count = renew_manifest(Store(args.dir), _progress(args.dir))
+        print(f"{_plain(path)}: names {count} files")
+        if args.key is not None:
+            print(f"{_plain(sign_file(path, args.key))}: written")
     return DONE
 
 

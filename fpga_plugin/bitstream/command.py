@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.config import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
     BitstreamId,
@@ -22,18 +23,31 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
 
 
-def add_bitstream_parser(subparsers: "Subparsers", default_store: str) -> None:
+def add_bitstream_parser(
+    subparsers: "Subparsers",
+    default_store: str,
+    *,
+    trust: TrustMode = TrustMode.ANY,
+    keys_dir: str | None = None,
+    guarded: bool = True,
+) -> None:
     """Add `bitstream` and its subcommands to the command line.
 
     Args:
         subparsers: of the main command.
         default_store: the store that is meant where `--dir` does not name one.
+        trust: what the plugin asks of a file, where `--trust` does not say.
+        keys_dir: where the public keys are, where `--keys` does not say.
+        guarded: the plugin refuses what others may write in that store.
     """
     parser = subparsers.add_parser(
         "bitstream",
         help="look after bitstreams and the store",
         description="Look after bitstreams and the store: the directory in which the plugin finds"
         " <interface id>/<bitstream id>.gbs, and <interface id>/blank.gbs to deprogram a region.",
+    )
+    parser.set_defaults(
+        bitstream_default=default_store, bitstream_guarded=guarded, trust=trust, keys=keys_dir
     )
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
     _add_list(commands, default_store)
@@ -42,6 +56,7 @@ def add_bitstream_parser(subparsers: "Subparsers", default_store: str) -> None:
     _add_install(commands, default_store)
     _add_remove(commands, default_store)
     _add_pack(commands)
+    _add_sign(commands, default_store)
 
 
 def run_bitstream(args: argparse.Namespace) -> int:
@@ -60,11 +75,13 @@ def _add_list(commands: "Subparsers", default_store: str) -> None:
         "list",
         run=actions.show_store,
         summary="show what the store has",
-        description="Show every bitstream of the store, and what is wrong with those that the"
-        " plugin would not use.",
+        description="Show every bitstream of the store, why it is trusted, and what is wrong with"
+        " those that the plugin would not use. Who may write the files is looked at where the"
+        " store is the plugin's own (no --dir).",
         example="fpga-plugin bitstream list --json",
     )
     _dir_option(parser, default_store)
+    _trust_options(parser)
     _json_option(parser)
 
 
@@ -89,8 +106,9 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
         run=actions.verify,
         summary="check files, or the whole store",
         description="Check that files are bitstreams which the plugin can use. A file that lies in"
-        " a directory named by an interface id must also be what its path says. Without FILE, check"
-        " the whole store. The exit code is 1 if anything is wrong.",
+        " a directory named by an interface id must also be what its path says, and match the"
+        " manifest.json of that store; where there are keys and FILE.sig, the signature must be"
+        " good. Without FILE, check the whole store. The exit code is 1 if anything is wrong.",
         example="fpga-plugin bitstream verify"
         " --interface-id ce489693-98f0-5f33-946d-560708be108a hello_afu.gbs",
     )
@@ -105,6 +123,7 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
         "--afu-id", metavar="ID", type=_id(parse_afu_id), help="the AFU id that they must have"
     )
     _dir_option(parser, default_store)
+    _trust_options(parser)
 
 
 def _add_install(commands: "Subparsers", default_store: str) -> None:
@@ -114,7 +133,8 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
         run=actions.install_file,
         summary="copy a file to its place in the store",
         description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, both ids from its own"
-        " metadata, in one step for whoever reads the store. Pods can ask for it at once.",
+        " metadata, in one step for whoever reads the store. FILE.sig goes with it. A file that"
+        " the store's manifest knows otherwise, or whose signature is wrong, is refused.",
         example="fpga-plugin bitstream install --blank null_a10.gbs",
     )
     parser.add_argument("file", metavar="FILE")
@@ -127,6 +147,7 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
     parser.add_argument(
         "--force", action="store_true", help="replace a different file that has the place"
     )
+    _trust_options(parser)
 
 
 def _add_remove(commands: "Subparsers", default_store: str) -> None:
@@ -185,6 +206,49 @@ def _add_pack(commands: "Subparsers") -> None:
         metavar="OUT",
         help="the GBS file (default: <AFU id>.gbs here); replaced if it is there",
     )
+
+
+def _add_sign(commands: "Subparsers", default_store: str) -> None:
+    parser = _command(
+        commands,
+        "sign",
+        run=actions.sign_files,
+        summary="sign files, or write the store's manifest",
+        description="Write FILE.sig beside each FILE: the Ed25519 signature of its bytes. With"
+        " --manifest, write manifest.json of all that is in the store, and with --key its"
+        " signature too.",
+        example="fpga-plugin bitstream sign --manifest --key private.pem",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="*")
+    parser.add_argument(
+        "--key", metavar="PEM", help="the private key: openssl genpkey -algorithm ed25519 -out PEM"
+    )
+    parser.add_argument("--manifest", action="store_true", help="write the store's manifest.json")
+    _dir_option(parser, default_store)
+
+
+def _trust_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        choices=list(TrustMode),
+        type=_trust_mode,
+        metavar="any|digest|signed",
+        default=argparse.SUPPRESS,
+        help="what has to be shown of a file (default: FPGA_PLUGIN_TRUST)",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="directory of public keys, *.pem (default: FPGA_PLUGIN_KEYS_DIR)",
+    )
+
+
+def _trust_mode(text: str) -> TrustMode:
+    try:
+        return TrustMode(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not any, digest or signed") from None
 
 
 def _command(

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 from fpga_plugin.bitstream.files import read_bytes, sync_directory, write_atomically
 from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.signatures import ENDING
+from fpga_plugin.bitstream.signing import remove_signature
 from fpga_plugin.bitstream.store import BLANK, Store
-from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Content, Trust
+from fpga_plugin.bitstream.verified import in_memory
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 
 
@@ -23,24 +27,30 @@ class Installed:
     Attributes:
         path: where the file is now.
         changed: False when the same file was there already.
+        untrusted: why the plugin does not use it yet; None: it does.
     """
 
     path: str
     changed: bool
+    untrusted: NotPermittedError | None = None
 
 
-def install(store: Store, file: str, *, blank: bool = False, force: bool = False) -> Installed:
-    """Copy a GBS file to its place in a store, in one step for readers.
+def install(
+    store: Store, file: str, *, trust: Trust, blank: bool = False, force: bool = False
+) -> Installed:
+    """Copy a GBS file to its place in a store, in one step for readers, and its signature with it.
 
     Args:
         store: where to.
         file: the GBS file.
+        trust: of the store; a file that its manifest knows otherwise is not installed.
         blank: it is the blank bitstream of its interface id.
         force: replace a different file that has the place.
 
     Raises:
         BitstreamNotFoundError: there is no `file`.
         BitstreamError: `file` cannot be used, the place is taken, or it cannot be written.
+        NotPermittedError: the manifest says that another file belongs there, and no force.
     """
     if not blank and os.path.basename(file) == f"{BLANK}.gbs":
         raise BitstreamError(
@@ -55,9 +65,14 @@ def install(store: Store, file: str, *, blank: bool = False, force: bool = False
     interface_id = metadata.interface_id
     bitstream_id = BitstreamId(metadata.afu_id)
     path = store.blank_path(interface_id) if blank else store.path(interface_id, bitstream_id)
-    if _same(path, data):
-        return Installed(path=path, changed=False)
-    if os.path.lexists(path) and not force:
+    relative = store.relative(path)
+    content = in_memory(data).content
+    signature = _signature(file)
+    if not force:
+        trust.check_named(relative, content)
+    if _same(path, data) and (signature is None or _same(path + ENDING, signature)):
+        return Installed(path=path, changed=False, untrusted=_untrusted(trust, relative, content))
+    if os.path.lexists(path) and not force and not _same(path, data):
         raise BitstreamError(
             f"{path}: a different file is there",
             hint="compare the two with `fpga-plugin bitstream inspect`; --force replaces it",
@@ -69,13 +84,32 @@ def install(store: Store, file: str, *, blank: bool = False, force: bool = False
             f"{path}: cannot be written: {error.strerror}",
             hint="check the permissions of the store, or choose another with --dir",
         ) from error
-    write_atomically(path, data)
+    if not _same(path, data):
+        remove_signature(path)
+        write_atomically(path, data)
+    if signature is not None:
+        write_atomically(path + ENDING, signature)
     # Read it as the daemon will: a directory that is a link out of the store shows here.
     if blank:
         store.blank(interface_id)
     else:
         store.load(interface_id, bitstream_id)
-    return Installed(path=path, changed=True)
+    return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
+
+
+def _signature(file: str) -> bytes | None:
+    try:
+        return read_bytes(file + ENDING, limit=MAX_SIGNATURE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _untrusted(trust: Trust, relative: str, content: Content) -> NotPermittedError | None:
+    try:
+        trust.check(relative, content)
+    except NotPermittedError as error:
+        return error
+    return None
 
 
 def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> str:
@@ -101,6 +135,7 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
     try:
         os.unlink(path)
         sync_directory(directory)
+        remove_signature(path)
     except (FileNotFoundError, NotADirectoryError):
         raise BitstreamNotFoundError(
             f"no bitstream {path}", hint="`fpga-plugin bitstream list` shows what there is"

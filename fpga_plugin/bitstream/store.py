@@ -18,7 +18,7 @@ from typing import NoReturn
 from fpga_plugin.bitstream.files import read_gbs, read_header
 from fpga_plugin.bitstream.gbs import Gbs
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
-from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, quote
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
 from fpga_plugin.ids import (
     AfuId,
     BitstreamId,
@@ -77,7 +77,7 @@ class StoreEntry:
     blank: bool = False
     size: int | None = None
     metadata: Metadata | None = None
-    problem: BitstreamError | None = None
+    problem: FpgaPluginError | None = None
 
 
 class Store:
@@ -201,7 +201,7 @@ class Store:
         bitstream_id = None
         metadata = None
         size = None
-        problem = None
+        problem: FpgaPluginError | None = None
         try:
             _, bitstream_id = ids_of(path)
             header, size = read_header(path, inside=self.root)

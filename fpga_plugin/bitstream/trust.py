@@ -147,6 +147,25 @@ class Trust:
                     return f"named by the manifest, signed with {known.signer}"
                 return self._check_signed(path, relative, content, known, named)
 
+    def check_named(self, relative: str, content: Content) -> None:
+        """Compare a file with what the manifest says of it, if it does.
+
+        Raises:
+            NotPermittedError: it is another one, or the manifest cannot be used.
+        """
+        known = self._read_manifest()
+        if known.manifest and (named := known.manifest.files.get(relative)) is not None:
+            _compare(os.path.join(self._root, relative), named, content)
+
+    def named(self) -> frozenset[str]:
+        """What the manifest names, if there is one.
+
+        Raises:
+            NotPermittedError: it cannot be used.
+        """
+        known = self._read_manifest()
+        return frozenset(known.manifest.files) if known.manifest else frozenset()
+
     def keys(self) -> Keys:
         """The keys that there are now; says in the log what is wrong with them, once."""
         with self._lock:

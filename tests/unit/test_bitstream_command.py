@@ -228,9 +228,9 @@ def test_list_prints_a_table_and_then_the_problems(run, store):
 
     header, first, second, problem, hint = out.splitlines()
     assert (code, errors) == (0, [])
-    assert header.split() == ["INTERFACE", "ID", "BITSTREAM", "BYTES", "NAME"]
+    assert header.split() == ["INTERFACE", "ID", "BITSTREAM", "BYTES", "NAME", "TRUST"]
     size = str(SAMPLE.stat().st_size)
-    assert first.split() == [INTERFACE, AFU, size, "'hello_afu'"]
+    assert first.split() == [INTERFACE, AFU, size, "'hello_afu'", "-"]
     assert second.split()[:2] == [INTERFACE, "blank"]
     assert problem.startswith("problem: ")
     assert hint.strip()

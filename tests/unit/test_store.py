@@ -112,6 +112,7 @@ def test_building_the_samples_gives_what_is_checked_in(tmp_path):
     built = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.glob("*/*")}
     kept = {path.relative_to(SAMPLES): path.read_bytes() for path in SAMPLES.glob("*/*.gbs")}
     assert built == kept
+    assert (tmp_path / "manifest.json").read_bytes() == (SAMPLES / "manifest.json").read_bytes()
 
 
 def test_a_missing_bitstream_is_not_found_and_the_message_names_its_path(store, place):
