@@ -23,6 +23,12 @@ test: ## unit and integration tests (PYTEST_ARGS="-k lock", SEED=1)
 	$(PYTHON) -m pytest --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
 	  $(wildcard tests/unit tests/integration) $(PYTEST_ARGS)
 
+.PHONY: test-kernel
+test-kernel: ## the real DFL drivers in a virtual machine (KERNEL_ARGS="tests/kernel/guest -k fifo")
+	@bash .ci/setup dev
+	@bash .ci/deps --ci kernel
+	@$(PYTHON) tests/kernel $(KERNEL_ARGS)
+
 .PHONY: test-kubelet
 test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32, PYTEST_ARGS="-k life")
 	@bash .ci/setup dev
