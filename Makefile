@@ -35,6 +35,22 @@ test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32, PYTES
 	@bash .ci/deps --ci kubelet
 	@$(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest tests/kubelet -q $(PYTEST_ARGS)
 
+.PHONY: image
+image: ## build the image with docker, podman or buildah (IMAGE=registry.example.com/fpga-plugin:0.1.0)
+	@tool=$$(command -v docker || command -v podman || command -v buildah) || \
+	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
+	$$tool build --tag $${IMAGE:-fpga-plugin:0.1.0} .
+
+.PHONY: test-image
+test-image: ## the image, built without a registry, as the chart's pod on the real kubelet, as root (takes Go)
+	@bash .ci/setup dev
+	@bash .ci/deps --ci kubelet
+	@bash .ci/deps --ci image
+	@bash tests/image/build
+	@bash tests/deploy/build
+	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
+	  tests/kubelet/test_image.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
+
 .PHONY: test-deploy
 test-deploy: ## chart and kustomization, rendered by the real helm and kustomize, agree (takes Go)
 	@bash .ci/setup dev

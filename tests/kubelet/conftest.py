@@ -10,8 +10,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 
+import pod_plugin
 from control_plane import ControlPlane
-from machine import VERSION, Runtime
+from machine import PLUGIN_IN_A_POD, VERSION, Runtime
 from node import Node  # daemon_support is found by the line above
 
 
@@ -31,6 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
     runtime = Runtime()
+    if PLUGIN_IN_A_POD:
+        pod_plugin.load_image(runtime)
     yield runtime
     runtime.process.end()
 

@@ -69,6 +69,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.98.0.0/24",
             "--authorization-mode=Node,RBAC",
+            "--allow-privileged=true",  # the plugin's own pod is
             "--disable-admission-plugins=ServiceAccount",
         )
         until(self._ready, "the API server is ready")
@@ -134,7 +135,7 @@ class ControlPlane:
     def _allow_plugin(self) -> None:
         """The one right that the plugin needs."""
         rbac = "/apis/rbac.authorization.k8s.io/v1"
-        name = {"name": "fpga-plugin"}
+        name = {"name": "plugin-as-user"}  # the chart's own is called fpga-plugin
         self.call("POST", f"{rbac}/clusterroles", {
             "metadata": name,
             "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}],
@@ -142,13 +143,15 @@ class ControlPlane:
         self.call("POST", f"{rbac}/clusterrolebindings", {
             "metadata": name,
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"} | name,
-            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User"} | name],
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User"}
+                         | {"name": "fpga-plugin"}],
         })  # fmt: skip
 
     def clear(self) -> None:
         """Forget all pods and the node."""
         for pod in self.call("GET", "/api/v1/pods")["items"]:
-            self.delete_pod(pod["metadata"]["name"], grace=0)
+            metadata = pod["metadata"]
+            self.delete_pod(metadata["name"], grace=0, namespace=metadata["namespace"])
         try:
             self.call("DELETE", "/api/v1/nodes/node")
         except urllib.error.HTTPError as error:
@@ -161,10 +164,13 @@ class ControlPlane:
 
     def create_pod(self, manifest: Mapping[str, Any]) -> str:
         """Make a pod; its uid."""
-        made = self.call("POST", "/api/v1/namespaces/default/pods", manifest)
+        namespace = manifest["metadata"].get("namespace", "default")
+        made = self.call("POST", f"/api/v1/namespaces/{namespace}/pods", manifest)
         return str(made["metadata"]["uid"])
 
-    def delete_pod(self, name: str, grace: int | None = None) -> None:
+    def delete_pod(
+        self, name: str, grace: int | None = None, *, namespace: str = "default"
+    ) -> None:
         """As kubectl does; with a grace of 0 it is a forced one."""
         options = {} if grace is None else {"gracePeriodSeconds": grace}
-        self.call("DELETE", f"/api/v1/namespaces/default/pods/{name}", options)
+        self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", options)

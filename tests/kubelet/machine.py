@@ -20,6 +20,9 @@ PROGRAMS = Path(os.environ.get("FPGA_KUBELET_BIN", "/nonexistent"))
 CONTROL_PLANE = Path(os.environ.get("FPGA_KUBELET_CONTROL_PLANE", "/nonexistent"))
 VERSION = os.environ.get("FPGA_KUBELET_VERSION", "")
 
+PLUGIN_IN_A_POD = os.environ.get("FPGA_KUBELET_PLUGIN") == "pod"
+"""Whether the plugin is the chart's pod and not a process: `make test-image`."""
+
 KUBELET_DIR = Path("/var/lib/kubelet")
 CHECKPOINT = KUBELET_DIR / "device-plugins/kubelet_internal_checkpoint"
 PODRESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"

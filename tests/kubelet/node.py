@@ -8,6 +8,7 @@ would: in kubelet's list of pods, PodResources, the checkpoint, the plugin's log
 import json
 import shutil
 import signal
+import subprocess
 import urllib.request
 import uuid
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ from machine import (
     INTERVAL,
     KUBELET_DIR,
     LIMIT,
+    PLUGIN_IN_A_POD,
     PODS_API,
     PROGRAMS,
     SCRATCH,
@@ -34,6 +36,7 @@ from machine import (
     until,
 )
 from namespace import ADDRESS
+from pod_plugin import PodPlugin
 from records import allocatable, podresources
 
 
@@ -83,6 +86,8 @@ class Kubelet:
         """Until it has read its folder and serves PodResources."""
         self.manifests.mkdir(exist_ok=True)
         arguments = ["--config", self._config, "--hostname-override", "node", "--v=4"]
+        # As Node Feature Discovery labels a node that has a card: the chart's pod asks for it.
+        arguments += ["--node-labels", "feature.node.kubernetes.io/fpga-dfl.present=true"]
         if self.control_plane is not None:
             arguments += ["--kubeconfig", self.control_plane.kubeconfig("kubelet")]
             arguments += ["--node-ip", ADDRESS]
@@ -128,6 +133,7 @@ class Pod:
         self._node = node
         self._control_plane = node.kubelet.control_plane
         self.name: str = manifest["metadata"]["name"]
+        self._namespace: str = manifest["metadata"].get("namespace", "default")
         if self._control_plane is None:
             self.uid = str(uuid.uuid4())
             self.listed_as = f"{self.name}-node"
@@ -202,10 +208,18 @@ class Pod:
         if self._control_plane is None:
             self._path.unlink()
         else:
-            self._control_plane.delete_pod(self.name, grace)
+            self._control_plane.delete_pod(self.name, grace, namespace=self._namespace)
 
     def until_gone(self) -> None:
         until(lambda: not self.seen(), f"pod {self.name} is gone")
+
+
+def _unmount(directory: Path) -> None:
+    """What a kubelet that was killed left mounted: the credentials of its pods."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mounted = Path(line.split()[4])
+        if mounted.is_relative_to(directory):
+            subprocess.run(["umount", "--lazy", mounted], check=False)
 
 
 class Node:
@@ -231,6 +245,7 @@ class Node:
     ) -> None:
         for directory in ("manifests", "plugin"):
             shutil.rmtree(SCRATCH / directory, ignore_errors=True)
+        _unmount(KUBELET_DIR)
         for path in KUBELET_DIR.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         (SCRATCH / "kubelet.log").unlink(missing_ok=True)
@@ -250,7 +265,7 @@ class Node:
             if control_plane is None
             else str(control_plane.kubeconfig(user)),
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
-        self.lives: list[Plugin] = []
+        self.lives: list[Plugin | PodPlugin] = []
 
     def up(self) -> "Node":
         """Kubelet and plugin, until kubelet knows every device."""
@@ -262,11 +277,11 @@ class Node:
         return self
 
     @property
-    def plugin(self) -> Plugin:
+    def plugin(self) -> Plugin | PodPlugin:
         return self.lives[-1]
 
-    def start_plugin(self) -> Plugin:
-        self.lives.append(Plugin(self.settings))
+    def start_plugin(self) -> Plugin | PodPlugin:
+        self.lives.append(PodPlugin(self) if PLUGIN_IN_A_POD else Plugin(self.settings))
         return self.plugin
 
     def until_allocatable(self) -> None:

@@ -53,16 +53,20 @@ def test_the_pods_settings_are_right_and_odd_in_nothing():
 def test_every_path_that_the_plugin_uses_is_mounted():
     used = settings()
     mounts = mounted()
-    written = {used.kubelet_dir, used.state_dir}
+    written = {used.kubelet_dir, used.state_dir, used.sysfs_root}
     sockets = {str(Path(s).parent) for s in (used.podresources_socket, used.pods_socket) if s}
     read = {used.bitstream_dir, used.dev_root, used.cgroup_root}
     assert written | read | sockets == mounts.keys()
     assert {path for path, (_, write) in mounts.items() if write} == written
 
 
-def test_paths_are_the_nodes_own_except_for_its_dev_and_cgroups():
+def test_paths_are_the_nodes_own_except_for_the_kernels_trees():
     odd = {path: host for path, (host, _) in mounted().items() if path != host}
-    assert odd == {"/host/dev": "/dev", "/host/cgroup": "/sys/fs/cgroup"}
+    assert odd == {
+        "/host/dev": "/dev",
+        "/host/sys": "/sys",
+        "/host/cgroup": "/sys/fs/cgroup",
+    }
 
 
 def test_the_state_outlives_the_pod():

@@ -1,0 +1,223 @@
+"""The image as the chart's pod: what it may, what it has given up, and that it serves the others.
+
+`make test-image` runs these, and the life of pods (test_life.py) with the plugin as such a pod.
+"""
+
+import copy
+import json
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pod_plugin
+import pytest
+from daemon_support import AFU, BLANK, CARD, CARDS, P0, P1, REGIONS, request
+from machine import PLUGIN_IN_A_POD, until
+from namespace import PORT_DEVICE
+from node import Node, Pod, container
+from pod_plugin import ARCHIVE, PodPlugin
+
+pytestmark = pytest.mark.skipif(
+    not PLUGIN_IN_A_POD, reason="needs the image and the chart's pod: make test-image"
+)
+
+api_server = pytest.mark.parametrize("make_node", ["api-server"], indirect=True)
+pods_api = pytest.mark.parametrize("make_node", ["pods-api"], indirect=True)
+
+NO_CAPABILITIES = "0" * 16
+
+
+def plugin_of(node: Node) -> PodPlugin:
+    plugin = node.plugin
+    assert isinstance(plugin, PodPlugin)
+    return plugin
+
+
+def status(node: Node) -> dict[str, str]:
+    """/proc/<pid>/status of the plugin's process."""
+    text = Path("/proc", str(plugin_of(node).pid()), "status").read_text()
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+# ---------------------------------------------------------------- the image
+
+
+def image_files() -> dict[str, tarfile.TarInfo]:
+    """What is in the image's layers."""
+    found = {}
+    with tarfile.open(ARCHIVE) as image:
+        member = image.extractfile("manifest.json")
+        assert member is not None
+        (manifest,) = json.load(member)
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=image.extractfile(layer)) as files:
+                found |= {entry.name.removeprefix("./"): entry for entry in files}
+    return found
+
+
+def test_the_image_has_one_program_and_nothing_to_make_more_of() -> None:
+    files = image_files()
+    programs = {
+        name
+        for name, entry in files.items()
+        if entry.isfile() and entry.mode & stat.S_IXUSR and ".so" not in name
+    }
+    assert {name for name in programs if not name.startswith("usr/lib/python")} <= {
+        "usr/bin/python3.11",
+        "usr/local/bin/fpga-plugin",
+        "usr/sbin/ldconfig",
+    }
+    names = {Path(name).name for name in files}
+    assert not {"sh", "bash", "dash", "busybox", "apt", "dpkg", "pip", "gcc", "cc"} & names
+    assert not [name for name, entry in files.items() if entry.mode & (stat.S_ISUID | stat.S_ISGID)
+                and entry.isfile()]  # fmt: skip
+
+
+def test_the_image_says_what_debian_packages_it_has_and_their_licences() -> None:
+    files = image_files()
+    packages = {
+        Path(name).name for name in files if "dpkg/status.d/" in name and files[name].isfile()
+    }
+    assert {"libc6", "libudev1", "libssl3", "python3.11-minimal"} <= packages
+    for package in packages:
+        assert f"usr/share/doc/{package}/copyright" in files
+
+
+# ---------------------------------------------------------------- what it may
+
+
+PROBE = """
+import json, os, socket
+said = {}
+def attempt(name, what):
+    try:
+        what()
+        said[name] = "ok"
+    except OSError as error:
+        said[name] = os.strerror(error.errno)
+attempt("device", lambda: os.open("/host/dev/dfl-port.0", os.O_RDWR | os.O_EXCL))
+attempt("sysfs", lambda: os.open("/host/sys/kernel/mm/ksm/run", os.O_WRONLY))
+attempt("root", lambda: os.open("/file", os.O_WRONLY | os.O_CREAT))
+attempt("dev", lambda: os.open("/host/dev/file", os.O_WRONLY | os.O_CREAT))
+attempt("store", lambda: os.open("/srv/intel.com/fpga/file", os.O_WRONLY | os.O_CREAT))
+attempt("cgroup", lambda: os.mkdir("/host/cgroup/mine"))
+attempt("state", lambda: os.close(os.open("/var/lib/fpga-plugin/probe", os.O_WRONLY | os.O_CREAT)))
+attempt("kubelet", lambda: os.close(os.open("/var/lib/kubelet/device-plugins/probe", os.O_WRONLY | os.O_CREAT)))
+said["shell"] = os.path.exists("/bin/sh")
+print(json.dumps(said), flush=True)
+import signal
+signal.sigwait([signal.SIGTERM])
+"""  # noqa: E501  # a program in a line each
+
+
+def probed(node: Node, name: str, security: dict[str, Any]) -> dict[str, Any]:
+    """What the chart's own pod may do with another security context."""
+    manifest = copy.deepcopy(pod_plugin.template(node))
+    manifest["metadata"]["name"] = name
+    (only,) = manifest["spec"]["containers"]
+    only["command"] = ["/usr/bin/python3", "-I", "-c", PROBE]
+    only["args"] = []
+    only["securityContext"] = only["securityContext"] | security
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        only.pop(probe, None)
+    only.pop("ports")
+    pod = Pod(node, manifest)
+    pod.until_running("fpga-plugin")
+    until(lambda: pod.output("fpga-plugin"), "what it says")
+    said: dict[str, Any] = json.loads(pod.output("fpga-plugin"))
+    pod.delete()
+    return said
+
+
+@pods_api
+def test_nothing_less_than_privileged_opens_a_device_node(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    assert PORT_DEVICE, "a device that no container may open unless it was given to it"
+    without = {"privileged": False, "capabilities": {"add": ["ALL"]}}
+    assert probed(node, "all-capabilities", without)["device"] == "Operation not permitted"
+    said = probed(node, "as-deployed", {})
+    assert said["device"] == "ok"
+    assert said["sysfs"] == "ok"
+
+
+@pods_api
+def test_it_writes_to_its_state_kubelets_directory_and_sysfs_only(
+    make_node: Callable[..., Node],
+) -> None:
+    said = probed(make_node("1x1"), "as-deployed", {})
+    assert said.pop("shell") is False
+    written = {place for place in ("root", "dev", "store", "cgroup", "state", "kubelet", "sysfs")
+               if said[place] == "ok"}  # fmt: skip
+    assert written == {"state", "kubelet", "sysfs"}
+
+
+def test_at_work_it_has_no_capability_and_can_get_none(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    node.pod("asks", container(env=request())).until_running()
+    assert node.afu(P0) == AFU
+    found = status(node)
+    assert {found[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {
+        NO_CAPABILITIES
+    }
+    assert found["NoNewPrivs"] == "1"
+
+
+# ---------------------------------------------------------------- at work
+
+
+@pods_api
+def test_it_hears_the_kernel_without_the_nodes_network(make_node: Callable[..., Node]) -> None:
+    # Real cards, of which there are none here: libudev, found by ldconfig, and a netlink socket.
+    node = make_node("1x1")
+    plugin_of(node).delete()
+    manifest = pod_plugin.template(node)
+    (only,) = manifest["spec"]["containers"]
+    for entry in only["env"]:
+        if entry["name"] == "FPGA_PLUGIN_BACKEND":
+            entry["value"] = "dfl"
+    pod = Pod(node, manifest)
+    until(lambda: '"event":"serving"' in pod.output("fpga-plugin").replace(" ", ""), "it serves")
+
+
+def test_an_upgrade_leaves_a_running_pod_alone(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    tenant = node.pod("asks", container(env=request()))
+    first = tenant.until_running()
+    plugin_of(node).delete()
+    node.until_offered(REGIONS, [])
+    assert node.afu(P0) == AFU
+    node.start_plugin()
+    node.until_offered(REGIONS, [P0, P1])
+    assert tenant.until_running() == first
+    assert tenant.container()["restartCount"] == 0
+    assert node.afu(P0) == AFU
+    node.pod("next", container(env=request())).until_running()
+    tenant.delete()
+    until(lambda: node.afu(P0) == BLANK, "scrubbed by the plugin that did not program it")
+
+
+@api_server
+def test_helm_says_what_to_do_next(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    control_plane = node.kubelet.control_plane
+    assert control_plane is not None
+    assert "fpga-plugin devices" in pod_plugin.install(control_plane, node.settings)
+    looks = node.settings | {"FPGA_PLUGIN_OBSERVE": "true"}
+    assert "--set observe=false" in pod_plugin.install(control_plane, looks)
+
+
+def test_observing_takes_no_privileges_and_touches_nothing(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    before = node.regions()
+    plugin_of(node).delete()
+    node.until_offered(CARDS, [])
+    node.settings["FPGA_PLUGIN_OBSERVE"] = "true"
+    observer = node.start_plugin()
+    line = observer.until_logged("would serve card", card=CARD)
+    assert line["regions"] == [P0, P1]
+    found = status(node)
+    assert {found[f"Cap{name}"] for name in ("Prm", "Eff", "Bnd")} == {NO_CAPABILITIES}
+    assert node.regions() == before
+    assert not observer.logged("registered")
