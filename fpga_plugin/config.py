@@ -280,6 +280,16 @@ class Settings:
         "How large all verified copies of bitstreams in the state directory may be together. Those "
         "not used for longest go first; what has no copy is hashed again when it is used.",
     )
+    policy_file: str | None = _optional(
+        "FPGA_PLUGIN_POLICY_FILE",
+        "",
+        parse_path,
+        _OR_EMPTY,
+        "Which namespaces may use which bitstreams, interface ids and whole cards: YAML, or JSON "
+        "where the name ends in `.json` (docs/operations.md). Read again when it changes; a wrong "
+        "new version leaves the one before in force. At the start it has to be right.",
+        empty="everything is allowed",
+    )
     state_dir: str = _setting(
         "FPGA_PLUGIN_STATE_DIR",
         "/var/lib/fpga-plugin",

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -24,7 +24,7 @@ from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import BackendKind, Settings
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.kubelet.service import KubeletService
@@ -34,6 +34,7 @@ from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identities
 from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.lifecycle.release import Releaser
@@ -46,6 +47,9 @@ from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.privileges import PrivilegesError, drop_privileges
 from fpga_plugin.telemetry.events import Events, Poster
+
+if TYPE_CHECKING:
+    from fpga_plugin.policy.file import PolicyFile
 
 log = structlog.get_logger()
 
@@ -118,6 +122,7 @@ def _drop_privileges(settings: Settings) -> None:
                 os.path.dirname(__file__),
                 os.path.dirname(structlog.__file__),
                 settings.bitstream_dir,
+                *([] if settings.policy_file is None else [os.path.dirname(settings.policy_file)]),
             ],
             writable=[settings.state_dir, settings.kubelet_dir],
         )
@@ -133,6 +138,24 @@ def open_trust(settings: Settings) -> Trust:
     return Trust(
         settings.bitstream_dir, settings.trust, settings.keys_dir, guarded=is_guarded(settings)
     )
+
+
+def open_policy(settings: Settings) -> "PolicyFile | None":
+    """Who may load what, if the operator says so.
+
+    Raises:
+        SettingsError: the file cannot be read or is wrong. A plugin that never had a policy has
+            none to fall back on, and to start without it would let everything through.
+    """
+    if settings.policy_file is None:
+        return None
+    from fpga_plugin.policy.file import PolicyFile  # imports YAML: 2 MiB
+    from fpga_plugin.policy.parse import PolicyError
+
+    try:
+        return PolicyFile(settings.policy_file)
+    except PolicyError as error:
+        raise SettingsError(f"FPGA_PLUGIN_POLICY_FILE: {error.message}", hint=error.hint) from error
 
 
 def is_guarded(settings: Settings) -> bool:
@@ -181,6 +204,7 @@ class Daemon:
         self._journal: Journal | None = None
         self._events: EventSource | None = None
         self._index: StoreIndex | None = None
+        self._policy: PolicyFile | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.kubelet: KubeletService | None = None
 
@@ -200,6 +224,7 @@ class Daemon:
         settings = self.settings
         for warning in settings.warnings:
             log.warning(warning)
+        self._policy = open_policy(settings)
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
         journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
         if journal.set_aside is not None:
@@ -287,6 +312,9 @@ class Daemon:
             epoch_changed=reconciler.epoch_changed,
             stream_opened=reconciler.stream_opened,
             news=news,
+            permission=Permission(
+                self._policy, pods_socket=settings.pods_socket, podresources=podresources
+            ),
         )
         index = self._index = StoreIndex(store, self._store_changed)
         index.watch()
@@ -295,6 +323,8 @@ class Daemon:
             claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
         )
         await self.kubelet.start()
+        if self._policy is not None:
+            self._policy.start()
         self._tasks = [
             asyncio.create_task(self._supervised(reconciler.run()), name="reconcile"),
             asyncio.create_task(self._supervised(index.run()), name="store"),
@@ -374,10 +404,9 @@ class Daemon:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._events is not None:
-            self._events.close()
-        if self._index is not None:
-            self._index.close()
+        for watcher in (self._events, self._index, self._policy):
+            if watcher is not None:
+                watcher.close()
         if self.kubelet is not None:
             await self.kubelet.stop()
         if hasattr(self, "_workers"):

@@ -8,6 +8,7 @@ the preparation goes on, and its result serves exactly one later PreStart that a
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -35,6 +36,7 @@ from fpga_plugin.ids import (
 from fpga_plugin.lifecycle.calls import Grant
 from fpga_plugin.lifecycle.identity import Identities, Identity
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Plan, Preparer, Want
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.sources import EnvSource
@@ -101,6 +103,7 @@ class ClaimService:
         epoch_changed: Callable[[str], None],
         stream_opened: Callable[[ResourceName], None],
         news: News,
+        permission: Permission,
     ) -> None:
         self._ledger = ledger
         self._lists = lists
@@ -114,6 +117,7 @@ class ClaimService:
         self._epoch_changed = epoch_changed
         self._stream_opened = stream_opened
         self._news = news
+        self._permission = permission
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -218,9 +222,15 @@ class ClaimService:
                     claims = self._claims(devices)
                     identity, env = await self._ask(identity, devices, env)
                     requests = parse_requests(env)
+                    same = partial(self._check_same, {claim.device: claim for claim in claims})
+                    identity = await self._permission.check(
+                        identity, resource, devices, requests, same
+                    )
                     preparation = await self._find_or_begin(identity, claims, requests)
                     assert preparation.task is not None, "set where it is made"
                     await asyncio.wait({preparation.task})
+                    # A policy that forbids it by now is obeyed, the work notwithstanding.
+                    await self._permission.check(identity, resource, devices, requests, same)
             except TimeoutError:
                 raise NotFinishedError(
                     f"{', '.join(devices)}: preparation is not finished after {budget:.1f} s",

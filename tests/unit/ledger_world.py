@@ -36,6 +36,7 @@ from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.service import ClaimService
@@ -437,6 +438,7 @@ class Plugin:
             epoch_changed=lambda _: self.releaser.close_gate(),
             stream_opened=lambda _: None,
             news=SILENT,
+            permission=Permission(None),
         )
 
     def begin(self, work: object) -> "asyncio.Task[None]":

@@ -68,6 +68,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "reconcile_interval": 2.0,
         "health_interval": 30.0,
         "http_address": ("", 9102),
+        "policy_file": None,
         "events": False,
         "log_level": LogLevel.INFO,
         "log_format": LogFormat.JSON,

@@ -1,0 +1,199 @@
+"""The policy's language: what is understood, what is refused, and which rule decides."""
+
+import json
+
+import pytest
+
+from fpga_plugin.errors import MAX_MESSAGE_BYTES
+from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
+from fpga_plugin.lifecycle.permission import asks
+from fpga_plugin.pods.requests import parse_requests
+from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
+from fpga_plugin.policy.rules import Ask, Kind, Policy, parse_pattern
+
+INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
+OTHER = InterfaceId("38d782e3b6125343b9342433e348ac4c")
+AFU = BitstreamId("18b79ffa2ee54aa096ef4230dafacb5f")
+AFU_2 = BitstreamId("850adcc26ceb4b229722d43375b61c66")
+REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
+
+TEXT = f"""\
+version: 1
+default: deny
+rules:
+- name: no-debug-image
+  action: deny
+  namespaces: ["team-*"]
+  bitstreams: [{AFU_2}]
+- name: teams
+  action: allow
+  namespaces: [team-a, "team-b-*"]
+  interfaces: [CE489693-98F0-5F33-946D-560708BE108A]
+  devices: [region]
+- name: blank-for-all
+  action: allow
+  bitstreams: [blank]
+"""
+
+
+def policy(text: str = TEXT) -> Policy:
+    return parse_policy(text.encode())
+
+
+def ask(bitstream=AFU, *, interface=INTERFACE, kind=Kind.REGION) -> Ask:
+    return Ask(kind=kind, interface_id=interface, bitstream_id=bitstream)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "what", "allowed", "rule"),
+    [
+        ("team-a", ask(), True, "teams"),
+        ("team-b-1", ask(), True, "teams"),
+        ("team-b-", ask(), True, "teams"),
+        ("team-b", ask(), False, ""),
+        ("team-ab", ask(), False, ""),
+        ("xteam-a", ask(), False, ""),
+        ("team-a\n", ask(), False, ""),
+        ("team-a", ask(AFU_2), False, "no-debug-image"),
+        ("team-a", ask(interface=OTHER), False, ""),
+        ("team-a", ask(kind=Kind.WHOLE), False, ""),
+        ("anybody", ask(None), True, "blank-for-all"),
+        ("anybody", ask(), False, ""),
+    ],
+)
+def test_the_first_rule_that_matches_decides(namespace, what, allowed, rule):
+    verdict = policy().judge(namespace, what)
+    assert (verdict.allowed, verdict.rule) == (allowed, rule)
+
+
+def test_a_policy_without_rules_is_its_default():
+    assert policy("version: 1\ndefault: allow").judge("x", ask()).allowed
+    assert not policy("version: 1\ndefault: deny\nrules: []").judge("x", ask()).allowed
+
+
+def test_only_rules_about_namespaces_need_one():
+    assert policy().needs_namespace
+    text = f"version: 1\ndefault: allow\nrules:\n- {{name: a, action: deny, bitstreams: [{AFU}]}}"
+    assert not policy(text).needs_namespace
+
+
+def test_words_that_yaml_takes_for_numbers_and_truths_are_text():
+    digits = "0" * 31 + "7"
+    text = f"""\
+version: 1
+default: deny
+rules:
+- name: on
+  action: allow
+  namespaces: [no, 1e3, 0123]
+  bitstreams: [{digits}]
+"""
+    (rule,) = policy(text).rules
+    assert (rule.name, rule.namespaces) == ("on", ("no", "1e3", "0123"))
+    assert rule.bitstreams == {digits}
+
+
+def test_json_says_the_same_as_yaml():
+    data = {"version": 1, "default": "deny", "rules": [{"name": "a", "action": "allow"}]}
+    raw = json.dumps(data, indent="\t").encode()
+    assert parse_policy(raw, as_json=True) == policy(
+        "version: 1\ndefault: deny\nrules: [{name: a, action: allow}]"
+    )
+
+
+HEAD = "version: 1\ndefault: deny\n"
+RULE = HEAD + "rules:\n- {name: a, action: allow, "
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "object"),
+        ("version: 2\ndefault: deny", "version"),
+        ("default: deny", "version"),
+        ("version: 1", "default"),
+        ("version: 1\ndefault: maybe", "default"),
+        (HEAD + "rule: []", "rule"),
+        (HEAD + "default: allow", "line 3: key 'default' is there twice"),
+        (HEAD + "rules: {}", "rules"),
+        (HEAD + "rules:\n- {action: allow}", "name"),
+        (HEAD + "rules:\n- {name: a}", "action"),
+        (HEAD + "rules:\n- {name: a/b, action: deny}", "rule 1: 'a/b' is no name"),
+        (HEAD + "rules:\n- {name: a, action: deny}\n- {name: a, action: deny}", "another rule a"),
+        (RULE + "namespace: [x]}", "namespace"),
+        (RULE + "namespaces: []}", "rule a: namespaces is empty"),
+        (RULE + "namespaces: [Team]}", "rule a: namespaces: 'Team': no name"),
+        (RULE + "namespaces: ['a/../b']}", "'a/../b'"),
+        (RULE + "namespaces: ['****']}", "more than 3"),
+        (RULE + "namespaces: x}", "array"),
+        (RULE + "interfaces: [abc]}", "rule a: interfaces: 'abc': not 32 hex digits"),
+        (RULE + "interfaces: ['../../etc']}", "'../../etc'"),
+        (RULE + "bitstreams: ['*']}", "rule a: bitstreams: '*'"),
+        (RULE + "devices: [card]}", "devices"),
+        ("version: 1\ndefault: &a deny\nrules: *a", "line 3: references"),
+        (HEAD + "rules: " + "[" * 50, "nested too deeply"),
+        (HEAD + "---\n", "a second document"),
+        (HEAD + "rules: [", "line 4"),
+        (HEAD + "? [x]\n: y", "a key that is no text"),
+        (HEAD + "!!python/object/apply:os.system [x]: y", ""),
+        (HEAD + "<<: {default: allow}", "<<"),
+        ("\x00", ""),
+    ],
+)
+def test_what_is_not_understood_is_refused(text, says):
+    with pytest.raises(PolicyError) as caught:
+        policy(text)
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
+    assert len(str(caught.value).encode()) <= MAX_MESSAGE_BYTES
+
+
+def test_json_with_a_key_twice_is_refused():
+    with pytest.raises(PolicyError, match="'default' is there twice"):
+        parse_policy(b'{"version": 1, "default": "allow", "default": "deny"}', as_json=True)
+
+
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b"{" * 100_000, b'{"a":' * 50_000])
+def test_deep_json_is_refused(raw):
+    with pytest.raises(PolicyError):
+        parse_policy(raw, as_json=True)
+
+
+def test_size_is_bounded():
+    with pytest.raises(PolicyError, match="bytes"):
+        parse_policy(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(PolicyError, match="UTF-8"):
+        parse_policy(b"\xff")
+
+
+def test_a_long_unknown_key_does_not_flood_the_message():
+    with pytest.raises(PolicyError) as caught:
+        policy(HEAD + "k" * 5000 + ": x")
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("text", ["", "-a", "a-", "a.b", "a_b", "ä", "a" * 64, "a\n"])
+def test_no_pattern_of_a_namespace(text):
+    with pytest.raises(ValueError, match="no name of a namespace"):
+        parse_pattern(text)
+
+
+def test_each_request_that_fits_is_a_question():
+    env = {
+        "FPGA_REGION_1": INTERFACE, "FPGA_AFU_1": AFU,
+        "FPGA_REGION_2": INTERFACE.upper(), "FPGA_BITSTREAM_ID_2": AFU_2,
+        "FPGA_REGION_3": OTHER, "FPGA_AFU_3": AFU,
+    }  # fmt: skip
+    assert asks(REGIONS, parse_requests(env)) == (ask(AFU), ask(AFU_2))
+    assert asks(ResourceName(f"x.y/fpga-{OTHER}"), parse_requests(env)) == (
+        ask(AFU, interface=OTHER, kind=Kind.WHOLE),
+    )
+
+
+def test_no_request_is_a_question_about_blank_devices():
+    assert asks(REGIONS, ()) == (ask(None),)
+
+
+def test_requests_of_which_none_fits_are_no_question():
+    env = {"FPGA_REGION_3": OTHER, "FPGA_AFU_3": AFU}
+    assert asks(REGIONS, parse_requests(env)) == ()
