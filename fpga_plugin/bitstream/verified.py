@@ -32,6 +32,9 @@ log = structlog.get_logger()
 
 COPY_MODE = 0o400
 
+_DIGITS = 64
+"""Of a SHA-256 in hex, which is what the name of a copy is."""
+
 _PIECE = 1 << 20
 """Bytes read at a time: large enough that hashing dominates, small beside the plugin's memory."""
 
@@ -170,7 +173,7 @@ class Copies:
         found = []
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if len(entry.name) == 2 * hashlib.sha256().digest_size:
+                if len(entry.name) == _DIGITS:
                     with contextlib.suppress(OSError):
                         known = entry.stat(follow_symlinks=False)
                         found.append((entry.path, known.st_size, known.st_mtime_ns))

@@ -458,10 +458,12 @@ class Node:
         """Settings of the next start, without their prefix and in lower case."""
         self.settings |= {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
 
-    def own_store(self) -> Path:
-        """A store that the test may change."""
+    def own_store(self, *, manifest: bool = False) -> Path:
+        """A store that the test may change; with the samples' manifest, only if it says so."""
         self.store = self.folder / "store"
         shutil.copytree(STORE, self.store)
+        if not manifest:
+            (self.store / "manifest.json").unlink()
         self.set(bitstream_dir=str(self.store))
         return self.store
 

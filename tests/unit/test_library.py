@@ -1,0 +1,427 @@
+"""What reaches the driver: verified, and from a copy that nobody else can write."""
+
+import hashlib
+import os
+import threading
+
+import pytest
+
+from fpga_plugin.bitstream import library as library_module
+from fpga_plugin.bitstream import verified
+from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config import TrustMode
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    NotFinishedError,
+    NotPermittedError,
+)
+from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
+
+INTERFACE = parse_interface_id("ce48969398f05f33946d560708be108a")
+AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
+OTHER_AFU = parse_afu_id("850adcc26ceb4b229722d43375b61c66")
+BITSTREAM = parse_bitstream_id(AFU)
+RELATIVE = f"{INTERFACE}/{AFU}.gbs"
+
+
+def gbs(tail: bytes = b"logic", afu=AFU, interface=INTERFACE) -> bytes:
+    document = complete_document({}, where="a", interface_id=interface, afu_id=afu)
+    return pack_gbs(document, bytes.fromhex(afu) + tail, where="a")
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "store"
+    (path / INTERFACE).mkdir(parents=True)
+    os.chmod(path / INTERFACE, 0o755)
+    return path
+
+
+@pytest.fixture
+def place(root):
+    return root / RELATIVE
+
+
+@pytest.fixture
+def copies(tmp_path):
+    return tmp_path / "verified"
+
+
+@pytest.fixture
+def make(root, copies):
+    def make(*, limit=1 << 30, boot_id="boot", mode=TrustMode.ANY, guarded=True, keys=None):
+        trust = Trust(str(root), mode, keys and str(keys), guarded=guarded)
+        return Library(
+            str(root),
+            directory=str(copies),
+            limit=limit,
+            boot_id=boot_id,
+            trust=trust,
+            guarded=guarded,
+        )
+
+    return make
+
+
+def put(place, content: bytes) -> None:
+    temporary = place.with_name(".new")
+    temporary.write_bytes(content)
+    os.chmod(temporary, 0o644)
+    temporary.rename(place)
+
+
+def name(root, content: bytes) -> None:
+    """Write a manifest that says what the file should be."""
+    line = ManifestFile(RELATIVE, hashlib.sha256(content).hexdigest(), len(content))
+    put(root / "manifest.json", write_manifest([line]))
+
+
+def image(library) -> bytes:
+    return library.load(INTERFACE, BITSTREAM).image[16:]
+
+
+def kept(copies) -> set[str]:
+    return {path.name for path in copies.iterdir() if len(path.name) == 64}
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Counts the files that were hashed."""
+    calls = []
+    sha256 = hashlib.sha256
+
+    def counted(*args):
+        calls.append(args)
+        return sha256(*args)
+
+    monkeypatch.setattr(verified.hashlib, "sha256", counted)
+    return calls
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Counts what is read of bitstreams, by path."""
+    calls = []
+    read = library_module.read_gbs
+
+    def counted(path, **kwargs):
+        calls.append(path)
+        return read(path, **kwargs)
+
+    monkeypatch.setattr(library_module, "read_gbs", counted)
+    return calls
+
+
+def test_a_copy_is_named_by_its_digest_and_read_only(make, place, copies):
+    put(place, gbs())
+    assert image(make()) == b"logic"
+    (copy,) = kept(copies)
+    assert copy == hashlib.sha256(place.read_bytes()).hexdigest()
+    assert (copies / copy).stat().st_mode & 0o7777 == 0o400
+    assert copies.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_warm_start_hashes_nothing_and_reads_the_copy_once(make, place, copies, hashed, reads):
+    put(place, gbs())
+    library = make()
+    library.examine(RELATIVE)  # as the index does when the file arrives
+    assert len(hashed) == 1
+    assert image(library) == b"logic"
+    (copy,) = kept(copies)
+    assert (len(hashed), reads) == (1, [str(copies / copy)])
+
+
+def test_a_restart_within_a_boot_hashes_nothing_and_another_boot_everything(make, place, hashed):
+    put(place, gbs())
+    image(make())
+    image(make())
+    assert len(hashed) == 1
+    image(make(boot_id="next"))
+    assert len(hashed) == 2
+
+
+def test_a_new_boot_finds_no_old_copies(make, place, copies):
+    put(place, gbs())
+    image(make())
+    make(boot_id="next")
+    assert kept(copies) == set()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1}', b"\xff", b"[" * 100_000])
+def test_an_index_that_is_none_is_made_anew(make, place, copies, content):
+    put(place, gbs())
+    image(make())
+    (copies / "index.json").write_bytes(content)
+    assert image(make()) == b"logic"
+
+
+@pytest.mark.parametrize("how", ["renamed", "in place", "link"])
+def test_a_file_swapped_after_it_was_indexed_is_verified_again(make, root, place, how):
+    put(place, gbs())
+    name(root, place.read_bytes())
+    library = make()
+    assert library.examine(RELATIVE).problem is None
+    if how == "renamed":
+        put(place, gbs(b"LOGIC"))
+    elif how == "in place":
+        with place.open("r+b") as file:
+            file.seek(-5, os.SEEK_END)
+            file.write(b"LOGIC")
+        os.utime(place, ns=(1, 1))
+    else:
+        put(place.with_name("other"), gbs(b"LOGIC"))
+        place.unlink()
+        place.symlink_to("other")
+    with pytest.raises(NotPermittedError, match=r"SHA-256 is [0-9a-f]{64} where manifest\.json"):
+        image(library)
+
+
+def test_what_is_swapped_while_it_is_judged_reaches_nobody(make, place, monkeypatch):
+    put(place, gbs())
+    library = make()
+    check = library_module.check_names
+
+    def meanwhile(*args):
+        put(place, gbs(b"LOGIC"))
+        return check(*args)
+
+    monkeypatch.setattr(library_module, "check_names", meanwhile)
+    assert image(library) == b"logic"  # what was hashed and judged, not what lies there now
+
+
+def test_a_file_that_is_rewritten_while_it_is_copied_is_refused(make, place, copies, monkeypatch):
+    put(place, gbs(b"x" * (3 << 20)))
+    library = make()
+    take = library._copies.take
+
+    def meanwhile(original, progress=None):
+        def rewrite(done):
+            with place.open("r+b") as file:
+                file.seek(-5, os.SEEK_END)
+                file.write(b"LOGIC")
+            os.utime(place, ns=(1, 1))
+
+        return take(original, rewrite)
+
+    monkeypatch.setattr(library._copies, "take", meanwhile)
+    with pytest.raises(BitstreamError, match="changed while it was read"):
+        image(library)
+    assert kept(copies) == set()
+    assert [path for path in copies.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_hard_link_to_a_verified_file_lets_nobody_change_what_is_programmed(make, place, root):
+    put(place, gbs())
+    library = make()
+    library.examine(RELATIVE)
+    os.link(place, root / "link")
+    assert image(library) == b"logic"
+    with (root / "link").open("r+b") as file:
+        file.truncate(30)
+    with pytest.raises(BitstreamError):
+        image(library)
+
+
+def test_a_file_that_is_open_for_writing_waits_for_its_writer(make, place):
+    put(place, gbs())
+    library = make()
+    with place.open("ab"):
+        with pytest.raises(NotFinishedError, match="still being written"):
+            image(library)
+        with pytest.raises(NotFinishedError):
+            library.examine(RELATIVE)
+    assert image(library) == b"logic"
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "words"),
+    [(0o664, 0, "group"), (0o646, 0, "anybody"), (0o644, 12345, "belongs to user 12345")],
+)
+def test_a_file_that_others_may_write_is_refused(make, place, mode, owner, words):
+    if owner and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    put(place, gbs())
+    os.chmod(place, mode)
+    if owner:
+        os.chown(place, owner, -1)
+    with pytest.raises(BitstreamError, match=words) as caught:
+        image(make())
+    assert place.name in caught.value.hint
+    assert image(make(guarded=False)) == b"logic"
+
+
+def test_a_file_that_others_may_rename_away_is_refused(make, place):
+    put(place, gbs())
+    os.chmod(place.parent, 0o777)
+    with pytest.raises(BitstreamError, match=r"its directory .* may be written by anybody"):
+        image(make())
+    os.chmod(place.parent, 0o1777)
+    assert image(make()) == b"logic"
+
+
+def test_a_file_that_gets_writable_after_it_was_verified_is_refused(make, place):
+    put(place, gbs())
+    library = make()
+    image(library)
+    os.chmod(place, 0o666)
+    with pytest.raises(BitstreamError, match="anybody"):
+        image(library)
+
+
+def test_what_was_refused_is_not_hashed_again(make, root, place, hashed):
+    put(place, gbs())
+    name(root, gbs(b"LOGIC"))
+    hashed.clear()  # the manifest's own
+    library = make()
+    for _ in range(3):
+        with pytest.raises(NotPermittedError):
+            image(library)
+    assert len(hashed) == 1
+
+
+def test_what_was_not_used_for_longest_goes_first(make, root, place, copies):
+    places = []
+    for number in range(1, 4):
+        afu = parse_afu_id(f"{number:032x}")
+        put(root / INTERFACE / f"{afu}.gbs", gbs(b"x" * 1000, afu))
+        places.append((root / INTERFACE / f"{afu}.gbs", parse_bitstream_id(afu)))
+    size = places[0][0].stat().st_size
+    library = make(limit=2 * size)
+
+    def load(index):
+        library.load(INTERFACE, places[index][1])
+        copy = copies / hashlib.sha256(places[index][0].read_bytes()).hexdigest()
+        load.clock += 1
+        os.utime(copy, ns=(load.clock, load.clock))  # the clock of the file system is coarse
+
+    load.clock = 0
+    load(0)
+    load(1)
+    load(0)
+    load(2)
+    expected = {hashlib.sha256(places[i][0].read_bytes()).hexdigest() for i in (0, 2)}
+    assert kept(copies) == expected
+
+
+def test_arriving_files_push_nothing_out(make, root, place, copies):
+    put(place, gbs())
+    library = make(limit=place.stat().st_size)
+    image(library)
+    before = kept(copies)
+    put(root / INTERFACE / f"{OTHER_AFU}.gbs", gbs(afu=OTHER_AFU))
+    assert library.examine(f"{INTERFACE}/{OTHER_AFU}.gbs").problem is None
+    assert kept(copies) == before
+
+
+def test_no_room_at_all_still_serves(make, place, copies, hashed):
+    put(place, gbs())
+    library = make(limit=0)
+    assert [image(library), image(library)] == [b"logic", b"logic"]
+    assert len(hashed) == 2
+    assert kept(copies) == set()
+
+
+@pytest.mark.parametrize("failing", ["open", "write"])
+def test_a_full_disk_still_serves_and_judges(make, root, place, copies, monkeypatch, failing):  # noqa: PLR0917  # fixtures
+    put(place, gbs())
+    library = make()
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    if failing == "open":
+        monkeypatch.setattr(verified.os, "open", _failing_below(str(copies), full))
+    else:
+        fdopen = os.fdopen
+
+        def writer(*args, **kwargs):
+            file = fdopen(*args, **kwargs)
+            return _Full(file)
+
+        monkeypatch.setattr(verified.os, "fdopen", writer)
+    assert image(library) == b"logic"
+    name(root, gbs(b"LOGIC"))
+    with pytest.raises(NotPermittedError):
+        image(library)
+
+
+class _Full:
+    def __init__(self, file):
+        self._file = file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def write(self, _):
+        raise OSError(28, "No space left on device")
+
+
+def _failing_below(directory, fail):
+    open_ = os.open
+
+    def opened(path, flags, *args, **kwargs):
+        if str(path).startswith(directory) and flags & os.O_CREAT:
+            return fail()
+        return open_(path, flags, *args, **kwargs)
+
+    return opened
+
+
+def test_a_copy_that_was_cut_or_removed_is_made_anew(make, place, copies, hashed):
+    put(place, gbs())
+    library = make()
+    image(library)
+    (copy,) = kept(copies)
+    os.chmod(copies / copy, 0o600)
+    os.truncate(copies / copy, 10)
+    assert image(library) == b"logic"
+    (copies / copy).unlink()
+    assert image(library) == b"logic"
+    assert len(hashed) == 3
+
+
+def test_copies_of_files_that_went_are_removed(make, place, copies):
+    put(place, gbs())
+    library = make()
+    image(library)
+    place.unlink()
+    assert library.examine(RELATIVE) is None
+    library.tidy([])
+    assert kept(copies) == set()
+    with pytest.raises(BitstreamNotFoundError):
+        image(library)
+
+
+def test_many_that_want_the_same_file_make_one_copy(make, place, hashed):
+    put(place, gbs(b"x" * 100_000))
+    library = make()
+    threads = [threading.Thread(target=image, args=(library,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(hashed) == 1
+
+
+def test_ids_that_pods_make_up_leave_nothing_behind(make):
+    library = make()
+    for number in range(200):
+        with pytest.raises(BitstreamNotFoundError):
+            library.load(INTERFACE, parse_bitstream_id(f"{number:032x}"))
+    assert library._verdicts == {}
+
+
+def test_a_mislabelled_file_is_refused_with_its_own_path(make, place):
+    put(place, gbs(afu=OTHER_AFU))
+    with pytest.raises(BitstreamError, match=f"^{place}: has the AFU id {OTHER_AFU}"):
+        image(make())
+    put(place, b"XeonFPGA")
+    with pytest.raises(BitstreamError, match=f"^{place}: too short"):
+        image(make())
