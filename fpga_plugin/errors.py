@@ -5,6 +5,7 @@ can do about it (`hint`), and the gRPC status with which kubelet hears of it. Th
 `str(e)`; the command line prints message and hint on two lines.
 """
 
+import re
 from typing import ClassVar
 
 from grpclib.const import Status
@@ -14,6 +15,8 @@ MAX_QUOTED = 64
 
 MAX_MESSAGE_BYTES = 1000
 """A message stays under 1 KiB: kubelet puts it into an Event, which caps notes at 1 KiB."""
+
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def quote(value: object) -> str:
@@ -39,6 +42,11 @@ class FpgaPluginError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @property
+    def kind(self) -> str:
+        """The kind of error in a word, for metrics: `port_in_use` of PortInUseError."""
+        return _CAPITAL.sub("_", type(self).__name__.removesuffix("Error")).lower()
 
     def __str__(self) -> str:
         text = f"{self.message}: {self.hint}" if self.hint else self.message

@@ -87,6 +87,7 @@ class Book:
         self.foreign: dict[CardId, str] = {}
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
+        self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
         self._seen: set[RegionId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}

@@ -54,6 +54,7 @@ class Claims(Book):
         devices = self.check_devices(resource, ids)
         self.activity.update(devices)
         change = Change()
+        implied = 0
         granted: list[Claim] = []
         for device in devices:
             self._check_mode(device, devices)
@@ -92,6 +93,7 @@ class Claims(Book):
             change.claims[device] = claim
             change.strays[device] = 0
             granted.append(claim)
+                implied += 1
         self._commit(change)
         return tuple(granted)
 
@@ -104,6 +106,7 @@ class Claims(Book):
         if holders:
             have = f"its regions {', '.join(sorted(holders))} are" if whole else "the whole card is"
             raise RefusedError(
+        self.ends["implied"] += implied
                 f"card {card} cannot be given {'as a whole' if whole else 'by region'}: {have} in"
                 " use",
                 hint="kubelet's view was out of date; the pod's controller makes a new pod, which"
@@ -181,6 +184,7 @@ class Claims(Book):
             change.claims[device] = Claim(
                 device=device,
                 resource=claim.resource,
+        implied = 0
                 nodes=claim.nodes,
                 exposed=True,
                 pod=pod,
@@ -189,6 +193,7 @@ class Claims(Book):
                 generation=next(self._generations),
             )
         self._commit(change)
+            implied += 1
 
     def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
         """Count a PreStart, before anything is known of its outcome.
@@ -200,6 +205,7 @@ class Claims(Book):
         for device in devices:
             self.activity[device] += 1
             claim = self.claims.get(device)
+        self.ends["implied"] += implied
             if claim is None:
                 continue
             # Of starts that failed while the plugin was away the PostStops may still come. Before
@@ -286,6 +292,7 @@ class Claims(Book):
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         former = pods([claim.pod]) if (claim.touched or claim.used) and not stopped else frozenset()
         for region, _ in claim.nodes:
+        self.ends["released"] += len(released)
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason
             unused = (stopped or not claim.used) and condition in CLEAN

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Readings, Region
 from fpga_plugin.ids import AfuId, CardId
 
 
@@ -123,8 +123,30 @@ class Backend(Protocol):
             HardwareError: it failed or timed out.
         """
 
+    def rebind(self, card: Card) -> None:
+        """Take the card's driver off and put it on again, which un-poisons its ports.
+
+        Every port is opened exclusively and closed again first: nobody may have one open. The card
+        has to be scanned anew afterwards.
+
+        Raises:
+            RefusedError: it must not be done now; nothing was touched.
+            HardwareError: the card has no driver now; the message says what helps.
+        """
+
+    def bind(self, card: CardId) -> None:
+        """Put the driver on a card that a `rebind` left without; any other is left as it is.
+
+        Raises:
+            CardGoneError: there is no such card.
+            HardwareError: it failed.
+        """
+
     def health(self, card: Card) -> CardHealth:
         """Read the hardware's health signals; never raises for what a dying card answers."""
+
+    def readings(self, card: Card) -> Readings:
+        """Sensors and error registers, for those who watch; never raises, waits for no PR."""
 
 
 class EventSource(Protocol):

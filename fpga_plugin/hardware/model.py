@@ -94,3 +94,18 @@ class CardHealth:
 
     failed: Mapping[RegionId, str] = field(default_factory=dict)
     degraded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """A card's sensors and error registers at one instant; what it does not have is not in them.
+
+    Attributes:
+        temperatures: in degrees Celsius, by sensor.
+        power: in watts, by sensor.
+        errors: error registers of card and ports, by name; 0: no error.
+    """
+
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    power: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)

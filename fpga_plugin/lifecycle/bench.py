@@ -131,29 +131,29 @@ class Bench:
                 self.doubted.discard(region)
         except WrongImageError as error:
             # A tenant's mislabelled file condemns no region: the blank's own AFU id will tell.
-            report.error = str(error)
+            report.failed(error)
             if blank:
                 self.ledger.faulted(region, error.message)
             else:
                 self.ledger.dirty([region], error.message)
             raise
         except HardwareError as error:
-            report.error = str(error)
+            report.failed(error)
             if self._went(card, region):
                 self.ledger.dirty([region], error.message)
                 raise self._gone(card, region) from error
             await self._judge(card, region, error)
             raise
         except (CardGoneError, PortInUseError) as error:
-            report.error = str(error)
+            report.failed(error)
             self.ledger.dirty([region], error.message)
             raise
         except FpgaPluginError as error:
-            report.error = str(error)
+            report.failed(error)
             self.ledger.dirty([region], error.message)
             raise
         except Exception as error:
-            report.error = repr(error)
+            report.failed(error)
             self.ledger.dirty([region], "an unexpected error; see the log")
             log.exception("unexpected error", region=region)
             raise
@@ -239,7 +239,7 @@ class Bench:
             # One card, one memory: what was concluded of the first holds for all.
             lost = self.ledger.record(first.region).condition is Condition.FAULTED
             for report in others:
-                report.error = str(error)
+                report.failed(error)
                 if lost:
                     self.ledger.faulted(report.region, error.message)
                 else:

@@ -10,6 +10,7 @@ read releases nothing. With nothing owned nothing is polled.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,6 +87,7 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._absences: dict[DeviceId, _Absence] = {}
         self._said = ""
+        self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
         self._unsubscribe = ledger.subscribe(lambda _: self._wake.set())
 
     def epoch_changed(self, _epoch: str) -> None:
@@ -124,6 +126,16 @@ class Reconciler:
         finally:
             self._unsubscribe()
 
+    @property
+    def problem(self) -> str:
+        """Why kubelet's records cannot be read; empty while they can."""
+        return self._said
+
+    @property
+    def answered(self) -> bool:
+        """Whether the present kubelet has told what is in use: before that nothing is scrubbed."""
+        return self._answered
+
     def _report(self, error: FpgaPluginError) -> None:
         """Once for each new reason, not once a try."""
         if self._said != str(error):
@@ -151,6 +163,7 @@ class Reconciler:
             self._fresh = False
         self._look_for_foreign(checkpoint)
         self._said = ""
+        self.last_read = time.time()
         self._answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
         self._gate(True)
@@ -210,6 +223,7 @@ class Reconciler:
             self._report(error)
             return
         self._said = ""
+        self.last_read = time.time()
         if epoch != ledger.epoch:
             self._absences.clear()
             return

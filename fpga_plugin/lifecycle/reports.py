@@ -1,8 +1,9 @@
-"""What happened to a region, for those who watch: logs, the demo, later metrics and events."""
+"""What happened to a region, for those who watch: logs, the demo, metrics and events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, RegionId
 
 
@@ -31,6 +32,7 @@ class Report:
         scrubbed: whether a scrub was part of it.
         afu_id: what its AFU id reads afterwards; None if it was not read.
         error: what went wrong; empty if nothing did.
+        failure: the kind of error in a word (`FpgaPluginError.kind`); empty if there was none.
     """
 
     region: RegionId
@@ -38,6 +40,13 @@ class Report:
     steps: list[Step] = field(default_factory=list)
     afu_id: AfuId | None = None
     error: str = ""
+    failure: str = ""
+
+    def failed(self, error: Exception) -> None:
+        """Note what went wrong."""
+        known = isinstance(error, FpgaPluginError)
+        self.error = str(error) if known else repr(error)
+        self.failure = error.kind if known else "unexpected"
 
 
 Reporter = Callable[[Report], None]

@@ -10,9 +10,11 @@ from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import DflPort, open_port, read_afu_id, read_errors
+from fpga_plugin.hardware.dfl.sensors import readings
+from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
-from fpga_plugin.ids import AfuId, CardId
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Readings, Region
+from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -78,9 +80,21 @@ class DflBackend:
         """Clear all banks of a card's memory."""
         clear_memory(self._kernel, card)
 
+    def rebind(self, card: Card) -> None:
+        """Take the card's PCI driver off and put it on again."""
+        rebind(self._kernel, card)
+
+    def bind(self, card: CardId) -> None:
+        """Put the PCI driver on a card that has none."""
+        bind(self._kernel, PciAddress.parse(card))
+
     def health(self, card: Card) -> CardHealth:
         """What the card's own signals say now."""
         return health(self._kernel, card)
+
+    def readings(self, card: Card) -> Readings:
+        """Its sensors and error registers."""
+        return readings(self._kernel, card)
 
     def _skip(self, path: str, why: str) -> None:
         """Say once that something that looks like a card is left out."""
