@@ -1,0 +1,120 @@
+"""AOCX: what Intel's OpenCL compiler writes; a GBS file packed thrice.
+
+    ELF
+      .acl.rand_hash     40 hex digits, the name of the file in a store
+      .acl.fpga.bin      an ELF file
+        .acl.gbs.gz      gzip of a GBS file
+      .acl.board, .acl.target, .acl.version, ...   about the build; not used
+
+(facts: linux-fpga.md section 5; peers.md, the Intel plugin's store.) By its section's name the hash
+is a random number, not a digest: a file shows which name it claims, and cannot prove that its
+content is what once had that name. A manifest or a signature can (`fpga_plugin.bitstream.trust`).
+All AOCX files have one AFU id, so that of a port does not tell which of them is on it.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fpga_plugin.bitstream.elf import Section, sections
+from fpga_plugin.bitstream.gbs import Gbs, parse_gbs
+from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.ids import BitstreamId
+
+HASH_SECTION = ".acl.rand_hash"
+BINARY_SECTION = ".acl.fpga.bin"
+GBS_SECTION = ".acl.gbs.gz"
+
+MAX_GBS_BYTES = 1 << 30
+"""Of the unpacked GBS file, the same as of one that lies in a store as it is."""
+
+_GZIP = b"\x1f\x8b\x08"
+_GZIP_LEAST = 18
+"""Bytes of a gzip member without content: header 10, trailer 8 (RFC 1952)."""
+_GZIP_WINDOW = 31
+"""zlib.h, inflateInit2: 16 for a gzip header, 15 for the largest window."""
+
+_HASH = re.compile(rb"[0-9a-fA-F]{40}")
+_DAMAGED = "the file is cut off or damaged; copy or build it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Aocx:
+    """An AOCX file.
+
+    Attributes:
+        hash: the name that it claims, 40 lower-case hex digits.
+        gbs: the GBS file inside.
+        sections: name and bytes of each outer section; the names are foreign text.
+    """
+
+    hash: BitstreamId
+    gbs: Gbs
+    sections: tuple[tuple[str, int], ...]
+
+
+def parse_aocx(data: bytes, *, where: str, limit: int = MAX_GBS_BYTES) -> Aocx:
+    """Read a whole AOCX file.
+
+    Args:
+        data: the file's content.
+        where: the file, for the message.
+        limit: bytes that the GBS file inside may have.
+
+    Raises:
+        BitstreamError: this is not an AOCX file that can be used; the message says what and where.
+    """
+    outer = sections(data, where=where)
+    claimed = bytes(_section(outer, HASH_SECTION, where)[:64]).rstrip(b"\0\n")
+    if not _HASH.fullmatch(claimed):
+        raise BitstreamError(
+            f"{where}: {HASH_SECTION}: {quote(claimed.decode('latin-1'))} is not 40 hex digits",
+            hint="it names the file in the store; build the file again",
+        )
+    inside = f"{where}: {BINARY_SECTION}"
+    inner = sections(_section(outer, BINARY_SECTION, where), where=inside)
+    packed = _section(inner, GBS_SECTION, inside)
+    unpacked = _unpack(packed, where=f"{inside}: {GBS_SECTION}", limit=limit)
+    return Aocx(
+        hash=BitstreamId(claimed.decode("ascii").lower()),
+        gbs=parse_gbs(unpacked, where=f"{where}: the GBS file inside"),
+        sections=tuple((section.name, len(section.content)) for section in outer),
+    )
+
+
+def _section(found: Iterable[Section], name: str, where: str) -> memoryview:
+    for section in found:
+        if section.name == name:
+            return section.content
+    raise BitstreamError(
+        f"{where}: has no ELF section {name}",
+        hint="not an AOCX file for these cards: emulator and library builds have no image",
+    )
+
+
+def _unpack(packed: memoryview, *, where: str, limit: int) -> bytes:
+    """One gzip member, no longer than it says itself; what it says is checked before memory is."""
+    if len(packed) < _GZIP_LEAST or bytes(packed[:3]) != _GZIP:
+        raise BitstreamError(
+            f"{where}: not gzip: begins {bytes(packed[:3]).hex()!r}", hint=_DAMAGED
+        )
+    size = int.from_bytes(packed[-4:], "little")  # RFC 1952, ISIZE
+    if size > limit:
+        raise BitstreamError(f"{where}: would unpack to {size} bytes; at most {limit} are read")
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        data = unpacker.decompress(packed, size + 1)
+        # The trailer is only read, and its checksum compared, by a call that still has room.
+        if not unpacker.eof and len(data) <= size:
+            data += unpacker.decompress(unpacker.unconsumed_tail, size + 1 - len(data))
+    except zlib.error as error:
+        raise BitstreamError(f"{where}: cannot be unpacked: {error}", hint=_DAMAGED) from None
+    if len(data) > size or unpacker.unused_data:
+        raise BitstreamError(
+            f"{where}: more than one gzip member, or bytes after it",
+            hint="readers would disagree on what counts; build the file again",
+        )
+    if not unpacker.eof:
+        raise BitstreamError(f"{where}: the gzip data ends early", hint=_DAMAGED)
+    return data

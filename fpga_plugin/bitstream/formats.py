@@ -1,0 +1,73 @@
+"""One interface to the formats of bitstreams: what is it for, what does it hold, the raw image.
+
+A GBS file and an AOCX file, which has a GBS file inside, differ in what names them and in how much
+must be read to know what they hold. Callers need neither know which they have, nor trust a name.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from fpga_plugin.bitstream.aocx import parse_aocx
+from fpga_plugin.bitstream.elf import MAGIC as ELF_MAGIC
+from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.metadata import Metadata
+from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId
+
+
+class Kind(enum.StrEnum):
+    """A format; the value is the ending of its files in a store."""
+
+    GBS = "gbs"
+    AOCX = "aocx"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A bitstream file, checked.
+
+    Attributes:
+        kind: its format.
+        bitstream_id: what names it in a store: the AFU id (GBS), the compiler's hash (AOCX). The
+            AFU id is verified against the card after programming; a hash proves nothing.
+        metadata: what the file says of its image.
+        image: the raw image; not empty.
+        sections: of an AOCX file, name and bytes each; the names are foreign text.
+    """
+
+    kind: Kind
+    bitstream_id: BitstreamId
+    metadata: Metadata
+    image: bytes = field(repr=False)
+    sections: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def interface_id(self) -> InterfaceId:
+        """The static part that it fits."""
+        return self.metadata.interface_id
+
+    @property
+    def afu_id(self) -> AfuId:
+        """What the port reads once it is programmed; the same for all AOCX files."""
+        return self.metadata.afu_id
+
+
+def kind_of(head: bytes) -> Kind:
+    """The format by the first bytes; what is none that is known counts as a (wrong) GBS file."""
+    return Kind.AOCX if head.startswith(ELF_MAGIC) else Kind.GBS
+
+
+def parse(data: bytes, *, where: str) -> Contents:
+    """Read a whole bitstream file of any format.
+
+    Args:
+        data: the file's content.
+        where: the file, for the message.
+
+    Raises:
+        BitstreamError: it is none that can be used; the message says what, where, and what to do.
+    """
+    if kind_of(data) is Kind.AOCX:
+        aocx = parse_aocx(data, where=where)
+        return Contents(Kind.AOCX, aocx.hash, aocx.gbs.metadata, aocx.gbs.image, aocx.sections)
+    gbs = parse_gbs(data, where=where)
+    return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)

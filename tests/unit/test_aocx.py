@@ -1,0 +1,174 @@
+"""AOCX files: ELF in ELF, with a gzip'd GBS; and the one interface to all formats."""
+
+import gzip
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpga_plugin.bitstream.aocx import MAX_GBS_BYTES, parse_aocx
+from fpga_plugin.bitstream.elf import MAX_SECTIONS, sections
+from fpga_plugin.bitstream.formats import Kind, parse
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.errors import BitstreamError
+from fpga_plugin.ids import parse_afu_id, parse_interface_id
+
+INTERFACE = parse_interface_id("ce489693-98f0-5f33-946d-560708be108a")
+AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
+HASH = "0123456789abcdef0123456789abcdef01234567"
+IMAGE = bytes.fromhex(AFU) + b" an OpenCL kernel"
+GBS = pack_gbs(
+    complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU), IMAGE, where="t"
+)
+
+
+def elf(*parts: tuple[str, bytes], bits: int = 64) -> bytes:
+    """An ELF file of sections, as a linker lays them out."""
+    names = b"\0" + b"".join(name.encode() + b"\0" for name, _ in parts) + b".shstrtab\0"
+    header = 64 if bits == 64 else 52
+    entry = "<IIQQQQIIQQ" if bits == 64 else "<IIIIIIIIII"
+    body = bytearray()
+    table = [struct.pack(entry, *[0] * 10)]
+    at = 1
+    for name, content in (*parts, (".shstrtab", names)):
+        table.append(struct.pack(entry, at, 1, 0, 0, header + len(body), len(content), 0, 0, 1, 0))
+        at += len(name) + 1
+        body += content
+    shape = "<4sBBBB8xHHIQQQIHHHHHH" if bits == 64 else "<4sBBBB8xHHIIIIIHHHHHH"
+    start = struct.pack(
+        shape,
+        *(b"\x7fELF", bits // 32, 1, 1, 0),
+        *(1, 62, 1, 0, 0, header + len(body), 0),
+        *(header, 0, 0, struct.calcsize(entry), len(table), len(table) - 1),
+    )
+    return start + bytes(body) + b"".join(table)
+
+
+def aocx(
+    packed: bytes | None = None, *, name: bytes = HASH.encode(), bits: int = 64, more=()
+) -> bytes:
+    packed = gzip.compress(GBS, mtime=0) if packed is None else packed
+    inner = elf((".acl.gbs.gz", packed), bits=bits)
+    return elf((".acl.rand_hash", name), (".acl.fpga.bin", inner), *more, bits=bits)
+
+
+def refusal(data: bytes, **options: int) -> str:
+    with pytest.raises(BitstreamError) as caught:
+        parse_aocx(data, where="/s/a.aocx", **options)
+    assert caught.value.message.startswith("/s/a.aocx: ")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_an_aocx_file_is_read_whole(bits):
+    read = parse(aocx(bits=bits), where="a")
+    assert read.kind is Kind.AOCX
+    assert read.bitstream_id == HASH
+    assert (read.interface_id, read.afu_id, read.image) == (INTERFACE, AFU, IMAGE)
+    assert (".acl.rand_hash", 40) in read.sections
+
+
+def test_a_gbs_file_comes_through_the_same_interface():
+    read = parse(GBS, where="a")
+    assert (read.kind, read.bitstream_id, read.image) == (Kind.GBS, AFU, IMAGE)
+
+
+@pytest.mark.parametrize(
+    "name", [HASH.upper().encode(), HASH.encode() + b"\0", HASH.encode() + b"\n"]
+)
+def test_the_hash_is_read_in_any_case_and_with_its_terminator(name):
+    assert parse_aocx(aocx(name=name), where="a").hash == HASH
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"",
+        b"../" * 13 + b"x",
+        HASH.encode()[:-1],
+        HASH.encode() + b"0",
+        b"\xd9\xa0" * 20,
+        b"\0" * 40,
+    ],
+)
+def test_a_name_that_is_no_hash_is_refused(name):
+    assert ".acl.rand_hash: '" in refusal(aocx(name=name))
+    assert "is not 40 hex digits" in refusal(aocx(name=name))
+
+
+def with_bytes(at: int, put: bytes) -> bytes:
+    data = aocx()
+    return data[:at] + put + data[at + len(put) :]
+
+
+PACKED = gzip.compress(GBS, mtime=0)
+INNER = elf((".acl.gbs.gz", PACKED))
+NAME = (".acl.rand_hash", HASH.encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "not an ELF file: it begins ''"),
+        (b"\x7fELF", "4 bytes, an ELF header has at least 52"),
+        (aocx()[:60], "60 bytes, this ELF header has 64"),
+        (aocx()[:-1], "the ELF section table would end at byte"),
+        (with_bytes(4, b"\3"), "ELF class 3 is neither"),
+        (with_bytes(5, b"\2"), "ELF byte order 2"),
+        (with_bytes(40, b"\xff" * 8), "would end at byte 18446744073709551871"),
+        (with_bytes(58, b"\x28\0"), "section headers of 40 bytes instead of 64"),
+        (with_bytes(60, b"\0\0"), f"0 ELF sections; 1 to {MAX_SECTIONS} are read"),
+        (with_bytes(60, b"\xff\xff"), "65535 ELF sections"),
+        (with_bytes(62, b"\xff\xff"), "the ELF section of names is number 65535 of 4"),
+        (elf(NAME), "has no ELF section .acl.fpga.bin"),
+        (elf((".acl.fpga.bin", INNER)), "has no ELF section .acl.rand_hash"),
+        (elf(NAME, (".acl.fpga.bin", b"x" * 99)), ".acl.fpga.bin: not an ELF file"),
+        (elf(NAME, (".acl.fpga.bin", elf())), "has no ELF section .acl.gbs.gz"),
+        (aocx(more=(NAME,)), "'.acl.rand_hash' is there twice"),
+        (aocx(more=(("n" * 200, b""),)), "does not end within 128 bytes"),
+        (aocx(more=(("\n", b""),)), "has a name of other than ASCII"),
+        (aocx(b""), ".acl.gbs.gz: not gzip: begins ''"),
+        (aocx(GBS), ".acl.gbs.gz: not gzip: begins '58656f'"),
+        (aocx(PACKED[:-9] + PACKED[-8:]), ".acl.gbs.gz: cannot be unpacked"),
+        (aocx(PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:]), "incorrect data check"),
+        (aocx(PACKED + PACKED), "more than one gzip member"),
+        (aocx(PACKED + PACKED[-4:]), "more than one gzip member, or bytes after it"),
+        (aocx(PACKED[:-4] + b"\1\0\0\0"), "more than one gzip member"),
+        (aocx(PACKED[:-4] + b"\xff\xff\xff\xff"), "would unpack to 4294967295 bytes"),
+        (aocx(gzip.compress(b"", mtime=0)), "the GBS file inside: too short for a GBS file"),
+        (aocx(gzip.compress(aocx(), mtime=0)), "the GBS file inside: not a GBS file but an ELF"),
+        (aocx(gzip.compress(GBS[:-33], mtime=0)), "the GBS file inside: no image follows"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_what_is_wrong(data, expected):
+    assert expected in refusal(data)
+
+
+def test_what_would_unpack_to_more_than_the_limit_is_not_unpacked():
+    assert f"would unpack to {len(GBS)} bytes; at most 100 are read" in refusal(aocx(), limit=100)
+    assert MAX_GBS_BYTES == 1 << 30
+
+
+def test_a_bomb_that_lies_about_its_size_gives_no_more_than_it_says():
+    bomb = bytearray(gzip.compress(bytes(64 << 20), mtime=0))
+    bomb[-4:] = (1000).to_bytes(4, "little")
+    assert "more than one gzip member" in refusal(aocx(bytes(bomb)))
+
+
+@given(st.integers(0, len(aocx()) - 1), st.binary(max_size=9), st.integers(0, 9))
+def test_a_damaged_file_gives_a_value_or_a_bitstream_error(at, put, cut):
+    data = aocx()
+    try:
+        read = parse(data[:at] + put + data[at + cut :], where="a")
+    except BitstreamError:
+        return
+    assert read.image
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_sections_or_a_bitstream_error(rest):
+    try:
+        sections(b"\x7fELF" + rest, where="a")
+    except BitstreamError:
+        return
