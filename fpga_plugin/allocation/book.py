@@ -78,6 +78,8 @@ class Book:
         self.claims: dict[DeviceId, Claim] = {}
         self.regions: dict[RegionId, RegionRecord] = {}
         self.debts: set[CardId] = set(snapshot.debts)
+        self.drained: set[CardId] = set(snapshot.drained)
+        self.rebinding: set[CardId] = set(snapshot.rebinding)
         self.resources: set[ResourceName] = set(snapshot.resources)
         self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
         self.epoch = snapshot.epoch
@@ -85,9 +87,9 @@ class Book:
         self.fresh = snapshot.fresh
         self.failing: dict[RegionId, str] = {}
         self.foreign: dict[CardId, str] = {}
+        self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
-        self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
         self._seen: set[RegionId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
@@ -141,14 +143,19 @@ class Book:
             raise
 
     def _apply(self, change: Change) -> None:
-        cards: set[CardId] = set(change.debts)
+        cards: set[CardId] = {*change.debts, *change.drained, *change.rebinding}
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
         for region, record in change.regions.items():
             cards.add(card_of(region))
             self.regions[region] = record
-        self.debts |= {card for card, open_ in change.debts.items() if open_}
-        self.debts -= {card for card, open_ in change.debts.items() if not open_}
+        for known, told in (
+            (self.debts, change.debts),
+            (self.drained, change.drained),
+            (self.rebinding, change.rebinding),
+        ):
+            known |= {card for card, on in told.items() if on}
+            known -= {card for card, on in told.items() if not on}
         for device, number in change.strays.items():
             self.strays.pop(device, None)
             if number:

@@ -70,6 +70,17 @@ class Claims(Book):
             if (why := self.foreign.get(card_of(device))) is not None:
                 raise RefusedError(f"card {card_of(device)} is left alone: {why}")
             held = self.claims.get(device)
+            if card_of(device) in self.rebinding:
+                raise RefusedError(
+                    f"the driver of card {card_of(device)} is being rebound",
+                    hint="the pod's controller makes a new pod, which is placed anew",
+                )
+            if held is None and card_of(device) in self.drained:
+                raise RefusedError(
+                    f"card {card_of(device)} is being taken out of service",
+                    hint="the pod's controller makes a new pod, which is placed anew; the operator"
+                    " ends it with `fpga-plugin card undrain`",
+                )
             if held is not None and not held.touched and not held.exposed:
                 try:
                     self.check_nodes(held)
@@ -82,6 +93,7 @@ class Claims(Book):
                 continue
             if held is not None:
                 self._release(change, held)
+                implied += 1
             claim = Claim(
                 device=device,
                 resource=resource,
@@ -93,8 +105,8 @@ class Claims(Book):
             change.claims[device] = claim
             change.strays[device] = 0
             granted.append(claim)
-                implied += 1
         self._commit(change)
+        self.ends["implied"] += implied
         return tuple(granted)
 
     def _check_mode(self, device: DeviceId, with_: Sequence[DeviceId]) -> None:
@@ -106,7 +118,6 @@ class Claims(Book):
         if holders:
             have = f"its regions {', '.join(sorted(holders))} are" if whole else "the whole card is"
             raise RefusedError(
-        self.ends["implied"] += implied
                 f"card {card} cannot be given {'as a whole' if whole else 'by region'}: {have} in"
                 " use",
                 hint="kubelet's view was out of date; the pod's controller makes a new pod, which"
@@ -173,6 +184,7 @@ class Claims(Book):
         to somebody else without our hearing of it.
         """
         change = Change()
+        implied = 0
         for device in devices:
             claim = self.claims.get(device)
             if claim is None or claim.pod == pod:
@@ -181,10 +193,10 @@ class Claims(Book):
                 change.claims[device] = replace(claim, pod=pod)
                 continue
             self._release(change, claim)
+            implied += 1
             change.claims[device] = Claim(
                 device=device,
                 resource=claim.resource,
-        implied = 0
                 nodes=claim.nodes,
                 exposed=True,
                 pod=pod,
@@ -193,7 +205,7 @@ class Claims(Book):
                 generation=next(self._generations),
             )
         self._commit(change)
-            implied += 1
+        self.ends["implied"] += implied
 
     def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
         """Count a PreStart, before anything is known of its outcome.
@@ -205,7 +217,6 @@ class Claims(Book):
         for device in devices:
             self.activity[device] += 1
             claim = self.claims.get(device)
-        self.ends["implied"] += implied
             if claim is None:
                 continue
             # Of starts that failed while the plugin was away the PostStops may still come. Before
@@ -281,6 +292,7 @@ class Claims(Book):
                 change.claims[claim.device] = None
                 released.append(claim.device)
         self._commit(change)
+        self.ends["released"] += len(released)
         return tuple(released)
 
     def _release(self, change: Change, claim: Claim) -> None:
@@ -292,7 +304,6 @@ class Claims(Book):
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         former = pods([claim.pod]) if (claim.touched or claim.used) and not stopped else frozenset()
         for region, _ in claim.nodes:
-        self.ends["released"] += len(released)
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason
             unused = (stopped or not claim.used) and condition in CLEAN

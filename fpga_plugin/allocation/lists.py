@@ -106,14 +106,16 @@ class DeviceLists:
         numa = None if card is None else card.numa_node
         for claim in ledger.claims_on(card_id):
             self._owned.add(claim.resource)
-            present = card is not None and all(
-                any(r.id == region for r in card.regions) for region, _ in claim.nodes
+            present = (
+                card is not None
+                and card_id not in ledger.rebinding
+                and all(any(r.id == region for r in card.regions) for region, _ in claim.nodes)
             )
             healthy = present and not any(ledger.trouble(region) for region, _ in claim.nodes)
             listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
                 claim.device, healthy, numa
             )
-        if card is not None:
+        if card is not None and card_id not in ledger.drained:
             of_regions, of_card = resource_names(self._prefix, card)
             mode = ledger.mode(card_id)
             if mode is not Mode.WHOLE and self._wanted(of_regions):
@@ -142,5 +144,6 @@ class DeviceLists:
             ledger.record(region.id).condition in self._healthy_conditions
             and not ledger.trouble(region.id)
             and card.id not in ledger.foreign
+            and card.id not in ledger.rebinding
             and ledger.borrowed_node(region) is None
         )

@@ -162,6 +162,22 @@ class Presence(Book):
                 )
         self._learn(change)
 
+    def set_drained(self, card: CardId, *, drained: bool) -> None:
+        """Whether the operator takes a card out of service: nobody new gets it or its regions.
+
+        Holds over restarts, and for a card that is not there, too.
+        """
+        if (card in self.drained) != drained:
+            self._commit(Change(drained={card: drained}))
+
+    def set_rebinding(self, card: CardId, *, rebinding: bool) -> None:
+        """Whether a card's driver is being taken off and put on again: it is Unhealthy meanwhile.
+
+        A plugin that dies in between finds here which card has no driver because of it.
+        """
+        if (card in self.rebinding) != rebinding:
+            self._commit(Change(rebinding={card: rebinding}))
+
     def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
         """Cards that another plugin's pods still hold, with the reason to show."""
         before, self.foreign = self.foreign, dict(foreign)

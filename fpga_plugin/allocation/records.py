@@ -117,6 +117,8 @@ class Change:
     debts: dict[CardId, bool] = field(default_factory=dict)
     resources: set[ResourceName] = field(default_factory=set)
     strays: dict[DeviceId, int] = field(default_factory=dict)
+    drained: dict[CardId, bool] = field(default_factory=dict)
+    rebinding: dict[CardId, bool] = field(default_factory=dict)
     epoch: str | None = None
     env_epoch: str | None = None
     adopted: bool = False
@@ -128,6 +130,8 @@ class Change:
             or self.debts
             or self.resources
             or self.strays
+            or self.drained
+            or self.rebinding
             or self.epoch is not None
             or self.env_epoch is not None
             or self.adopted
@@ -147,6 +151,8 @@ class Snapshot:
         debts: cards with an open memory debt.
         resources: every resource ever registered.
         strays: PostStops of ended claims that may still come, by device.
+        drained: cards that the operator takes out of service.
+        rebinding: cards whose driver was being taken off and put on again.
         fresh: a new journal, which does not know the claims that kubelet's records may show.
     """
 
@@ -158,6 +164,8 @@ class Snapshot:
     debts: frozenset[CardId] = frozenset()
     resources: frozenset[ResourceName] = frozenset()
     strays: Mapping[DeviceId, int] = field(default_factory=dict)
+    drained: frozenset[CardId] = frozenset()
+    rebinding: frozenset[CardId] = frozenset()
     fresh: bool = False
 
 

@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS regions (
   former TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS debts (card TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS strays (device TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS drained (card TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rebinding (card TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS resources (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
@@ -61,6 +63,8 @@ def load(db: sqlite3.Connection) -> Snapshot:
         claims=tuple(_claim(row) for row in claims),
         regions=tuple(_record(row) for row in regions),
         debts=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM debts")),
+        drained=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM drained")),
+        rebinding=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM rebinding")),
         resources=frozenset(
             ResourceName(_text(name)) for (name,) in db.execute("SELECT name FROM resources")
         ),
@@ -101,10 +105,19 @@ def statements(change: Change) -> Iterable[Statement]:
             for r in change.regions.values()
         ],
     )
-    opened = [(card,) for card, open_ in change.debts.items() if open_]
-    paid = [(card,) for card, open_ in change.debts.items() if not open_]
-    yield "INSERT OR IGNORE INTO debts VALUES (?)", opened
-    yield "DELETE FROM debts WHERE card = ?", paid
+    for table, cards in (
+        ("debts", change.debts),
+        ("drained", change.drained),
+        ("rebinding", change.rebinding),
+    ):
+        yield (
+            f"INSERT OR IGNORE INTO {table} VALUES (?)",  # noqa: S608  # a word of this module
+            [(card,) for card, on in cards.items() if on],
+        )
+        yield (
+            f"DELETE FROM {table} WHERE card = ?",  # noqa: S608  # the same
+            [(card,) for card, on in cards.items() if not on],
+        )
     yield "INSERT OR IGNORE INTO resources VALUES (?)", [(n,) for n in sorted(change.resources)]
     yield "DELETE FROM strays WHERE device = ?", [(d,) for d, n in change.strays.items() if not n]
     yield (

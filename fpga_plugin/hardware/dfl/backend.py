@@ -10,8 +10,8 @@ from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import DflPort, open_port, read_afu_id, read_errors
-from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
+from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Readings, Region
 from fpga_plugin.ids import AfuId, CardId, PciAddress

@@ -85,11 +85,14 @@ PRODUCTS: dict[tuple[str, ...], str] = {
 """Physical functions in dfl-pci's id table: vendor and device, and where it matters subsystem."""
 
 
+PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"
+"""Where the cards' PCI driver is bound and unbound."""
+
+
 def rebind_command(address: PciAddress) -> str:
     """What an operator types to take a card out of its driver and back.
 
     The one thing that un-poisons a port. With any process holding a port of the card open or mapped
     the kernel crashes (Linux 6.1, afu_release after the port's removal), hence the words around it.
     """
-    driver = "/sys/bus/pci/drivers/dfl-pci"
-    return f"echo {address} > {driver}/unbind; echo {address} > {driver}/bind"
+    return f"echo {address} > {PCI_DRIVER}/unbind; echo {address} > {PCI_DRIVER}/bind"

@@ -1,0 +1,94 @@
+"""Taking a card's PCI driver off and putting it on again: what un-poisons a port.
+
+With any process holding a port of the card open or mapped, the kernel crashes when that port is
+closed (Linux 6.1, afu_release after the port's removal; seen in a virtual machine). So every port
+is opened exclusively first, and closed again, since our own descriptor would do the same harm.
+"""
+
+import errno
+
+from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
+from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.port import open_port
+from fpga_plugin.hardware.dfl.sysfs import number, optional
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import PciAddress
+
+
+def rebind(kernel: Kernel, card: Card) -> None:
+    """Unbind and bind the card's PCI driver, if no virtual function and no open port forbids it.
+
+    Afterwards the card has to be scanned anew: its nodes may have other numbers.
+
+    Raises:
+        RefusedError: it must not be done now; nothing was touched. `PortInUseError`: a port is
+            open.
+        CardGoneError: the card has no driver, or a port is not there; nothing was touched.
+        HardwareError: the driver is off and could not be put on again; the message names the
+            command.
+    """
+    device = f"/sys/bus/pci/devices/{card.address}"
+    try:
+        text = optional(kernel, f"{device}/sriov_numvfs")
+    except OSError as error:
+        raise RefusedError(
+            f"card {card.id}: its virtual functions cannot be counted ({error.strerror})"
+        ) from error
+    if text is not None and number(f"{device}/sriov_numvfs", text):
+        raise RefusedError(
+            f"card {card.id} has {text} virtual functions: its driver is not rebound under them",
+            hint=f"remove them (echo 0 > {device}/sriov_numvfs), then"
+            f" `fpga-plugin card retry {card.id}`",
+        )
+    driver = _driver(kernel, card.address)
+    for region in card.regions:
+        open_port(kernel, card, region).close()
+    try:
+        kernel.write(f"{driver}/unbind", str(card.address))
+    except OSError as error:
+        raise HardwareError(
+            f"the driver of card {card.id} cannot be unbound ({error.strerror})",
+            hint=_hint(error, card.address),
+        ) from error
+    bind(kernel, card.address, driver=driver)
+
+
+def bind(kernel: Kernel, address: PciAddress, *, driver: str = defs.PCI_DRIVER) -> None:
+    """Put the driver on a card that has none; one that has it already is left as it is.
+
+    Raises:
+        CardGoneError: there is no such card.
+        HardwareError: it failed; the message names the command.
+    """
+    if not kernel.exists(f"/sys/bus/pci/devices/{address}"):
+        raise CardGoneError(f"card {address.card_id} is gone", hint="is it still in its slot?")
+    if kernel.exists(f"/sys/bus/pci/devices/{address}/driver"):
+        return
+    try:
+        kernel.write(f"{driver}/bind", str(address))
+    except OSError as error:
+        raise HardwareError(
+            f"card {address.card_id} has no driver now: it could not be bound again"
+            f" ({error.strerror})",
+            hint=_hint(error, address),
+        ) from error
+
+
+def _driver(kernel: Kernel, address: PciAddress) -> str:
+    try:
+        return kernel.realpath(f"/sys/bus/pci/devices/{address}/driver")
+    except OSError as error:
+        raise CardGoneError(
+            f"card {address.card_id} has no driver to rebind",
+            hint=f"as root: echo {address} > {defs.PCI_DRIVER}/bind",
+        ) from error
+
+
+def _hint(error: OSError, address: PciAddress) -> str:
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return (
+            "FPGA_PLUGIN_RECOVERY=rebind needs /sys/bus/pci/drivers writable; as root on the node:"
+            f" {defs.rebind_command(address)}"
+        )
+    return f"see the kernel's log; as root on the node: {defs.rebind_command(address)}"
