@@ -21,10 +21,9 @@ from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import BackendKind, Settings
-from fpga_plugin.errors import FpgaPluginError, SettingsError
+from fpga_plugin.errors import SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.kubelet.service import KubeletService
@@ -432,7 +431,7 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    starting = asyncio.create_task(observe(settings) if settings.observe else _serve(settings))
+    starting = asyncio.create_task(_observe(settings) if settings.observe else _serve(settings))
     ending = asyncio.create_task(ended.wait())
     await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -454,43 +453,11 @@ async def _serve(settings: Settings) -> Daemon:
     return daemon
 
 
-async def observe(settings: Settings) -> None:
-    """Say what is there and what would be done; touch and register nothing."""
-    hardware = open_hardware(settings, owner=False)
-    inventory = await asyncio.to_thread(hardware.backend.scan)
-    store = Store(settings.bitstream_dir)
-    for problem in inventory.problems.values():
-        log.warning(
-            "would skip card",
-            card=problem.address.card_id,
-            error=problem.message,
-            hint=problem.hint,
-        )
-    for card in inventory.cards.values():
-        if not settings.cards.selects(card.id):
-            log.info("would leave card alone", card=card.id, reason="FPGA_PLUGIN_CARDS")
-            continue
-        try:
-            blank = await asyncio.to_thread(store.blank, card.interface_id)
-            if blank is not None:
-                await asyncio.to_thread(
-                    check_trust,
-                    store.root,
-                    store.relative(blank.path),
-                    open_trust(settings),
-                    guarded=is_guarded(settings),
-                )
-            missing = (
-                "" if blank else f"no blank bitstream at {store.blank_path(card.interface_id)}"
-            )
-        except FpgaPluginError as error:
-            missing = str(error)
-        log.info(
-            "would serve card",
-            card=card.id,
-            interface_id=card.interface_id,
-            regions=[region.id for region in card.regions],
-            would_wipe=[region.id for region in card.regions] if not missing else [],
-            missing=missing or None,
-        )
-    log.info("observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)")
+async def _observe(settings: Settings) -> None:
+    from fpga_plugin.observe import observe  # only where it is asked for
+
+    def judge(relative: str) -> object:
+        guarded = is_guarded(settings)
+        return check_trust(settings.bitstream_dir, relative, open_trust(settings), guarded=guarded)
+
+    await observe(settings, open_hardware(settings, owner=False).backend, judge)

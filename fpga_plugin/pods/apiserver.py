@@ -44,6 +44,10 @@ _FORBIDDEN = 403
 _NOT_FOUND = 404
 
 
+class NoSuchPodError(PodSourceError):
+    """It answers, and has no pod of this name."""
+
+
 class ApiServer:
     """Asks one API server. Belongs to the event loop; calls may overlap.
 
@@ -55,6 +59,17 @@ class ApiServer:
     def __init__(self, kubeconfig: str | None, *, call_seconds: float = CALL_SECONDS) -> None:
         self._kubeconfig = kubeconfig
         self._call_seconds = call_seconds
+
+    async def check(self) -> None:
+        """Whether it answers and lets the plugin get pods, whichever they are.
+
+        Raises:
+            PodSourceError: it does not.
+        """
+        try:
+            await self.get("default", "fpga-plugin-looks-whether-it-may")
+        except NoSuchPodError:
+            return
 
     async def get(self, namespace: str, name: str) -> Pod:
         """The pod of this name.
@@ -97,7 +112,7 @@ def _what(error: Exception) -> str:
 def _refused(namespace: str, name: str, error: HTTPStatusError) -> PodSourceError:
     code = error.response.status_code
     if code == _NOT_FOUND:
-        return PodSourceError(f"the API server knows no pod {namespace}/{name}")
+        return NoSuchPodError(f"the API server knows no pod {namespace}/{name}")
     if code == _FORBIDDEN:
         return PodSourceError("the API server does not allow the plugin to get pods")
     if code == _UNAUTHORIZED:

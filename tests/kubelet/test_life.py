@@ -20,7 +20,6 @@ from daemon_support import (
 )
 from machine import INTERVAL, STAY, until
 from node import Node, container
-from records import podresources
 
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
@@ -53,7 +52,7 @@ def test_a_deleted_pods_region_is_scrubbed_and_offered_again(
     pod.until_running()
     node.until_offered(CARDS, [])
     pod.delete()
-    until(lambda: not podresources(), "PodResources lack the pod")
+    until(lambda: not pod.devices(), "PodResources lack the pod")
     gone = time.monotonic()
     node.until_offered(CARDS, [CARD])
     seconds = time.monotonic() - gone
