@@ -72,6 +72,10 @@ def _main(arguments: Sequence[str]) -> int:
             from fpga_plugin.demo.command import run_demo
 
             return run_demo(args)
+        case "policy":
+            from fpga_plugin.policy.command import run_policy
+
+            return run_policy(args)
         case _:
             from fpga_plugin.bitstream.command import run_bitstream
 
@@ -117,6 +121,11 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
         from fpga_plugin.demo.command import add_demo_parser
 
         add_demo_parser(commands)
+    if wanted == "policy" or wanted not in {"run", "devices", "bitstream", "demo"}:
+        from fpga_plugin.policy.command import add_policy_parser
+
+        settings = load_settings(os.environ)
+        add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
     if wanted not in {"run", "demo"}:  # the demo takes no setting from the environment
         from fpga_plugin.bitstream.command import add_bitstream_parser
 

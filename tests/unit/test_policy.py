@@ -1,13 +1,18 @@
 """The policy's language: what is understood, what is refused, and which rule decides."""
 
+import contextlib
+import io
 import json
+from pathlib import Path
 
 import pytest
 
-from fpga_plugin.errors import MAX_MESSAGE_BYTES
+from fpga_plugin.cli import main
+from fpga_plugin.errors import MAX_MESSAGE_BYTES, RefusedError
 from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
 from fpga_plugin.lifecycle.permission import asks
 from fpga_plugin.pods.requests import parse_requests
+from fpga_plugin.policy.admission import admission_policy
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask, Kind, Policy, parse_pattern
 
@@ -197,3 +202,48 @@ def test_no_request_is_a_question_about_blank_devices():
 def test_requests_of_which_none_fits_are_no_question():
     env = {"FPGA_REGION_3": OTHER, "FPGA_AFU_3": AFU}
     assert asks(REGIONS, parse_requests(env)) == ()
+
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "admission"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["policy", *arguments])
+    return code, out.getvalue()
+
+
+def test_the_shipped_admission_policy_is_made_of_the_shipped_policy(monkeypatch):
+    monkeypatch.chdir(EXAMPLE)
+    code, text = run("admission", "--file", "policy.yaml")
+    assert (code, text) == (0, (EXAMPLE / "validating-admission-policy.yaml").read_text())
+
+
+def test_the_command_tells_what_the_plugin_would_decide(capsys):
+    file = str(EXAMPLE / "policy.yaml")
+    of = ("check", "--file", file, "--interface", INTERFACE, "--namespace")
+    assert run(*of, "team-storage", "--bitstream", AFU)[0] == 0
+    code, text = run(*of, "team-storage", "--bitstream", AFU, "--whole", "--json")
+    assert (code, json.loads(text)) == (1, {"allowed": False, "rule": "no-whole-cards"})
+    assert run(*of, "stranger") == (
+        1,
+        f"refused by the default: a region of interface {INTERFACE} with no bitstream\n",
+    )
+    assert run("check", "--file", file)[1].splitlines()[-1] == "deny   (default)"
+    assert run("check", "--file", file, "--namespace", "x")[0] == 2
+
+
+def test_the_command_says_what_is_wrong_with_a_file(tmp_path, capsys):
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1\ndefault: never")
+    assert main(["policy", "check", "--file", str(path)]) == 1
+    assert f"policy file {path}: Invalid enum value 'never'" in capsys.readouterr().err
+
+
+def test_a_policy_too_large_for_one_expression_is_refused():
+    names = ", ".join(f"namespace-{'x' * 40}-{n}" for n in range(1000))
+    rules = "".join(f"- {{name: r{n}, action: allow, namespaces: [{names}]}}\n" for n in range(4))
+    large = policy(HEAD + "rules:\n" + rules)
+    with pytest.raises(RefusedError, match="the API server takes"):
+        admission_policy(large, prefix="fpga.intel.com")
