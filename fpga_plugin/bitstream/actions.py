@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from fpga_plugin.bitstream.checks import Progress, check_trust, no_progress
 from fpga_plugin.bitstream.files import MAX_FILE_BYTES, read_bytes, write_atomically
+from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
 from fpga_plugin.bitstream.metadata import Metadata, read_json
@@ -69,13 +70,15 @@ def show_store(args: argparse.Namespace) -> int:
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
     data = _read(args.file)
-    gbs = parse_gbs(data, where=args.file)
+    contents = parse(data, where=args.file)
     facts: dict[str, object] = {
         "file": args.file,
         "bytes": len(data),
-        "image_bytes": len(gbs.image),
+        "format": contents.kind.value,
+        "bitstream_id": contents.bitstream_id,
+        "image_bytes": len(contents.image),
         "sha256": hashlib.sha256(data).hexdigest(),
-        **_metadata_json(gbs.metadata),
+        **_metadata_json(contents.metadata),
     }
     if args.json:
         print(json.dumps(facts, indent=2))
@@ -95,8 +98,9 @@ def verify(args: argparse.Namespace) -> int:
     worst = DONE
     for file in args.files:
         try:
-            metadata = parse_gbs(_read(file), where=file).metadata
-            _check_path(file, metadata)
+            contents = parse(_read(file), where=file)
+            metadata = contents.metadata
+            _check_path(file, contents)
             _check_wanted(file, metadata, args)
             trust = _check_trust(file, args)
             print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
@@ -208,16 +212,16 @@ def _progress(path: str) -> Progress:
     return show
 
 
-def _check_path(file: str, metadata: Metadata) -> None:
+def _check_path(file: str, contents: Contents) -> None:
     """Compare a file with its path, if that looks like a store's."""
     directory, name = os.path.split(os.path.abspath(file))
-    stem = name.removesuffix(".gbs")
+    stem = os.path.splitext(name)[0]
     try:
         interface_id = parse_interface_id(os.path.basename(directory))
         bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
     except ValueError:
         return
-    check_names(file, metadata, interface_id, bitstream_id)
+    check_names(file, contents.metadata, interface_id, bitstream_id, claimed=contents.bitstream_id)
 
 
 def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:

@@ -35,17 +35,17 @@ _FOREIGN = (
     (
         b"\x19\xfd\xea\xb6",
         "signed with PACSign (magic 0xb6eafd19)",
-        "not supported by this version: take the GBS file from before the signing",
+        "take the GBS file from before the signing; fpgasupdate is what loads a signed one",
     ),
     (
         b"xclbin2\0",
         "an xclbin, the format of XRT",
-        "not supported by this version: cards with the DFL driver take GBS files",
+        "it is for cards with the XRT driver; cards with the DFL driver take GBS and AOCX files",
     ),
     (
         b"\x7fELF",
         "an ELF file (AOCX, as the OpenCL compiler writes it)",
-        "AOCX is not supported by this version: take the GBS file inside it",
+        "a GBS file is expected here: AOCX files are used as they are, and hold GBS, not AOCX",
     ),
 )
 

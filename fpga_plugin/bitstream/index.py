@@ -94,7 +94,7 @@ class StoreIndex:
 
     async def _all(self) -> None:
         try:
-            entries = await asyncio.to_thread(self._library.list)
+            entries = await asyncio.to_thread(self._library.list, read=False)
         except (BitstreamError, BitstreamNotFoundError) as error:
             self._report("", str(error))
             return

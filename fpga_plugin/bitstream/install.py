@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from fpga_plugin.bitstream.files import read_bytes, sync_directory, write_atomically
-from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import remove_signature
 from fpga_plugin.bitstream.store import BLANK, Store
@@ -38,11 +38,13 @@ class Installed:
 def install(
     store: Store, file: str, *, trust: Trust, blank: bool = False, force: bool = False
 ) -> Installed:
-    """Copy a GBS file to its place in a store, in one step for readers, and its signature with it.
+    """Copy a bitstream, and its signature with it, to its place in a store.
+
+    In one step for readers.
 
     Args:
         store: where to.
-        file: the GBS file.
+        file: the bitstream.
         trust: of the store; a file that its manifest knows otherwise is not installed.
         blank: it is the blank bitstream of its interface id.
         force: replace a different file that has the place.
@@ -52,18 +54,8 @@ def install(
         BitstreamError: `file` cannot be used, the place is taken, or it cannot be written.
         NotPermittedError: the manifest says that another file belongs there, and no force.
     """
-    if not blank and os.path.basename(file) == f"{BLANK}.gbs":
-        raise BitstreamError(
-            f"{file}: by its name a blank bitstream",
-            hint="say --blank to install it as that; rename it if it is an accelerator",
-        )
-    try:
-        data = read_bytes(file)
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_file(file) from None
-    metadata = parse_gbs(data, where=file).metadata
-    interface_id = metadata.interface_id
-    bitstream_id = BitstreamId(metadata.afu_id)
+    data, contents = _to_install(file, blank=blank)
+    interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
     path = store.blank_path(interface_id) if blank else store.path(interface_id, bitstream_id)
     relative = store.relative(path)
     content = in_memory(data).content
@@ -95,6 +87,26 @@ def install(
     else:
         store.load(interface_id, bitstream_id)
     return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
+
+
+def _to_install(file: str, *, blank: bool) -> tuple[bytes, Contents]:
+    """Read a file and check that it is what it is to be installed as."""
+    if not blank and os.path.basename(file) == f"{BLANK}.gbs":
+        raise BitstreamError(
+            f"{file}: by its name a blank bitstream",
+            hint="say --blank to install it as that; rename it if it is an accelerator",
+        )
+    try:
+        data = read_bytes(file)
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_file(file) from None
+    contents = parse(data, where=file)
+    if blank and contents.kind is not Kind.GBS:
+        raise BitstreamError(
+            f"{file}: an AOCX file, which is no blank bitstream",
+            hint="install the card vendor's null image, a GBS file",
+        )
+    return data, contents
 
 
 def _signature(file: str) -> bytes | None:

@@ -18,10 +18,18 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from fpga_plugin.bitstream.files import read_gbs, read_header
-from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.files import read_header
 from fpga_plugin.bitstream.originals import RENAME, Version, being_written, opened
-from fpga_plugin.bitstream.store import Bitstream, Store, bitstream_of, check_names, ids_of
+from fpga_plugin.bitstream.store import (
+    Bitstream,
+    Store,
+    bitstream_of,
+    check_names,
+    ids_of,
+    is_aocx,
+    parse_contents,
+    read_contents,
+)
 from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.bitstream.verified import Copies, Taken
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
@@ -214,17 +222,17 @@ class Library(Store):
     ) -> Bitstream:
         """The bytes of a copy; never those of the original."""
         if taken is not None and taken.data is not None:
-            gbs = parse_gbs(taken.data, where=path)
+            contents = parse_contents(taken.data, bitstream_id, where=path)
         else:
             copy = taken.path if taken is not None and taken.path else None
             try:
-                gbs = read_gbs(copy or self._copies.path(known.sha256))
+                contents = read_contents(copy or self._copies.path(known.sha256), bitstream_id)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFinishedError(
                     f"{path}: its verified copy was removed while it was read",
                     hint="kubelet's next try makes another",
                 ) from None
-        return bitstream_of(path, gbs, interface_id, bitstream_id)
+        return bitstream_of(path, contents, interface_id, bitstream_id)
 
     def _known(self, path: str, relative: str) -> Verdict | None:
         """The verdict, if it still holds."""
@@ -280,12 +288,17 @@ class Library(Store):
             taken = self._copies.take(original)
             known = Verdict(original.version, trust, taken.content.sha256, taken.content.size)
         try:
-            metadata = (
-                read_header(taken.path)[0].metadata
-                if taken.path is not None
-                else parse_gbs(taken.data or b"", where=path).metadata
-            )
-            check_names(path, metadata, interface_id, bitstream_id)
+            claimed: BitstreamId | None = None
+            if taken.path is None or is_aocx(bitstream_id):
+                contents = (
+                    read_contents(taken.path, bitstream_id)
+                    if taken.path is not None
+                    else parse_contents(taken.data or b"", bitstream_id, where=path)
+                )
+                metadata, claimed = contents.metadata, contents.bitstream_id
+            else:
+                metadata = read_header(taken.path)[0].metadata
+            check_names(path, metadata, interface_id, bitstream_id, claimed=claimed)
             known = self._judge(relative, known, taken.content)
         except BitstreamError as error:
             message = error.message.replace(taken.path or path, path)

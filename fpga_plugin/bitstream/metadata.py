@@ -54,7 +54,7 @@ class Metadata:
         version: of the schema, as the file writes it (one of `VERSIONS`).
         platform_name: for people; foreign text.
         interface_id: the static part that the image was built for.
-        clusters: its accelerators; exactly one.
+        clusters: its accelerators; at least one.
         power: watts, as the developer declared it; not measured.
         clock_frequency_high: the user clock that the image was built for.
         clock_frequency_low: its half-rate clock.
@@ -72,7 +72,7 @@ class Metadata:
 
     @property
     def afu_id(self) -> AfuId:
-        """The id of the image's accelerator."""
+        """The id that a port shows: it has room for one, the first."""
         return self.clusters[0].afu_id
 
 
@@ -190,11 +190,10 @@ def _checked(document: _Document, where: str) -> Metadata:
             f"{where}: $.afu-image.magic-no: {image.magic_no} instead of {MAGIC_NO}",
             hint="the file was not made for these cards, or it is damaged",
         )
-    if len(image.accelerator_clusters) != 1:
+    if not image.accelerator_clusters:
         raise BitstreamError(
-            f"{where}: $.afu-image.accelerator-clusters: {len(image.accelerator_clusters)} of them;"
-            " exactly one is supported",
-            hint="a port shows one AFU id, against which programming is verified",
+            f"{where}: $.afu-image.accelerator-clusters: none",
+            hint="the first names the AFU id against which programming is verified",
         )
     top = image.afu_top_interface
     return Metadata(

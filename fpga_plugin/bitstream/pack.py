@@ -59,8 +59,8 @@ def complete_document(
     """
     image = _object(document.get("afu-image", {}), where, "$.afu-image")
     clusters = image.get("accelerator-clusters", [{}])
-    if not isinstance(clusters, list) or len(clusters) != 1:
-        raise BitstreamError(f"{where}: $.afu-image.accelerator-clusters: exactly one is supported")
+    if not isinstance(clusters, list) or not clusters:
+        raise BitstreamError(f"{where}: $.afu-image.accelerator-clusters: not a list with one")
     cluster = _object(clusters[0], where, "$.afu-image.accelerator-clusters[0]")
     _put(cluster, "accelerator-type-uuid", dashed(afu_id) if afu_id else None)
     _put(cluster, "name", name, default="afu")
@@ -79,7 +79,7 @@ def complete_document(
     result = dict(document)
     _put(result, "version", None, default=1)
     _put(result, "platform-name", platform_name)
-    return {**result, "afu-image": {**image, "accelerator-clusters": [cluster]}}
+    return {**result, "afu-image": {**image, "accelerator-clusters": [cluster, *clusters[1:]]}}
 
 
 def pack_gbs(document: Mapping[str, object], image: bytes, *, where: str) -> bytes:

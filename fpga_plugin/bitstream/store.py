@@ -1,6 +1,7 @@
 """The store: a directory of bitstreams whose names say what is in them.
 
-    <root>/<interface id>/<bitstream id>.gbs    an accelerator
+    <root>/<interface id>/<bitstream id>.gbs    an accelerator, named by its AFU id
+    <root>/<interface id>/<bitstream id>.aocx   another, named by its hash
     <root>/<interface id>/blank.gbs             the null image that deprograms a region
 
 A name is a promise that the store checks: the file's own interface id and AFU id must be those of
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from fpga_plugin.bitstream.files import read_gbs, read_header
-from fpga_plugin.bitstream.gbs import Gbs
+from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
+from fpga_plugin.bitstream.originals import RENAME, opened
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
 from fpga_plugin.ids import (
     AfuId,
@@ -107,8 +109,6 @@ class Store:
             BitstreamError: the file cannot be used, or is not what its name says.
         """
         path = self.path(interface_id, bitstream_id)
-        if len(bitstream_id) == AOCX_ID_DIGITS and os.path.lexists(path):
-            raise _no_aocx(path)
         try:
             return self._read(path, interface_id, bitstream_id)
         except (FileNotFoundError, NotADirectoryError):
@@ -125,10 +125,11 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def list(self) -> tuple[StoreEntry, ...]:
+    def list(self, *, read: bool = True) -> tuple[StoreEntry, ...]:
         """Everything that is, or seems meant to be, a bitstream; in order of path.
 
-        Only headers are read. Directories and files of other names are not the store's business.
+        Of GBS files only headers are read, and of none anything if not `read`. Directories and
+        files of other names are not the store's business.
 
         Raises:
             BitstreamNotFoundError: there is no store.
@@ -147,13 +148,14 @@ class Store:
             entry
             for name in names
             if os.path.isdir(os.path.join(self.root, name))
-            for entry in self._directory(name)
+            for entry in self._directory(name, read=read)
         )
 
     def _read(
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
     ) -> Bitstream:
-        return bitstream_of(path, read_gbs(path, inside=self.root), interface_id, bitstream_id)
+        contents = read_contents(path, bitstream_id, inside=self.root)
+        return bitstream_of(path, contents, interface_id, bitstream_id)
 
     def not_found(self, path: str, interface_id: InterfaceId) -> NoReturn:
         """Raise the `BitstreamNotFoundError` that says how much of a path there is."""
@@ -172,7 +174,7 @@ class Store:
             " `fpga-plugin bitstream install`",
         ) from None
 
-    def _directory(self, name: str) -> tuple[StoreEntry, ...]:
+    def _directory(self, name: str, *, read: bool) -> tuple[StoreEntry, ...]:
         path = os.path.join(self.root, name)
         try:
             interface_id = parse_interface_id(name)
@@ -190,25 +192,32 @@ class Store:
             problem = BitstreamError(f"{path}: cannot be read: {error.strerror}")
             return (StoreEntry(path=path, interface_id=interface_id, problem=problem),)
         return tuple(
-            self._entry(interface_id, file)
+            self._entry(interface_id, file, read=read)
             for file in files
             if file.endswith((".gbs", ".aocx")) and not file.startswith(".")
         )
 
-    def _entry(self, interface_id: InterfaceId, file: str) -> StoreEntry:
+    def _entry(self, interface_id: InterfaceId, file: str, *, read: bool) -> StoreEntry:
         path = os.path.join(self.root, interface_id, file)
         blank = file == f"{BLANK}.gbs"
         bitstream_id = None
-        metadata = None
+        metadata: Metadata | None = None
+        claimed: BitstreamId | None = None
         size = None
         problem: FpgaPluginError | None = None
         try:
             _, bitstream_id = ids_of(path)
-            header, size = read_header(path, inside=self.root)
-            check_names(path, header.metadata, interface_id, bitstream_id)
-            metadata = header.metadata
+            if is_aocx(bitstream_id) and read:
+                contents = read_contents(path, bitstream_id, inside=self.root)
+                metadata, size = contents.metadata, os.stat(path).st_size
+                claimed = contents.bitstream_id
+            elif read:
+                header, size = read_header(path, inside=self.root)
+                metadata, claimed = header.metadata, None
+            if metadata is not None:
+                check_names(path, metadata, interface_id, bitstream_id, claimed=claimed)
         except BitstreamError as error:
-            problem = error
+            problem, metadata = error, None
         except OSError:
             problem = BitstreamError(f"{path}: went away while it was read")
         return StoreEntry(
@@ -223,21 +232,21 @@ class Store:
 
 
 def bitstream_of(
-    path: str, gbs: Gbs, interface_id: InterfaceId, bitstream_id: BitstreamId | None
+    path: str, contents: Contents, interface_id: InterfaceId, bitstream_id: BitstreamId | None
 ) -> Bitstream:
     """What a file has for the driver.
 
     Raises:
         BitstreamError: it is not what its path says.
     """
-    metadata = gbs.metadata
-    check_names(path, metadata, interface_id, bitstream_id)
+    metadata = contents.metadata
+    check_names(path, metadata, interface_id, bitstream_id, claimed=contents.bitstream_id)
     return Bitstream(
         path=path,
         interface_id=interface_id,
         bitstream_id=bitstream_id or BitstreamId(metadata.afu_id),
         afu_id=metadata.afu_id,
-        image=gbs.image,
+        image=contents.image,
         clock_frequency_high=metadata.clock_frequency_high,
         clock_frequency_low=metadata.clock_frequency_low,
     )
@@ -259,9 +268,52 @@ def ids_of(path: str) -> tuple[InterfaceId, BitstreamId | None]:
     if file == f"{BLANK}.gbs":
         return interface_id, None
     bitstream_id = _name(path, stem)
-    if ending == ".aocx":
-        raise _no_aocx(path)
+    if (ending == ".aocx") != is_aocx(bitstream_id):
+        raise BitstreamError(
+            f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
+            hint="`fpga-plugin bitstream install` names files as the store expects them",
+        )
     return interface_id, bitstream_id
+
+
+def is_aocx(bitstream_id: BitstreamId | None) -> bool:
+    """Whether an id names an AOCX file."""
+    return bitstream_id is not None and len(bitstream_id) == AOCX_ID_DIGITS
+
+
+def read_contents(
+    path: str, bitstream_id: BitstreamId | None, *, inside: str | None = None
+) -> Contents:
+    """Read a file as what its name says that it is; of a GBS file only the image is in memory.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such file.
+        BitstreamError: it cannot be used.
+    """
+    if not is_aocx(bitstream_id):
+        gbs = read_gbs(path, inside=inside)
+        return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
+    with opened(path, inside=inside, guarded=False) as original:
+        data = original.file.readall()
+        if len(data) != original.size or original.changed():
+            raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
+    return parse_contents(data, bitstream_id, where=path)
+
+
+def parse_contents(data: bytes, bitstream_id: BitstreamId | None, *, where: str) -> Contents:
+    """Read a file's bytes as what its name says that it is.
+
+    Raises:
+        BitstreamError: they are something else, or cannot be used.
+    """
+    contents = parse(data, where=where)
+    expected = Kind.AOCX if is_aocx(bitstream_id) else Kind.GBS
+    if contents.kind is not expected:
+        raise BitstreamError(
+            f"{where}: holds {contents.kind.upper()}, and its name is that of {expected.upper()}",
+            hint="`fpga-plugin bitstream install` names files as the store expects them",
+        )
+    return contents
 
 
 def check_names(
@@ -269,6 +321,8 @@ def check_names(
     metadata: Metadata,
     interface_id: InterfaceId,
     bitstream_id: BitstreamId | None,
+    *,
+    claimed: BitstreamId | None = None,
 ) -> None:
     """Check that a file is what its path says.
 
@@ -277,6 +331,7 @@ def check_names(
         metadata: what it says of itself.
         interface_id: the name of its directory.
         bitstream_id: its own name; None for a blank bitstream, which may have any AFU id.
+        claimed: what names it by its content, where that is not its AFU id (AOCX).
 
     Raises:
         BitstreamError: it is something else.
@@ -286,7 +341,12 @@ def check_names(
             f"{path}: was built for interface id {metadata.interface_id}, not {interface_id}",
             hint="`fpga-plugin bitstream install` puts a file where it belongs",
         )
-    if bitstream_id is not None and BitstreamId(metadata.afu_id) != bitstream_id:
+    if is_aocx(claimed) and claimed != bitstream_id:
+        raise BitstreamError(
+            f"{path}: has the hash {claimed}, not the one of its name",
+            hint="`fpga-plugin bitstream install` puts a file where it belongs",
+        )
+    if not is_aocx(claimed) and bitstream_id not in {None, BitstreamId(metadata.afu_id)}:
         raise BitstreamError(
             f"{path}: has the AFU id {metadata.afu_id}, not the one of its name",
             hint="`fpga-plugin bitstream install` puts a file where it belongs",
@@ -313,11 +373,4 @@ def _no_store(root: str) -> BitstreamNotFoundError:
     return BitstreamNotFoundError(
         f"no bitstream store at {root}",
         hint="mount it there, or set FPGA_PLUGIN_BITSTREAM_DIR to where it is",
-    )
-
-
-def _no_aocx(path: str) -> BitstreamError:
-    return BitstreamError(
-        f"{path}: AOCX is not supported by this version",
-        hint="name a GBS bitstream by its AFU id, 32 hex digits",
     )

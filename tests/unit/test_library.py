@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from test_aocx import HASH, aocx
 
 from fpga_plugin.bitstream import library as library_module
 from fpga_plugin.bitstream import verified
@@ -106,13 +107,13 @@ def hashed(monkeypatch):
 def reads(monkeypatch):
     """Counts what is read of bitstreams, by path."""
     calls = []
-    read = library_module.read_gbs
+    read = library_module.read_contents
 
-    def counted(path, **kwargs):
+    def counted(path, *args, **kwargs):
         calls.append(path)
-        return read(path, **kwargs)
+        return read(path, *args, **kwargs)
 
-    monkeypatch.setattr(library_module, "read_gbs", counted)
+    monkeypatch.setattr(library_module, "read_contents", counted)
     return calls
 
 
@@ -185,9 +186,9 @@ def test_what_is_swapped_while_it_is_judged_reaches_nobody(make, place, monkeypa
     library = make()
     check = library_module.check_names
 
-    def meanwhile(*args):
+    def meanwhile(*args, **kwargs):
         put(place, gbs(b"LOGIC"))
-        return check(*args)
+        return check(*args, **kwargs)
 
     monkeypatch.setattr(library_module, "check_names", meanwhile)
     assert image(library) == b"logic"  # what was hashed and judged, not what lies there now
@@ -425,3 +426,18 @@ def test_a_mislabelled_file_is_refused_with_its_own_path(make, place):
     put(place, b"XeonFPGA")
     with pytest.raises(BitstreamError, match=f"^{place}: too short"):
         image(make())
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 0])
+def test_an_aocx_file_is_verified_and_programmed_from_its_copy(make, root, hashed, limit):
+    file = root / INTERFACE / f"{HASH}.aocx"
+    put(file, aocx())
+    library = make(limit=limit)
+    assert library.examine(f"{INTERFACE}/{HASH}.aocx").problem is None
+    before = len(hashed)
+    loaded = library.load(INTERFACE, parse_bitstream_id(HASH))
+    assert (loaded.afu_id, loaded.image[:16].hex()) == (AFU, AFU)
+    assert len(hashed) == before if limit else before + 1
+    put(file, aocx(name=b"f" * 40))
+    with pytest.raises(BitstreamError, match=f"^{file}: has the hash f"):
+        library.load(INTERFACE, parse_bitstream_id(HASH))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from test_aocx import HASH, aocx
 
 from fpga_plugin.bitstream import files, watch
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
@@ -146,13 +147,36 @@ def test_a_file_with_another_afu_id_than_its_name_is_refused(store, place):
     assert f"has the AFU id {OTHER_AFU}" in refusal(store)
 
 
-def test_an_aocx_file_is_refused_unread_and_not_found_where_there_is_none(store, place):
-    path = place.with_name(f"{'a' * 40}.aocx")
+def test_an_aocx_file_is_named_by_its_hash_and_gives_the_image_inside(store, place):
+    name = parse_bitstream_id(HASH)
+    path = place.with_name(f"{HASH}.aocx")
     with pytest.raises(BitstreamNotFoundError, match=str(path)):
-        store.load(INTERFACE, parse_bitstream_id("a" * 40))
-    os.mkfifo(path)
-    with pytest.raises(BitstreamError, match=r"\.aocx: AOCX is not supported by this version"):
-        store.load(INTERFACE, parse_bitstream_id("a" * 40))
+        store.load(INTERFACE, name)
+    path.write_bytes(aocx())
+    loaded = store.load(INTERFACE, name)
+    assert (loaded.bitstream_id, loaded.afu_id) == (HASH, AFU)
+    assert loaded.image[:16] == bytes.fromhex(AFU)
+    (entry,) = store.list()
+    assert (entry.problem, entry.bitstream_id) == (None, HASH)
+    path.write_bytes(aocx(name=b"f" * 40))
+    with pytest.raises(BitstreamError, match=f"has the hash {'f' * 40}, not the one of its name"):
+        store.load(INTERFACE, name)
+    assert "has the hash" in str(store.list()[0].problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (AFU, "aocx", "ELF"),
+        (HASH, "gbs", "holds GBS, and its name is that of AOCX"),
+    ],
+)
+def test_a_file_of_another_format_than_its_name_is_refused(store, place, name, content, words):
+    path = place.with_name(f"{name}.{'aocx' if name == HASH else 'gbs'}")
+    path.write_bytes(aocx() if content == "aocx" else gbs())
+    with pytest.raises(BitstreamError, match=words):
+        store.load(INTERFACE, parse_bitstream_id(name))
+    assert words in str(store.list()[0].problem)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "directory", "null"])
@@ -293,7 +317,7 @@ def test_the_list_shows_problems_and_passes_over_what_is_not_its_business(root, 
     assert "too short" in problems[f"{OTHER_AFU}.gbs"]
     assert "'mine'" in problems["mine.gbs"]
     assert f"rename the file to {AFU}.gbs" in problems[f"{AFU.upper()}.gbs"]
-    assert "not supported" in problems[f"{'b' * 40}.aocx"]
+    assert "ELF header" in problems[f"{'b' * 40}.aocx"]
     assert f"rename the directory to {OTHER_INTERFACE}" in problems[OTHER_INTERFACE.upper()]
 
 
