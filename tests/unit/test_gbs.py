@@ -94,6 +94,23 @@ def test_the_versions_that_mean_the_same_are_read(version):
     assert parse_gbs(changed("version", version), where="a").metadata.version == version
 
 
+def test_of_several_accelerators_the_first_is_what_the_port_shows():
+    first = DOCUMENT["afu-image"]["accelerator-clusters"][0]
+    second = {**first, "accelerator-type-uuid": "0" * 31 + "1", "name": "second"}
+    data = changed("afu-image/accelerator-clusters", [first, second])
+    metadata = parse_gbs(data, where="a").metadata
+    assert metadata.afu_id == AFU
+    assert [cluster.name for cluster in metadata.clusters] == ["nlb_400", "second"]
+
+
+def test_every_accelerator_of_several_has_a_proper_id():
+    first = DOCUMENT["afu-image"]["accelerator-clusters"][0]
+    data = changed(
+        "afu-image/accelerator-clusters", [first, {**first, "accelerator-type-uuid": "../x"}]
+    )
+    assert "accelerator-clusters[1].accelerator-type-uuid: '../x'" in refusal(data)
+
+
 def test_a_name_the_schema_lacks_is_ignored():
     assert parse_gbs(changed("afu-image/vendor", {"x": 1}), where="a").metadata.afu_id == AFU
 
@@ -175,11 +192,11 @@ def test_what_is_no_json_object_is_refused_with_its_place(text, expected):
         ("afu-image/clock-frequency-low", -5, "clock-frequency-low: negative"),
         ("afu-image/afu-top-interface", "ccip", "at `$.afu-image.afu-top-interface`"),
         ("afu-image/accelerator-clusters", ..., "`accelerator-clusters`"),
-        ("afu-image/accelerator-clusters", [], "0 of them"),
+        ("afu-image/accelerator-clusters", [], "$.afu-image.accelerator-clusters: none"),
         (
             "afu-image/accelerator-clusters",
-            DOCUMENT["afu-image"]["accelerator-clusters"] * 2,
-            "2 of them",
+            [*DOCUMENT["afu-image"]["accelerator-clusters"], {"accelerator-type-uuid": "x"}],
+            "at `$.afu-image.accelerator-clusters[1]`",
         ),
         ("afu-image/accelerator-clusters/0/name", ..., "`name`"),
         ("afu-image/accelerator-clusters/0/total-contexts", -1, "total-contexts: negative"),
