@@ -7,6 +7,7 @@ question independent of how many claims there are.
 """
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +73,7 @@ class Book:
         self._prefix = prefix
         self._journal = journal
         self._generations = itertools.count(1)
+        self._clock = time.time  # nothing is decided by it: it is shown
         self._listeners: list[Callable[[CardId | None], None]] = []
         same_boot = snapshot.boot_id == boot_id
         self.cards: dict[CardId, Card] = {}

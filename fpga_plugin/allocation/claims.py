@@ -101,6 +101,7 @@ class Claims(Book):
                 epoch=self.epoch,
                 prestarts=change.strays.get(device, self.strays.get(device, 0)),
                 generation=next(self._generations),
+                since=self._clock(),
             )
             change.claims[device] = claim
             change.strays[device] = 0
@@ -161,6 +162,7 @@ class Claims(Book):
             epoch=self.epoch,
             prestarts=1 + self.strays.get(device, 0),  # one was not seen: never balanced
             generation=next(self._generations),
+            since=self._clock(),
         )
         change = Change(claims={device: claim}, strays={device: 0})
         for region in regions:
@@ -203,6 +205,7 @@ class Claims(Book):
                 epoch=self.epoch,
                 prestarts=1 + change.strays.pop(device, 0),  # as in adopt
                 generation=next(self._generations),
+                since=self._clock(),
             )
         self._commit(change)
         self.ends["implied"] += implied

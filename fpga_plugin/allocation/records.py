@@ -80,6 +80,7 @@ class Claim:
             by then and will report its removal. Begins with the strays of earlier claims.
         poststops: PostStops seen.
         generation: differs between any two claims of one life of the plugin; not journalled.
+        since: Unix time of the grant, for people; 0 where it is not known.
     """
 
     device: DeviceId
@@ -93,6 +94,7 @@ class Claim:
     prestarts: int = 0
     poststops: int = 0
     generation: int = field(default=0, compare=False)
+    since: float = field(default=0.0, compare=False)
 
     @property
     def ownership(self) -> Ownership:

@@ -6,7 +6,7 @@ the journal unreadable, which is a state that the plugin handles, instead of an 
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias, cast
 
 from fpga_plugin.allocation.names import card_of, is_card
@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS debts (card TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS strays (device TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS drained (card TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rebinding (card TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS since (device TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS resources (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
@@ -50,6 +51,10 @@ def load(db: sqlite3.Connection) -> Snapshot:
         sqlite3.Error: it cannot be read, or lacks a table or column.
     """
     meta = {_text(key): _text(value) for key, value in db.execute("SELECT key, value FROM meta")}
+    # A table of its own: journals of before are read as they are.
+    since = {
+        _device(device): _time(at) for device, at in db.execute("SELECT device, at FROM since")
+    }
     claims = db.execute(
         "SELECT device, resource, nodes, started, touched, exposed, pod, epoch, prestarts,"
         " poststops FROM claims"
@@ -60,7 +65,7 @@ def load(db: sqlite3.Connection) -> Snapshot:
         epoch=meta.get("epoch", ""),
         env_epoch=meta.get("env_epoch", ""),
         fresh="fresh" in meta,
-        claims=tuple(_claim(row) for row in claims),
+        claims=tuple(_claim(row, since) for row in claims),
         regions=tuple(_record(row) for row in regions),
         debts=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM debts")),
         drained=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM drained")),
@@ -80,6 +85,7 @@ def statements(change: Change) -> Iterable[Statement]:
     claims = [claim for claim in change.claims.values() if claim is not None]
     gone = [(device,) for device, claim in change.claims.items() if claim is None]
     yield "DELETE FROM claims WHERE device = ?", gone
+    yield "DELETE FROM since WHERE device = ?", gone
     yield (
         "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
@@ -97,6 +103,10 @@ def statements(change: Change) -> Iterable[Statement]:
             )
             for claim in claims
         ],
+    )
+    yield (
+        "INSERT OR REPLACE INTO since VALUES (?, ?)",
+        [(claim.device, claim.since) for claim in claims if claim.since],
     )
     yield (
         "INSERT OR REPLACE INTO regions VALUES (?, ?, ?, ?, ?)",
@@ -133,7 +143,7 @@ def statements(change: Change) -> Iterable[Statement]:
         yield "DELETE FROM meta WHERE key = ?", [("fresh",)]
 
 
-def _claim(row: tuple[object, ...]) -> Claim:
+def _claim(row: tuple[object, ...], since: Mapping[DeviceId, float]) -> Claim:
     device, resource, nodes, started, touched, exposed, pod, epoch, prestarts, poststops = row
     found = _device(device)
     granted = _nodes(nodes, found)
@@ -148,6 +158,7 @@ def _claim(row: tuple[object, ...]) -> Claim:
         epoch=_text(epoch),
         prestarts=_count(prestarts),
         poststops=_count(poststops),
+        since=since.get(found, 0.0),
     )
 
 
@@ -201,6 +212,10 @@ def _text(value: object) -> str:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) and value >= 0 else _nonsense(value)
+
+
+def _time(value: object) -> float:
+    return value if isinstance(value, float) and value >= 0 else _nonsense(value)
 
 
 def _flag(value: object) -> bool:
