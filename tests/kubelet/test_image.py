@@ -6,16 +6,19 @@
 import copy
 import json
 import stat
+import subprocess
 import tarfile
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pod_plugin
 import pytest
+import yaml
 from daemon_support import AFU, BLANK, CARD, CARDS, P0, P1, REGIONS, request
 from machine import PLUGIN_IN_A_POD, until
-from namespace import PORT_DEVICE
+from namespace import PORT_DEVICE, ROOT
 from node import Node, Pod, container
 from pod_plugin import ARCHIVE, PodPlugin
 
@@ -206,6 +209,59 @@ def test_helm_says_what_to_do_next(make_node: Callable[..., Node]) -> None:
     assert "fpga-plugin devices" in pod_plugin.install(control_plane, node.settings)
     looks = node.settings | {"FPGA_PLUGIN_OBSERVE": "true"}
     assert "--set observe=false" in pod_plugin.install(control_plane, looks)
+
+
+PATHS = {
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "DaemonSet": "/apis/apps/v1/namespaces/default/daemonsets",
+    "Deployment": "/apis/apps/v1/namespaces/default/deployments",
+    "Namespace": "/api/v1/namespaces",
+    "Pod": "/api/v1/namespaces/default/pods",
+    "ServiceAccount": "/api/v1/namespaces/default/serviceaccounts",
+}
+
+CUSTOM = {"NodeFeatureRule", "PodMonitor"}
+"""Kinds of others' CRDs, which are not here."""
+
+
+@api_server
+def test_the_api_server_takes_every_object_and_each_of_its_fields(
+    make_node: Callable[..., Node],
+) -> None:
+    control_plane = make_node("1x1").kubelet.control_plane
+    assert control_plane is not None
+    manifests = [path.read_text() for path in (ROOT / "deploy/examples").glob("*.yaml")]
+    manifests += [
+        subprocess.run(
+            [pod_plugin.HELM.parent / "kustomize", "build", ROOT / "deploy/kustomize" / overlay],
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for overlay in ("base", "overlays/all", "overlays/observe")
+    ]  # fmt: skip
+    taken = set()
+    for each in (o for text in manifests for o in yaml.safe_load_all(text)):
+        if each["kind"] in CUSTOM:
+            continue
+        # Under another name and in a namespace that is there: nothing is kept of a dry run.
+        each["metadata"]["name"] += "-checked"
+        each["metadata"].pop("namespace", None)
+        query = "?dryRun=All&fieldValidation=Strict"
+        control_plane.call("POST", PATHS[each["kind"]] + query, each)
+        taken.add(each["kind"])
+    assert taken == PATHS.keys()
+
+
+@api_server
+def test_the_api_server_would_not_take_a_field_that_there_is_not(
+    make_node: Callable[..., Node],
+) -> None:
+    control_plane = make_node("1x1").kubelet.control_plane
+    assert control_plane is not None
+    query = "?dryRun=All&fieldValidation=Strict"
+    wrong = {"metadata": {"name": "x"}, "automountServiceAccountTokens": False}
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        control_plane.call("POST", PATHS["ServiceAccount"] + query, wrong)
 
 
 def test_observing_takes_no_privileges_and_touches_nothing(make_node: Callable[..., Node]) -> None:
