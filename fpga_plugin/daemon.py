@@ -30,12 +30,14 @@ from fpga_plugin.kubelet.service import KubeletService
 from fpga_plugin.kubelet.servicer import CallObserver
 from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.cards import CardActions
 from fpga_plugin.lifecycle.identity import Identities
 from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.reconcile import Reconciler
+from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.reports import Report
 from fpga_plugin.lifecycle.service import ClaimService
@@ -45,6 +47,7 @@ from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.privileges import PrivilegesError, drop_privileges
+from fpga_plugin.status.watched import Parts, Watched
 from fpga_plugin.telemetry.events import Events, Poster
 
 if TYPE_CHECKING:
@@ -148,7 +151,7 @@ def open_policy(settings: Settings) -> "PolicyFile | None":
     """
     if settings.policy_file is None:
         return None
-    from fpga_plugin.policy.file import PolicyFile  # imports YAML: 2 MiB
+    from fpga_plugin.policy.file import PolicyFile  # imports YAML: 1.5 MiB
     from fpga_plugin.policy.parse import PolicyError
 
     try:
@@ -280,6 +283,15 @@ class Daemon:
             debugged=bench.debugged,
             news=news,
         )
+        recovery = self._recovery = Recovery(
+            settings.recovery,
+            bench=bench,
+            look=inventory.look,
+            announced=self._announced,
+            poke=releaser.poke,
+        )
+        releaser.use(recovery)
+        self.card_actions = CardActions(bench, recovery, look=inventory.rescan, poke=releaser.poke)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         reconciler = Reconciler(
             ledger=ledger,
@@ -306,7 +318,7 @@ class Daemon:
             identities=identities,
             cgroups=bench.cgroups,
             envs=LazyEnvSource(lambda: _pod_env_source(settings, podresources)),
-            preparer=Preparer(bench),
+            preparer=Preparer(bench, recovery),
             releaser=releaser,
             epoch_changed=reconciler.epoch_changed,
             stream_opened=reconciler.stream_opened,
@@ -318,6 +330,8 @@ class Daemon:
         index = self._index = StoreIndex(store, self._store_changed)
         index.watch()
         await inventory.scan()
+        if ledger.rebinding:
+            await recovery.resume()
         self.kubelet = KubeletService(
             claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
         )
@@ -363,6 +377,10 @@ class Daemon:
 
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
         self.claims.deallocate(resource, [device])
+
+    async def _announced(self) -> None:
+        if self.kubelet is not None:
+            await self.kubelet.announced()
 
     def _resend(self) -> None:
         if self.kubelet is not None:
@@ -411,6 +429,7 @@ class Daemon:
         if hasattr(self, "_workers"):
             self._workers.close()
         if hasattr(self, "claims"):
+            self._recovery.close()
             await self.claims.close()
             await self._releaser.close()
             await self.inventory.close()

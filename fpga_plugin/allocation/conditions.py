@@ -39,6 +39,13 @@ class Conditions(Book):
 
     def another_blank(self, card: CardId) -> None:
         """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
+        self._forgive(card, "the blank bitstream was replaced")
+
+    def another_try(self, card: CardId) -> None:
+        """The operator mended something: what failed and nobody owns is worth a scrub."""
+        self._forgive(card, "the operator wants it tried again")
+
+    def _forgive(self, card: CardId, reason: str) -> None:
         present = self.cards.get(card)
         self.dirty(
             [
@@ -48,7 +55,7 @@ class Conditions(Book):
                 and region.id not in self.failing
                 and self.region_claim(region.id) is None
             ],
-            "the blank bitstream was replaced",
+            reason,
         )
 
     def clean(self, region: RegionId, afu_id: AfuId | None, *, blank: bool) -> None:

@@ -7,6 +7,7 @@ Register revives them. Of two registrations of one resource the later one counts
 """
 
 import asyncio
+import contextlib
 import os
 import stat
 import time
@@ -169,8 +170,9 @@ class PluginManager(RegistrationBase):
     def _wipe(self) -> None:
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
-                os.unlink(path)
+            with contextlib.suppress(FileNotFoundError):  # plugins remove their own, too
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    os.unlink(path)
 
     # ---------------------------------------------------------------- registration
 

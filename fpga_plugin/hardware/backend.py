@@ -134,6 +134,9 @@ class Backend(Protocol):
             HardwareError: the card has no driver now; the message says what helps.
         """
 
+    def rebind_advice(self, card: Card) -> str:
+        """The operator's way to do what `rebind` does, with the command; reads nothing."""
+
     def bind(self, card: CardId) -> None:
         """Put the driver on a card that a `rebind` left without; any other is left as it is.
 

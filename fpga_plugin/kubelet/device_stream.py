@@ -60,6 +60,11 @@ class DeviceStreams:
         """Whether kubelet holds a stream that was sent the list."""
         return self.opened.is_set() and not self.lost.is_set()
 
+    @property
+    def behind(self) -> bool:
+        """Whether a stream was not yet sent the list as it is now."""
+        return any(cursor.changed.is_set() for cursor in self._cursors)
+
     def changed(self) -> None:
         """The list may be another one now; streams that were sent the same stay quiet."""
         for cursor in self._cursors:

@@ -112,6 +112,11 @@ class Registration:
         if self._endpoint is not None:
             self._endpoint.streams.resend()
 
+    @property
+    def behind(self) -> bool:
+        """Whether kubelet was not yet sent the list as it is now."""
+        return self._endpoint is not None and self._endpoint.streams.behind
+
     async def run(self) -> None:
         """Register, and again whenever that is due, until cancelled."""
         delays = _Delays(self._timing)

@@ -10,6 +10,12 @@ from fpga_plugin.kubelet.sockets import remove_stale_sockets
 from fpga_plugin.kubelet.watch import KubeletDirectory
 from fpga_plugin.lifecycle.calls import DevicePluginCalls
 
+ANNOUNCE_LIMIT = 2.0
+"""Seconds that kubelet gets to read its lists."""
+
+ANNOUNCE_POLL = 0.005
+"""Seconds between two looks whether it has."""
+
 
 class KubeletService:
     """Serves and registers every resource, each in a task of its own.
@@ -69,6 +75,17 @@ class KubeletService:
         """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""
         for registration in self._registrations.values():
             registration.resend()
+
+    async def announced(self) -> None:
+        """Wait until kubelet was sent every list as it is now, or `ANNOUNCE_LIMIT`.
+
+        A kubelet that is away gets them with its next connection.
+        """
+        deadline = asyncio.get_running_loop().time() + ANNOUNCE_LIMIT
+        while any(registration.behind for registration in self._registrations.values()):
+            if asyncio.get_running_loop().time() >= deadline:
+                return
+            await asyncio.sleep(ANNOUNCE_POLL)
 
     def _add_resources(self) -> None:
         for resource in self._calls.resources():

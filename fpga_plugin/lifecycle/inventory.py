@@ -122,7 +122,7 @@ class Inventory:
             self._changes[card] += 1
             if card not in self._again:
                 self._again.add(card)
-                self._spawn(self._rescan(card))
+                self._spawn(self.rescan(card))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._logged(work))
@@ -137,7 +137,14 @@ class Inventory:
         except Exception:
             log.exception("scan failed")
 
-    async def _rescan(self, card_id: CardId) -> None:
+    async def rescan(self, card_id: CardId) -> None:
+        """One card anew, with its health signals; takes the card's lock for these."""
+        await self.look(card_id)
+        if card_id in self._ledger.cards:
+            await self.check(card_id)
+
+    async def look(self, card_id: CardId) -> None:
+        """One card anew, but for its health signals."""
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             found = await asyncio.to_thread(self._backend.scan_card, card_id)
@@ -153,7 +160,6 @@ class Inventory:
             self.problems.pop(card_id, None)
             observed = await asyncio.to_thread(self._observe, found)
             self._found(found, observed, await self._blanks.afu_id(found.interface_id))
-        await self.check(card_id)
 
     def _found(
         self, card: Card, observed: dict[RegionId, AfuId | None], blank: AfuId | None

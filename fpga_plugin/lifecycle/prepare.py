@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.allocation.records import Claim, Condition, RegionRecord
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import RefusedError
+from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.backend import DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, PodUid, RegionId
 from fpga_plugin.lifecycle import steps
 from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.reports import Report
 
 
@@ -52,8 +53,9 @@ class Plan:
 class Preparer:
     """Carries out plans, card by card; the cards of one plan work at the same time."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, recovery: Recovery) -> None:
         self._bench = bench
+        self._recovery = recovery
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
         """Do it; returns each region's record as the preparation left it.
@@ -73,8 +75,12 @@ class Preparer:
                 raise outcome
         return {region: self._bench.ledger.record(region) for region in plan.wants}
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, mending: bool = False) -> None:
         """The plan still holds: same claims, same nodes, sound hardware.
+
+        Args:
+            plan: which.
+            mending: a poisoned port that may be recovered passes for sound.
 
         Raises:
             RefusedError: it does not.
@@ -92,37 +98,63 @@ class Preparer:
                 raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
         for region in plan.wants:
             if reason := ledger.trouble(region):
-                raise RefusedError(
-                    f"region {region} is faulted: {reason}",
-                    hint="the operator finds what to do in docs/operations.md; " + DELETE_THE_POD,
-                )
+                card = ledger.cards.get(card_of(region))
+                poisoned = card is not None and self._recovery.poisoned(card, plan.wants)
+                if mending and card is not None and self._mendable(card, plan):
+                    continue
+                hint = "the operator finds what to do in docs/operations.md; " + DELETE_THE_POD
+                if card is not None and poisoned:
+                    hint = self._recovery.advice(card)
+                raise RefusedError(f"region {region} is faulted: {reason}", hint=hint)
 
     async def _card(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
+        async with self._bench.workers.lock(card_id):
+            self.check(plan, mending=True)
+            card = self._bench.ledger.cards[card_id]
+            if self._mendable(card, plan):
+                await self._recovery.rebind(card, owner={c.device for c in plan.claims})
+            try:
+                await self._attempt(plan, card_id, region_ids)
+            except HardwareError as error:
+                if not self._poisoned(plan, card_id):
+                    raise
+                # Its ports are closed again by now.
+                if not await self._recovery.rebind(card, owner={c.device for c in plan.claims}):
+                    raise type(error)(error.message, hint=self._recovery.advice(card)) from error
+                await self._attempt(plan, card_id, region_ids)
+
+    def _poisoned(self, plan: Plan, card_id: CardId) -> bool:
+        card = self._bench.ledger.cards.get(card_id)
+        return card is not None and self._recovery.poisoned(card, plan.wants)
+
+    def _mendable(self, card: Card, plan: Plan) -> bool:
+        """Whether a rebind may help a poisoned port that the plan needs."""
+        return self._recovery.may(card.id) and self._recovery.poisoned(card, plan.wants)
+
+    async def _attempt(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
         bench, ledger = self._bench, self._bench.ledger
-        async with bench.workers.lock(card_id):
-            self.check(plan)
-            card = ledger.cards[card_id]
-            regions = [region for region in card.regions if region.id in region_ids]
-            former = frozenset[PodUid]().union(*(ledger.record(r.id).former for r in regions))
-            if plan.pod is not None:
-                former -= {plan.pod}
-            if (uid := await bench.living(former)) is not None:
-                raise RefusedError(
-                    f"pod {uid}, which had {', '.join(region_ids)} before, still has running"
-                    " processes",
-                    hint="it is tried again when kubelet retries; see why that pod does not end",
-                )
-            self.check(plan)
-            reports = {region.id: Report(region.id) for region in regions}
-            async with bench.ports(card, regions) as ports:
-                try:
-                    await self._work(plan, card, regions, ports, reports)
-                finally:
-                    bench.settle(reports)
-                    for report in reports.values():
-                        if report.steps:
-                            bench.report(report)
-            self._still_owned(plan, reports)
+        self.check(plan)
+        card = ledger.cards[card_id]
+        regions = [region for region in card.regions if region.id in region_ids]
+        former = frozenset[PodUid]().union(*(ledger.record(r.id).former for r in regions))
+        if plan.pod is not None:
+            former -= {plan.pod}
+        if (uid := await bench.living(former)) is not None:
+            raise RefusedError(
+                f"pod {uid}, which had {', '.join(region_ids)} before, still has running processes",
+                hint="it is tried again when kubelet retries; see why that pod does not end",
+            )
+        self.check(plan)
+        reports = {region.id: Report(region.id) for region in regions}
+        async with bench.ports(card, regions) as ports:
+            try:
+                await self._work(plan, card, regions, ports, reports)
+            finally:
+                bench.settle(reports)
+                for report in reports.values():
+                    if report.steps:
+                        bench.report(report)
+        self._still_owned(plan, reports)
 
     def _still_owned(self, plan: Plan, reports: Mapping[RegionId, Report]) -> None:
         """A claim that ended in the meantime leaves its regions dirty."""

@@ -25,6 +25,7 @@ from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, RegionId
 from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.reports import Report
 
 log = structlog.get_logger()
@@ -51,6 +52,7 @@ class Releaser:
 
     def __init__(self, bench: Bench, *, interval: float) -> None:
         self._bench = bench
+        self._recovery: Recovery | None = None
         self._interval = interval
         self._open = False
         self._tasks: dict[CardId, asyncio.Task[None]] = {}
@@ -64,6 +66,10 @@ class Releaser:
         # What works on a card sees what changes, and much of that is its own doing.
         if card is not None and card not in self._poked:
             self.poke(card)
+
+    def use(self, recovery: Recovery) -> None:
+        """Let poisoned ports of cards that nobody has be recovered."""
+        self._recovery = recovery
 
     def open_gate(self) -> None:
         """Kubelet has told what is in use."""
@@ -95,7 +101,12 @@ class Releaser:
 
     def _has_work(self, card_id: CardId) -> bool:
         card = self._bench.ledger.cards.get(card_id)
-        return card is not None and bool(self._due(card) or self._owes(card))
+        return card is not None and bool(
+            self._due(card) or self._owes(card) or self._mendable(card)
+        )
+
+    def _mendable(self, card: Card) -> bool:
+        return self._recovery is not None and self._recovery.due(card)
 
     def _due(self, card: Card) -> list[Region]:
         ledger = self._bench.ledger
@@ -160,6 +171,9 @@ class Releaser:
             card = bench.ledger.cards.get(card_id)
             if card is None or not self._open or self._closing:
                 return Outcome.NOTHING
+            if self._mendable(card) and self._recovery is not None:
+                back = await self._recovery.rebind(card, owner=frozenset())
+                return Outcome.DONE if back else Outcome.NOTHING
             if not self._due(card):
                 return await self._pay(card) if self._owes(card) else Outcome.NOTHING
             try:

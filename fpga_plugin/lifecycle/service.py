@@ -285,7 +285,7 @@ class ClaimService:
             return existing
         wants = await self._wants(devices, requests)
         plan = Plan(claims, identity.pod, wants)
-        self._preparer.check(plan)
+        self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
         existing = self._preparations.get(frozenset(devices))
         if existing is not None and existing.key == key:

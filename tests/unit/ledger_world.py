@@ -17,6 +17,7 @@ from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.config import Recovery as RecoveryPolicy
 from fpga_plugin.errors import CardGoneError, PortInUseError, PortPoisonedError, ProgrammingError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
@@ -38,6 +39,7 @@ from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
+from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.service import ClaimService
 from fpga_plugin.lifecycle.sources import NoEnvSource
@@ -46,6 +48,10 @@ from fpga_plugin.pods.cgroup import PodPresence
 
 AFUS = (AFU, AfuId("a" * 32))
 SILENT = News(None, node_name=None, podresources=None)
+
+
+async def _at_once() -> None:
+    pass
 
 
 # ------------------------------------------------------------------ time and threads
@@ -425,6 +431,13 @@ class Plugin:
             news=SILENT,
         )
         self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
+        recovery = Recovery(
+            RecoveryPolicy.NONE,
+            bench=bench,
+            look=self.inventory.look,
+            announced=_at_once,
+            poke=self.releaser.poke,
+        )
         self.claims = ClaimService(
             ledger=ledger,
             lists=self.lists,
@@ -433,7 +446,7 @@ class Plugin:
             identities=Checkpoint(pods),  # type: ignore[arg-type]
             cgroups=bench.cgroups,
             envs=NoEnvSource(),
-            preparer=Preparer(bench),
+            preparer=Preparer(bench, recovery),
             releaser=self.releaser,
             epoch_changed=lambda _: self.releaser.close_gate(),
             stream_opened=lambda _: None,

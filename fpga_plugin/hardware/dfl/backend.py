@@ -9,7 +9,13 @@ from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.port import DflPort, open_port, read_afu_id, read_errors
+from fpga_plugin.hardware.dfl.port import (
+    DflPort,
+    open_port,
+    read_afu_id,
+    read_errors,
+    rebind_hint,
+)
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
@@ -83,6 +89,10 @@ class DflBackend:
     def rebind(self, card: Card) -> None:
         """Take the card's PCI driver off and put it on again."""
         rebind(self._kernel, card)
+
+    def rebind_advice(self, card: Card) -> str:
+        """The command, and when it is safe."""
+        return rebind_hint(card.address)
 
     def bind(self, card: CardId) -> None:
         """Put the PCI driver on a card that has none."""

@@ -138,7 +138,7 @@ class DflPort:
                 f"region {self._region.id} ({self._region.node}) did not acknowledge its reset",
                 error,
                 hint="requests of the last image may still be under way; "
-                + _rebind_hint(self._card.address),
+                + rebind_hint(self._card.address),
             ) from error
 
     def clear_errors(self) -> Mapping[str, int]:
@@ -346,7 +346,7 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
             raise PortPoisonedError(
                 f"region {region.id} ({region.node}) is held in reset, as after a failed "
                 "programming",
-                hint=_rebind_hint(PciAddress.parse(region.card)),
+                hint=rebind_hint(PciAddress.parse(region.card)),
             ) from error
         raise _failure(f"the AFU id of region {region.id} cannot be read", error) from error
     try:
@@ -374,7 +374,8 @@ def _still_there(kernel: Kernel, region: Region) -> None:
         )
 
 
-def _rebind_hint(address: PciAddress) -> str:
+def rebind_hint(address: PciAddress) -> str:
+    """What un-poisons a port, and when it is safe."""
     return (
         "when no container and no process on the node uses any region of this card, and it has no "
         f"virtual functions, run as root: {defs.rebind_command(address)}"
