@@ -177,7 +177,11 @@ def _check_trust(file: str, args: argparse.Namespace) -> str:
     relative = os.path.relpath(path, root)
     progress = _progress(file)
     trust = check_trust(
-        root, relative, Trust(root, mode, args.keys), guarded=False, progress=progress
+        root,
+        relative,
+        Trust(root, mode, args.keys, guarded=False),
+        guarded=False,
+        progress=progress,
     )
     if mode is not TrustMode.SIGNED and args.keys and os.path.lexists(path + ENDING):
         # Whoever has keys wants to know of a wrong signature, needed or not.

@@ -1,7 +1,6 @@
 """What a file of a store is worth, for people who ask: the daemon's rules, no copies."""
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable
 
@@ -29,6 +28,8 @@ def digest_of(
         BitstreamNotFoundError: there is none.
         BitstreamError: it must not be used, or changed while it was read.
     """
+    import hashlib  # libcrypto comes with it, 4 MiB, which the daemon that only looks does without
+
     digest = hashlib.sha256()
     try:
         with opened(path, inside=inside, guarded=guarded) as original:

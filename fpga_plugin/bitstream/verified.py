@@ -10,7 +10,6 @@ them are made anew. The directory is the plugin's alone (mode 0700); root can do
 """
 
 import contextlib
-import hashlib
 import mmap
 import os
 import stat
@@ -199,6 +198,8 @@ def _copy(
     original: Original, write: Callable[[memoryview], int | None], progress: Progress | None
 ) -> tuple[str, OSError | None]:
     """Hash a file and hand its bytes on; returns the digest, and what the writing failed with."""
+    import hashlib  # libcrypto comes with it, 4 MiB: not where all verdicts are known
+
     digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(min(_PIECE, original.size + 1)))
@@ -234,7 +235,10 @@ def _into_memory(original: Original, progress: Progress | None) -> Taken:
 
 def in_memory(data: bytes, digest: str | None = None) -> Taken:
     """Bytes that are private already."""
-    digest = digest or hashlib.sha256(data).hexdigest()
+    if digest is None:
+        import hashlib  # as above
+
+        digest = hashlib.sha256(data).hexdigest()
     content = Content(digest, len(data), lambda: contextlib.nullcontext(data))
     return Taken(content, data=data)
 

@@ -99,7 +99,7 @@ def hashed(monkeypatch):
         calls.append(args)
         return sha256(*args)
 
-    monkeypatch.setattr(verified.hashlib, "sha256", counted)
+    monkeypatch.setattr(hashlib, "sha256", counted)
     return calls
 
 
