@@ -22,6 +22,12 @@ test: ## unit and integration tests (PYTEST_ARGS="-k lock", SEED=1)
 	echo "hypothesis seed $$seed (again: make test SEED=$$seed)"; \
 	$(PYTHON) -m pytest --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
 	  $(wildcard tests/unit tests/integration) $(PYTEST_ARGS)
+	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-20}
+
+.PHONY: fuzz
+fuzz: ## every reader of foreign bytes, fuzzed (FUZZ_SECONDS=20 each, FUZZ_ARGS="policy ids")
+	@bash .ci/setup dev
+	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-20} $(FUZZ_ARGS)
 
 .PHONY: test-kernel
 test-kernel: ## the real DFL drivers in a virtual machine (KERNEL_ARGS="tests/kernel/guest -k fifo")
@@ -64,6 +70,7 @@ soak: ## the tests that search for counterexamples, ten to twenty times as long 
 	echo "hypothesis seed $$seed (again: make soak SEED=$$seed)"; \
 	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest --hypothesis-seed=$$seed \
 	  -m hypothesis --hypothesis-show-statistics tests/unit $(PYTEST_ARGS)
+	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-300}
 
 .PHONY: lint
 lint: ## style, types, and which module may import which
