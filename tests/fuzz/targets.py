@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fpga_plugin import ids
 from fpga_plugin.bitstream.elf import sections
 from fpga_plugin.bitstream.formats import parse
-from fpga_plugin.bitstream.manifest import parse_manifest, write_manifest
+from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
 from fpga_plugin.bitstream.metadata import parse_metadata
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.config import load_settings
@@ -145,7 +145,9 @@ TARGETS = {
     "packed": Target(_packed, (GBS, gzip.compress(GBS, mtime=0))),
     "elf": Target(_elf, (elf((".a", b"x")),)),
     "metadata": Target(_metadata, (json.dumps(DOCUMENT).encode(),)),
-    "manifest": Target(_manifest, (write_manifest(()),)),
+    "manifest": Target(
+        _manifest, (write_manifest([ManifestFile(f"{INTERFACE}/blank.gbs", "1" * 64, 9)]),)
+    ),
     "policy": Target(_policy, (b"-default: deny\nrules: []\n", b'{{"default":"deny","rules":[]}')),
     "requests": Target(
         _requests,
