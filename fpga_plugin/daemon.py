@@ -8,16 +8,15 @@ runs is waited for, since the kernel would not let the process die anyway.
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from grpclib.const import Status
 
 from fpga_plugin import __version__
 from fpga_plugin.allocation.journal import Journal
-from fpga_plugin.allocation.ledger import Ledger, card_of
+from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
@@ -48,9 +47,7 @@ from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.privileges import PrivilegesError, drop_privileges
-from fpga_plugin.status.cards import operations
-from fpga_plugin.status.service import StatusService
-from fpga_plugin.status.watched import Operation, Parts, Watched
+from fpga_plugin.status.watched import Parts, Watched
 from fpga_plugin.telemetry.events import Events, Poster
 
 if TYPE_CHECKING:
@@ -205,9 +202,6 @@ class Daemon:
         self._drop_privileges = drop_privileges
         self._on_call = on_call
         self._on_report = on_report
-        self.watched = Watched(settings)
-        self._operations: dict[str, Operation] = {}
-        self._status: StatusService | None = None
         self._locks: NodeLocks | None = None
         self._journal: Journal | None = None
         self._events: EventSource | None = None
@@ -233,12 +227,7 @@ class Daemon:
         for warning in settings.warnings:
             log.warning(warning)
         self._policy = open_policy(settings)
-        self._status = StatusService(self.watched, self._operations)
-        self._status.start()
-        self.watched.phase = "waiting for another plugin on this node to end"
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
-        self.watched.phase = "starting"
-        self._status.locked()
         journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
         if journal.set_aside is not None:
             log.error(
@@ -272,7 +261,6 @@ class Daemon:
             Events(lambda: _event_poster(settings)) if settings.events else None,
             node_name=settings.node_name,
             podresources=podresources,
-            refused=self.watched.refused,
         )
         store = await asyncio.to_thread(open_library, settings, boot_id)
         blanks = self.blanks = Blanks(store, settings.scrub)
@@ -294,7 +282,6 @@ class Daemon:
             poke=releaser.poke,
             debugged=bench.debugged,
             news=news,
-            calm=settings.health_interval,
         )
         recovery = self._recovery = Recovery(
             settings.recovery,
@@ -304,7 +291,7 @@ class Daemon:
             poke=releaser.poke,
         )
         releaser.use(recovery)
-        self.card_actions = CardActions(bench, recovery, look=self._look_now, poke=releaser.poke)
+        self.card_actions = CardActions(bench, recovery, look=inventory.rescan, poke=releaser.poke)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         reconciler = Reconciler(
             ledger=ledger,
@@ -318,7 +305,6 @@ class Daemon:
             release=self._released,
             resend=self._resend,
         )
-        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
         claims = self.claims = ClaimService(
             ledger=ledger,
             lists=DeviceLists(
@@ -331,11 +317,11 @@ class Daemon:
             store=store,
             identities=identities,
             cgroups=bench.cgroups,
-            envs=envs,
+            envs=LazyEnvSource(lambda: _pod_env_source(settings, podresources)),
             preparer=Preparer(bench, recovery),
             releaser=releaser,
             epoch_changed=reconciler.epoch_changed,
-            stream_opened=lambda resource: self._stream_opened(reconciler, resource),
+            stream_opened=reconciler.stream_opened,
             news=news,
             permission=Permission(
                 self._policy, pods_socket=settings.pods_socket, podresources=podresources
@@ -347,20 +333,8 @@ class Daemon:
         if ledger.rebinding:
             await recovery.resume()
         self.kubelet = KubeletService(
-            claims, kubelet_dir=settings.kubelet_dir, on_call=self._called
+            claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
         )
-        self.watched.parts = Parts(
-            ledger=ledger,
-            claims=claims,
-            kubelet=self.kubelet,
-            inventory=inventory,
-            blanks=blanks,
-            backend=hardware.backend,
-            reconciler=reconciler,
-            envs=envs,
-            podresources=podresources,
-        )
-        self._operations.update(operations(self.card_actions))
         await self.kubelet.start()
         if self._policy is not None:
             self._policy.start()
@@ -392,7 +366,6 @@ class Daemon:
             error=report.error or None,
             condition=str(self.ledger.record(report.region).condition),
         )
-        self.watched.meters.report(report, card_of(report.region))
         if self._on_report is not None:
             self._on_report(report)
 
@@ -402,30 +375,8 @@ class Daemon:
         else:
             self._releaser.close_gate()
 
-    def _called(  # noqa: PLR0917  # CallObserver
-        self,
-        method: str,
-        resource: ResourceName,
-        devices: Sequence[DeviceId],
-        status: Status,
-        message: str,
-        seconds: float,
-    ) -> None:
-        self.watched.called(method, resource, devices, status, message, seconds)
-        if self._on_call is not None:
-            self._on_call(method, resource, devices, status, message, seconds)
-
-    def _stream_opened(self, reconciler: Reconciler, resource: ResourceName) -> None:
-        self.watched.meters.registrations.add(resource)
-        reconciler.stream_opened(resource)
-
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
-        self.watched.meters.reconciled += 1
         self.claims.deallocate(resource, [device])
-
-    async def _look_now(self, card: CardId) -> None:
-        self.inventory.hasten(card)
-        await self.inventory.rescan(card)
 
     async def _announced(self) -> None:
         if self.kubelet is not None:
@@ -466,8 +417,6 @@ class Daemon:
 
     async def stop(self) -> None:
         """End; waits for a PR that runs, and for nothing else."""
-        if self._status is not None:
-            await self._status.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
