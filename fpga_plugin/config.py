@@ -334,6 +334,15 @@ class Settings:
         "Where /metrics, /healthz and /readyz are served. Port 0 takes any free one.",
         empty=_SWITCHED_OFF,
     )
+    status_page: bool = _setting(
+        "FPGA_PLUGIN_STATUS_PAGE",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Show cards, regions and the pods that have them as a page at / of "
+        "FPGA_PLUGIN_HTTP_ADDRESS, and as /status.json. Whoever reaches the address sees pods' "
+        "names.",
+    )
     events: bool = _setting(
         "FPGA_PLUGIN_EVENTS",
         "false",

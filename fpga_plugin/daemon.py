@@ -16,7 +16,7 @@ import structlog
 
 from fpga_plugin import __version__
 from fpga_plugin.allocation.journal import Journal
-from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
@@ -47,7 +47,9 @@ from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.privileges import PrivilegesError, drop_privileges
-from fpga_plugin.status.watched import Parts, Watched
+from fpga_plugin.status.cards import operations
+from fpga_plugin.status.service import StatusService
+from fpga_plugin.status.watched import Operation, Parts, Watched
 from fpga_plugin.telemetry.events import Events, Poster
 
 if TYPE_CHECKING:
@@ -202,6 +204,9 @@ class Daemon:
         self._drop_privileges = drop_privileges
         self._on_call = on_call
         self._on_report = on_report
+        self.watched = Watched(settings)
+        self._operations: dict[str, Operation] = {}
+        self._status: StatusService | None = None
         self._locks: NodeLocks | None = None
         self._journal: Journal | None = None
         self._events: EventSource | None = None
@@ -227,7 +232,12 @@ class Daemon:
         for warning in settings.warnings:
             log.warning(warning)
         self._policy = open_policy(settings)
+        self._status = StatusService(self.watched, self._operations)
+        self._status.start()
+        self.watched.phase = "waiting for another plugin on this node to end"
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
+        self.watched.phase = "starting"
+        self._status.locked()
         journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
         if journal.set_aside is not None:
             log.error(
@@ -261,6 +271,7 @@ class Daemon:
             Events(lambda: _event_poster(settings)) if settings.events else None,
             node_name=settings.node_name,
             podresources=podresources,
+            refused=self.watched.refused,
         )
         store = await asyncio.to_thread(open_library, settings, boot_id)
         blanks = self.blanks = Blanks(store, settings.scrub)
@@ -306,6 +317,7 @@ class Daemon:
             resend=self._resend,
         )
         claims = self.claims = ClaimService(
+        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
             ledger=ledger,
             lists=DeviceLists(
                 ledger,
@@ -317,11 +329,11 @@ class Daemon:
             store=store,
             identities=identities,
             cgroups=bench.cgroups,
-            envs=LazyEnvSource(lambda: _pod_env_source(settings, podresources)),
+            envs=envs,
             preparer=Preparer(bench, recovery),
             releaser=releaser,
             epoch_changed=reconciler.epoch_changed,
-            stream_opened=reconciler.stream_opened,
+            stream_opened=lambda resource: self._stream_opened(reconciler, resource),
             news=news,
             permission=Permission(
                 self._policy, pods_socket=settings.pods_socket, podresources=podresources
@@ -333,9 +345,21 @@ class Daemon:
         if ledger.rebinding:
             await recovery.resume()
         self.kubelet = KubeletService(
-            claims, kubelet_dir=settings.kubelet_dir, on_call=self._on_call
+            claims, kubelet_dir=settings.kubelet_dir, on_call=self._called
         )
         await self.kubelet.start()
+        self.watched.parts = Parts(
+            ledger=ledger,
+            claims=claims,
+            kubelet=self.kubelet,
+            inventory=inventory,
+            blanks=blanks,
+            backend=hardware.backend,
+            reconciler=reconciler,
+            envs=envs,
+            podresources=podresources,
+        )
+        self._operations.update(operations(self.card_actions))
         if self._policy is not None:
             self._policy.start()
         self._tasks = [
@@ -367,6 +391,7 @@ class Daemon:
             condition=str(self.ledger.record(report.region).condition),
         )
         if self._on_report is not None:
+        self.watched.meters.report(report, card_of(report.region))
             self._on_report(report)
 
     def _gate(self, open_: bool) -> None:  # noqa: FBT001  # a valve: open or not is all it knows
@@ -376,7 +401,17 @@ class Daemon:
             self._releaser.close_gate()
 
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
+    def _called(self, *call: Any) -> None:
+        self.watched.called(*call)
+        if self._on_call is not None:
+            self._on_call(*call)
+
+    def _stream_opened(self, reconciler: Reconciler, resource: ResourceName) -> None:
+        self.watched.meters.registrations.add(resource)
+        reconciler.stream_opened(resource)
+
         self.claims.deallocate(resource, [device])
+        self.watched.meters.reconciled += 1
 
     async def _announced(self) -> None:
         if self.kubelet is not None:
@@ -417,10 +452,9 @@ class Daemon:
 
     async def stop(self) -> None:
         """End; waits for a PR that runs, and for nothing else."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._status is not None:
+            await self._status.close()
+        await self._end_tasks()
         for watcher in (self._events, self._index, self._policy):
             if watcher is not None:
                 watcher.close()
@@ -444,6 +478,12 @@ async def run(settings: Settings) -> None:
     """Run the plugin until SIGTERM or SIGINT.
 
     Raises:
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
         FpgaPluginError: it could not start.
     """
     ended = asyncio.Event()

@@ -6,7 +6,7 @@ way, else from PodResources, in the background.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from grpclib.const import Status
 
@@ -29,6 +29,7 @@ class News:
         events: where it goes; None: nowhere.
         node_name: the node's name; without it there is no news about the node.
         podresources: tells names of pods; None: kubelet cannot be asked.
+        refused: is told of every PreStart that is not answered with OK.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class News:
         *,
         node_name: str | None,
         podresources: PodResourcesClient | None,
+        refused: Callable[[Identity, Sequence[DeviceId], FpgaPluginError], None] | None = None,
     ) -> None:
+        self._told = refused
         self._events = events
         self._node = None if node_name is None else Subject("Node", node_name, "", node_name)
         self._podresources = podresources
@@ -47,6 +50,8 @@ class News:
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
         """A PreStart was refused, or failed. Work that goes on is no news."""
+        if self._told is not None:
+            self._told(identity, devices, error)
         if self._events is None or isinstance(error, NotFinishedError) or identity.pod is None:
             return
         if identity.name:

@@ -44,9 +44,10 @@ class Report:
 
     def failed(self, error: Exception) -> None:
         """Note what went wrong."""
-        known = isinstance(error, FpgaPluginError)
-        self.error = str(error) if known else repr(error)
-        self.failure = error.kind if known else "unexpected"
+        if isinstance(error, FpgaPluginError):
+            self.error, self.failure = str(error), error.kind
+        else:
+            self.error, self.failure = repr(error), "unexpected"
 
 
 Reporter = Callable[[Report], None]

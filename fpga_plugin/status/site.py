@@ -1,0 +1,112 @@
+"""Which path answers what, on the TCP address and on the local socket.
+
+Over TCP everything only looks: anybody who reaches the node's address may ask. What changes
+something is served on the local socket alone, whose file only its owner may open.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, quote
+from fpga_plugin.status.health import not_live, not_ready
+from fpga_plugin.status.http import Request, Response, text
+from fpga_plugin.status.view import view
+from fpga_plugin.status.watched import Operation, Watched
+
+JSON: Final = "application/json"
+
+_GET = frozenset({"GET", "HEAD"})
+
+
+class Site:
+    """Answers requests; belongs to the event loop.
+
+    Args:
+        watched: what is shown.
+        operations: what may be done to a card, by its word; only asked on the local socket.
+    """
+
+    def __init__(self, watched: Watched, operations: Mapping[str, Operation] | None = None) -> None:
+        self._watched = watched
+        self._operations = operations or {}
+        self._public = {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+        }
+        if watched.settings.status_page:
+            self._public |= {"/": self._page, "/status.json": self._status}
+
+    async def public(self, request: Request) -> Response:
+        """On the TCP address."""
+        if request.method not in _GET:
+            return text(405, "only GET")
+        answer = self._public.get(request.path)
+        if answer is None:
+            return text(404, f"there is nothing here: {' '.join(self._public)}")
+        return await answer(request)
+
+    async def local(self, request: Request) -> Response:
+        """On the unix socket, which the node's root alone can open."""
+        match request.method, request.path:
+            case "GET", "/status":
+                return await self._status(request)
+            case "GET", "/metrics":
+                return await self._metrics(request)
+            case "POST", "/card":
+                return await self._card(request)
+            case _:
+                return _json(404, {"error": "this plugin does not know that request", "hint": ""})
+
+    async def _healthz(self, _request: Request) -> Response:
+        reason = await not_live()
+        return text(503, reason) if reason else text(200, "ok")
+
+    async def _readyz(self, _request: Request) -> Response:
+        reasons = not_ready(self._watched)
+        return text(503, "\n".join(reasons)) if reasons else text(200, "ok")
+
+    async def _metrics(self, request: Request) -> Response:
+        readings = await self._watched.readings()
+        # Imported by the first scrape: a start does not wait for it.
+        from fpga_plugin.status.metrics import exposition
+
+        body, content_type = exposition(self._watched, readings, request.accept)
+        return Response(200, body, content_type)
+
+    async def _status(self, _request: Request) -> Response:
+        return _json(200, await view(self._watched))
+
+    async def _page(self, _request: Request) -> Response:
+        from fpga_plugin.status.page import HEADERS, page  # only where the page is served
+
+        html = page(await view(self._watched))
+        return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
+
+    async def _card(self, request: Request) -> Response:
+        try:
+            word, card = _operation(request.body)
+            operation = self._operations.get(word)
+            if operation is None:
+                raise InvalidRequestError(f"nothing called {quote(word)} can be done to a card")
+            return _json(200, await operation(card))
+        except FpgaPluginError as error:
+            return _json(409, {"error": error.message, "hint": error.hint})
+
+
+def _operation(body: bytes) -> tuple[str, str]:
+    """The operation's word and the card's id.
+
+    Raises:
+        InvalidRequestError: it is no such request.
+    """
+    try:
+        asked = json.loads(body)
+        return str(asked["operation"]), str(asked["card"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidRequestError("the request names no operation and card") from None
+
+
+def _json(status: int, value: object) -> Response:
+    return Response(status, json.dumps(value).encode(), JSON)

@@ -1,0 +1,129 @@
+"""What is looked at: the parts of a daemon that know something, and how far its start has come."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grpclib.const import Status
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.config import Settings
+from fpga_plugin.errors import FpgaPluginError, NotFinishedError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import Card, Readings
+from fpga_plugin.ids import CardId, DeviceId, ResourceName
+from fpga_plugin.kubelet.service import KubeletService
+from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.identity import Identity
+from fpga_plugin.lifecycle.inventory import Inventory
+from fpga_plugin.lifecycle.reconcile import Reconciler
+from fpga_plugin.lifecycle.service import ClaimService
+from fpga_plugin.lifecycle.sources import EnvSource
+from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.status.meters import Meters
+from fpga_plugin.status.refusals import Refusals
+
+Operation = Callable[[str], Awaitable[Mapping[str, object]]]
+"""Something that is done to a card, by its id; raises FpgaPluginError, returns what to show."""
+
+MAX_DEVICES = 16
+"""Of a refused call, that are remembered."""
+
+FRESH = 2.0
+"""Seconds for which a card's sensors are not read again, whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a daemon that serves kubelet."""
+
+    ledger: Ledger
+    claims: ClaimService
+    kubelet: KubeletService
+    inventory: Inventory
+    blanks: Blanks
+    backend: Backend
+    reconciler: Reconciler
+    envs: EnvSource
+    podresources: PodResourcesClient | None
+
+
+@dataclass(slots=True)
+class Watched:
+    """A daemon as it is looked at; belongs to the event loop.
+
+    Attributes:
+        settings: all of them.
+        meters: what is counted.
+        refusals: the last of each pod.
+        phase: how far the start has come, until `parts` are there.
+        parts: None while it starts.
+        began: Unix time of the start.
+    """
+
+    settings: Settings
+    meters: Meters = field(default_factory=Meters)
+    refusals: Refusals = field(default_factory=Refusals)
+    phase: str = "starting"
+    parts: Parts | None = None
+    began: float = field(default_factory=time.time)
+    _readings: Mapping[CardId, Readings] = field(default_factory=dict)
+    _read_at: float = float("-inf")
+    _reading: asyncio.Task[Mapping[CardId, Readings]] | None = None
+
+    def called(  # noqa: PLR0917  # as CallObserver has it
+        self,
+        method: str,
+        resource: ResourceName,
+        devices: Sequence[DeviceId],
+        status: Status,
+        message: str,
+        seconds: float,
+    ) -> None:
+        """Kubelet was answered (`CallObserver`)."""
+        self.meters.call(method, resource, devices, status, message, seconds)
+        if method == "Allocate" and status is not Status.OK:
+            self.refusals.refused(
+                method, None, devices[:MAX_DEVICES], status=status.name, message=message
+            )
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        """A PreStart was not answered with OK (`News`). Work that goes on is no refusal."""
+        self.meters.refused(error)
+        if isinstance(error, NotFinishedError):
+            return
+        if identity.pod is not None and identity.name:
+            self.refusals.named(identity.pod, identity.namespace, identity.name)
+        self.refusals.refused(
+            "PreStartContainer",
+            identity.pod,
+            devices[:MAX_DEVICES],
+            status=error.status.name,
+            message=str(error),
+        )
+
+    async def readings(self) -> Mapping[CardId, Readings]:
+        """Sensors of all cards, at most `FRESH` seconds old; read in a thread, by one at a time."""
+        if self.parts is None:
+            return {}
+        now = time.monotonic()
+        if now - self._read_at < FRESH:
+            return self._readings
+        if self._reading is None:
+            cards = tuple(self.parts.ledger.cards.values())
+            self._reading = asyncio.create_task(self._read(self.parts.backend, cards))
+        # Shielded: whoever asked may go away, and the others still wait for it.
+        return await asyncio.shield(self._reading)
+
+    async def _read(self, backend: Backend, cards: tuple[Card, ...]) -> Mapping[CardId, Readings]:
+        try:
+            self._readings = await asyncio.to_thread(
+                lambda: {card.id: backend.readings(card) for card in cards}
+            )
+            self._read_at = time.monotonic()
+            return self._readings
+        finally:
+            self._reading = None
