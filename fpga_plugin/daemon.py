@@ -316,8 +316,8 @@ class Daemon:
             release=self._released,
             resend=self._resend,
         )
-        claims = self.claims = ClaimService(
         envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
+        claims = self.claims = ClaimService(
             ledger=ledger,
             lists=DeviceLists(
                 ledger,
@@ -347,7 +347,6 @@ class Daemon:
         self.kubelet = KubeletService(
             claims, kubelet_dir=settings.kubelet_dir, on_call=self._called
         )
-        await self.kubelet.start()
         self.watched.parts = Parts(
             ledger=ledger,
             claims=claims,
@@ -360,6 +359,7 @@ class Daemon:
             podresources=podresources,
         )
         self._operations.update(operations(self.card_actions))
+        await self.kubelet.start()
         if self._policy is not None:
             self._policy.start()
         self._tasks = [
@@ -390,8 +390,8 @@ class Daemon:
             error=report.error or None,
             condition=str(self.ledger.record(report.region).condition),
         )
-        if self._on_report is not None:
         self.watched.meters.report(report, card_of(report.region))
+        if self._on_report is not None:
             self._on_report(report)
 
     def _gate(self, open_: bool) -> None:  # noqa: FBT001  # a valve: open or not is all it knows
@@ -400,7 +400,6 @@ class Daemon:
         else:
             self._releaser.close_gate()
 
-    def _released(self, resource: ResourceName, device: DeviceId) -> None:
     def _called(self, *call: Any) -> None:
         self.watched.called(*call)
         if self._on_call is not None:
@@ -410,8 +409,9 @@ class Daemon:
         self.watched.meters.registrations.add(resource)
         reconciler.stream_opened(resource)
 
-        self.claims.deallocate(resource, [device])
+    def _released(self, resource: ResourceName, device: DeviceId) -> None:
         self.watched.meters.reconciled += 1
+        self.claims.deallocate(resource, [device])
 
     async def _announced(self) -> None:
         if self.kubelet is not None:
@@ -473,17 +473,17 @@ class Daemon:
         if self._locks is not None:
             self._locks.release()
 
-
-async def run(settings: Settings) -> None:
-    """Run the plugin until SIGTERM or SIGINT.
-
-    Raises:
     async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+
+async def run(settings: Settings) -> None:
+    """Run the plugin until SIGTERM or SIGINT.
+
+    Raises:
         FpgaPluginError: it could not start.
     """
     ended = asyncio.Event()
