@@ -293,6 +293,7 @@ class Daemon:
             poke=releaser.poke,
             debugged=bench.debugged,
             news=news,
+            calm=settings.health_interval,
         )
         recovery = self._recovery = Recovery(
             settings.recovery,
@@ -302,7 +303,7 @@ class Daemon:
             poke=releaser.poke,
         )
         releaser.use(recovery)
-        self.card_actions = CardActions(bench, recovery, look=inventory.rescan, poke=releaser.poke)
+        self.card_actions = CardActions(bench, recovery, look=self._look_now, poke=releaser.poke)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         reconciler = Reconciler(
             ledger=ledger,
@@ -412,6 +413,10 @@ class Daemon:
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
         self.watched.meters.reconciled += 1
         self.claims.deallocate(resource, [device])
+
+    async def _look_now(self, card: CardId) -> None:
+        self.inventory.hasten(card)
+        await self.inventory.rescan(card)
 
     async def _announced(self) -> None:
         if self.kubelet is not None:

@@ -9,11 +9,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.records import CLEAN
 from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import Backend
@@ -22,6 +23,7 @@ from fpga_plugin.hardware.model import Inventory as Hardware
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.recovery import POISONED
 from fpga_plugin.lifecycle.workers import CardWorkers
 
 log = structlog.get_logger()
@@ -36,6 +38,9 @@ class Inventory:
         selects: whether the operator lets the plugin touch a card.
         poke: is told of each card that may have work now.
         debugged: regions whose port errors are to be logged.
+        news: is told of cards that fail and recover.
+        calm: seconds for which a signal of trouble has to be gone before its region counts as
+            recovered: a card at the edge of its temperature limit must not come and go.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Inventory:
         poke: Callable[[CardId], None],
         debugged: AbstractSet[RegionId],
         news: News,
+        calm: float = 0.0,
     ) -> None:
         self._ledger = ledger
         self._backend = backend
@@ -58,6 +64,8 @@ class Inventory:
         self._poke = poke
         self._debugged = debugged
         self._news = news
+        self._calm = calm
+        self._well_since: dict[RegionId, float] = {}
         self._port_errors: dict[RegionId, dict[str, int]] = {}
         self._full_scan = asyncio.Lock()
         self._scans: dict[CardId, asyncio.Lock] = {}
@@ -183,6 +191,8 @@ class Inventory:
             self._news.card_failed(card_id, "gone")
             self._ledger.card_gone(card_id)
             self._degraded.pop(card_id, None)
+            for region in [r for r in self._well_since if card_of(r) == card_id]:
+                del self._well_since[region]
 
     def _problem(self, problem: CardProblem) -> None:
         card_id = problem.address.card_id
@@ -260,7 +270,33 @@ class Inventory:
                 shown = {name: f"{value:#x}" for name, value in errors.items()}
                 log.warning("port errors", region=region.id, errors=shown)
 
+    def hasten(self, card_id: CardId) -> None:
+        """What is well at the next look is recovered then, however short it has been well."""
+        for region in self._ledger.failing:
+            if card_of(region) == card_id:
+                self._well_since[region] = float("-inf")
+
+    def _not_yet(self, card: Card, health: CardHealth) -> dict[RegionId, str]:
+        """Regions that look well, but not for long enough, with their old reasons."""
+        now = asyncio.get_running_loop().time()
+        waiting: dict[RegionId, str] = {}
+        for region in (r.id for r in card.regions):
+            reason = self._ledger.failing.get(region)
+            if reason is None or region in health.failed:
+                self._well_since.pop(region, None)
+            elif reason.startswith(POISONED):
+                continue  # somebody rebound the driver: that passes by no limit
+            elif region not in self._well_since and self._calm:
+                self._well_since[region] = now
+                waiting[region] = reason
+                asyncio.get_running_loop().call_later(self._calm, self.changed, card.id)
+            elif now - self._well_since.get(region, now) < self._calm:
+                waiting[region] = reason
+        return waiting
+
     def _judged(self, card: Card, health: CardHealth) -> None:
+        if waiting := self._not_yet(card, health):
+            health = replace(health, failed={**waiting, **health.failed})
         for failed, reason in health.failed.items():
             if self._ledger.failing.get(failed) != reason:
                 log.error("region unhealthy", region=failed, reason=reason)

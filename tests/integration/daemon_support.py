@@ -448,6 +448,7 @@ class Node:
             "FPGA_PLUGIN_PODS_SOCKET": "",
             "FPGA_PLUGIN_CGROUP_ROOT": "",
             "FPGA_PLUGIN_HTTP_ADDRESS": "",
+            "FPGA_PLUGIN_HEALTH_INTERVAL": "0.2",
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
         }
         self.set(**settings)

@@ -1,5 +1,9 @@
 """Poisoned ports that are recovered by rebinding, where that harms nobody; cards out of service."""
 
+import contextlib
+import itertools
+import json
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +12,7 @@ from daemon_support import (
     AFU_2,
     BLANK,
     CARD,
+    CARD_2,
     CARDS,
     HEALTHY,
     NO_REQUEST,
@@ -143,3 +148,34 @@ def test_a_port_that_was_poisoned_before_the_plugin_started_is_recovered() -> No
         node.kubelet.allocate(P1)
         node.kubelet.prestart(P1, env=NO_REQUEST)
         assert node.afu(P1) == BLANK
+
+
+def test_a_plugin_that_died_between_unbind_and_bind_binds_the_card_when_it_is_back() -> None:
+    with Node("2x1").up() as node:
+        node.plugin.kill()
+        # As it is after dfl-pci's `unbind`: no driver, no nodes; and the journal says why.
+        state = json.loads((node.simulated / "state.json").read_text())
+        state["regions"][P0] |= {"bound": False, "node": None, "fme": None}
+        (node.simulated / "state.json").write_text(json.dumps(state))
+        with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db, db:
+            db.execute("INSERT INTO rebinding VALUES (?)", (CARD,))
+        node.again()
+        node.plugin.until_logged("card bound again", card=CARD)
+        node.settled()
+        assert node.kubelet.listed(REGIONS).keys() == {P0, f"{CARD_2}-p0"}
+        assert node.afu(P0) == BLANK
+
+
+@pytest.mark.parametrize("word", ["thermal", "fatal"])
+def test_a_signal_that_comes_and_goes_does_not_make_the_list_flap(word: str) -> None:
+    with Node(health_interval="0.5").up() as node:
+        kubelet = node.kubelet
+        for _ in range(3):
+            fault = node.arm(P0, word)
+            kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
+            fault.unlink()
+        kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        told = [one.get(P0) for one in kubelet.endpoints[REGIONS].lists]
+        came_back = sum(a == UNHEALTHY and b == HEALTHY for a, b in itertools.pairwise(told))
+        assert came_back == 2  # after the first scrub, and now
+        assert len(node.plugin.logged("region recovered", region=P0)) == 1

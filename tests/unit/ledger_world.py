@@ -434,7 +434,7 @@ class Plugin:
         recovery = Recovery(
             RecoveryPolicy.NONE,
             bench=bench,
-            look=self.inventory.look,
+            look=self.hardware.look,
             announced=_at_once,
             poke=self.releaser.poke,
         )
