@@ -357,6 +357,8 @@ class Daemon:
             backend=hardware.backend,
             reconciler=reconciler,
             envs=envs,
+            library=store,
+            recovery=recovery,
             podresources=podresources,
         )
         self._operations.update(operations(self.card_actions))

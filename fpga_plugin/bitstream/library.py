@@ -34,6 +34,7 @@ from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.bitstream.verified import Copies, Taken
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
+from fpga_plugin.telemetry.tally import Tally
 
 log = structlog.get_logger()
 
@@ -91,6 +92,7 @@ class Library(Store):
         """
         super().__init__(root)
         self.trust = trust
+        self.verifications = Tally()  # files that were read and judged, by outcome
         self._guarded = guarded
         self._boot_id = boot_id
         self._lock = threading.Lock()
@@ -309,6 +311,7 @@ class Library(Store):
             raise
         with self._lock:
             self._verdicts[relative] = known
+            self.verifications.add("good" if known.problem is None else known.problem.kind)
         if known.problem is not None:
             self._copies.drop(taken)
             return known, None

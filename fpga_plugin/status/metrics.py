@@ -43,6 +43,8 @@ def collect(watched: Watched, readings: Mapping[CardId, Readings]) -> Iterator[M
         yield from _regions(watched.parts)
         yield from _cards(watched.parts)
         yield from _releases(watched, watched.parts)
+        yield from _recoveries(watched.parts)
+        yield from _bitstreams(watched.parts)
         yield from _best_effort(watched, watched.parts)
     yield from _sensors(readings)
     yield from process_metrics()
@@ -218,6 +220,24 @@ def _releases(watched: Watched, parts: Parts) -> Iterator[Metric]:
             (("implied",), ends["implied"]),
             (("reconcile",), reconciled),
         ],
+    )
+
+
+def _recoveries(parts: Parts) -> Iterator[Metric]:
+    yield _counter(
+        "recoveries",
+        "Times that a card's driver was rebound because of a poisoned port, by outcome.",
+        ["outcome"],
+        [(("done",), parts.recovery.done), (("failed",), parts.recovery.failed)],
+    )
+
+
+def _bitstreams(parts: Parts) -> Iterator[Metric]:
+    yield _counter(
+        "bitstream_verifications",
+        "Files of the store that were read, hashed and judged, by outcome.",
+        ["outcome"],
+        parts.library.verifications.items(),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from fpga_plugin.status import SOCKET
 from fpga_plugin.status.watched import Operation, Watched
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from fpga_plugin.status.site import Site
 
 log = structlog.get_logger()
-
-SOCKET: Final = "status.sock"
-"""In the state directory (DESIGN.md section 11)."""
 
 START_DELAY: Final = 0.3
 """Seconds after which the listeners begin: a start takes about half of it to register."""

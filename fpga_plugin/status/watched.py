@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from grpclib.const import Status
 
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.bitstream.library import Library
 from fpga_plugin.config import Settings
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
 from fpga_plugin.hardware.backend import Backend
@@ -18,6 +19,7 @@ from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.reconcile import Reconciler
+from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.service import ClaimService
 from fpga_plugin.lifecycle.sources import EnvSource
 from fpga_plugin.pods.podresources import PodResourcesClient
@@ -46,6 +48,8 @@ class Parts:
     backend: Backend
     reconciler: Reconciler
     envs: EnvSource
+    library: Library
+    recovery: Recovery
     podresources: PodResourcesClient | None
 
 
