@@ -1,0 +1,185 @@
+"""The status for people at a terminal: as wide as it is, and no wider.
+
+Names of pods and messages come from others: what is not printable is shown as `?`, so that nobody's
+name can move the cursor.
+"""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # the daemon's side of it would make the command three times as slow
+    from fpga_plugin.status.cards import CardStateView
+    from fpga_plugin.status.view import CardView, OwnerView, RefusalView, RegionView, StatusView
+
+MIN_WIDTH: Final = 60
+NO_LIMIT: Final = 10_000
+"""Where the output is no terminal: nothing is cut, for whoever reads it next."""
+
+_SHORT_AFU = 12
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+STATES: Final = """\
+ownership: FREE nobody has it; CLAIMED kubelet gave it to a pod; STARTED a container has it
+condition: BLANK scrubbed and verified; PROGRAMMED as its owner asked; DIRTY somebody's image or
+           state may be on it, a scrub follows; SCRUBBING work on it is under way; FAULTED it
+           cannot be used until an operator mends it; UNBLANKED reset, but the last image is
+           still there (best-effort scrubbing)
+health:    what kubelet is told; an Unhealthy region is given to nobody
+"""
+"""What the words mean, for `--help`."""
+
+
+def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
+    """The whole status."""
+    width = max(width, MIN_WIDTH)
+    now = status["time"]
+    node = f" on {status['node']}" if status["node"] else ""
+    ready = "ready" if status["ready"] else "NOT READY"
+    lines = [
+        f"fpga-plugin {status['version']}{node}: {ready}, up {span(now - status['started'])}",
+        *_noted(status["not_ready"], width),
+    ]
+    if status["scrub"] != "required":
+        lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)
+    if not status["cards"] and not status["problems"]:
+        lines += ["", "no FPGA cards on this node"]
+    for card in status["cards"]:
+        lines += ["", *_card(card, now, width)]
+    for problem in status["problems"]:
+        lines += ["", f"card {problem['card']}  skipped"]
+        lines += _noted([f"{problem['error']} {problem['hint']}".strip()], width)
+    if status["refusals"]:
+        lines += ["", "refused, the last time of each pod:"]
+        for refusal in status["refusals"]:
+            lines += _refusal(refusal, now, width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def span(seconds: float) -> str:
+    """A time in its largest unit: `3 min`."""
+    for unit, name in _UNITS:
+        if seconds >= unit:
+            return f"{int(seconds // unit)} {name}"
+    return "0 s"
+
+
+def printable(text: str) -> str:
+    """Foreign text, without what moves a cursor."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _noted(notes: Iterable[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for note in notes:
+        lines += textwrap.wrap(
+            printable(note), width, initial_indent="  ! ", subsequent_indent="    "
+        )
+    return lines
+
+
+def _card(card: "CardView", now: float, width: int) -> list[str]:
+    facts = [f"card {card['card']}", card["mode"] if card["present"] else "GONE"]
+    if card["drained"]:
+        facts.append("DRAINED")
+    if card["interface_id"]:
+        facts.append(f"interface {card['interface_id']}")
+    if card["numa_node"] is not None:
+        facts.append(f"NUMA {card['numa_node']}")
+    facts += [f"{value:.0f} C" for value in card["temperatures"].values()]
+    facts += [f"{value:.1f} W" for value in card["power"].values()]
+    lines = textwrap.wrap("  ".join(facts), width, subsequent_indent="     ")
+    lines += _noted([card["note"]] if card["note"] else [], width)
+    lines += _rows(card["regions"], now, width)
+    for region in card["regions"]:
+        if region["reason"]:
+            lines += _noted([f"{region['region']}: {region['reason']}"], width)
+    return lines
+
+
+def _rows(regions: "Sequence[RegionView]", now: float, width: int) -> list[str]:
+    if not regions:
+        return []
+    rows: list[list[str]] = [
+        ["REGION", "NODE", "OWNERSHIP", "CONDITION", "BITSTREAM", "HEALTH", "SINCE", "OWNER"]
+    ]
+    rows += [
+        [
+            region["region"],
+            region["node"],
+            region["ownership"],
+            region["condition"],
+            region["afu_id"] or "-",
+            "Healthy" if region["healthy"] else "Unhealthy",
+            _since(region["owner"], now),
+            _owner(region["owner"]),
+        ]
+        for region in regions
+    ]
+    if _width(rows) > width:  # the id's beginning tells bitstreams apart; --json has all of it
+        rows = [[*row[:4], row[4][:_SHORT_AFU], *row[5:]] for row in rows]
+    if _width(rows) > width:  # the card is in the line above
+        rows = [[row[0].rpartition("-")[2], *row[1:]] for row in rows]
+    if _width(rows) > width:  # `devices` has the nodes
+        rows = [[row[0], *row[2:]] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = (
+        "  " + "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return [line if len(line) <= width else f"{line[: width - 3]}..." for line in lines]
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    return sum(2 + max(len(row[i]) for row in rows) for i in range(len(rows[0])))
+
+
+def _since(owner: "OwnerView | None", now: float) -> str:
+    if owner is None or owner["since"] is None:
+        return "-"
+    return span(now - owner["since"])
+
+
+def _owner(owner: "OwnerView | None") -> str:
+    if owner is None:
+        return "-"
+    whole = " (whole card)" if "-p" not in owner["device"] else ""
+    return _pod(owner["namespace"], owner["pod"], owner["pod_uid"]) + whole
+
+
+def _pod(namespace: str, name: str, uid: str) -> str:
+    if name:
+        return printable(f"{namespace}/{name}")
+    return printable(f"pod {uid}") if uid else "a pod not known yet"
+
+
+def _refusal(refusal: "RefusalView", now: float, width: int) -> list[str]:
+    times = f", {refusal['times']} times" if refusal["times"] > 1 else ""
+    pod = _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"])
+    if not refusal["pod"] and not refusal["pod_uid"]:
+        pod = ", ".join(refusal["devices"])
+    head = f"{pod}  {span(now - refusal['at'])} ago{times}  {refusal['method']} {refusal['status']}"
+    return [
+        *textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="    "),
+        *textwrap.wrap(
+            printable(refusal["message"]), width, initial_indent="    ", subsequent_indent="    "
+        ),
+    ]
+
+
+def card_table(state: "CardStateView") -> str:
+    """How far a card is from being pulled."""
+    service = "out of service" if state["drained"] else "in service"
+    lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
+    lines += [
+        f"  {holder['device']}  {'in use by' if holder['started'] else 'given to'}"
+        f" {_pod('', '', holder['pod_uid'])}"
+        for holder in state["holders"]
+    ]
+    lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]
+    if state["may_be_pulled"]:
+        lines.append("it may be pulled now")
+    else:
+        lines.append("it must not be pulled yet:")
+        lines += [f"  {printable(words)}" for words in state["waits_for"]]
+    return "\n".join(lines)
