@@ -140,6 +140,11 @@ class Listener:
         )
         self.addresses.append(os.path.join(directory, name))
 
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._tasks)
+
     async def close(self) -> None:
         """Listen no more and end the connections."""
         for server in self._servers:

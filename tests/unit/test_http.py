@@ -1,0 +1,239 @@
+"""The HTTP server on real sockets: what it answers, and what a hostile client can do to it."""
+
+import asyncio
+import os
+import socket
+import stat
+
+import pytest
+
+from fpga_plugin.status.http import MAX_HEAD, Listener, Request, Response, text
+
+LIMIT = 10.0
+
+
+async def echo(request: Request) -> Response:
+    return text(200, f"{request.method} {request.path} {dict(request.query)} {len(request.body)}")
+
+
+async def exchange(address: str, sent: bytes, *, end: bool = False) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.write(sent)
+        if end:
+            writer.write_eof()
+        async with asyncio.timeout(LIMIT):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def serve(test, handler=echo, **limits):
+    """Run `test(listener)` beside a server on a free port of this machine."""
+
+    async def main():
+        listener = Listener(handler, **limits)
+        await listener.open_tcp("127.0.0.1", 0)
+        try:
+            return await test(listener)
+        finally:
+            await listener.close()
+
+    return asyncio.run(main())
+
+
+def ask(sent, handler=echo, *, end=False, **limits):
+    async def test(listener):
+        return await exchange(listener.addresses[0], sent, end=end)
+
+    return serve(test, handler, **limits)
+
+
+def test_a_request_is_parsed_and_answered():
+    answer = ask(b"GET /a%20b?x=1&x=2&y HTTP/1.1\r\nHost: h\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in head.lower()
+    assert body == b"GET /a b {'x': '2'} 0\n"
+
+
+def test_http_1_0_is_understood():
+    assert ask(b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_head_gets_the_headers_alone():
+    answer = ask(b"HEAD /x HTTP/1.1\r\nHost: h\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-length: 13" in head.lower()
+    assert body == b""
+
+
+def test_a_body_is_read():
+    answer = ask(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello")
+    assert answer.endswith(b"POST / {} 5\n")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n", 400),
+        (b"GET /" + b"a" * (MAX_HEAD + 8192) + b" HTTP/1.1\r\nHost: h\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * (MAX_HEAD + 8192) + b"\r\n\r\n", 431),
+        (b"GET /?" + b"&".join(b"a" for _ in range(100)) + b" HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),  # a TLS client
+    ],
+)
+def test_what_is_no_good_request_is_refused(sent, status):
+    answer = ask(sent)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or answer == b""
+
+
+def test_a_body_that_is_too_large_is_refused():
+    sent = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + b"a" * 100000
+    answer = ask(sent)
+    assert answer.startswith(b"HTTP/1.1 413 ") or answer == b""
+
+
+def test_a_client_that_says_nothing_and_goes_gets_nothing():
+    assert ask(b"", end=True) == b""
+
+
+def test_an_error_of_ours_is_a_500_without_its_text():
+    async def broken(_request):
+        raise RuntimeError("secret")
+
+    answer = ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", broken)
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"secret" not in answer
+
+
+def test_a_slow_client_is_ended_when_its_time_is_up():
+    async def test(listener):
+        return await exchange(listener.addresses[0], b"GET / HT")  # never the rest
+
+    assert serve(test, seconds=0.05) == b""
+
+
+def test_a_client_that_does_not_read_is_ended_and_others_are_served():
+    async def large(request):
+        return Response(200, b"a" * (64 << 20 if request.path == "/large" else 1))
+
+    async def test(listener):
+        host, _, port = listener.addresses[0].rpartition(":")
+        _reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n")
+        await writer.drain()
+        answer = await exchange(listener.addresses[0], b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        async with asyncio.timeout(LIMIT):
+            while listener.connections:
+                await asyncio.sleep(0.005)
+        writer.transport.abort()
+        return answer
+
+    assert serve(test, large, seconds=0.3).endswith(b"a")
+
+
+def test_more_connections_than_allowed_are_closed_and_the_others_go_on():
+    release = asyncio.Event()
+
+    async def waiting(_request):
+        await release.wait()
+        return text(200, "done")
+
+    async def test(listener):
+        sent = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+        first = asyncio.create_task(exchange(listener.addresses[0], sent))
+        async with asyncio.timeout(LIMIT):
+            while not listener.connections:
+                await asyncio.sleep(0.005)
+        second = await exchange(listener.addresses[0], sent)
+        release.set()
+        return await first, second
+
+    first, second = serve(test, waiting, connections=1)
+    assert first.endswith(b"done\n")
+    assert second == b""
+
+
+def test_closing_ends_a_connection_that_waits():
+    async def main():
+        listener = Listener(echo)
+        await listener.open_tcp("127.0.0.1", 0)
+        task = asyncio.create_task(exchange(listener.addresses[0], b"GET /"))
+        while not listener.connections:
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(LIMIT):
+            await listener.close()
+        return await task
+
+    assert asyncio.run(main()) == b""
+
+
+def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_open():
+    async def main():
+        first, second = Listener(echo), Listener(echo)
+        await first.open_tcp("127.0.0.1", 0)
+        port = int(first.addresses[0].rpartition(":")[2])
+        try:
+            with pytest.raises(OSError, match="in use"):
+                await second.open_tcp("127.0.0.1", port)
+            with pytest.raises(OSError, match="in use"):
+                await second.open_tcp("", port)
+        finally:
+            await first.close()
+
+    asyncio.run(main())
+
+
+def test_an_empty_host_means_every_address():
+    async def main():
+        listener = Listener(echo)
+        await listener.open_tcp("", 0)
+        (address,) = listener.addresses
+        port = address.rpartition(":")[2]
+        try:
+            return await exchange(f"127.0.0.1:{port}", b"GET / HTTP/1.0\r\n\r\n")
+        finally:
+            await listener.close()
+
+    assert asyncio.run(main()).startswith(b"HTTP/1.1 200")
+
+
+def test_a_unix_socket_is_its_owners_alone_and_replaces_a_left_over_one(tmp_path):
+    async def main():
+        left = socket.socket(socket.AF_UNIX)
+        left.bind(str(tmp_path / "s.sock"))
+        left.close()
+        listener = Listener(echo)
+        await listener.open_unix(str(tmp_path), "s.sock")
+        mode = stat.S_IMODE(os.stat(tmp_path / "s.sock").st_mode)
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s.sock"))
+        writer.write(b"GET /u HTTP/1.0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await listener.close()
+        return mode, answer
+
+    mode, answer = asyncio.run(main())
+    assert mode == 0o600
+    assert answer.endswith(b"GET /u {} 0\n")
+    assert not (tmp_path / "s.sock").exists()
+
+
+def test_a_directory_with_a_long_path_has_a_socket_too(tmp_path):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+
+    async def main():
+        listener = Listener(echo)
+        await listener.open_unix(str(deep), "s.sock")
+        there = (deep / "s.sock").is_socket()
+        await listener.close()
+        return there
+
+    assert asyncio.run(main())
