@@ -31,6 +31,11 @@ async def exchange(address: str, sent: bytes, *, end: bool = False) -> bytes:
         writer.close()
 
 
+async def connections(listener: Listener, number: int) -> None:
+    while listener.connections != number:
+        await asyncio.sleep(0.005)  # noqa: ASYNC110  # nothing announces it
+
+
 def serve(test, handler=echo, **limits):
     """Run `test(listener)` beside a server on a free port of this machine."""
 
@@ -130,8 +135,7 @@ def test_a_client_that_does_not_read_is_ended_and_others_are_served():
         await writer.drain()
         answer = await exchange(listener.addresses[0], b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         async with asyncio.timeout(LIMIT):
-            while listener.connections:
-                await asyncio.sleep(0.005)
+            await connections(listener, 0)
         writer.transport.abort()
         return answer
 
@@ -149,8 +153,7 @@ def test_more_connections_than_allowed_are_closed_and_the_others_go_on():
         sent = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
         first = asyncio.create_task(exchange(listener.addresses[0], sent))
         async with asyncio.timeout(LIMIT):
-            while not listener.connections:
-                await asyncio.sleep(0.005)
+            await connections(listener, 1)
         second = await exchange(listener.addresses[0], sent)
         release.set()
         return await first, second
@@ -165,8 +168,7 @@ def test_closing_ends_a_connection_that_waits():
         listener = Listener(echo)
         await listener.open_tcp("127.0.0.1", 0)
         task = asyncio.create_task(exchange(listener.addresses[0], b"GET /"))
-        while not listener.connections:
-            await asyncio.sleep(0.005)
+        await connections(listener, 1)
         async with asyncio.timeout(LIMIT):
             await listener.close()
         return await task
