@@ -573,6 +573,15 @@ class Node:
     def unplug(self, card: str) -> None:
         (self.simulated / "cards" / card).unlink()
 
+    def take_driver_off(self, card: str) -> None:
+        """As dfl-pci's `unbind` leaves a card, while no plugin runs."""
+        path = self.simulated / "state.json"
+        state = json.loads(path.read_text())
+        for region, what in state["regions"].items():
+            if region.startswith(f"{card}-p"):
+                what |= {"bound": False, "node": None, "fme": None}
+        path.write_text(json.dumps(state))
+
     def plug(self, card: str) -> None:
         (self.simulated / "cards" / card).touch()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import sqlite3
 from collections.abc import Iterator
 
@@ -153,10 +152,7 @@ def test_a_port_that_was_poisoned_before_the_plugin_started_is_recovered() -> No
 def test_a_plugin_that_died_between_unbind_and_bind_binds_the_card_when_it_is_back() -> None:
     with Node("2x1").up() as node:
         node.plugin.kill()
-        # As it is after dfl-pci's `unbind`: no driver, no nodes; and the journal says why.
-        state = json.loads((node.simulated / "state.json").read_text())
-        state["regions"][P0] |= {"bound": False, "node": None, "fme": None}
-        (node.simulated / "state.json").write_text(json.dumps(state))
+        node.take_driver_off(CARD)
         with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db, db:
             db.execute("INSERT INTO rebinding VALUES (?)", (CARD,))
         node.again()

@@ -27,6 +27,7 @@ SUITE = (
     "tests/kernel/guest",
     "tests/integration/test_life.py",
     "tests/integration/test_faults.py",
+    "tests/integration/test_recovery.py",
 )
 """What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
 

@@ -233,6 +233,9 @@ class RealNode(daemon_support.Node):
     def unplug(self, card: str) -> None:
         unplug(card)
 
+    def take_driver_off(self, card: str) -> None:
+        unplug(card)
+
     def plug(self, card: str) -> None:
         """A simulated card that was pulled comes back with the factory's image."""
         power_up(
