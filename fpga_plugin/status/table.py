@@ -53,7 +53,7 @@ def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
         lines += ["", "refused, the last time of each pod:"]
         for refusal in status["refusals"]:
             lines += _refusal(refusal, now, width)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(printable(line).rstrip() for line in lines)
 
 
 def span(seconds: float) -> str:

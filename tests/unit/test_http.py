@@ -32,8 +32,8 @@ async def exchange(address: str, sent: bytes, *, end: bool = False) -> bytes:
 
 
 async def connections(listener: Listener, number: int) -> None:
-    while listener.connections != number:
-        await asyncio.sleep(0.005)  # noqa: ASYNC110  # nothing announces it
+    while listener.connections != number:  # noqa: ASYNC110  # nothing announces it
+        await asyncio.sleep(0.005)
 
 
 def serve(test, handler=echo, **limits):

@@ -1,0 +1,221 @@
+"""`fpga-plugin status` and `fpga-plugin card`, as commands that ask the daemon as a process."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from daemon_support import (
+    AFU,
+    CARD,
+    CARDS,
+    HEALTHY,
+    LIMIT,
+    P0,
+    P1,
+    REGIONS,
+    ROOT,
+    UNHEALTHY,
+    Node,
+    Refused,
+    eventually,
+    request,
+)
+
+POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
+
+
+def command(state_dir, *arguments, **settings):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+    return subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", *arguments],
+        env=env | {"FPGA_PLUGIN_STATE_DIR": str(state_dir)} | settings,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def told(node, *arguments):
+    """What a command's `--json` says, once the daemon answers."""
+
+    def answered():
+        done = command(node.state_dir, *arguments, "--json")
+        return done if "no fpga-plugin runs here" not in done.stderr else None
+
+    done = eventually(answered)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def region(node, region_id):
+    return next(
+        one
+        for card in told(node, "status")["cards"]
+        for one in card["regions"]
+        if one["region"] == region_id
+    )
+
+
+@pytest.fixture
+def node():
+    with Node("1x2") as node:
+        node.kubelet.start()
+        node.start()
+        node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        yield node
+
+
+def claim(node, device=P0):
+    answer = node.kubelet.allocate(device)
+    node.kubelet.checkpoint((POD, "main", REGIONS, [device], answer))
+    node.kubelet.prestart(device, env=request())
+
+
+def test_it_tells_who_has_what_since_when_and_with_which_bitstream(node):
+    before = time.time()
+    claim(node)
+    shown = region(node, P0)
+    assert (shown["ownership"], shown["condition"]) == ("STARTED", "PROGRAMMED")
+    assert (shown["afu_id"], shown["healthy"]) == (AFU, True)
+    assert shown["owner"]["pod_uid"] == POD
+    assert before <= shown["owner"]["since"] <= time.time()
+    assert region(node, P1)["owner"] is None
+    (card,) = told(node, "status")["cards"]
+    assert card["mode"] == "partitioned"
+
+
+def test_since_when_outlives_the_plugin(node):
+    claim(node)
+    since = region(node, P0)["owner"]["since"]
+    node.plugin.kill()
+    node.again()
+    assert region(node, P0)["owner"]["since"] == since
+
+
+def test_it_tells_the_last_refusal_of_a_pod_and_why(node):
+    answer = node.kubelet.allocate(P0)
+    node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            node.kubelet.prestart(P0, env=request("0" * 32))
+    (one,) = told(node, "status")["refusals"]
+    assert (one["pod_uid"], one["times"], one["status"]) == (POD, 2, "NOT_FOUND")
+    assert one["message"] == refused.value.message
+    assert one["devices"] == [P0]
+
+
+def test_the_table_has_the_same_for_people(node):
+    claim(node)
+    eventually((node.state_dir / "status.sock").exists)
+    done = command(node.state_dir, "status")
+    assert done.returncode == 0
+    assert "ready" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if P0 in line)
+    for word in ("STARTED", "PROGRAMMED", AFU, "Healthy", POD):
+        assert word in line
+
+
+def test_without_a_daemon_it_says_where_it_looked_and_what_to_do(tmp_path):
+    for arguments in (["status"], ["card", "drain", CARD]):
+        done = command(tmp_path, *arguments)
+        assert done.returncode == 1
+        assert str(tmp_path / "status.sock") in done.stderr
+        assert "fpga-plugin run" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_socket_that_a_killed_daemon_left_is_no_daemon(node):
+    eventually((node.state_dir / "status.sock").exists)
+    node.plugin.kill()
+    done = command(node.state_dir, "status")
+    assert done.returncode == 1
+    assert "no fpga-plugin runs here" in done.stderr
+    node.again()
+    assert told(node, "status")["ready"] in {True, False}, "the next one takes its place"
+
+
+def test_the_socket_is_roots_alone(node):
+    eventually((node.state_dir / "status.sock").exists)
+    assert stat.S_IMODE((node.state_dir / "status.sock").stat().st_mode) == 0o600
+
+
+def test_it_is_gone_after_a_proper_end(node):
+    eventually((node.state_dir / "status.sock").exists)
+    assert node.plugin.stop() == 0
+    assert not (node.state_dir / "status.sock").exists()
+
+
+def test_draining_a_card_tells_who_still_has_it_and_undrain_brings_it_back(node):
+    claim(node)
+    state = told(node, "card", "drain", CARD)
+    assert state["drained"]
+    assert not state["may_be_pulled"]
+    assert [(one["device"], one["pod_uid"]) for one in state["holders"]] == [(P0, POD)]
+    node.kubelet.until(REGIONS, {P0: HEALTHY})
+    assert told(node, "status")["cards"][0]["drained"]
+    node.kubelet.poststop(P0)
+    node.kubelet.deallocate(P0)
+    eventually(lambda: told(node, "card", "drain", CARD)["may_be_pulled"])
+    text = command(node.state_dir, "card", "drain", CARD).stdout
+    assert "may be pulled now" in text
+    assert not told(node, "card", "undrain", CARD)["drained"]
+    node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+    node.kubelet.until(CARDS, {CARD: HEALTHY})
+
+
+def test_retry_works_on_what_failed(node):
+    node.arm(P0, "pr-error")
+    node.kubelet.allocate(P0)
+    with pytest.raises(Refused):
+        node.kubelet.prestart(P0, env=request())
+    node.kubelet.until_health(P0, UNHEALTHY)
+    assert region(node, P0)["condition"] == "FAULTED"
+    state = told(node, "card", "retry", CARD)
+    assert state["card"] == CARD
+
+
+@pytest.mark.parametrize("card", ["nonsense", "0000-ff-00.0", "../../etc", "\x1b[2J", "é"])
+def test_a_card_that_is_none_is_refused(node, card):
+    eventually((node.state_dir / "status.sock").exists)
+    done = command(node.state_dir, "card", "drain", card)
+    assert done.returncode == 1
+    assert "no card" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["card"], ["card", "pull", CARD], ["status", "--wach"]])
+def test_wrong_usage_is_exit_code_2(tmp_path, arguments):
+    assert command(tmp_path, *arguments).returncode == 2
+
+
+def test_watching_prints_what_changes_and_ends_with_ctrl_c(node):
+    eventually((node.state_dir / "status.sock").exists)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "fpga_plugin", "status", "--watch", "--json"],
+        env=env | {"FPGA_PLUGIN_STATE_DIR": str(node.state_dir)},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watcher.stdout is not None
+        assert json.loads(watcher.stdout.readline())["cards"][0]["mode"] == "free"
+        node.kubelet.allocate(P0)
+        while json.loads(watcher.stdout.readline())["cards"][0]["mode"] != "partitioned":
+            pass
+        watcher.send_signal(signal.SIGINT)
+        _, complaints = watcher.communicate(timeout=LIMIT)
+    finally:
+        watcher.kill()
+        watcher.communicate()
+    assert watcher.returncode == 0
+    assert complaints == ""

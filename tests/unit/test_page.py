@@ -1,0 +1,269 @@
+"""The status page as a document: escaped, labelled, readable, and nothing but itself may run."""
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from fpga_plugin.status.page import HEADERS, page
+from fpga_plugin.status.style import DARK, LIGHT, SCRIPT, STYLE
+from fpga_plugin.status.table import table
+
+EVIL = "<script>alert(1)</script>\"'&\x1b[2J"
+
+
+def owner(**changes):
+    return {
+        "device": "0000-10-00.0-p0",
+        "resource": "fpga.intel.com/region-x",
+        "ownership": "STARTED",
+        "pod_uid": "3f0c6e5e",
+        "namespace": "team",
+        "pod": "compress",
+        "since": 1000.0,
+    } | changes
+
+
+def region(number=0, **changes):
+    return {
+        "region": f"0000-10-00.0-p{number}",
+        "node": f"/dev/dfl-port.{number}",
+        "ownership": "FREE",
+        "condition": "BLANK",
+        "reason": "",
+        "afu_id": "4cc434ceb4374bd69d69b7e3fdc04577",
+        "healthy": True,
+        "owner": None,
+    } | changes
+
+
+def card(*regions, **changes):
+    return {
+        "card": "0000-10-00.0",
+        "interface_id": "ce48969398f05f33946d560708be108a",
+        "description": "",
+        "numa_node": 0,
+        "present": True,
+        "mode": "partitioned",
+        "drained": False,
+        "note": "",
+        "temperatures": {"t": 45.0},
+        "power": {"p": 22.0},
+        "regions": list(regions),
+    } | changes
+
+
+def status(*cards, **changes):
+    return {
+        "version": "0.1.0",
+        "node": "node-7",
+        "time": 1240.0,
+        "started": 0.0,
+        "ready": True,
+        "not_ready": [],
+        "scrub": "required",
+        "resources": [],
+        "cards": list(cards),
+        "problems": [],
+        "refusals": [],
+    } | changes
+
+
+def refusal(**changes):
+    return {
+        "at": 1180.0,
+        "first": 1000.0,
+        "times": 3,
+        "method": "PreStartContainer",
+        "devices": ["0000-10-00.0-p0"],
+        "status": "NOT_FOUND",
+        "message": "no bitstream",
+        "pod_uid": "3f0c6e5e",
+        "namespace": "team",
+        "pod": "compress",
+    } | changes
+
+
+class Outline(HTMLParser):
+    """What a browser would build, as far as these tests look at it."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text, self.open = [], "", []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "br", "wbr"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, "each element is closed in its order"
+
+    def handle_data(self, data):
+        self.text += data
+
+    def of(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def everything_foreign():
+    hostile = owner(pod_uid=EVIL, namespace=EVIL, pod=EVIL)
+    return status(
+        card(
+            region(reason=EVIL, node=EVIL, afu_id=EVIL, owner=hostile),
+            region(1, owner=owner(pod="", pod_uid=EVIL)),
+            note=EVIL,
+        ),
+        node=EVIL,
+        ready=False,
+        not_ready=[EVIL],
+        scrub=EVIL,
+        resources=[
+            {
+                "resource": EVIL,
+                "registered": False,
+                "streaming": False,
+                "problem": EVIL,
+                "devices": 1,
+                "healthy": 0,
+            }
+        ],
+        problems=[{"card": EVIL, "error": EVIL, "hint": EVIL}],
+        refusals=[
+            refusal(message=EVIL, namespace=EVIL, pod=EVIL, method=EVIL, status=EVIL),
+            refusal(pod="", pod_uid="", devices=[EVIL]),
+        ],
+    )
+
+
+def test_nothing_foreign_becomes_markup():
+    html = page(everything_foreign())
+    assert html.count("<script>") == 1
+    assert "alert(1)&lt;/script&gt;" in html
+    assert "\x1b" not in html
+    assert len(Outline(html).of("script")) == 1
+
+
+def test_what_may_run_is_named_by_its_hash():
+    policy = dict(HEADERS)["Content-Security-Policy"]
+    html = page(status(card(region())))
+    for tag, code in (("style", STYLE), ("script", SCRIPT)):
+        assert f"<{tag}>{code}</{tag}>" in html
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    # Attributes that run or style would be refused by the policy, and so must not be needed.
+    assert not any(
+        name == "style" or name.startswith("on") for _, a in Outline(html).tags for name in a
+    )
+
+
+def test_it_refers_to_nothing_elsewhere():
+    html = page(everything_foreign())
+    assert not [a for _, a in Outline(html).tags if {"src", "href", "action"} & a.keys()]
+    assert "url(" not in STYLE
+    assert "@import" not in STYLE
+
+
+def test_tables_have_captions_and_headers_that_a_screen_reader_can_tell():
+    outline = Outline(page(everything_foreign()))
+    tables = len(outline.of("table"))
+    assert tables == 3
+    assert len(outline.of("caption")) == tables
+    assert all(a.get("scope") in {"row", "col"} for a in outline.of("th"))
+    boxes = [a for a in outline.of("div") if a.get("role") == "region"]
+    assert len(boxes) == tables
+    assert all(a["aria-label"] and a["tabindex"] == "0" for a in boxes)
+
+
+def test_headings_and_labels_name_every_part():
+    outline = Outline(page(status(card(region(), region(1)))))
+    assert next(tag for tag, _ in outline.tags if tag in {"h1", "h2"}) == "h1"
+    assert len(outline.of("h1")) == 1
+    (labelled,) = [a for a in outline.of("section") if "aria-labelledby" in a]
+    assert labelled["aria-labelledby"] in {a.get("id") for a in outline.of("h2")}
+    assert {"aria-label": "Regions of card 0000-10-00.0", "class": "board"} in outline.of("ul")
+    assert outline.of("html") == [{"lang": "en"}]
+
+
+@pytest.mark.parametrize(
+    ("condition", "has_owner", "word"),
+    [
+        ("FAULTED", False, "faulted"),
+        ("DIRTY", True, "dirty"),
+        ("PROGRAMMED", True, "programmed"),
+        ("BLANK", False, "free"),
+    ],
+)
+def test_a_state_is_told_by_words_not_by_colour_alone(condition, has_owner, word):
+    shown = region(condition=condition, owner=owner() if has_owner else None, healthy=False)
+    html = page(status(card(shown)))
+    tile = re.search(r'<li class="tile.*?</li>', html)[0]
+    text = Outline(tile).text
+    assert word in text
+    assert "unhealthy" in text
+    assert ("team/compress" in text) == has_owner
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("text", "back"),
+    [("text", "page"), ("text", "sheet"), ("quiet", "page"), ("quiet", "sheet")]
+    + [(name, f"{name}-back") for name in ("good", "warn", "bad", "own")],
+)
+def test_text_has_the_contrast_of_wcag_aa(colours, text, back):
+    assert contrast(colours[text], colours[back]) >= 4.5
+
+
+def test_light_and_dark_have_the_same_colours_by_name():
+    assert LIGHT.keys() == DARK.keys()
+    assert set(re.findall(r"var\(--([a-z-]+)\)", STYLE)) <= LIGHT.keys()
+
+
+# ---------------------------------------------------------------- the table, of the same view
+
+
+def test_the_table_moves_no_cursor():
+    assert "\x1b" not in table(everything_foreign())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 132, 200])
+def test_the_table_is_no_wider_than_the_terminal(width):
+    long = owner(pod="a" * 63, namespace="b" * 63)
+    shown = status(
+        card(region(owner=long, reason="because " * 40), region(1), note="word " * 50),
+        refusals=[refusal(message="x" * 900)],
+        not_ready=["reason " * 30],
+    )
+    assert max(len(line) for line in table(shown, width=width).splitlines()) <= width
+
+
+def test_a_table_that_goes_to_a_file_is_cut_nowhere():
+    long = owner(pod="a" * 63, namespace="b" * 63)
+    assert f"{'b' * 63}/{'a' * 63}" in table(status(card(region(owner=long))))
+
+
+def test_the_table_says_since_when_and_why():
+    text = table(status(card(region(owner=owner())), refusals=[refusal()]))
+    assert re.search(r"4 min +team/compress", text)
+    assert "1 min ago, 3 times  PreStartContainer NOT_FOUND" in text
+
+
+def test_no_cards_is_said():
+    assert "no FPGA cards" in table(status())
