@@ -42,6 +42,8 @@ from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.reports import Report
 from fpga_plugin.lifecycle.service import ClaimService
 from fpga_plugin.lifecycle.sources import EnvSource, LazyEnvSource
+from fpga_plugin.lifecycle.standing import Standing
+from fpga_plugin.lifecycle.ungated import Ungated
 from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.locks import NodeLocks, acquire_locks
 from fpga_plugin.pods.cgroup import PodCgroups
@@ -305,6 +307,7 @@ class Daemon:
         releaser.use(recovery)
         self.card_actions = CardActions(bench, recovery, look=self._look_now, poke=releaser.poke)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
+        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
         reconciler = Reconciler(
             ledger=ledger,
             identities=identities,
@@ -316,8 +319,18 @@ class Daemon:
             gate=self._gate,
             release=self._released,
             resend=self._resend,
+            standing=Standing(
+                sent=lambda: {} if self.kubelet is None else self.kubelet.sent(),
+                reregister=self._reregister,
+            ),
+            ungated=Ungated(
+                ledger=ledger,
+                identities=identities,
+                kubelet_dir=settings.kubelet_dir,
+                pod=envs.pod,
+                told=news.ungated,
+            ),
         )
-        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
         claims = self.claims = ClaimService(
             ledger=ledger,
             lists=DeviceLists(
@@ -423,6 +436,10 @@ class Daemon:
     async def _announced(self) -> None:
         if self.kubelet is not None:
             await self.kubelet.announced()
+
+    def _reregister(self, resource: ResourceName) -> None:
+        if self.kubelet is not None:
+            self.kubelet.reregister(resource)
 
     def _resend(self) -> None:
         if self.kubelet is not None:

@@ -14,6 +14,7 @@ alone says little (some kubelets answer it without connecting).
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -97,6 +98,8 @@ class Registration:
         self._endpoint: Endpoint | None = None
         self._registered = False
         self._problem = ""
+        self._renewal = ""
+        self._look: Callable[[], None] | None = None
 
     @property
     def status(self) -> ResourceStatus:
@@ -116,6 +119,12 @@ class Registration:
     def behind(self) -> bool:
         """Whether kubelet was not yet sent the list as it is now."""
         return self._endpoint is not None and self._endpoint.streams.behind
+
+    def renew(self, reason: str) -> None:
+        """End the present life, if there is one: the next begins on another socket."""
+        if self._look is not None:
+            self._renewal = reason
+            self._look()
 
     async def run(self) -> None:
         """Register, and again whenever that is due, until cancelled."""
@@ -193,6 +202,7 @@ class Registration:
             # Used as a scope: it has no time limit, it ends when `look` finds a reason.
             async with asyncio.timeout(None) as scope:
                 with self._directory.listening(look):
+                    self._look = look
                     look()
                     await self._register(endpoint)
                     await endpoint.streams.lost.wait()
@@ -201,10 +211,14 @@ class Registration:
             raise NotRegisteredError(outdated) from None
         finally:
             self._registered = False
+            self._look = None
+            self._renewal = ""
             await endpoint.stop()
             self._endpoint = None
 
     def _why_outdated(self, epoch: str, endpoint: Endpoint) -> str:
+        if self._renewal:
+            return self._renewal
         present = self._directory.epoch
         if present is None:
             return ""  # nobody to register with: better keep a stream that may still be read

@@ -76,6 +76,18 @@ class KubeletService:
         for registration in self._registrations.values():
             registration.resend()
 
+    def sent(self) -> Mapping[ResourceName, frozenset[str]]:
+        """The healthy devices of each list that kubelet holds a stream for and has been sent."""
+        return {
+            name: frozenset(device.id for device in self._calls.devices(name) if device.healthy)
+            for name, one in self._registrations.items()
+            if one.status.registered and one.status.streaming and not one.behind
+        }
+
+    def reregister(self, resource: ResourceName) -> None:
+        """Register a resource anew, on another socket."""
+        self._registrations[resource].renew("kubelet has lost its devices")
+
     async def announced(self) -> None:
         """Wait until kubelet was sent every list as it is now, or `ANNOUNCE_LIMIT`.
 

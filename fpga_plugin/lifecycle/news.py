@@ -7,6 +7,7 @@ way, else from PodResources, in the background.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from grpclib.const import Status
 
@@ -15,6 +16,9 @@ from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.telemetry.events import Event, Events, Subject
+
+if TYPE_CHECKING:
+    from fpga_plugin.pods.pod import Pod  # only where kubelet sends no environment
 
 MAX_LOOKUPS = 16
 """Refusals whose pod's name is being looked up at a time; of more, no Event tells."""
@@ -93,6 +97,21 @@ class News:
                 warning=True,
             )
         )
+
+    def ungated(self, pod: "Pod", container: str, devices: frozenset[str]) -> None:
+        """Kubelet restarted and started a container without asking."""
+        if self._events is not None:
+            self._events.record(
+                Event(
+                    Subject("Pod", pod.name, pod.namespace, pod.uid),
+                    "FpgaNotProgrammed",
+                    "Programming",
+                    f"container {container} was started without PreStart after kubelet's restart:"
+                    f" {', '.join(sorted(devices)[:3])} not programmed anew; restart the container"
+                    " if that matters",
+                    warning=True,
+                )
+            )
 
     def card_failed(self, card: CardId, reason: str) -> None:
         """A card, or a region of it, must not be used."""

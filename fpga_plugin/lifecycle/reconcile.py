@@ -21,6 +21,8 @@ from fpga_plugin.allocation.ledger import Ledger, resource_names
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, ResourceName, parse_device_id
 from fpga_plugin.lifecycle.identity import Identities, granted_nodes
+from fpga_plugin.lifecycle.standing import Standing
+from fpga_plugin.lifecycle.ungated import Ungated
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
 from fpga_plugin.pods.podresources import PodList, PodResourcesClient
 
@@ -56,6 +58,8 @@ class Reconciler:
         gate: is told True when kubelet's records were read, False when another kubelet began.
         release: ends the claim of a device.
         resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
+        standing: compares what kubelet knows with what it was sent; None: nobody does.
+        ungated: looks for containers that started without PreStart; None: nobody does.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Reconciler:
         gate: Callable[[bool], None],
         release: Callable[[ResourceName, DeviceId], None],
         resend: Callable[[], None],
+        standing: Standing | None = None,
+        ungated: Ungated | None = None,
     ) -> None:
         self._ledger = ledger
         self._identities = identities
@@ -82,25 +88,38 @@ class Reconciler:
         self._gate = gate
         self._release = release
         self._resend = resend
+        self._standing = standing
+        self._ungated = ungated
         self._answered = False
         self._streaming = False
         self._wake = asyncio.Event()
         self._absences: dict[DeviceId, _Absence] = {}
         self._said = ""
         self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
-        self._unsubscribe = ledger.subscribe(lambda _: self._wake.set())
+        self._unsubscribe = ledger.subscribe(lambda _: self._changed())
 
     def epoch_changed(self, _epoch: str) -> None:
         """Another kubelet: what is in use is not known until it has answered."""
         self._answered = False
         self._streaming = False
         self._absences.clear()
+        if self._standing is not None:
+            self._standing.new_kubelet()
+        if self._ungated is not None:
+            self._ungated.new_kubelet()
         self._gate(False)
         self._wake.set()
 
-    def stream_opened(self, _resource: ResourceName) -> None:
+    def stream_opened(self, resource: ResourceName) -> None:
         """Kubelet talks to us."""
         self._streaming = True
+        if self._ungated is not None:
+            self._ungated.stream_opened(resource)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._standing is not None:
+            self._standing.changed()
         self._wake.set()
 
     async def run(self) -> None:
@@ -117,14 +136,28 @@ class Reconciler:
                     self._ledger.claims or self._ledger.foreign
                 ):
                     await self._round(self._podresources)
+                    await self._compare(self._podresources)
                     await asyncio.sleep(self._interval)
                 elif self._ledger.foreign:
                     await self._settle([])
                     await asyncio.sleep(self._interval)
+                elif self._podresources is not None and self._standing_due:
+                    await asyncio.sleep(self._interval)
+                    await self._compare(self._podresources)
                 else:
                     await self._wake.wait()
         finally:
             self._unsubscribe()
+            if self._ungated is not None:
+                self._ungated.close()
+
+    @property
+    def _standing_due(self) -> bool:
+        return self._standing is not None and self._standing.due
+
+    async def _compare(self, podresources: PodResourcesClient) -> None:
+        if self._standing is not None:
+            await self._standing.look(podresources)
 
     @property
     def problem(self) -> str:
@@ -167,6 +200,8 @@ class Reconciler:
         self._answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
         self._gate(True)
+        if self._ungated is not None:
+            self._ungated.look()
         return True
 
     def _adopt(self, checkpoint: Checkpoint) -> None:

@@ -7,11 +7,14 @@ starts without it: see `LazyEnvSource`.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.ids import DeviceId
+from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.lifecycle.identity import Identity
+
+if TYPE_CHECKING:
+    from fpga_plugin.pods.pod import Pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,17 @@ class EnvSource(Protocol):
             InvalidRequestError: a request variable cannot be known outside the container.
         """
 
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> "Pod":
+        """A pod as it is now.
+
+        Args:
+            uid: of the pod.
+            held: all devices of ours that it holds, by which kubelet tells its name.
+
+        Raises:
+            NoSourceError: it cannot be told.
+        """
+
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """A PreStart is answered with OK; `identity` has the container that `ask` told."""
 
@@ -86,6 +100,10 @@ class NoEnvSource:
             " server), or a kubelet that sends Env in PreStartContainer",
         )
 
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> "Pod":  # noqa: ARG002  # `EnvSource`
+        """Refuse (`EnvSource`)."""
+        raise NoSourceError(f"there is no source that tells pod {uid}")
+
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Nothing to do."""
 
@@ -114,11 +132,18 @@ class LazyEnvSource:
 
     async def ask(self, identity: Identity, devices: Sequence[DeviceId], *, fresh: bool) -> Asked:
         """As the source answers."""
+        return await (await self._source()).ask(identity, devices, fresh=fresh)
+
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> "Pod":
+        """As the source answers."""
+        return await (await self._source()).pod(uid, held)
+
+    async def _source(self) -> EnvSource:
         if self._made is None:
             made = await asyncio.to_thread(self._make)
-            # Another PreStart may have been first.
+            # Another question may have been first.
             self._made = self._made or made
-        return await self._made.ask(identity, devices, fresh=fresh)
+        return self._made
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Pass it on to a source that is there."""

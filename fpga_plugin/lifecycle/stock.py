@@ -179,6 +179,11 @@ class PodEnvSource:
             raise InvalidRequestError(message, hint=hint)
         return Asked(wish.env, container, known.namespace, known.name)
 
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> Pod:
+        """A pod as it is now (`EnvSource`)."""
+        question = _Question(uid, held, frozenset())
+        return (await self._read(question, self._known.get(uid))).pod
+
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Remember who started, where that may matter (`EnvSource`)."""
         if identity.pod is None or not identity.container:

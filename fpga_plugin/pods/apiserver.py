@@ -188,7 +188,8 @@ def _source(source: core_v1.EnvVarSource) -> Reference:
 def _state(status: core_v1.ContainerStatus) -> State:
     now = status.state or core_v1.ContainerState()
     if now.running is not None:
-        return State(Phase.RUNNING)
+        began = now.running.startedAt
+        return State(Phase.RUNNING, started=0 if began is None else int(began.timestamp()))
     if now.terminated is not None:
         return State(Phase.TERMINATED, ended=_run(now.terminated))
     last = status.lastState or core_v1.ContainerState()

@@ -104,11 +104,13 @@ class State:
         message: why it waits, in kubelet's words: the error of its last start.
         ended: its latest run that ended: the present state of a terminated container, the last
             state of a waiting one. None while it runs.
+        started: when the present run began, as in `Run`; 0: it does not run.
     """
 
     phase: Phase = Phase.WAITING
     message: str = ""
     ended: Run | None = None
+    started: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Kubelet's Pods API: one pod by uid, from kubelet itself.
 
-The best source where it is served (KEP-4188: Kubernetes 1.37, in 1.36 by a feature gate): local, no
-rights in the API server, static pods too. Its status is exact at PreStart: kubelet sets it at the
-beginning of the very synchronisation that then starts containers (pkg/kubelet, SyncPod:
+The best source where it is served (KEP-4188: Kubernetes 1.37, in 1.36 by the gate PodsAPI): local,
+no rights in the API server, static pods too. Its status is exact at PreStart: kubelet sets it at
+the beginning of the very synchronisation that then starts containers (pkg/kubelet, SyncPod:
 SetPodStatus comes before the runtime's SyncPod; pkg/kubelet/apis/pods, GetPod).
 
 Each call has a connection of its own, as in `podresources`, and for the same reasons.
@@ -43,7 +43,8 @@ class PodsApi:
     """Asks one kubelet. Belongs to the event loop; calls may overlap.
 
     Args:
-        socket_path: `/var/lib/kubelet/pods/kubelet.sock`, as this process sees it.
+        socket_path: `/var/lib/kubelet/pods-api/pods-api.sock`, as this process sees it: so the
+            kubelet of 1.36.3 has it (the KEP's text names `pods/kubelet.sock`, which none serves).
         call_seconds: how long a call may take, connecting included.
     """
 
@@ -165,7 +166,8 @@ def _key(selector: core_v1.KeySelector) -> tuple[str, str]:
 def _state(status: core_v1.ContainerStatus) -> State:
     now = status.state or core_v1.ContainerState()
     if now.running is not None:
-        return State(Phase.RUNNING)
+        began = now.running.started_at
+        return State(Phase.RUNNING, started=0 if began is None else began.seconds)
     if now.terminated is not None:
         return State(Phase.TERMINATED, ended=_run(now.terminated))
     last = status.last_state or core_v1.ContainerState()

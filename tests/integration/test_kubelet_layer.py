@@ -371,7 +371,7 @@ def test_googles_grpc_client_is_served(tmp_path):
 
 
 @pytest.mark.parametrize("generation", [1, 2, 3])
-@pytest.mark.parametrize("accident", ["stream lost", "socket deleted"])
+@pytest.mark.parametrize("accident", ["stream lost", "socket deleted", "lost by kubelet"])
 def test_a_registration_is_renewed_with_every_generation(tmp_path, generation, accident):
     async def story():
         changes = Changes()
@@ -384,8 +384,12 @@ def test_a_registration_is_renewed_with_every_generation(tmp_path, generation, a
             first = one.client()
             if accident == "stream lost":
                 first.close()
-            else:
+            elif accident == "socket deleted":
                 os.unlink(first.path)
+            else:
+                assert service.sent() == {REGIONS: {REGION.id}}
+                service.reregister(REGIONS)
+                service.reregister(REGIONS)  # twice is once
             await changes.until(lambda: one.client() is not first and one.streams())
             assert one.client().path != first.path
             assert first.ended
