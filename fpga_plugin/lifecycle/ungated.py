@@ -6,8 +6,9 @@ as a rule its own bitstream as its predecessor left it, in no case another pod's
 never ended. Nothing can be done for it behind its back, so it is reported: who minds restarts it.
 
 When it began tells it from the others: after the birth of kubelet's socket, before kubelet opened
-the stream of the resource. Containers that began between two restarts of kubelet, both of them
-while the plugin was away, are not seen.
+the stream of the resource. A status has whole seconds: what began in the second of that birth may
+have begun before it, with a PreStart, unless the plugin was away then. And containers that began
+between two restarts of kubelet, both of them while the plugin was away, are not seen.
 """
 
 import asyncio
@@ -66,6 +67,7 @@ class Ungated:
         self._pod = pod
         self._told = told
         self._looks = looks
+        self._began = time.time()
         self._opened: dict[ResourceName, float] = {}
         self._before: dict[DeviceId, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -143,8 +145,9 @@ class Ungated:
         for entry in entries:
             opened = self._opened.get(entry.resource)
             started = pod.state(entry.container).started
-            # Whole seconds, rounded down: one that began in the second of kubelet's birth is told.
-            if opened is None or not int(birth) <= started <= opened:
+            # A plugin that was away at kubelet's birth had answered no PreStart in that second.
+            first = int(birth) if self._began > birth else birth
+            if opened is None or not first <= started <= opened:
                 continue
             key = (uid, entry.container, started)
             if key in self.found or not all(map(self._may_have_run, entry.devices)):

@@ -24,6 +24,7 @@ def undisturbed(node: Node, pod: Pod, container_id: str) -> None:
     other, _ = running(node, "other")
     assert other.devices() == {REGIONS: [P1]}
     assert pod.until_running() == container_id
+    assert not node.plugin.logged("container started without PreStart")
 
 
 def test_a_container_that_restarts_keeps_its_device_and_is_programmed_anew(

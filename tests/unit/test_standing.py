@@ -167,10 +167,13 @@ class World:
         self.error: NoSourceError | None = None
         self.told: list[tuple[str, str, frozenset[str]]] = []
         self.checkpoint()
-        self.ungated = Ungated(
+        self.ungated = self.plugin()
+
+    def plugin(self) -> Ungated:
+        return Ungated(
             ledger=self.ledger,
-            identities=Identities(kubelet_dir=directory, prefix=PREFIX),
-            kubelet_dir=directory,
+            identities=Identities(kubelet_dir=self.directory, prefix=PREFIX),
+            kubelet_dir=self.directory,
             pod=self.pod,
             told=lambda pod, container, devices: self.told.append((pod.uid, container, devices)),
             looks=(0.0, 0.001),
@@ -196,9 +199,13 @@ class World:
         state = State(Phase.RUNNING, started=self.started) if self.started else State()
         return Pod(namespace="tenant", name="compress", uid=uid, states={"app": state})
 
-    def restart_kubelet(self) -> float:
+    def restart_kubelet(self, *, plugin_away: bool = True) -> float:
         """Kubelet's next life; returns when it began."""
         open(self.socket, "w").close()
+        if plugin_away:
+            self.ungated = self.plugin()
+        else:
+            self.ungated._began -= 1  # a file's time may be some milliseconds old
         self.ledger.kubelet_epoch("k2")
         self.ungated.new_kubelet()
         self.ungated.stream_opened(RESOURCE)
@@ -234,6 +241,11 @@ def test_one_that_began_before_kubelet_or_after_the_stream_is_not(world: World, 
     world.started = int(world.restart_kubelet()) + seconds
     assert world.look() == []
     assert world.told == []
+
+
+def test_one_that_began_in_the_second_of_kubelets_birth_may_have_had_its_prestart(world: World):
+    world.started = int(world.restart_kubelet(plugin_away=False))
+    assert world.look() == []
 
 
 def test_one_that_does_not_run_is_not(world: World):
