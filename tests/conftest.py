@@ -29,8 +29,19 @@ def _openssl() -> str:
     return "" if shutil.which("openssl") else "openssl is not installed (make deps)"
 
 
+def _prometheus() -> str:
+    absent = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+    return f"{' and '.join(absent)} is not installed (make deps)" if absent else ""
+
+
+def _chromium() -> str:
+    return "" if shutil.which("chromium") else "chromium is not installed (make deps)"
+
+
 PREREQUISITES: dict[str, Callable[[], str]] = {
+    "chromium": _chromium,
     "openssl": _openssl,
+    "prometheus": _prometheus,
     "umockdev": _umockdev,
 }
 """What `@pytest.mark.needs(...)` may name: each function says what is missing, or nothing."""

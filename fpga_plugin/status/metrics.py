@@ -285,7 +285,7 @@ def _sensors(readings: Mapping[CardId, Readings]) -> Iterator[Metric]:
     )  # fmt: skip
     yield _gauge("card_power_watts", "A card's power draw.", ["card", "sensor"], flat("power"))
     yield _gauge(
-        "card_error_bits",
+        "card_errors",
         "How many bits of an error register are set, of the card or of a port.",
         ["card", "register"],
         [(labels, int(value).bit_count()) for labels, value in flat("errors")],

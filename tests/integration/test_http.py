@@ -160,7 +160,7 @@ def test_sensors_are_read_and_what_is_absent_is_left_out(node):
     assert (
         seen[f'fpga_plugin_card_power_watts{{card="{CARD}",sensor="dfl_fme_power_power1"}}'] == 22
     )
-    assert seen[f'fpga_plugin_card_error_bits{{card="{CARD}",register="catfatal_errors"}}'] == 0
+    assert seen[f'fpga_plugin_card_errors{{card="{CARD}",register="catfatal_errors"}}'] == 0
 
 
 def test_best_effort_scrubbing_is_seen_wherever_it_is_in_force():

@@ -1,0 +1,251 @@
+"""The status page in a real browser: Debian's Chromium, headless, spoken to over two pipes.
+
+Pictures are kept in .cache/pictures for people to look at.
+"""
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+from daemon_support import CARD, CARD_2, CARDS, HEALTHY, P0, P1, REGIONS, Node, Refused, request
+from test_http import address
+
+pytestmark = pytest.mark.needs("chromium")
+
+PICTURES = Path(__file__).parents[2] / ".cache/pictures"
+POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
+LIMIT = 60.0
+
+
+class Browser:
+    """One page of a Chromium; DevTools messages over descriptors 3 and 4, each ended by a zero."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="chromium-")
+        to_it, self._send = os.pipe()
+        self._receive, from_it = os.pipe()
+        self.process = subprocess.Popen(
+            [
+                "/bin/bash",
+                "-c",
+                f'exec chromium "$@" 3<&{to_it} 4>&{from_it}',
+                "chromium",
+                "--headless",
+                "--no-sandbox",  # as root, in CI's container
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--hide-scrollbars",
+                f"--user-data-dir={self.folder}",
+                "--remote-debugging-pipe",
+                "about:blank",
+            ],
+            pass_fds=(to_it, from_it),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(to_it)
+        os.close(from_it)
+        self._numbers = itertools.count(1)
+        self._buffer = b""
+        self.events = []
+        # Whatever it does, reading from it ends.
+        self._watchdog = threading.Timer(LIMIT, self._kill)
+        self._watchdog.start()
+        self._session = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Accessibility"):
+            self.call(f"{domain}.enable")
+
+    def _kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _next(self):
+        while b"\0" not in self._buffer:
+            piece = os.read(self._receive, 65536)
+            assert piece, "Chromium ended"
+            self._buffer += piece
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+    def call(self, method, **params):
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._send, data) :]
+        while True:
+            answer = self._next()
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def open(self, url, *, width=1200, height=1600, scheme="light"):
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        self.events.clear()
+        self.call("Page.navigate", url=url)
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def evaluate(self, script):
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def picture(self, name):
+        """Rows of RGB pixels, kept as a file, too."""
+        data = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        (PICTURES / f"{name}.png").write_bytes(data)
+        return corner(data)
+
+    def complaints(self):
+        """What the console and the content security policy said."""
+        return [
+            event["params"]
+            for event in self.events
+            if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}
+            # No page has asked for an icon; browsers do.
+            and "favicon" not in json.dumps(event)
+        ]
+
+    def accessible(self):
+        """(role, name) of all that a screen reader is told."""
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node["ignored"]
+        ]
+
+    def close(self):
+        self._watchdog.cancel()
+        self._kill()
+        self.process.wait(10)
+        os.close(self._send)
+        os.close(self._receive)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def corner(png):
+    """The first pixel of a PNG of 8-bit RGB or RGBA: before it there is nothing to filter by."""
+    at, data = 8, b""
+    while at < len(png):
+        length = int.from_bytes(png[at : at + 4], "big")
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + length]
+        at += length + 12
+    return tuple(zlib.decompress(data)[1:4])
+
+
+@pytest.fixture(scope="module")
+def url():
+    """A daemon that serves the page: an owner, a refused pod, a whole card, a failed region."""
+    with Node("2x3", http_address="127.0.0.1:0", status_page="true") as node:
+        node.settings["NODE_NAME"] = "node-7"
+        node.kubelet.start()
+        plugin = node.start()
+        node.kubelet.until_health(P0, HEALTHY)
+        node.kubelet.until_health(CARD_2, HEALTHY, resource=CARDS)
+        answer = node.kubelet.allocate(P0)
+        node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
+        node.kubelet.prestart(P0, env=request())
+        node.arm(P1, "pr-error")
+        node.kubelet.allocate(P1)
+        with pytest.raises(Refused):
+            node.kubelet.prestart(P1, env=request())
+        node.kubelet.allocate(CARD_2, resource=CARDS)
+        yield f"http://{address(plugin)}/"
+
+
+@pytest.fixture
+def browser():
+    browser = Browser()
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "background"), [("light", (0xF5, 0xF6, 0xF8)), ("dark", (0x12, 0x16, 0x1B))]
+)
+def test_it_is_drawn_in_light_and_in_dark_and_nothing_is_refused(browser, url, scheme, background):
+    browser.open(url, scheme=scheme)
+    assert browser.picture(f"status-{scheme}") == background
+    assert browser.complaints() == []
+    assert "FPGAs of node-7" in browser.evaluate("document.title")
+
+
+def test_it_fits_a_phone(browser, url):
+    browser.open(url, width=390, height=2400)
+    browser.picture("status-phone")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_screen_reader_is_told_what_is_drawn(browser, url):
+    browser.open(url)
+    told = browser.accessible()
+    assert ("heading", "FPGAs of node-7") in told
+    assert ("list", f"Regions of card {CARD}") in told
+    assert ("table", f"Regions of card {CARD}") in told
+    for name in ("Region", "Ownership", "Condition", "Health", "Pod"):
+        assert ("columnheader", name) in told
+    assert ("rowheader", P0) in told
+    assert ("region", f"Details of card {CARD}") in told
+    text = " ".join(name for role, name in told if role == "StaticText")
+    for word in ("programmed", "faulted", "unhealthy", "free", "whole", POD):
+        assert word in text, word
+
+
+def test_it_fetches_itself_again_and_says_when_the_plugin_is_away(browser, url):
+    browser.open(url)
+    # What the page shows goes, and comes back with the next refresh.
+    browser.evaluate("document.querySelector('h1').textContent = 'old'")
+    script = """new Promise((done) => {
+      const look = () => document.querySelector('h1').textContent === 'old'
+        ? setTimeout(look, 20) : done(document.querySelector('h1').textContent);
+      document.dispatchEvent(new Event('visibilitychange')); look(); })"""
+    assert browser.evaluate(script) == "FPGAs of node-7"
+    assert browser.complaints() == []
+    assert browser.evaluate("document.getElementById('away').hidden") is True
+    script = """new Promise((done) => {
+      window.fetch = () => Promise.reject(new Error('away'));
+      const look = () => document.getElementById('away').hidden ? setTimeout(look, 20) : done(true);
+      document.dispatchEvent(new Event('visibilitychange')); look(); })"""
+    assert browser.evaluate(script) is True
+
+
+def test_without_scripts_the_page_is_the_same(browser, url):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    browser.open(url)
+    assert ("table", f"Regions of card {CARD}") in browser.accessible()
