@@ -83,6 +83,7 @@ def _node(
         node.wait_clean()
         say("idle")
         figures += measure.idle(node, plugin, effort)
+        figures += measure.metrics(node, plugin, effort)
         say("calls")
         figures += measure.calls(node, plugin, effort)
         say("release")

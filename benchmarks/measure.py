@@ -100,6 +100,20 @@ def idle(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
     ]
 
 
+def metrics(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
+    """What being watched costs: scrapes as Prometheus makes them, and memory afterwards."""
+    cards = f"{len(node.cards)}x{PORTS}"
+    took = [plugin.scrape() for _ in range(effort.rounds)]
+    rss, pss = plugin.memory()
+    count = len(took)
+    return [
+        Figure(cards, "scrape of the metrics, first", took[0] * 1000, "ms"),
+        Figure(cards, "scrape of the metrics", _ms(took[1:]), "ms", samples=count - 1),
+        Figure(cards, "idle RSS, scraped", rss, "MiB", Goal(32, 32)),
+        Figure(cards, "idle PSS, scraped", pss, "MiB"),
+    ]
+
+
 def calls(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
     """Allocate and Deallocate of regions on a card that stays partitioned: no list changes."""
     cards = f"{len(node.cards)}x{PORTS}"

@@ -1,9 +1,11 @@
 """The process under measurement."""
 
+import json
 import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -66,6 +68,17 @@ class Plugin:
         text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
         found = dict(re.findall(r"^(Rss|Pss):\s+([0-9]+) kB$", text, re.MULTILINE))
         return int(found["Rss"]) / 1024, int(found["Pss"]) / 1024
+
+    def scrape(self) -> float:
+        """Seconds of one scrape, as Prometheus asks."""
+        lines = self._log.read_text().splitlines()
+        (address,) = [line for line in lines if '"serving metrics"' in line][-1:]
+        url = f"http://{json.loads(address)['addresses'][0]}/metrics"
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        began = time.perf_counter()
+        with urllib.request.urlopen(urllib.request.Request(url, headers=accept)) as answer:
+            answer.read()
+        return time.perf_counter() - began
 
     def peak(self) -> float:
         """The highest RSS so far in MiB."""

@@ -127,6 +127,7 @@ def _card(card: CardView, now: float) -> str:
         f'<h2 id="card-{name}">Card {name} {" ".join(badges)}</h2>\n'
         f'<dl class="facts">{listed}</dl>\n{note}'
         f'<ul class="board" aria-label="Regions of card {name}">{tiles}</ul>\n'
+        + "".join(map(_reason, card["regions"]))
         + _scrolled(f"Details of card {name}", _region_table(card, now))
         + "</section>"
     )
@@ -158,7 +159,7 @@ def _region_table(card: CardView, now: float) -> str:
             f'<th scope="row"><code>{_text(region["region"])}</code></th>',
             _cell(f"<code>{_text(region['node'])}</code>"),
             _cell(_text(region["ownership"].lower())),
-            _cell(_text(region["condition"].lower()) + _reason(region["reason"])),
+            _cell(_text(region["condition"].lower())),
             _cell(f"<code>{_text(region['afu_id'])}</code>" if region["afu_id"] else "none"),
             _cell("healthy" if region["healthy"] else "unhealthy"),
             _cell(_since(region["owner"], now), kind="when"),
@@ -247,8 +248,11 @@ def _cell(html: str, *, kind: str = "") -> str:
     return f'<td class="{kind}">{html}</td>' if kind else f"<td>{html}</td>"
 
 
-def _reason(reason: str) -> str:
-    return f'<span class="reason">{_text(reason)}</span>' if reason else ""
+def _reason(region: RegionView) -> str:
+    if not region["reason"]:
+        return ""
+    words = f"<strong>{_short(region['region'])}:</strong> {_text(region['reason'])}"
+    return f'<p class="note">{words}</p>\n'
 
 
 def _owner(owner: OwnerView) -> str:

@@ -92,7 +92,6 @@ td code,th code{white-space:nowrap}
 .pod{min-width:10rem}
 td.pod code,th.pod code{white-space:normal;overflow-wrap:anywhere}
 .when{white-space:nowrap}
-.reason{display:block;color:var(--quiet);min-width:12rem}
 .message{min-width:18rem;overflow-wrap:anywhere}
 .legend{display:grid;gap:.25rem 1.5rem;grid-template-columns:repeat(auto-fill,minmax(18rem,1fr));
  margin:0}
