@@ -1,7 +1,7 @@
 """A card's temperature, power and error registers, as numbers to watch.
 
-What they mean for the card's health is `health`'s affair. Only attributes that a running PR does not
-block are read (facts: linux-fpga.md section 0), so this may be called at any time.
+What they mean for the card's health is `health`'s affair. Only attributes that a running PR does
+not block are read (facts: linux-fpga.md section 0), so this may be called at any time.
 """
 
 import re
