@@ -87,7 +87,7 @@ class RefusedError(FpgaPluginError):
 
 
 class NotPermittedError(FpgaPluginError):
-    """Policy or trust forbids what is asked for; the message says which rule, or what is missing."""
+    """Policy or trust forbids what is asked for; the message names the rule, or what is missing."""
 
     status = Status.PERMISSION_DENIED
 
