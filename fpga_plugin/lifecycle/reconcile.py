@@ -186,7 +186,8 @@ class Reconciler:
             return False
         if epoch != self._ledger.epoch:
             return False
-        if self._fresh or self._ledger.fresh:
+        fresh = self._fresh or self._ledger.fresh
+        if fresh:
             try:
                 self._adopt(checkpoint)
                 self._ledger.adopted()
@@ -200,7 +201,7 @@ class Reconciler:
         self._answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
         self._gate(True)
-        if self._ungated is not None:
+        if self._ungated is not None and not fresh:  # without a journal nobody knows who was served
             self._ungated.look()
         return True
 

@@ -70,12 +70,14 @@ class Ungated:
         self._began = time.time()
         self._opened: dict[ResourceName, float] = {}
         self._before: dict[DeviceId, int] = {}
+        self._new = False
         self._task: asyncio.Task[None] | None = None
         self.found: set[tuple[PodUid, str, int]] = set()
 
     def new_kubelet(self) -> None:
         """Another life of kubelet: containers start without PreStart as of its birth."""
         self.close()
+        self._new = True
         self._opened.clear()
         self.found.clear()
         self._before = {device: self._ledger.activity[device] for device in self._ledger.claims}
@@ -85,9 +87,12 @@ class Ungated:
         self._opened.setdefault(resource, time.time())
 
     def look(self) -> None:
-        """Kubelet has told what is in use: look for such containers, in the background."""
+        """Kubelet has told what is in use: look for such containers, in the background.
+
+        Of a kubelet that the journal knows the plugin's last life answered the PreStarts.
+        """
         self.close()
-        if self._ledger.claims:
+        if self._new and self._ledger.claims:
             self._task = asyncio.create_task(self._run(), name="containers without PreStart")
 
     def close(self) -> None:

@@ -199,15 +199,15 @@ class World:
         state = State(Phase.RUNNING, started=self.started) if self.started else State()
         return Pod(namespace="tenant", name="compress", uid=uid, states={"app": state})
 
-    def restart_kubelet(self, *, plugin_away: bool = True) -> float:
+    def restart_kubelet(self, *, plugin_away: bool = True, epoch: str = "k2") -> float:
         """Kubelet's next life; returns when it began."""
         open(self.socket, "w").close()
         if plugin_away:
             self.ungated = self.plugin()
         else:
             self.ungated._began -= 1  # a file's time may be some milliseconds old
-        self.ledger.kubelet_epoch("k2")
-        self.ungated.new_kubelet()
+        if self.ledger.kubelet_epoch(epoch):
+            self.ungated.new_kubelet()
         self.ungated.stream_opened(RESOURCE)
         return os.stat(self.socket).st_ctime
 
@@ -246,6 +246,13 @@ def test_one_that_began_before_kubelet_or_after_the_stream_is_not(world: World, 
 def test_one_that_began_in_the_second_of_kubelets_birth_may_have_had_its_prestart(world: World):
     world.started = int(world.restart_kubelet(plugin_away=False))
     assert world.look() == []
+
+
+def test_of_a_kubelet_that_was_served_before_none_is(world: World):
+    """The plugin restarted, and kubelet did not."""
+    world.started = int(world.restart_kubelet(epoch="k1"))
+    assert world.look() == []
+    assert world.asked == 0
 
 
 def test_one_that_does_not_run_is_not(world: World):
