@@ -15,7 +15,19 @@ def fresh(code):
 IMPORTED = "import sys; from fpga_plugin import cli; run = cli._import_daemon(); "
 
 
-@pytest.mark.parametrize("module", ["ssl", "pyudev", "yaml", "fpga_plugin.demo.command"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ssl",
+        "importlib.metadata",
+        "email",
+        "h11",
+        "prometheus_client",
+        "pyudev",
+        "yaml",
+        "fpga_plugin.demo.command",
+    ],
+)
 def test_a_running_plugin_has_not_imported(module):
     done = fresh(f"{IMPORTED} assert {module!r} not in sys.modules, {module!r}")
     assert done.returncode == 0, done.stderr
@@ -28,6 +40,14 @@ def test_what_was_hidden_for_the_start_can_be_imported_afterwards():
 
 def test_an_ssl_that_was_imported_before_stays():
     done = fresh(f"import ssl; {IMPORTED} assert sys.modules['ssl'] is ssl")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_still_knows_its_version_and_metadata_can_be_read_afterwards():
+    done = fresh(
+        f"{IMPORTED} import betterproto2; from importlib.metadata import version;"
+        " assert version('betterproto2') == betterproto2.__version__"
+    )
     assert done.returncode == 0, done.stderr
 
 
