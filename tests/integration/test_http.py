@@ -16,6 +16,7 @@ from daemon_support import (
     P0,
     P1,
     REGIONS,
+    ROOT,
     UNHEALTHY,
     Node,
     Refused,
@@ -194,6 +195,13 @@ def test_the_older_format_has_the_same_samples(node):
         return {name for name in samples if not re.match("process_|.*_created", name)}
 
     assert steady(metrics(plugin, accept="text/plain")) == steady(metrics(plugin))
+
+
+def test_each_metric_is_documented(node):
+    _, text = get(serve(node), "/metrics", accept="text/plain")
+    names = set(re.findall(r"(?m)^# TYPE (fpga_plugin_\w+?)(?:_created)? ", text))
+    documented = (ROOT / "docs/operations.md").read_text()
+    assert {name for name in names if f"`{name}`" not in documented} == set()
 
 
 def test_no_label_has_anything_of_a_pods(node):
