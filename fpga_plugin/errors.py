@@ -27,6 +27,10 @@ def quote(value: object) -> str:
     return f"'{shown}'" + ("..." if len(text) > MAX_QUOTED else "")
 
 
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
 class FpgaPluginError(Exception):
     """Root of the plugin's errors.
 
@@ -34,14 +38,17 @@ class FpgaPluginError(Exception):
         status: gRPC status that fits.
         message: what happened, to which device, variable or file.
         hint: what the reader can do; may be empty.
+
+    Both can always be encoded: names of files may hold bytes that are no UTF-8, which Python has as
+    lone surrogates, and gRPC, HTML and the log would each fail with them.
     """
 
     status: ClassVar[Status] = Status.INTERNAL
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _encodable(message)
+        self.hint = _encodable(hint)
 
     @property
     def kind(self) -> str:

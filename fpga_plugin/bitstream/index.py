@@ -118,6 +118,11 @@ class StoreIndex:
             verdict = await asyncio.to_thread(self._library.examine, relative)
         except NotFinishedError:
             return  # its writer's close is reported
+        except Exception:
+            # This task's end is the daemon's: one file must not be the others' end. Whoever asks
+            # for this one is told, by its own PreStart.
+            log.exception("a bitstream could not be examined", file=relative)
+            return
         if verdict is None:
             self._reported.pop(relative, None)
         else:

@@ -1,0 +1,95 @@
+"""What a user or an operator is told always arrives: it is short, and it can be encoded."""
+
+import asyncio
+
+import pytest
+
+from fpga_plugin.bitstream.index import StoreIndex
+from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config import TrustMode
+from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginError, quote
+
+
+@pytest.mark.parametrize("text", ["/s/\udcff.gbs", "\ud800", "a\udc80" * 1000])
+def test_a_name_that_is_no_utf8_can_be_told(text):
+    error = FpgaPluginError(f"{text}: what", hint=text)
+    for told in (str(error), error.message, error.hint, quote(text)):
+        assert told.encode()
+
+
+@pytest.mark.parametrize("character", ["a", "\u20ac", "\U0001f600", "\udcff"])
+def test_a_message_stays_under_one_kib_whatever_it_is_made_of(character):
+    told = str(FpgaPluginError(character * 5000, hint=character * 5000)).encode()
+    assert len(told) <= MAX_MESSAGE_BYTES + 3
+
+
+def index(tmp_path) -> tuple[StoreIndex, Library]:
+    root = tmp_path / "store"
+    (root / ("a" * 32)).mkdir(parents=True)
+    trust = Trust(str(root), TrustMode.ANY, None)
+    library = Library(
+        str(root),
+        directory=str(tmp_path / "verified"),
+        limit=1 << 20,
+        boot_id="b",
+        trust=trust,
+        guarded=False,
+    )
+    return StoreIndex(library, lambda _: None), library
+
+
+async def examined(found: StoreIndex, library: Library, monkeypatch) -> list[str]:
+    """Which files were looked at, once all were."""
+    seen: list[str] = []
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    examine, tidy = library.examine, library.tidy
+
+    def look(relative: str):
+        seen.append(relative)
+        return examine(relative)
+
+    def tidied(present) -> None:
+        tidy(present)
+        loop.call_soon_threadsafe(done.set)
+
+    monkeypatch.setattr(library, "examine", look)
+    monkeypatch.setattr(library, "tidy", tidied)
+    task = asyncio.create_task(found.run())
+    await asyncio.wait({task, asyncio.create_task(done.wait())}, return_when="FIRST_COMPLETED")
+    if task.done():
+        task.result()
+    task.cancel()
+    return seen
+
+
+def test_a_file_whose_name_is_no_utf8_does_not_end_the_index(tmp_path, monkeypatch):
+    found, library = index(tmp_path)
+    directory = str(tmp_path / "store" / ("a" * 32)).encode()
+    for name in (b"\xff\xfe.gbs", b"z.gbs"):
+        with open(directory + b"/" + name, "wb") as file:
+            file.write(b"x")
+    seen = asyncio.run(examined(found, library, monkeypatch))
+    assert len(seen) == 2
+
+
+def test_a_file_that_cannot_be_examined_at_all_does_not_end_the_index(tmp_path, monkeypatch):
+    found, library = index(tmp_path)
+    for name in ("x.gbs", "y.gbs"):
+        (tmp_path / "store" / ("a" * 32) / name).write_bytes(b"x")
+    examine = library.examine
+
+    def failing(relative: str):
+        if relative.endswith("x.gbs"):
+            raise MemoryError
+        return examine(relative)
+
+    monkeypatch.setattr(library, "examine", failing)
+    seen = asyncio.run(examined(found, library, monkeypatch))
+    assert [name[-5:] for name in seen] == ["x.gbs", "y.gbs"]
+
+
+def test_a_root_error_has_a_message_and_a_hint():
+    assert str(BitstreamError("m", hint="h")) == "m: h"
+    assert str(BitstreamError("m")) == "m"
