@@ -148,6 +148,9 @@ class Backend(Protocol):
     def health(self, card: Card) -> CardHealth:
         """Read the hardware's health signals; never raises for what a dying card answers."""
 
+    def accept_errors(self, card: CardId) -> None:
+        """The operator has looked: what counters of errors say at the next look counts as well."""
+
     def readings(self, card: Card) -> Readings:
         """Sensors and error registers, for those who watch; never raises, waits for no PR."""
 

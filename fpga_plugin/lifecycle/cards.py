@@ -30,12 +30,14 @@ class Holder:
         resource: under which kubelet gave it away.
         pod: the owner's uid; None where kubelet's records did not tell yet.
         started: whether a container may have run with it.
+        since: Unix time at which it was given away; 0 where it is not known.
     """
 
     device: DeviceId
     resource: ResourceName
     pod: PodUid | None
     started: bool
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +208,4 @@ class CardActions:
 
 
 def _holder(claim: Claim) -> Holder:
-    return Holder(claim.device, claim.resource, claim.pod, claim.used)
+    return Holder(claim.device, claim.resource, claim.pod, claim.used, claim.since)

@@ -271,7 +271,11 @@ class Inventory:
                 log.warning("port errors", region=region.id, errors=shown)
 
     def hasten(self, card_id: CardId) -> None:
-        """What is well at the next look is recovered then, however short it has been well."""
+        """What is well at the next look is recovered then, however short it has been well.
+
+        Errors that were only counted are no trouble any more.
+        """
+        self._backend.accept_errors(card_id)
         for region in self._ledger.failing:
             if card_of(region) == card_id:
                 self._well_since[region] = float("-inf")

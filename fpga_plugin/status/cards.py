@@ -8,12 +8,13 @@ from fpga_plugin.status.watched import Operation
 
 
 class HolderView(TypedDict):
-    """Who still has something of the card; the pod's uid is empty where it is not known."""
+    """Who still has something of the card; `pod_uid` is empty, `since` null, where not known."""
 
     device: str
     resource: str
     pod_uid: str
     started: bool
+    since: float | None
 
 
 class CardStateView(TypedDict):
@@ -57,6 +58,7 @@ def state_view(state: CardState) -> CardStateView:
                 "resource": holder.resource,
                 "pod_uid": holder.pod or "",
                 "started": holder.started,
+                "since": holder.since or None,
             }
             for holder in state.holders
         ],

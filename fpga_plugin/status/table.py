@@ -6,6 +6,7 @@ name can move the cursor.
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the daemon's side of it would make the command three times as slow
@@ -173,7 +174,7 @@ def card_table(state: "CardStateView") -> str:
     lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
     lines += [
         f"  {holder['device']}  {'in use by' if holder['started'] else 'given to'}"
-        f" {_pod('', '', holder['pod_uid'])}"
+        f" {_pod('', '', holder['pod_uid'])}{_from(holder['since'])}"
         for holder in state["holders"]
     ]
     lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]
@@ -183,3 +184,10 @@ def card_table(state: "CardStateView") -> str:
         lines.append("it must not be pulled yet:")
         lines += [f"  {printable(words)}" for words in state["waits_for"]]
     return "\n".join(lines)
+
+
+def _from(since: float | None) -> str:
+    """Since when somebody has something; in UTC, as the log has it."""
+    if since is None:
+        return ""
+    return f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%SZ}"

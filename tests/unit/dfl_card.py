@@ -126,9 +126,12 @@ class FakeKernel:
             f"{path}/vendor": "0x8086",
             f"{path}/device": "0x09c4",
             f"{path}/numa_node": "1",
+            f"{path}/aer_dev_fatal": "Undefined 0\nDLP 0\nTOTAL_ERR_FATAL 2",
+            f"{path}/aer_dev_correctable": "RxErr 7\nTOTAL_ERR_COR 7",
         }
         self.files[f"/sys/bus/pci/drivers/{driver}/module"] = ""
         self.links[f"{path}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+        self.links[f"/sys/bus/pci/devices/{address}"] = path
         return path
 
     def add_port(self, parent: str, region: int, number: int, port_id: int) -> str:

@@ -156,3 +156,64 @@ def test_nothing_that_a_dying_card_answers_is_raised():
     backend, card = served(kernel)
     kernel.dead = True
     assert backend.health(card).failed.keys() == {region.id for region in card.regions}
+
+
+PCI = "/sys/devices/pci0000:3a/0000:3b:00.0"
+
+
+def test_what_the_link_s_counters_said_at_first_is_not_held_against_the_card():
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    assert not backend.health(card).failed
+    assert not backend.health(card).degraded
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "TOTAL_ERR_FATAL -1", "TOTAL_ERR_FATAL 1"])
+def test_counters_that_are_nonsense_or_of_another_function_condemn_nothing(text):
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    backend.health(card)
+    kernel.files[f"{PCI}/aer_dev_fatal"] = text
+    assert not backend.health(card).failed
+
+
+def test_a_fatal_error_of_the_link_fails_the_card_until_the_operator_has_looked():
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    backend, card = served(kernel)
+    backend.health(card)
+    kernel.files[f"{PCI}/aer_dev_fatal"] = "DLP 1\nTOTAL_ERR_FATAL 3"
+    for _ in range(2):
+        failed = backend.health(card).failed
+        assert failed.keys() == {region.id for region in card.regions}
+        assert all(said.startswith("fatal: 1 PCI Express") for said in failed.values())
+    backend.accept_errors(card.id)
+    assert not backend.health(card).failed
+
+
+def test_another_card_in_the_same_slot_is_judged_by_its_own_counters():
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    backend.health(card)
+    kernel.remove("/sys/devices")
+    assert not isinstance(backend.scan_card(card.id), type(card))
+    kernel.add_card()
+    kernel.files[f"{PCI}/aer_dev_fatal"] = "TOTAL_ERR_FATAL 9"
+    assert not backend.health(card).failed
+
+
+def test_errors_that_the_link_corrected_are_said_once_and_fail_nothing():
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    backend.health(card)
+    kernel.files[f"{PCI}/aer_dev_correctable"] = "TOTAL_ERR_COR 8"
+    first = backend.health(card)
+    assert not first.failed
+    (said,) = first.degraded
+    assert said.startswith("pcie: ")
+    kernel.files[f"{PCI}/aer_dev_correctable"] = "TOTAL_ERR_COR 900"
+    assert backend.health(card).degraded == first.degraded, "no line for each look"

@@ -7,6 +7,7 @@ import structlog
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.dfl import discovery
+from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import (
@@ -35,6 +36,7 @@ class DflBackend:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._skipped: set[tuple[str, str]] = set()
+        self._aer = AerCounters()
 
     def boot_id(self) -> str:
         """The kernel's boot id.
@@ -55,7 +57,10 @@ class DflBackend:
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
         """One card anew; None when it is gone."""
-        return discovery.scan_card(self._kernel, card, self._skip)
+        found = discovery.scan_card(self._kernel, card, self._skip)
+        if not isinstance(found, Card):
+            self._aer.forget(card)
+        return found
 
     def open_port(self, card: Card, region: Region) -> DflPort:
         """Open a region exclusively, at once; leaving the context closes it."""
@@ -100,7 +105,11 @@ class DflBackend:
 
     def health(self, card: Card) -> CardHealth:
         """What the card's own signals say now."""
-        return health(self._kernel, card)
+        return health(self._kernel, card, self._aer)
+
+    def accept_errors(self, card: CardId) -> None:
+        """What its error counters say at the next look counts as well."""
+        self._aer.forget(card)
 
     def readings(self, card: Card) -> Readings:
         """Its sensors and error registers."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from fpga_plugin.errors import HardwareError, PortPoisonedError
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import read_afu_id
 from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
@@ -26,7 +27,7 @@ _DEAD = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
 _Parse = Callable[[str, str], int]
 
 
-def health(kernel: Kernel, card: Card) -> CardHealth:
+def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
     """Read a card's signals; never raises for what a dying card answers.
 
     Not to be called during a PR of the plugin's own on this card: the port's AFU id is then EBUSY,
@@ -34,6 +35,7 @@ def health(kernel: Kernel, card: Card) -> CardHealth:
     """
     reading = _Reading(kernel)
     if reading.exists(card.fme_sysfs):
+        _judge_link(reading, card, aer)
         _judge_errors(reading, card)
         _judge_sensors(reading, card)
         _judge_memory(reading, card)
@@ -96,6 +98,19 @@ class _Reading:
         """Failed hardware fails the card; another reason (EINTR, EACCES) says nothing of it."""
         says = self.failed if error.errno in _DEAD else self.degraded
         says.append(f"unreadable: {path} ({error.strerror})")
+
+
+def _judge_link(reading: _Reading, card: Card, aer: AerCounters) -> None:
+    if count := aer.fatal(reading.kernel, card):
+        reading.failed.append(
+            f"fatal: {count} PCI Express errors on card {card.id} (aer_dev_fatal); where it works,"
+            f" `fpga-plugin card retry {card.id}`"
+        )
+    if aer.correctable(reading.kernel, card):
+        # Without the number: each look would be another line in the log.
+        reading.degraded.append(
+            f"pcie: the link of card {card.id} had errors that it corrected (aer_dev_correctable)"
+        )
 
 
 def _judge_errors(reading: _Reading, card: Card) -> None:

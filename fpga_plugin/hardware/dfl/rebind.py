@@ -25,19 +25,21 @@ def rebind(kernel: Kernel, card: Card) -> None:
         RefusedError: it must not be done now; nothing was touched. `PortInUseError`: a port is
             open.
         CardGoneError: the card has no driver, or a port is not there; nothing was touched.
-        HardwareError: the driver is off and could not be put on again; the message names the
+        HardwareError: the driver is off, and could not be put on again; the message names the
             command.
     """
     device = f"/sys/bus/pci/devices/{card.address}"
     try:
         text = optional(kernel, f"{device}/sriov_numvfs")
-    except OSError as error:
+        functions = 0 if text is None else number(f"{device}/sriov_numvfs", text)
+    except (OSError, HardwareError) as error:
         raise RefusedError(
-            f"card {card.id}: its virtual functions cannot be counted ({error.strerror})"
+            f"card {card.id}: its virtual functions cannot be counted ({error})"
         ) from error
-    if text is not None and number(f"{device}/sriov_numvfs", text):
+    if functions:
         raise RefusedError(
-            f"card {card.id} has {text} virtual functions: its driver is not rebound under them",
+            f"card {card.id} has {functions} virtual functions: its driver is not rebound under"
+            " them",
             hint=f"remove them (echo 0 > {device}/sriov_numvfs), then"
             f" `fpga-plugin card retry {card.id}`",
         )
@@ -47,7 +49,7 @@ def rebind(kernel: Kernel, card: Card) -> None:
     try:
         kernel.write(f"{driver}/unbind", str(card.address))
     except OSError as error:
-        raise HardwareError(
+        raise RefusedError(
             f"the driver of card {card.id} cannot be unbound ({error.strerror})",
             hint=_hint(error, card.address),
         ) from error

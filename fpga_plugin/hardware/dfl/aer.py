@@ -1,0 +1,49 @@
+"""PCI Express errors that the kernel has counted on a card's function.
+
+The counters (`aer_dev_fatal`, `aer_dev_correctable`: Linux, sysfs-bus-pci-devices-aer_stats) only
+grow, and say nothing of when. So what they said when the card was first looked at, working, counts
+as well, and more is trouble. It stays trouble until the card is another one or the operator has
+looked: nothing in the counters tells that the link is sound again.
+"""
+
+import re
+
+from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.sysfs import optional
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId
+
+_TOTAL = re.compile(r"^TOTAL_ERR_[A-Z]{1,16} ([0-9]{1,20})$", re.ASCII | re.MULTILINE)
+
+
+class AerCounters:
+    """What each card's counters said at first; used from several threads."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[CardId, str], int] = {}
+
+    def fatal(self, kernel: Kernel, card: Card) -> int:
+        """Fatal errors since the card was first looked at."""
+        return self._risen(kernel, card, "aer_dev_fatal")
+
+    def correctable(self, kernel: Kernel, card: Card) -> int:
+        """Errors that the link has mended itself, likewise."""
+        return self._risen(kernel, card, "aer_dev_correctable")
+
+    def forget(self, card: CardId) -> None:
+        """What the counters say at the next look counts as well."""
+        for key in [key for key in list(self._first) if key[0] == card]:
+            self._first.pop(key, None)
+
+    def _risen(self, kernel: Kernel, card: Card, name: str) -> int:
+        try:
+            text = optional(kernel, f"/sys/bus/pci/devices/{card.address}/{name}")
+        except OSError:
+            text = None
+        if text is None or (found := _TOTAL.search(text)) is None:
+            return 0  # a kernel without AER; a dying card is seen by its other attributes
+        total, key = int(found[1]), (card.id, name)
+        first = self._first.setdefault(key, total)
+        if total < first:  # another function in the same slot
+            self._first[key] = first = total
+        return total - first

@@ -1,0 +1,95 @@
+"""Cards out of service: nobody new gets them, over restarts too; who has something keeps it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from daemon_support import (
+    AFU,
+    BLANK,
+    CARD,
+    CARDS,
+    HEALTHY,
+    P0,
+    P1,
+    REGIONS,
+    Node,
+    eventually,
+    request,
+)
+
+from fpga_plugin.status.client import NoDaemonError, ask
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        yield node.up()
+
+
+def card(node: Node, operation: str) -> Any:
+    """What `fpga-plugin card` does and says."""
+
+    def answered() -> Any:
+        try:
+            return ask(str(node.state_dir), "POST", "/card", {"operation": operation, "card": CARD})
+        except NoDaemonError:
+            return None  # it is starting
+
+    return eventually(answered)
+
+
+def test_a_drained_card_is_off_the_list_after_a_restart_too(node: Node) -> None:
+    state = card(node, "drain")
+    assert state["may_be_pulled"], state
+    node.kubelet.until(REGIONS, {})
+    node.kubelet.until(CARDS, {})
+    node.plugin.kill()
+    node.again()
+    for resource in (REGIONS, CARDS):
+        node.plugin.until_logged("registered with kubelet", resource=resource)
+        node.plugin.until_logged("device list sent", resource=resource)
+    assert (node.kubelet.listed(REGIONS), node.kubelet.listed(CARDS)) == ({}, {})
+    card(node, "undrain")
+    node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+    node.kubelet.until(CARDS, {CARD: HEALTHY})
+
+
+def test_who_has_a_region_of_a_drained_card_keeps_it_and_may_start_again(node: Node) -> None:
+    node.kubelet.allocate(P0)
+    node.kubelet.prestart(P0, env=request())
+    state = card(node, "drain")
+    (holder,) = state["holders"]
+    assert (holder["device"], holder["started"]) == (P0, True)
+    assert holder["since"]
+    assert state["waits_for"] == [f"{P0} has an owner"]
+    node.kubelet.until(REGIONS, {P0: HEALTHY})
+    node.again()
+    node.kubelet.until(REGIONS, {P0: HEALTHY})
+    assert node.afu(P0) == AFU
+    node.kubelet.prestart(P0, env=request())
+    node.kubelet.deallocate(P0)
+    node.kubelet.until(REGIONS, {})
+    eventually(lambda: node.afu(P0) == BLANK)
+    eventually(lambda: card(node, "drain")["may_be_pulled"])
+
+
+def test_a_port_that_somebody_has_open_is_said(node: Node) -> None:
+    fault = node.arm(P1, "port-open")
+    state = card(node, "drain")
+    assert not state["may_be_pulled"]
+    assert any(P1 in words for words in state["waits_for"])
+    fault.unlink()
+    eventually(lambda: card(node, "drain")["may_be_pulled"])
+
+
+def test_a_drained_card_that_was_pulled_comes_back_drained(node: Node) -> None:
+    card(node, "drain")
+    node.kubelet.until(REGIONS, {})
+    node.unplug(CARD)
+    eventually(lambda: not card(node, "drain")["present"])
+    node.plug(CARD)
+    eventually(lambda: card(node, "drain")["present"])
+    assert node.kubelet.listed(REGIONS) == {}
+    card(node, "undrain")
+    node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
