@@ -405,6 +405,7 @@ class Daemon:
             afu_id=report.afu_id,
             error=report.error or None,
             condition=str(self.ledger.record(report.region).condition),
+            **report.concerned(),
         )
         self.watched.meters.report(report, card_of(report.region))
         if self._on_report is not None:

@@ -11,7 +11,7 @@ Each answer is logged, and told to an observer: method, devices, status, message
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
@@ -39,7 +39,7 @@ from fpga_plugin.api.messages.v1beta1 import (
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
 from fpga_plugin.kubelet.device_stream import DeviceStreams
-from fpga_plugin.lifecycle.calls import DevicePluginCalls, Grant
+from fpga_plugin.lifecycle.calls import Caller, DevicePluginCalls, Grant
 
 SERVICE = "v1beta1.DevicePlugin"
 
@@ -52,6 +52,11 @@ OPTIONS = DevicePluginOptions(
 """All that kubelets of any kind may read; deviceplugin.proto tells why all four are true."""
 
 _LOGGED_DEVICES = 16
+
+_OF_A_LIFE = frozenset({"Allocate", "PreStartContainer", "PostStopContainer"})
+"""Calls that are logged although they went well: a claim's life is told by them. Its end is told by
+the line of the release, which is also there where kubelet does not call."""
+
 _log = structlog.get_logger()
 
 
@@ -78,6 +83,7 @@ class _Call:
     method: str
     deadline: Deadline | None
     devices: tuple[DeviceId, ...] = ()
+    caller: Caller = field(default_factory=Caller)
 
     @property
     def time_left(self) -> float | None:
@@ -190,9 +196,12 @@ class Servicer:
             "device_count": len(call.devices),
             "status": status.name,
             "seconds": round(seconds, 6),
+            **call.caller.known(),
         }
         if status is Status.OK:
-            self._log.debug("call", **values)
+            # After the answer was sent: a line costs kubelet no time.
+            write = self._log.info if call.method in _OF_A_LIFE else self._log.debug
+            write("call", **values)
         elif status in {Status.UNAVAILABLE, Status.CANCELLED}:
             self._log.info("call not finished", message=message, **values)
         else:
@@ -246,7 +255,9 @@ class Servicer:
     ) -> PreStartContainerResponse:
         call.names(request.devices_ids)
         _require_ids(call.method, request.devices_ids)
-        await self._calls.prestart(self._resource, request.devices_ids, request.env, call.time_left)
+        await self._calls.prestart(
+            self._resource, request.devices_ids, request.env, call.time_left, call.caller
+        )
         return PreStartContainerResponse()
 
     async def _poststop(self, request: PostStopContainerRequest, call: _Call) -> Empty:

@@ -142,7 +142,7 @@ class Bench:
             if self._went(card, region):
                 self.ledger.dirty([region], error.message)
                 raise self._gone(card, region) from error
-            await self._judge(card, region, error)
+            await self._judge(card, report, error)
             raise
         except (CardGoneError, PortInUseError) as error:
             report.failed(error)
@@ -155,7 +155,7 @@ class Bench:
         except Exception as error:
             report.failed(error)
             self.ledger.dirty([region], "an unexpected error; see the log")
-            log.exception("unexpected error", region=region)
+            log.exception("unexpected error", region=region, **report.concerned())
             raise
 
     def _went(self, card: Card, region: RegionId) -> bool:
@@ -173,7 +173,7 @@ class Bench:
             hint="the next try works on what is there now",
         )
 
-    async def _judge(self, card: Card, region: RegionId, error: HardwareError) -> None:
+    async def _judge(self, card: Card, report: Report, error: HardwareError) -> None:
         """Does the hardware itself report trouble that passes, or is the region lost?
 
         A PR that failed before anything was written leaves a port that still answers; one that
@@ -181,6 +181,7 @@ class Bench:
         card's own signals know nothing may be that of a card that was swapped between two looks:
         with its ports opened anew it gets one more try.
         """
+        region = report.region
         try:
             health = await self.workers.finish(card.id, self.backend.health, card)
         except FpgaPluginError:
@@ -201,6 +202,7 @@ class Bench:
             region=region,
             error=str(error),
             condition=str(self.ledger.record(region).condition),
+            **report.concerned(),
         )
 
     async def scrub(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fpga_plugin.allocation.devices import AdvertisedDevice
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.ids import PodUid, ResourceName
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,33 @@ class Grant:
 
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Caller:
+    """Whose container a PreStart is for: found out on the way, and logged with the call's answer.
+
+    Attributes:
+        pod: its uid.
+        namespace: of the pod.
+        name: of the pod.
+        container: where the pod's containers ask for different things.
+    """
+
+    pod: PodUid | None = None
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+
+    def known(self) -> Mapping[str, str]:
+        """What is known by now, as values of a log line."""
+        values = {
+            "pod": self.pod or "",
+            "namespace": self.namespace,
+            "name": self.name,
+            "container": self.container,
+        }
+        return {key: value for key, value in values.items() if value}
 
 
 class DevicePluginCalls(Protocol):
@@ -55,11 +82,12 @@ class DevicePluginCalls(Protocol):
         ids: Sequence[str],
         env: Mapping[str, str],
         time_left: float | None,
+        caller: Caller,
     ) -> None:
         """Bring the devices into the state that the container asks for.
 
         `time_left` is the call's deadline in seconds from now, None if it has none. Cancelling the
-        call does not cancel the work.
+        call does not cancel the work. `caller` is filled in, whatever comes of the call.
         """
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:

@@ -145,7 +145,10 @@ class Preparer:
                 hint="it is tried again when kubelet retries; see why that pod does not end",
             )
         self.check(plan)
-        reports = {region.id: Report(region.id) for region in regions}
+        reports = {
+            region.id: Report(region.id, pod=plan.pod, former=ledger.record(region.id).former)
+            for region in regions
+        }
         async with bench.ports(card, regions) as ports:
             try:
                 await self._work(plan, card, regions, ports, reports)

@@ -187,7 +187,7 @@ class Releaser:
             try:
                 async with AsyncExitStack() as stack:
                     held = await self._take(card, stack)
-                    reports.update((region.id, Report(region.id)) for region in held)
+                    reports.update((region.id, self._begin_report(region.id)) for region in held)
                     scrubbed = await self._scrub(card, blank, held, reports)
                 # Closed first: whoever hears that a region is clean finds its port free.
                 self._clean(scrubbed, reports, blank=blank is not None)
@@ -218,10 +218,18 @@ class Releaser:
             self._waits.pop(region.id, None)
         return held
 
+    def _begin_report(self, region: RegionId) -> Report:
+        # A claim that is there has its containers behind it; the pod may start another one.
+        ledger = self._bench.ledger
+        claim = ledger.region_claim(region)
+        pod = None if claim is None else claim.pod
+        return Report(region, pod=pod, former=ledger.record(region).former)
+
     def _wait_for(self, region: RegionId, reason: str) -> None:
         if self._waits.get(region) != reason:
             self._waits[region] = reason
-            log.info("scrub waits", region=region, reason=reason)
+            about = self._begin_report(region).concerned()
+            log.info("scrub waits", region=region, reason=reason, **about)
 
     async def _scrub(
         self,

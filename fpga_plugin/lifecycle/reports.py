@@ -1,10 +1,10 @@
 """What happened to a region, for those who watch: logs, the demo, metrics and events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, RegionId
+from fpga_plugin.ids import AfuId, PodUid, RegionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Report:
         afu_id: what its AFU id reads afterwards; None if it was not read.
         error: what went wrong; empty if nothing did.
         failure: the kind of error in a word (`FpgaPluginError.kind`); empty if there was none.
+        pod: the owner meanwhile; None where there is none, or it is not known.
+        former: pods that owned the region since it was last scrubbed.
     """
 
     region: RegionId
@@ -41,6 +43,8 @@ class Report:
     afu_id: AfuId | None = None
     error: str = ""
     failure: str = ""
+    pod: PodUid | None = None
+    former: frozenset[PodUid] = frozenset()
 
     def failed(self, error: Exception) -> None:
         """Note what went wrong."""
@@ -48,6 +52,11 @@ class Report:
             self.error, self.failure = str(error), error.kind
         else:
             self.error, self.failure = repr(error), "unexpected"
+
+    def concerned(self) -> Mapping[str, object]:
+        """Whose region it is and was, as far as it is known: values of a log line."""
+        known: dict[str, object] = {} if self.pod is None else {"pod": self.pod}
+        return known | ({"former": self.former} if self.former else {})
 
 
 Reporter = Callable[[Report], None]

@@ -33,7 +33,7 @@ from fpga_plugin.ids import (
     ResourceName,
     device_variable,
 )
-from fpga_plugin.lifecycle.calls import Grant
+from fpga_plugin.lifecycle.calls import Caller, Grant
 from fpga_plugin.lifecycle.identity import Identities, Identity
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.permission import Permission
@@ -178,16 +178,23 @@ class ClaimService:
             if device not in claims or claims[device].resource == resource
         ]
         for device in self._ledger.poststop_seen(devices):
-            log.info("all containers of a claim stopped", device=device, resource=resource)
+            log.info(
+                "all containers of a claim stopped",
+                device=device,
+                resource=resource,
+                pod=claims[device].pod,
+            )
             self._releaser.poke(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended."""
-        released = self._ledger.release(self._claimed(resource, ids))
+        claimed = self._claimed(resource, ids)
+        pods = {device: self._ledger.claims[device].pod for device in claimed}
+        released = self._ledger.release(claimed)
         for devices in [d for d in self._preparations if d & frozenset(released)]:
             del self._preparations[devices]
         for device in released:
-            log.info("released", device=device, resource=resource)
+            log.info("released", device=device, resource=resource, pod=pods[device])
             self._releaser.poke(card_of(device))
 
     def _claimed(self, resource: ResourceName, ids: Sequence[str]) -> list[DeviceId]:
@@ -204,8 +211,11 @@ class ClaimService:
         ids: Sequence[str],
         env: Mapping[str, str],
         time_left: float | None,
+        caller: Caller | None = None,
     ) -> None:
         """Bring the devices into the state that the container asks for.
+
+        `caller` is filled in, whatever comes of the call.
 
         Raises:
             FpgaPluginError: the container must not start; the message says why.
@@ -241,6 +251,10 @@ class ClaimService:
             self._envs.refused(identity, devices, str(error))
             self._news.refused(identity, devices, error)
             raise
+        finally:
+            if caller is not None:
+                caller.pod, caller.container = identity.pod, identity.container
+                caller.namespace, caller.name = identity.namespace, identity.name
         self._envs.started(identity, devices)
 
     def _hand_over(self, devices: frozenset[DeviceId], preparation: _Preparation) -> None:

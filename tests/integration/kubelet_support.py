@@ -123,7 +123,7 @@ class Calls:
         self._note("preferred", resource, list(available), list(must_include), size)
         return list(available)[:size]
 
-    async def prestart(self, resource, ids, env, time_left):
+    async def prestart(self, resource, ids, env, time_left, caller):
         self._note("prestart", resource, list(ids), dict(env), time_left)
         if self.prestart_waits is not None:
             await self.prestart_waits.wait()
