@@ -80,6 +80,7 @@ class KubeletDouble(PluginManager):
         profile: what kind of kubelet it plays.
         held: what each container holds (kubelet's podDevices), by pod uid, container, resource.
         pods: the pods that were admitted and have not ended.
+        podresources_error: what PodResources answers to every call; None: what was asked for.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class KubeletDouble(PluginManager):
         self.profile = profile
         self.held: dict[tuple[PodUid, str, ResourceName], Held] = {}
         self.pods: dict[PodUid, Pod] = {}
+        self.podresources_error: GRPCError | None = None
         self._podresources_path = podresources_path
         self._podresources: Server | None = None
 
@@ -296,13 +298,30 @@ class KubeletDouble(PluginManager):
 
 
 class _PodResources(v1.PodResourcesListerBase):
-    """What PodResources List of kubelet 1.34 and later shows: active pods, no init containers."""
+    """What kubelet 1.34 and later shows: in List active pods, without their init containers."""
 
     def __init__(self, kubelet: KubeletDouble) -> None:
         self._kubelet = kubelet
 
+    async def get_allocatable_resources(
+        self, message: v1.AllocatableResourcesRequest
+    ) -> v1.AllocatableResourcesResponse:
+        del message  # has no fields
+        self._refuse()
+        return v1.AllocatableResourcesResponse(
+            devices=[
+                v1.ContainerDevices(resource_name=resource, device_ids=sorted(listed.healthy))
+                for resource, listed in self._kubelet.lists.items()
+            ]
+        )
+
+    def _refuse(self) -> None:
+        if self._kubelet.podresources_error is not None:
+            raise self._kubelet.podresources_error
+
     async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
         del message  # has no fields
+        self._refuse()
         await self._kubelet.free_inactive()
         return v1.ListPodResourcesResponse(
             pod_resources=[self._pod(pod) for pod in self._kubelet.pods.values()]

@@ -23,7 +23,7 @@ from daemon_support import (
     request,
 )
 from grpclib.server import Server
-from test_pod_sources import UID, FakePod, PodResources, PodsServer
+from pods_support import UID, FakePod, PodResources, PodsServer
 
 POLICY = f"""\
 version: 1

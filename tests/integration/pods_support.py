@@ -1,0 +1,245 @@
+"""Kubelet's own APIs as servers of a test: pods with their status, and who has which device."""
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import Mapping
+
+from daemon_support import AFU_2, ID, REGIONS
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Server
+
+from fpga_plugin.api.messages import core_v1, v1, v1alpha1
+from fpga_plugin.ids import PodUid, ResourceName
+
+UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
+REGION = ResourceName(REGIONS)
+
+
+def request(afu: str) -> dict[str, str]:
+    return {"FPGA_REGION_1": ID, "FPGA_AFU_1": afu}
+
+
+APP_ENV = request(AFU_2)
+
+
+class FakePod:
+    """A pod as kubelet knows it; what kubelet does with it is up to the test."""
+
+    def __init__(self, *, init=None, app=None, uid=UID, name="compress", annotations=None):
+        self.uid, self.name = uid, name
+        self.annotations: dict[str, str] = annotations or {}
+        self.labels: dict[str, str] = {}
+        self.init: dict[str, Mapping[str, object]] = init or {}
+        self.app: dict[str, Mapping[str, object]] = {"app": APP_ENV} if app is None else app
+        self.sidecars: frozenset[str] = frozenset()
+        self.states: dict[str, dict] = {}
+        self.sandbox = True
+
+    def json(self) -> dict:
+        """As the API server writes it."""
+
+        def containers(named):
+            return [
+                {
+                    "name": name,
+                    "image": "i",
+                    "env": [
+                        {"name": key, **(what if isinstance(what, dict) else {"value": what})}
+                        for key, what in env.items()
+                    ],
+                    **({"restartPolicy": "Always"} if name in self.sidecars else {}),
+                }
+                for name, env in named.items()
+            ]
+
+        def statuses(named):
+            return [
+                {
+                    "name": name,
+                    "image": "i",
+                    "imageID": "",
+                    "ready": False,
+                    "restartCount": 0,
+                    "lastState": {},
+                    "state": {"waiting": {"reason": "PodInitializing"}},
+                    **self.states.get(name, {}),
+                }
+                for name in named
+            ]
+
+        return {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "metadata": {
+                "namespace": "tenant",
+                "name": self.name,
+                "uid": self.uid,
+                "labels": self.labels,
+                "annotations": self.annotations,
+            },
+            "spec": {"initContainers": containers(self.init), "containers": containers(self.app)},
+            "status": {
+                "phase": "Pending",
+                "conditions": [{"type": "PodReadyToStartContainers", "status": str(self.sandbox)}],
+                "initContainerStatuses": statuses(self.init),
+                "containerStatuses": statuses(self.app),
+            },
+        }
+
+    def message(self) -> core_v1.Pod:
+        """The same as kubelet's Pods API writes it."""
+        told = self.json()
+
+        def state(of):
+            ended = of.get("terminated")
+            return core_v1.ContainerState(
+                waiting=core_v1.ContainerStateWaiting(**of["waiting"]) if "waiting" in of else None,
+                running=core_v1.ContainerStateRunning(
+                    started_at=core_v1.Time(seconds=of["running"].get("seconds", 0))
+                )
+                if "running" in of
+                else None,
+                terminated=None
+                if ended is None
+                else core_v1.ContainerStateTerminated(
+                    exit_code=ended["exitCode"],
+                    started_at=core_v1.Time(seconds=int(ended["seconds"])),
+                ),
+            )
+
+        def variable(one):
+            source = one.get("valueFrom")
+            if source is None:
+                return core_v1.EnvVar(name=one["name"], value=one["value"])
+            ref = core_v1.ObjectFieldSelector(field_path=source["fieldRef"]["fieldPath"])
+            return core_v1.EnvVar(name=one["name"], value_from=core_v1.EnvVarSource(field_ref=ref))
+
+        def containers(of):
+            return [
+                core_v1.Container(
+                    name=one["name"],
+                    env=[variable(each) for each in one["env"]],
+                    restart_policy=one.get("restartPolicy", ""),
+                )
+                for one in of
+            ]
+
+        def statuses(of):
+            return [
+                core_v1.ContainerStatus(
+                    name=one["name"], state=state(one["state"]), last_state=state(one["lastState"])
+                )
+                for one in of
+            ]
+
+        return core_v1.Pod(
+            metadata=core_v1.ObjectMeta(**told["metadata"]),
+            spec=core_v1.PodSpec(
+                init_containers=containers(told["spec"]["initContainers"]),
+                containers=containers(told["spec"]["containers"]),
+            ),
+            status=core_v1.PodStatus(
+                conditions=[core_v1.PodCondition(**told["status"]["conditions"][0])],
+                init_container_statuses=statuses(told["status"]["initContainerStatuses"]),
+                container_statuses=statuses(told["status"]["containerStatuses"]),
+            ),
+        )
+
+    # What kubelet writes into the status.
+
+    def refused(self, name: str, words: str) -> None:
+        reason = {
+            "reason": "CreateContainerConfigError",
+            "message": "device plugin PreStartContainer rpc failed with err: rpc error: code ="
+            f" Unavailable desc = {words}",
+        }
+        last = self.states.get(name, {}).get("state", {})
+        self.states[name] = {
+            "state": {"waiting": reason},
+            "lastState": {k: v for k, v in last.items() if k == "terminated"},
+        }
+
+    def runs(self, name: str, *, started: float = 0) -> None:
+        at = dt.datetime.fromtimestamp(int(started), dt.UTC)
+        running = {"seconds": int(started), "startedAt": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        self.states[name] = {"state": {"running": running if started else {}}}
+
+    def ended(self, name: str, exit_code: int = 0, *, started: float) -> None:
+        at = dt.datetime.fromtimestamp(int(started), dt.UTC)
+        self.states[name] = {
+            "state": {
+                "terminated": {
+                    "exitCode": exit_code,
+                    "seconds": int(started),
+                    "startedAt": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                }
+            }
+        }
+
+
+class PodsServer(v1alpha1.PodsBase):
+    """Kubelet's Pods API."""
+
+    def __init__(self, *pods: FakePod) -> None:
+        self.pods = {pod.uid: pod for pod in pods}
+        self.calls: list[str] = []
+        self.error: Exception | None = None
+        self.raw: bytes | None = None
+        self.hangs = False
+        self.called = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def get_pod(self, message):
+        self.calls.append(message.pod_uid)
+        self.called.set()
+        if self.hangs:
+            await self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        if self.raw is not None:
+            return v1alpha1.GetPodResponse(pod=self.raw)
+        if message.pod_uid not in self.pods:
+            raise GRPCError(Status.NOT_FOUND, "pod not found")
+        return v1alpha1.GetPodResponse(pod=bytes(self.pods[message.pod_uid].message()))
+
+
+class PodResources(v1.PodResourcesListerBase):
+    """Which pod has which devices, by name."""
+
+    def __init__(self, **devices: str) -> None:
+        self.devices = devices
+        self.calls = 0
+
+    async def list(self, message):
+        self.calls += 1
+        return v1.ListPodResourcesResponse(
+            pod_resources=[
+                v1.PodResources(
+                    name=name,
+                    namespace="tenant",
+                    containers=[
+                        v1.ContainerResources(
+                            name="app",
+                            devices=[
+                                v1.ContainerDevices(resource_name=REGION, device_ids=[device])
+                            ],
+                        )
+                    ],
+                )
+                for name, device in self.devices.items()
+            ]
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(service, path):
+    server = Server([service])
+    await server.start(path=str(path))
+    try:
+        yield
+    finally:
+        server.close()
+        async with asyncio.timeout(5):
+            await server.wait_closed()
