@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -128,7 +129,14 @@ MANIFESTS = {
     "value-from": VALUE_FROM,
 }
 
-EXAMPLE_FILES = ("kep-pod", "whole-card", "init-and-app", "two-resources")
+EXAMPLE_FILES = ("kep-pod", "region", "whole-card", "init-and-app", "two-resources")
+
+
+def pod_of_the_deployment() -> str:
+    """The Pod that the example's Deployment makes: the demo takes Pods only."""
+    (deployment,) = yaml.safe_load_all((EXAMPLES / "deployment.yaml").read_text())
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "compress-1"}}
+    return yaml.safe_dump(pod | {"spec": deployment["spec"]["template"]["spec"]})
 
 
 @dataclass
@@ -241,6 +249,8 @@ def runs(tmp_path_factory):
         path = base / f"{name}.yaml"
         path.write_text(manifest)
         commands[name] = ["--json", "--pod", str(path)]
+    (base / "pod.yaml").write_text(pod_of_the_deployment())
+    commands["deployment-pod"] = ["--json", "--pod", str(base / "pod.yaml")]
     for name in EXAMPLE_FILES:
         commands[name] = ["--json", "--pod", str(EXAMPLES / f"{name}.yaml")]
     # A path so deep that no socket's path would fit.
@@ -254,7 +264,7 @@ def runs(tmp_path_factory):
     return {name: run if name == "text" else parse(run) for name, run in results.items()}
 
 
-SUCCESSES = ("default", "text", "kep-verbatim", "sidecar", *EXAMPLE_FILES)
+SUCCESSES = ("default", "text", "kep-verbatim", "sidecar", "deployment-pod", *EXAMPLE_FILES)
 INPUT_ERRORS = ("deployment", "bad-yaml", "no-fpga", "value-from", "missing-file", "missing-store")
 
 
@@ -478,7 +488,7 @@ def test_the_packaged_pod_is_the_one_in_the_examples():
 
 
 def test_every_example_is_run_here():
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(EXAMPLE_FILES)
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*EXAMPLE_FILES, "deployment"}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
