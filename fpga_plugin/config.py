@@ -339,9 +339,8 @@ class Settings:
         "false",
         parse_bool,
         "true or false, 1 or 0",
-        "Show cards, regions and the pods that have them as a page at / of "
-        "FPGA_PLUGIN_HTTP_ADDRESS, and as /status.json. Whoever reaches the address sees pods' "
-        "names.",
+        "Show cards, regions and the pods that have them as a page at / beside /metrics, and as "
+        "/status.json. Whoever reaches that address sees pods' names.",
     )
     events: bool = _setting(
         "FPGA_PLUGIN_EVENTS",

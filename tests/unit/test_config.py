@@ -69,6 +69,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "health_interval": 30.0,
         "http_address": ("", 9102),
         "policy_file": None,
+        "status_page": False,
         "events": False,
         "log_level": LogLevel.INFO,
         "log_format": LogFormat.JSON,
