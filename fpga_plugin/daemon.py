@@ -23,7 +23,7 @@ from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import BackendKind, Settings
-from fpga_plugin.errors import SettingsError
+from fpga_plugin.errors import BackgroundFailedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.kubelet.service import KubeletService
@@ -215,6 +215,7 @@ class Daemon:
         self._index: StoreIndex | None = None
         self._policy: PolicyFile | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.failed = False
         self.kubelet: KubeletService | None = None
 
     async def start(self) -> None:
@@ -473,6 +474,7 @@ class Daemon:
             raise
         except Exception:
             log.exception("a background task failed; ending")
+            self.failed = True
             os.kill(os.getpid(), signal.SIGTERM)
 
     async def stop(self) -> None:
@@ -509,7 +511,7 @@ async def run(settings: Settings) -> None:
     """Run the plugin until SIGTERM or SIGINT.
 
     Raises:
-        FpgaPluginError: it could not start.
+        FpgaPluginError: it could not start, or ended by a defect of its own.
     """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -529,6 +531,10 @@ async def run(settings: Settings) -> None:
         await ended.wait()
     if daemon is not None:
         await daemon.stop()
+        if daemon.failed:
+            raise BackgroundFailedError(
+                "ended because a background task failed", hint="the log above says which and why"
+            )
 
 
 async def _serve(settings: Settings) -> Daemon:

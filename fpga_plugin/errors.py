@@ -150,6 +150,10 @@ class SettingsError(FpgaPluginError):
     status = Status.FAILED_PRECONDITION
 
 
+class BackgroundFailedError(FpgaPluginError):
+    """A defect ended a task that the daemon cannot be without; it stopped in order (exit 1)."""
+
+
 class LockHeldError(FpgaPluginError):
     """Another plugin runs on this node (exit code 75)."""
 

@@ -1,0 +1,34 @@
+"""How the daemon ends: 0 when it was told to, 1 when a task of its own failed."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from fpga_plugin import daemon as daemon_module
+from fpga_plugin.cli import main
+from fpga_plugin.config import load_settings
+from fpga_plugin.daemon import Daemon
+
+
+async def _fails() -> None:
+    raise RuntimeError
+
+
+async def _told_to_end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("work", "code"), [(_fails, 1), (_told_to_end, 0)])
+def test_a_background_task_that_fails_is_no_success(monkeypatch, capsys, work, code):
+    tasks = []
+
+    async def serve(_settings) -> Daemon:
+        made = Daemon(load_settings({}))
+        tasks.append(asyncio.create_task(made._supervised(work())))
+        return made
+
+    monkeypatch.setattr(daemon_module, "_serve", serve)
+    assert main(["run"]) == code
+    assert ("background task" in capsys.readouterr().err) == (code == 1)
