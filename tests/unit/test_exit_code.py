@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from fpga_plugin import cli
 from fpga_plugin import daemon as daemon_module
-from fpga_plugin.cli import main
 from fpga_plugin.config import load_settings
 from fpga_plugin.daemon import Daemon
 
@@ -29,6 +29,12 @@ def test_a_background_task_that_fails_is_no_success(monkeypatch, capsys, work, c
         tasks.append(asyncio.create_task(made._supervised(work())))
         return made
 
+    def run(settings) -> int:
+        # Not cli._run, which tunes the process that it has to itself: garbage, imports, log.
+        asyncio.run(daemon_module.run(settings))
+        return 0
+
     monkeypatch.setattr(daemon_module, "_serve", serve)
-    assert main(["run"]) == code
+    monkeypatch.setattr(cli, "_run", run)
+    assert cli.main(["run"]) == code
     assert ("background task" in capsys.readouterr().err) == (code == 1)
