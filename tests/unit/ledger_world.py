@@ -47,6 +47,7 @@ from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.pods.cgroup import PodPresence
 
 AFUS = (AFU, AfuId("a" * 32))
+FACTORY = AfuId("f0" * 16)
 SILENT = News(None, node_name=None, podresources=None)
 
 
@@ -141,6 +142,7 @@ class Board:
 
     card: Card
     present: bool = True
+    unbound: bool = False
     slots: dict[RegionId, Slot] = field(default_factory=dict)
     memory: set[str] = field(default_factory=set)
 
@@ -231,6 +233,33 @@ class Rack:
         if not board.present:
             raise CardGoneError(f"card {card.id} is gone")
         board.memory.clear()
+
+    def rebind(self, card: Card) -> None:
+        self._operate()
+        board = self.boards[card.id]
+        if not board.present:
+            raise CardGoneError(f"card {card.id} is gone")
+        for region in card.regions:
+            slot = board.slots[region.id]
+            if slot.opens or slot.held:
+                raise PortInUseError(f"{region.node} is in use")  # the kernel would crash
+        for region in card.regions:
+            self.touched(region.id)
+        board.present, board.unbound = False, True
+        self._operate()
+        self.bind(card.id)
+        for slot in board.slots.values():
+            slot.afu = slot.afu or FACTORY
+
+    def bind(self, card: CardId) -> None:
+        board = self.boards[card]
+        if board.unbound:
+            board.present, board.unbound = True, False
+        if not board.present:
+            raise CardGoneError(f"card {card} is gone")
+
+    def rebind_advice(self, card: Card) -> str:
+        return f"echo {card.address} > unbind; echo {card.address} > bind"
 
     def health(self, card: Card) -> CardHealth:
         board = self.boards[card.id]
@@ -399,6 +428,7 @@ class Plugin:
         journal: MemoryJournal,
         *,
         scrub: ScrubPolicy,
+        recovery: RecoveryPolicy = RecoveryPolicy.NONE,
     ) -> None:
         self.rack = rack
         self.loop = StillLoop()
@@ -434,13 +464,14 @@ class Plugin:
             news=SILENT,
         )
         self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
-        recovery = Recovery(
-            RecoveryPolicy.NONE,
+        self.recovery = Recovery(
+            recovery,
             bench=bench,
             look=self.hardware.look,
             announced=_at_once,
             poke=self.releaser.poke,
         )
+        self.releaser.use(self.recovery)
         self.claims = ClaimService(
             ledger=ledger,
             lists=self.lists,
@@ -449,7 +480,7 @@ class Plugin:
             identities=Checkpoint(pods),  # type: ignore[arg-type]
             cgroups=bench.cgroups,
             envs=NoEnvSource(),
-            preparer=Preparer(bench, recovery),
+            preparer=Preparer(bench, self.recovery),
             releaser=self.releaser,
             epoch_changed=lambda _: self.releaser.close_gate(),
             stream_opened=lambda _: None,

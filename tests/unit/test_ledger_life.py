@@ -26,7 +26,7 @@ from ledger_world import AFUS, Board, Images, Plugin, Pod, Rack, env_for, make_b
 from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import card_of, is_card
 from fpga_plugin.allocation.records import Condition
-from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.config import Recovery, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId
 
@@ -83,8 +83,10 @@ class Life(RuleBasedStateMachine):
             [[(2, True)], [(1, True), (2, True)], [(2, False), (2, True)], [(3, True)]]
         ),
         failed_starts_count=st.booleans(),
+        recovery=st.sampled_from(Recovery),
     )
-    def power_on(self, cards, failed_starts_count) -> None:
+    def power_on(self, cards, failed_starts_count, recovery) -> None:
+        self.recovery = recovery
         self.rack = Rack(make_boards(cards), self.touched)
         self.failed_starts_count = failed_starts_count
         self.begin_plugin()
@@ -96,10 +98,18 @@ class Life(RuleBasedStateMachine):
 
     def begin_plugin(self) -> None:
         self.plugin = Plugin(
-            self.rack, self.pods, self.images, self.journal, scrub=ScrubPolicy.REQUIRED
+            self.rack,
+            self.pods,
+            self.images,
+            self.journal,
+            scrub=ScrubPolicy.REQUIRED,
+            recovery=self.recovery,
         )
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
+        if self.plugin.ledger.rebinding:
+            self.plugin.begin(self.plugin.recovery.resume())
+            self.plugin.work()
         self.answered = False
         self.tell_epoch()
 
@@ -409,7 +419,7 @@ class Life(RuleBasedStateMachine):
 
     def pull(self, board: Board) -> None:
         self.write()
-        board.present = False
+        board.present, board.unbound = False, False
         for slot in board.slots.values():
             slot.opens.clear()
         for pod in self.pods:
@@ -435,7 +445,7 @@ class Life(RuleBasedStateMachine):
                 for region, node in zip(model.regions, nodes, strict=True)
             ),
         )
-        board.present = True
+        board.present, board.unbound = True, False
         for slot in board.slots.values():
             if slot.afu is None:
                 slot.afu = AfuId("c" * 32)
