@@ -74,6 +74,9 @@ class _Index(msgspec.Struct, frozen=True):
     files: dict[str, _Line]
 
 
+_INDEX = msgspec.json.Decoder(_Index)  # made at import: see pods/checkpoint.py
+
+
 class Library(Store):
     """A store of verified bitstreams. Thread-safe; all of it blocks."""
 
@@ -183,7 +186,7 @@ class Library(Store):
     def _restore(self) -> dict[str, Verdict]:
         try:
             with open(os.path.join(self._copies.directory, INDEX), "rb") as file:
-                index = msgspec.json.decode(file.read(), type=_Index)
+                index = _INDEX.decode(file.read())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return {}
         if index.boot_id != self._boot_id:

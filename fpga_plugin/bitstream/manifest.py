@@ -48,6 +48,9 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: list[ManifestFile]
 
 
+_DOCUMENT = msgspec.json.Decoder(_Document)  # made at import: see pods/checkpoint.py
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a store should have, by path from its root."""
@@ -64,7 +67,7 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise BitstreamError(f"{where}: {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read")
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = _DOCUMENT.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BitstreamError(f"{where}: not a manifest: {quote(error)}", hint=_HINT) from None
     files: dict[str, ManifestFile] = {}

@@ -104,6 +104,9 @@ class _Document(msgspec.Struct, rename="kebab"):
     platform_name: str | None = None
 
 
+_DOCUMENT = msgspec.json.Decoder(_Document)  # made at import: see pods/checkpoint.py
+
+
 def read_json(raw: bytes, *, where: str, offset: int = 0) -> dict[str, object]:
     """One JSON object, strictly: UTF-8, no name twice in an object, no NaN.
 
@@ -166,7 +169,7 @@ def parse_metadata(raw: bytes, *, where: str, offset: int = 0) -> Metadata:
     """
     read_json(raw, where=where, offset=offset)
     try:
-        document = msgspec.json.decode(raw, type=_Document)
+        document = _DOCUMENT.decode(raw)
     except msgspec.ValidationError as error:
         # msgspec names types and the schema's own fields here, nothing of the file's text.
         raise BitstreamError(f"{where}: the metadata does not fit the schema: {error}") from None

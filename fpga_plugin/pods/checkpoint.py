@@ -128,6 +128,12 @@ class _Shape(msgspec.Struct):
 
 _Ids: TypeAlias = list[str] | dict[str, list[str] | None] | None
 
+# Made at import: msgspec 0.22 crashes where two threads are the first to decode a type.
+_SHAPE: Final = msgspec.json.Decoder(_Shape)
+_DATA: Final = msgspec.json.Decoder(_Data)
+_WRAPPED: Final = msgspec.json.Decoder(_Wrapped)
+_IDS: Final[msgspec.json.Decoder[_Ids]] = msgspec.json.Decoder(_Ids)
+
 
 def read_checkpoint(path: str, prefix: str) -> Checkpoint:
     """Read the checkpoint at `path`; entries of resources in the domain `prefix` only.
@@ -205,14 +211,14 @@ def _read(path: str) -> tuple[bytes, Stamp | None]:
 
 
 def _decode(raw: bytes) -> tuple[_Data, str]:
-    if msgspec.json.decode(raw, type=_Shape).Data is msgspec.UNSET:
-        return msgspec.json.decode(raw, type=_Data), ""
-    wrapped = msgspec.json.decode(raw, type=_Wrapped)
+    if _SHAPE.decode(raw).Data is msgspec.UNSET:
+        return _DATA.decode(raw), ""
+    wrapped = _WRAPPED.decode(raw)
     return wrapped.Data, wrapped.BootID
 
 
 def _entry(entry: _Entry, prefix: str) -> CheckpointEntry:
-    ids: _Ids = msgspec.json.decode(entry.DeviceIDs, type=_Ids)
+    ids: _Ids = _IDS.decode(entry.DeviceIDs)
     if isinstance(ids, dict):
         devices = frozenset(device for of_node in ids.values() for device in of_node or ())
     else:
