@@ -12,8 +12,14 @@ import os
 import sys
 from dataclasses import replace
 
-from fpga_plugin.bitstream.checks import Progress, check_trust, no_progress
-from fpga_plugin.bitstream.files import MAX_FILE_BYTES, read_bytes, write_atomically
+from fpga_plugin.bitstream.checks import check_trust
+from fpga_plugin.bitstream.files import (
+    MAX_FILE_BYTES,
+    Progress,
+    no_progress,
+    read_bytes,
+    write_atomically,
+)
 from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
@@ -80,14 +86,28 @@ def show_file(args: argparse.Namespace) -> int:
         "sha256": hashlib.sha256(data).hexdigest(),
         **_metadata_json(contents.metadata),
     }
+    clusters = [
+        {"afu_id": each.afu_id, "name": each.name, "total_contexts": each.total_contexts}
+        for each in contents.metadata.clusters
+    ]
     if args.json:
-        print(json.dumps(facts, indent=2))
+        sections = [{"name": name, "bytes": size} for name, size in contents.sections]
+        print(json.dumps({**facts, "accelerators": clusters, "sections": sections}, indent=2))
         return DONE
     width = max(map(len, facts))
     for name, value in facts.items():
         foreign = name in {"name", "platform_name", "top_interface"} and value is not None
         shown = quote(value) if foreign else "-" if value is None else _plain(str(value))
         print(f"{name.replace('_', ' ').ljust(width)}  {shown}")
+    # The first one is told above: it is what a port shows, and what names a GBS file.
+    for each in clusters[1:]:
+        contexts = each["total_contexts"]
+        print(
+            f"{'and accelerator'.ljust(width)}  {each['afu_id']}  {quote(each['name'])},"
+            f" total contexts {contexts}"
+        )
+    for section, size in contents.sections:
+        print(f"{'section'.ljust(width)}  {_plain(section)}, {size} bytes")
     return DONE
 
 
@@ -245,7 +265,12 @@ def install_file(args: argparse.Namespace) -> int:
     if args.keys and os.path.lexists(path + ENDING):
         check_signed(path, args.keys)
     installed = install(
-        store, args.file, trust=_trust(store, args), blank=args.blank, force=args.force
+        store,
+        args.file,
+        trust=_trust(store, args),
+        blank=args.blank,
+        force=args.force,
+        progress=_progress(args.file),
     )
     what = "installed" if installed.changed else "was there already"
     print(f"{_plain(installed.path)}: {what}")
@@ -270,7 +295,7 @@ def sign_files(args: argparse.Namespace) -> int:
     if args.files and args.key is None:
         args.bitstream_usage("--key names the private key to sign with")
     for file in args.files:
-        print(f"{_plain(sign_file(file, args.key))}: written")
+        print(f"{_plain(sign_file(file, args.key, _progress(file)))}: written")
     if args.manifest:
         path, count = renew_manifest(Store(args.dir), _progress(args.dir))
         print(f"{_plain(path)}: names {count} files")
@@ -313,7 +338,7 @@ def pack_file(args: argparse.Namespace) -> int:
 
 def _read(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
     try:
-        return read_bytes(path, limit=limit)
+        return read_bytes(path, limit=limit, progress=_progress(path))
     except (FileNotFoundError, NotADirectoryError):
         raise no_file(path) from None
 

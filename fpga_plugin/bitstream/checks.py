@@ -2,21 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 
-from fpga_plugin.bitstream.files import read_bytes
+from fpga_plugin.bitstream.files import Progress, no_progress, read_bytes
 from fpga_plugin.bitstream.originals import RENAME, opened
 from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 
 _PIECE = 1 << 20
-
-Progress = Callable[[int, int], None]
-"""Is told of the bytes done so far, and of all."""
-
-
-def no_progress(_done: int, _size: int) -> None:
-    """Tell nobody."""
 
 
 def digest_of(

@@ -91,8 +91,8 @@ def _add_inspect(commands: "Subparsers") -> None:
         "inspect",
         run=actions.show_file,
         summary="show what a file says of itself",
-        description="Show the metadata of a GBS file, the size of its image, and the file's"
-        " SHA-256.",
+        description="Show what a GBS or AOCX file says of itself: ids, every accelerator, the size"
+        " of the image, the sections of an AOCX file, and the file's SHA-256.",
         example="fpga-plugin bitstream inspect hello_afu.gbs",
     )
     parser.add_argument("file", metavar="FILE")
@@ -132,8 +132,9 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
         "install",
         run=actions.install_file,
         summary="copy a file to its place in the store",
-        description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, both ids from its own"
-        " metadata, in one step for whoever reads the store. FILE.sig goes with it. A file that"
+        description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, or an AOCX file to"
+        " <store>/<interface id>/<hash>.aocx, the ids from what is in it, in one step for whoever"
+        " reads the store. FILE.sig goes with it. A file that"
         " the store's manifest knows otherwise, or whose signature is wrong, is refused.",
         example="fpga-plugin bitstream install --blank null_a10.gbs",
     )

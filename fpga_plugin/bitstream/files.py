@@ -6,9 +6,10 @@ either the old file or the whole new one. All of it blocks: call it from a threa
 """
 
 import contextlib
+import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
@@ -19,6 +20,16 @@ MAX_FILE_BYTES = 1 << 30
 
 FILE_MODE = 0o644
 """Anyone may read a bitstream, only its owner replaces it."""
+
+Progress = Callable[[int, int], None]
+"""Is told of the bytes done so far, and of all."""
+
+_PIECE = 4 << 20
+"""Bytes between two words of progress."""
+
+
+def no_progress(_done: int, _size: int) -> None:
+    """Tell nobody."""
 
 
 def read_header(path: str, *, inside: str | None = None) -> tuple[Header, int]:
@@ -56,7 +67,9 @@ def read_gbs(path: str, *, inside: str | None = None) -> Gbs:
     return Gbs(metadata=header.metadata, image=image)
 
 
-def read_bytes(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
+def read_bytes(
+    path: str, *, limit: int = MAX_FILE_BYTES, progress: Progress = no_progress
+) -> bytes:
     """A regular file of any content.
 
     Raises:
@@ -64,10 +77,14 @@ def read_bytes(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
         BitstreamError: it is no regular file, cannot be read, or has more than `limit` bytes.
     """
     with _opened(path, None, limit) as (file, size):
-        return file.read(size)
+        data = io.BytesIO()  # gives out what it holds without another copy of it
+        while piece := file.read(min(_PIECE, size - data.tell())):
+            data.write(piece)
+            progress(data.tell(), size)
+        return data.getvalue()
 
 
-def write_atomically(path: str, data: bytes) -> None:
+def write_atomically(path: str, data: bytes, *, progress: Progress = no_progress) -> None:
     """Write a file with mode 0644; whoever opens it meets the old content or all of the new.
 
     Raises:
@@ -81,7 +98,10 @@ def write_atomically(path: str, data: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+                view = memoryview(data)
+                for start in range(0, len(view), _PIECE):
+                    file.write(view[start : start + _PIECE])
+                    progress(min(start + _PIECE, len(view)), len(view))
                 file.flush()
                 os.fchmod(file.fileno(), FILE_MODE)
                 os.fsync(file.fileno())

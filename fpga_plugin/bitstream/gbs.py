@@ -23,8 +23,8 @@ HEADER_BYTES = 20
 MAX_METADATA_BYTES = 8191
 """OPAE accepts less than 8192 (METADATA_MAX_LEN, libraries/plugins/xfpga/bitstream.c)."""
 
-HEAD_BYTES = HEADER_BYTES + MAX_METADATA_BYTES
-"""As much of a file as `parse_header` may need."""
+HEAD_BYTES = HEADER_BYTES + MAX_METADATA_BYTES + len(GUID)
+"""As much of a file as `parse_header` may need: the header, and how the image begins."""
 
 _FOREIGN = (
     (
@@ -124,6 +124,12 @@ def parse_header(head: bytes, *, size: int, where: str) -> Header:
         raise BitstreamError(
             f"{where}: no image follows the metadata at byte {end}",
             hint="the file is cut off; copy or build it again",
+        )
+    if container := container_of(head[end : end + len(GUID)]):
+        # No card takes that as logic: its PR would fail, and leave the port poisoned.
+        raise BitstreamError(
+            f"{where}: the image at byte {end} is no raw one but {container}",
+            hint="it was packed twice, or signed inside; pack the raw image (RBF) anew",
         )
     return Header(metadata=metadata, image_offset=end)
 

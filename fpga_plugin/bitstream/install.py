@@ -9,7 +9,13 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from fpga_plugin.bitstream.files import read_bytes, sync_directory, write_atomically
+from fpga_plugin.bitstream.files import (
+    Progress,
+    no_progress,
+    read_bytes,
+    sync_directory,
+    write_atomically,
+)
 from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import remove_signature
@@ -36,7 +42,13 @@ class Installed:
 
 
 def install(
-    store: Store, file: str, *, trust: Trust, blank: bool = False, force: bool = False
+    store: Store,
+    file: str,
+    *,
+    trust: Trust,
+    blank: bool = False,
+    force: bool = False,
+    progress: Progress = no_progress,
 ) -> Installed:
     """Copy a bitstream, and its signature with it, to its place in a store.
 
@@ -48,13 +60,14 @@ def install(
         trust: of the store; a file that its manifest knows otherwise is not installed.
         blank: it is the blank bitstream of its interface id.
         force: replace a different file that has the place.
+        progress: of the reading, then of the writing.
 
     Raises:
         BitstreamNotFoundError: there is no `file`.
         BitstreamError: `file` cannot be used, the place is taken, or it cannot be written.
         NotPermittedError: the manifest says that another file belongs there, and no force.
     """
-    data, contents = _to_install(file, blank=blank)
+    data, contents = _to_install(file, blank=blank, progress=progress)
     interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
     path = store.blank_path(interface_id) if blank else store.path(interface_id, bitstream_id)
     relative = store.relative(path)
@@ -78,7 +91,7 @@ def install(
         ) from error
     if not _same(path, data):
         remove_signature(path)
-        write_atomically(path, data)
+        write_atomically(path, data, progress=progress)
     if signature is not None:
         write_atomically(path + ENDING, signature)
     # Read it as the daemon will: a directory that is a link out of the store shows here.
@@ -89,7 +102,7 @@ def install(
     return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
 
 
-def _to_install(file: str, *, blank: bool) -> tuple[bytes, Contents]:
+def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, Contents]:
     """Read a file and check that it is what it is to be installed as."""
     if not blank and os.path.basename(file) == f"{BLANK}.gbs":
         raise BitstreamError(
@@ -97,7 +110,7 @@ def _to_install(file: str, *, blank: bool) -> tuple[bytes, Contents]:
             hint="say --blank to install it as that; rename it if it is an accelerator",
         )
     try:
-        data = read_bytes(file)
+        data = read_bytes(file, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
         raise no_file(file) from None
     contents = parse(data, where=file)

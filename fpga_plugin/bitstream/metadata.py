@@ -27,7 +27,7 @@ Frequency = float | str | None
 
 IdT = TypeVar("IdT", AfuId, InterfaceId)
 
-_AUTO = re.compile(r"auto(-[0-9.]+)?", re.ASCII)
+_AUTO = re.compile(r"auto(-[0-9]+(\.[0-9]+)?)?", re.ASCII)
 _ALL_ONES = "f" * 32
 
 

@@ -6,22 +6,28 @@ Blocks; belongs to the command. The daemon signs nothing and writes nothing to a
 import contextlib
 import os
 
-from fpga_plugin.bitstream.checks import Progress, digest_of, no_progress
-from fpga_plugin.bitstream.files import read_bytes, sync_directory, write_atomically
+from fpga_plugin.bitstream.checks import digest_of
+from fpga_plugin.bitstream.files import (
+    Progress,
+    no_progress,
+    read_bytes,
+    sync_directory,
+    write_atomically,
+)
 from fpga_plugin.bitstream.manifest import ManifestFile, manifest_path, write_manifest
 from fpga_plugin.bitstream.signatures import ENDING, sign
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 
 
-def sign_file(file: str, key: str) -> str:
+def sign_file(file: str, key: str, progress: Progress = no_progress) -> str:
     """Write the signature of a file beside it; returns the signature's path.
 
     Raises:
         BitstreamNotFoundError: there is no such file, or no such key.
         BitstreamError: one of them cannot be used, or the signature not be written.
     """
-    data = _existing(file)
+    data = _existing(file, progress)
     try:
         signature = sign(key, data)
     except (FileNotFoundError, NotADirectoryError):
@@ -73,8 +79,8 @@ def remove_signature(file: str) -> None:
         raise BitstreamError(f"{file}{ENDING}: cannot be removed: {error.strerror}") from error
 
 
-def _existing(file: str) -> bytes:
+def _existing(file: str, progress: Progress) -> bytes:
     try:
-        return read_bytes(file)
+        return read_bytes(file, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
         raise BitstreamNotFoundError(f"{file}: no such file", hint="check the path") from None

@@ -1,14 +1,21 @@
 """`fpga-plugin bitstream`."""
 
 import argparse
+import gzip
 import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from test_aocx import HASH, aocx
 
+from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.command import add_bitstream_parser, run_bitstream
 from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.store import Store
+from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
 SAMPLES = Path(__file__).parents[2] / "bitstreams"
 
@@ -16,6 +23,14 @@ INTERFACE = "ce48969398f05f33946d560708be108a"
 AFU = "850adcc26ceb4b229722d43375b61c66"
 SAMPLE = SAMPLES / INTERFACE / f"{AFU}.gbs"
 BLANK = SAMPLES / INTERFACE / "blank.gbs"
+DOCUMENT = complete_document(
+    {}, where="t", interface_id=parse_interface_id(INTERFACE), afu_id=parse_afu_id(AFU)
+)
+PRIVATE_KEY = Ed25519PrivateKey.generate().private_bytes(
+    serialization.Encoding.PEM,
+    serialization.PrivateFormat.PKCS8,
+    serialization.NoEncryption(),
+)
 
 
 @pytest.fixture
@@ -280,6 +295,62 @@ def test_inspect_shows_ids_and_digest(run):
     assert code == 0
     assert facts["sha256"] in out
     assert AFU in out
+
+
+def test_inspect_shows_every_accelerator_and_the_sections_of_an_aocx_file(run, tmp_path):
+    document = json.loads(json.dumps(DOCUMENT))
+    second = {"accelerator-type-uuid": "b" * 32, "name": "second", "total-contexts": 3}
+    document["afu-image"]["accelerator-clusters"].append(second)
+    gbs = pack_gbs(document, b"logic", where="t")
+    file = tmp_path / "two.aocx"
+    file.write_bytes(aocx(gzip.compress(gbs, mtime=0)))
+    _, out, _ = run("inspect", "--json", file)
+    facts = json.loads(out)
+    assert [each["afu_id"] for each in facts["accelerators"]] == [AFU, "b" * 32]
+    assert (facts["format"], facts["bitstream_id"], facts["afu_id"]) == ("aocx", HASH, AFU)
+    assert facts["sections"][0] == {"name": ".acl.rand_hash", "bytes": 40}
+    _, out, _ = run("inspect", file)
+    assert f"and accelerator       {'b' * 32}  'second', total contexts 3" in out
+    assert "section               .acl.fpga.bin, " in out
+
+
+def test_an_aocx_file_is_installed_by_its_hash_listed_verified_and_removed(run, store, tmp_path):
+    file = tmp_path / "kernel.aocx"
+    file.write_bytes(aocx())
+    code, out, _ = run("install", file)
+    place = store / INTERFACE / f"{HASH}.aocx"
+    assert (code, out) == (0, f"{place}: installed\n")
+    assert HASH in run("list")[1]
+    assert run("verify")[:2] == (0, f"{place}: good\n")
+    assert run("install", "--blank", file)[0] == 1
+    assert run("remove", INTERFACE, HASH)[0] == 0
+    assert not place.exists()
+
+
+def test_progress_is_shown_to_people_on_large_files(run, tmp_path, monkeypatch):
+    # Each phase of a test has another sys.stderr: it becomes a terminal here, not in a fixture.
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(actions, "_LARGE", 1)
+    big = tmp_path / "big.rbf"
+    big.write_bytes(bytes(10 << 20))
+    ids = ("--interface-id", INTERFACE, "--afu-id", AFU)
+    key = tmp_path / "key.pem"
+    key.write_bytes(PRIVATE_KEY)
+    file = tmp_path / "big.gbs"
+    for command, shown in (
+        (("pack", *ids, big, "-o", file), "big.rbf: 80 %"),
+        (("inspect", file), "big.gbs: 79 %"),
+        (("sign", "--key", key, file), "big.gbs: 79 %"),
+        (("install", file), "big.gbs: 79 %"),
+        (("verify",), f"{AFU}.gbs: 9 %"),
+    ):
+        code, _, errors = run(*command)
+        assert (code, shown in "\n".join(errors)) == (0, True), (command, errors)
+
+
+def test_progress_is_not_shown_to_scripts(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(actions, "_LARGE", 1)
+    assert run("inspect", SAMPLE)[2] == []
 
 
 def test_inspect_of_no_file_has_two_lines(run, tmp_path):

@@ -233,6 +233,35 @@ def test_other_containers_are_recognised_however_short_the_file(start, what):
         assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("image", "what"),
+    [
+        (b"\x19\xfd\xea\xb6" + bytes(1020), "signed with PACSign"),
+        (b"\x80\x86\x1f\x1d" + bytes(16), "a legacy GBS"),
+        (b"xclbin2\0", "an xclbin"),
+        (b"\x7fELF\2\1", "an ELF file"),
+        (gbs(), "a GBS file"),
+    ],
+)
+def test_an_image_that_is_a_container_itself_is_refused(image, what):
+    assert f"the image at byte {len(gbs()) - len(IMAGE)} is no raw one but {what}" in refusal(
+        gbs(image=image)
+    )
+
+
+def test_a_container_in_place_of_the_image_shows_by_the_head_of_the_longest_metadata_too():
+    padding = MAX_METADATA_BYTES - len(json.dumps({**DOCUMENT, "x": ""}))
+    data = gbs({**DOCUMENT, "x": "y" * padding}, GUID + bytes(5000))
+    assert len(data) - 5000 == HEAD_BYTES
+    with pytest.raises(BitstreamError, match="no raw one but a GBS file"):
+        parse_header(data[:HEAD_BYTES], size=len(data), where="a")
+
+
+@pytest.mark.parametrize("text", ["auto-....", "auto-", "auto-1.", "auto-.5", "Auto", "auto-1e3"])
+def test_a_frequency_that_is_open_names_a_number_or_none(text):
+    assert "neither MHz nor auto" in refusal(changed("afu-image/clock-frequency-high", text))
+
+
 def test_no_more_than_64_characters_of_a_file_are_quoted():
     long = "x" * 2000
     for path in (
