@@ -349,7 +349,7 @@ def test_both_encodings_are_read_as_go_writes_them(told):
         ),
         states={
             "warm-up": State(Phase.TERMINATED, ended=Run(0, 1700000002)),
-            "sidecar": State(Phase.RUNNING),
+            "sidecar": State(Phase.RUNNING, started=1700000004),
             "app": State(Phase.WAITING, "why", Run(137, 1700000005)),
         },
         sandbox=True,
