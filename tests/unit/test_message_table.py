@@ -1,0 +1,127 @@
+"""docs/operations.md tells of each message that an operator can meet, and of no other."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import fpga_plugin
+
+PACKAGE = Path(fpga_plugin.__file__).parent
+ROOT = PACKAGE.parent
+SECTION = "## Messages"
+
+LEVELS = {"info", "warning", "error", "exception"}
+
+LEFT_OUT = {
+    "api/messages": "generated",
+    "demo": "logs nothing of its own",
+    "hardware/simulated": "no operator of a cluster meets simulated cards",
+}
+
+NOT_LITERAL = {
+    ("daemon.py", "warning"): "unknown setting ... has no effect",
+    ("observe.py", "warning"): "unknown setting ... has no effect",
+}
+"""Variables that are logged: (file, name) and the message as it is documented."""
+
+OTHER_LOGGERS = {("kubelet/servicer.py", "write")}
+"""Functions that are a logger's, at a level that depends: (file, name)."""
+
+
+def modules() -> list[Path]:
+    return [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not path.relative_to(PACKAGE).as_posix().startswith(tuple(LEFT_OUT))
+    ]
+
+
+def logger_name(node: ast.expr) -> str:
+    match node:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def messages(path: Path) -> dict[str, str]:
+    """Each message that a module logs at the usual level or above, and where."""
+    found: dict[str, str] = {}
+    relative = path.relative_to(PACKAGE).as_posix()
+
+    def add(node: ast.expr) -> None:
+        where = f"{relative}:{node.lineno}"
+        match node:
+            case ast.Constant(str(text)):
+                found[text] = where
+            case ast.IfExp(body=one, orelse=other):
+                add(one)
+                add(other)
+            case ast.Name(name):
+                found[NOT_LITERAL[relative, name]] = where
+            case _:
+                pytest.fail(f"{where}: a message is a literal, so that it can be looked up")
+
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Attribute(value, level)) if level in LEVELS:
+                if logger_name(value).strip("_") == "log":
+                    add(node.args[0])
+            case ast.Call(func=ast.Name(name)) if (relative, name) in OTHER_LOGGERS:
+                add(node.args[0])
+    return found
+
+
+def logged() -> dict[str, str]:
+    return {text: where for path in modules() for text, where in messages(path).items()}
+
+
+def documented() -> tuple[set[str], str]:
+    """The messages in the tables, and the text of the section."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert text.count(f"\n{SECTION}\n") == 1
+    section = text.partition(f"\n{SECTION}\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    defects = section.partition("Defects of the plugin.")[2].partition("Lines with a")[0]
+    return {
+        " ".join(name.split())
+        for cell in (*cells, defects)
+        for name in re.findall("`([^`]+)`", cell)
+    } - {"exception"}, section
+
+
+def test_each_message_of_the_log_is_in_the_operators_table():
+    missing = {text: where for text, where in logged().items() if text not in documented()[0]}
+    assert not missing, f"to be explained in docs/operations.md, {SECTION!r}"
+
+
+def test_the_operators_table_has_no_message_that_is_not_logged():
+    assert documented()[0] - logged().keys() == set()
+
+
+def test_no_row_is_there_twice():
+    _, section = documented()
+    names = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
+    assert len(names) == len(set(names)) > 60
+
+
+def test_every_exception_is_called_a_defect():
+    """What has a traceback is no news for an operator to act on."""
+    section = documented()[1].partition("Defects of the plugin.")[2]
+    told = {" ".join(name.split()) for name in re.findall("`([^`]+)`", section)}
+    tracebacks = {
+        node.args[0].value
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "exception"
+        and logger_name(node.func.value).strip("_") == "log"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    # Two name the work that failed, with a traceback where the reason is a defect.
+    named = {"preparation failed", "scan failed", "a bitstream could not be examined"}
+    assert tracebacks - told == named
