@@ -287,7 +287,8 @@ async def register(directory: str, resource: ResourceName, endpoint: str, second
         raise NotRegisteredError(
             f"kubelet refused to register {resource}: {quote(error.message or error.status.name)}"
         ) from error
-    except (StreamTerminatedError, ProtocolError) as error:
+    except (StreamTerminatedError, ProtocolError, AttributeError) as error:
+        # AttributeError: grpclib 0.4, where the connection ended before the call began.
         raise NotRegisteredError("kubelet broke off the Register call") from error
 
 

@@ -35,8 +35,8 @@ from fpga_plugin.api.messages import v1beta1 as api
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.kubelet.device_stream import DeviceStreams
 from fpga_plugin.kubelet.encoding import Codec, device_message, encode_list
-from fpga_plugin.kubelet.errors import KubeletDirectoryError
-from fpga_plugin.kubelet.registration import Timing
+from fpga_plugin.kubelet.errors import KubeletDirectoryError, NotRegisteredError
+from fpga_plugin.kubelet.registration import Timing, register
 from fpga_plugin.kubelet.service import KubeletService
 from fpga_plugin.kubelet.servicer import OPTIONS, Servicer
 from fpga_plugin.kubelet.sockets import OWN_SOCKET, check_directory, socket_identity
@@ -510,6 +510,20 @@ def test_a_kubelet_that_refuses_is_asked_again(tmp_path):
             assert len({request.endpoint for request in one.requests}) == 6
             assert service.status[REGIONS].problem == ""
             assert own_sockets(tmp_path) == [one.requests[-1].endpoint]
+
+    asyncio.run(story())
+
+
+def test_a_kubelet_that_dies_between_connection_and_call_is_one_that_broke_off(tmp_path):
+    async def story():
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(tmp_path / "kubelet.sock"))
+            server.listen()
+            call = asyncio.create_task(register(str(tmp_path), REGIONS, "x.sock", seconds=LIMIT))
+            # After the task's first step, which connects, and before the connection's first write.
+            asyncio.get_running_loop().call_soon(server.close)
+            with pytest.raises(NotRegisteredError, match="broke off"):
+                await call
 
     asyncio.run(story())
 
