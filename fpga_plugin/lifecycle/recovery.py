@@ -113,6 +113,22 @@ class Recovery:
             and card.id not in self._ledger.foreign
         )
 
+    def left_over(self, card: Card) -> bool:
+        """Whether the ledger takes a card that has its driver for one that is being rebound.
+
+        So it is after a rebind whose end could not be journalled, and where somebody else put the
+        driver on. Says something only with the card's lock held.
+        """
+        return card.id in self._ledger.rebinding
+
+    def finish(self, card: Card) -> None:
+        """That card is in service again; with its lock held.
+
+        Raises:
+            JournalError: it cannot be written down: to be tried again.
+        """
+        self._ledger.set_rebinding(card.id, rebinding=False)
+
     def forget(self, card_id: CardId) -> None:
         """The operator wants it tried again at once."""
         self._attempts.pop(card_id, None)

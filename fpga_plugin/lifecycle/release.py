@@ -102,8 +102,11 @@ class Releaser:
     def _has_work(self, card_id: CardId) -> bool:
         card = self._bench.ledger.cards.get(card_id)
         return card is not None and bool(
-            self._due(card) or self._owes(card) or self._mendable(card)
+            self._due(card) or self._owes(card) or self._mendable(card) or self._left_over(card)
         )
+
+    def _left_over(self, card: Card) -> bool:
+        return self._recovery is not None and self._recovery.left_over(card)
 
     def _mendable(self, card: Card) -> bool:
         return self._recovery is not None and self._recovery.due(card)
@@ -171,6 +174,8 @@ class Releaser:
             card = bench.ledger.cards.get(card_id)
             if card is None or not self._open or self._closing:
                 return Outcome.NOTHING
+            if self._left_over(card) and self._recovery is not None:
+                self._recovery.finish(card)
             if self._mendable(card) and self._recovery is not None:
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
