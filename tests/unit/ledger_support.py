@@ -107,6 +107,8 @@ def applied(snapshot: Snapshot, change: Change) -> Snapshot:
     regions = {r.region: r for r in snapshot.regions} | change.regions
     debts = dict.fromkeys(snapshot.debts, True) | change.debts
     strays = dict(snapshot.strays) | change.strays
+    drained = dict.fromkeys(snapshot.drained, True) | change.drained
+    rebinding = dict.fromkeys(snapshot.rebinding, True) | change.rebinding
     return replace(
         snapshot,
         epoch=snapshot.epoch if change.epoch is None else change.epoch,
@@ -116,6 +118,8 @@ def applied(snapshot: Snapshot, change: Change) -> Snapshot:
         debts=frozenset(card for card, open_ in debts.items() if open_),
         resources=snapshot.resources | change.resources,
         strays={device: number for device, number in strays.items() if number},
+        drained=frozenset(card for card, out in drained.items() if out),
+        rebinding=frozenset(card for card, off in rebinding.items() if off),
     )
 
 
@@ -130,6 +134,8 @@ def content(snapshot: Snapshot) -> tuple[object, ...]:
         snapshot.debts,
         snapshot.resources,
         dict(snapshot.strays),
+        snapshot.drained,
+        snapshot.rebinding,
     )
 
 
@@ -144,6 +150,8 @@ def remembered(ledger: Ledger, boot_id: str) -> tuple[object, ...]:
         frozenset(ledger.debts),
         frozenset(ledger.resources),
         dict(ledger.strays),
+        ledger.drained,
+        ledger.rebinding,
     )
 
 
@@ -226,7 +234,11 @@ def table(
 
     def sound(region: Region) -> bool:
         record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
-        return record.condition is not Condition.FAULTED and region.id not in ledger.failing
+        return (
+            record.condition is not Condition.FAULTED
+            and region.id not in ledger.failing
+            and card_of(region.id) not in ledger.rebinding
+        )
 
     def free_and_healthy(card: Card, region: Region) -> bool:
         record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
@@ -245,6 +257,8 @@ def table(
             region in present and sound(present[region]) for region, _ in claim.nodes
         )
     for card in ledger.cards.values():
+        if card.id in ledger.drained:
+            continue
         of_regions, of_card = resource_names(PREFIX, card)
         claims = [c for c in ledger.claims.values() if card_of(c.device) == card.id]
         whole = any(is_card(c.device) for c in claims)

@@ -576,7 +576,8 @@ class Life(RuleBasedStateMachine):
     def unsound(self, region: RegionId) -> bool:
         """Hardware is gone or has failed, as far as the plugin can know."""
         ledger = self.plugin.ledger
-        return ledger.region(region) is None or bool(ledger.trouble(region))
+        rebinding = card_of(region) in ledger.rebinding
+        return ledger.region(region) is None or rebinding or bool(ledger.trouble(region))
 
     @invariant()
     def what_is_offered_is_clean(self) -> None:
