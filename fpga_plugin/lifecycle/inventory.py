@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from fpga_plugin.allocation.ledger import Ledger, card_of
-from fpga_plugin.allocation.records import CLEAN
+from fpga_plugin.allocation.records import CLEAN, pods
 from fpga_plugin.errors import FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
@@ -186,8 +186,13 @@ class Inventory:
 
     def _gone(self, card_id: CardId) -> None:
         if card_id in self._ledger.cards:
-            claims = [claim.device for claim in self._ledger.claims_on(card_id)]
-            log.warning("card gone", card=card_id, owned=claims)
+            claims = self._ledger.claims_on(card_id)
+            log.warning(
+                "card gone",
+                card=card_id,
+                owned=[claim.device for claim in claims],
+                pods=pods(claim.pod for claim in claims),
+            )
             self._news.card_failed(card_id, "gone")
             self._ledger.card_gone(card_id)
             self._degraded.pop(card_id, None)
@@ -263,12 +268,22 @@ class Inventory:
             try:
                 errors = dict(await asyncio.to_thread(self._backend.port_errors, region))
             except HardwareError as error:
-                log.warning("port errors cannot be read", region=region.id, error=str(error))
+                log.warning(
+                    "port errors cannot be read",
+                    region=region.id,
+                    error=str(error),
+                    **self._owner(region.id),
+                )
                 continue
             if errors != self._port_errors.get(region.id, {}):
                 self._port_errors[region.id] = errors
                 shown = {name: f"{value:#x}" for name, value in errors.items()}
-                log.warning("port errors", region=region.id, errors=shown)
+                log.warning("port errors", region=region.id, errors=shown, **self._owner(region.id))
+
+    def _owner(self, region: RegionId) -> dict[str, str]:
+        """Whose region it is, as far as it is known, as a value of a log line."""
+        claim = self._ledger.region_claim(region)
+        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
 
     def hasten(self, card_id: CardId) -> None:
         """What is well at the next look is recovered then, however short it has been well.
@@ -303,11 +318,11 @@ class Inventory:
             health = replace(health, failed={**waiting, **health.failed})
         for failed, reason in health.failed.items():
             if self._ledger.failing.get(failed) != reason:
-                log.error("region unhealthy", region=failed, reason=reason)
+                log.error("region unhealthy", region=failed, reason=reason, **self._owner(failed))
                 self._news.card_failed(card.id, f"region {failed}: {reason}")
         for region in card.regions:
             if region.id in self._ledger.failing and region.id not in health.failed:
-                log.info("region recovered", region=region.id)
+                log.info("region recovered", region=region.id, **self._owner(region.id))
                 self._news.card_recovered(card.id, f"region {region.id} is well again")
         if self._degraded.get(card.id, ()) != health.degraded:
             self._degraded[card.id] = health.degraded

@@ -171,3 +171,16 @@ def test_calls_that_change_nothing_are_not_logged_at_the_usual_level():
         node.plugin.until_logged("call", mark, method="PreStartContainer")
         methods = [line["method"] for line in node.plugin.logged("call", mark)]
         assert methods == ["Allocate", "PreStartContainer"]
+
+
+def test_trouble_of_the_hardware_names_the_pod_that_has_it():
+    with Node().up() as node:
+        owned(node, POD, P0)
+        node.kubelet.prestart(P0, env=request())
+        mark = node.plugin.mark
+        fault = node.arm(P0, "thermal")
+        assert node.plugin.until_logged("region unhealthy", mark, region=P0)["pod"] == POD
+        fault.unlink()
+        assert node.plugin.until_logged("region recovered", mark, region=P0)["pod"] == POD
+        node.unplug(CARD)
+        assert node.plugin.until_logged("card gone", mark)["pods"] == [POD]
