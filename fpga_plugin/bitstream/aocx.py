@@ -101,7 +101,10 @@ def _unpack(packed: memoryview, *, where: str, limit: int) -> bytes:
         )
     size = int.from_bytes(packed[-4:], "little")  # RFC 1952, ISIZE
     if size > limit:
-        raise BitstreamError(f"{where}: would unpack to {size} bytes; at most {limit} are read")
+        raise BitstreamError(
+            f"{where}: would unpack to {size} bytes; at most {limit} are read",
+            hint="no image is as large: the file is cut off or damaged; copy or build it again",
+        )
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     try:
         data = unpacker.decompress(packed, size + 1)
@@ -110,7 +113,11 @@ def _unpack(packed: memoryview, *, where: str, limit: int) -> bytes:
             data += unpacker.decompress(unpacker.unconsumed_tail, size + 1 - len(data))
     except zlib.error as error:
         raise BitstreamError(f"{where}: cannot be unpacked: {error}", hint=_DAMAGED) from None
-    if len(data) > size or unpacker.unused_data:
+    if len(data) > size:
+        raise BitstreamError(
+            f"{where}: unpacks to more than the {size} bytes that it says", hint=_DAMAGED
+        )
+    if unpacker.unused_data:
         raise BitstreamError(
             f"{where}: more than one gzip member, or bytes after it",
             hint="readers would disagree on what counts; build the file again",

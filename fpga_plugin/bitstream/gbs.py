@@ -9,6 +9,7 @@ Everything is checked before anything is believed: on a card the kernel checks n
 (facts: linux-fpga.md sections 3 and 5). Any bytes give a value or a `BitstreamError`.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from fpga_plugin.bitstream.metadata import Metadata, parse_metadata
@@ -47,7 +48,16 @@ _FOREIGN = (
         "an ELF file (AOCX, as the OpenCL compiler writes it)",
         "a GBS file is expected here: AOCX files are used as they are, and hold GBS, not AOCX",
     ),
+    (
+        b"\x1f\x8b\x08",
+        "a file compressed with gzip",
+        "unpack it with `gunzip`; only AOCX files have one inside",
+    ),
 )
+
+_TEXT_BYTES = 64
+"""So many bytes of plain text at the start, or nothing else, are no image of a card."""
+_TEXT = re.compile(rb"[\t\r\n -~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,9 @@ def parse_header(head: bytes, *, size: int, where: str) -> Header:
     if not head.startswith(GUID):
         raise BitstreamError(
             f"{where}: not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
-            hint="if this is a raw image (RBF), wrap it with `fpga-plugin bitstream pack`",
+            hint="it is a text: an error page of a server, or the pointer of a file in Git LFS?"
+            if _TEXT.fullmatch(head[:_TEXT_BYTES])
+            else "if this is a raw image (RBF), wrap it with `fpga-plugin bitstream pack`",
         )
     length = int.from_bytes(head[16:HEADER_BYTES], "little")
     end = HEADER_BYTES + length

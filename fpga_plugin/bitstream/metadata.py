@@ -231,7 +231,9 @@ def _id(parse: Callable[[str], IdT], text: str, where: str, path: str) -> IdT:
     if value == _ALL_ONES:
         raise BitstreamError(
             f"{where}: $.afu-image.{path}: all ones, which is what a card answers that has failed",
-            hint="no programming with it could be verified; give the accelerator an id of its own",
+            hint="no card has it as its interface id"
+            if parse is parse_interface_id
+            else "no programming with it could be verified; give the accelerator an id of its own",
         )
     return value
 
