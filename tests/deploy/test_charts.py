@@ -109,6 +109,29 @@ def test_settings_become_variables_whatever_their_type():
     assert env["FPGA_PLUGIN_RECONCILE_INTERVAL"] == "5"
 
 
+def test_a_number_of_a_values_file_reaches_the_plugin_as_it_is_written(tmp_path: Path):
+    """Helm reads such numbers as floats: 8589934592 must not become 8.589934592e+09."""
+    written = {
+        "FPGA_PLUGIN_VERIFIED_SIZE": 8589934592,
+        "FPGA_PLUGIN_RECONCILE_INTERVAL": 0.5,
+        "FPGA_PLUGIN_STATUS_PAGE": True,
+        "FPGA_PLUGIN_CARDS": "!0000:3b:00.0",
+    }
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"image": {"repository": "x"}, "settings": written}))
+    done = helm("--values", str(values))
+    assert done.returncode == 0, done.stderr
+    env = {
+        e["name"]: e.get("value") for e in pod_spec(objects(done.stdout))["containers"][0]["env"]
+    }
+    assert {name: env[name] for name in written} == {
+        "FPGA_PLUGIN_VERIFIED_SIZE": "8589934592",
+        "FPGA_PLUGIN_RECONCILE_INTERVAL": "0.5",
+        "FPGA_PLUGIN_STATUS_PAGE": "true",
+        "FPGA_PLUGIN_CARDS": "!0000:3b:00.0",
+    }
+
+
 @pytest.mark.parametrize("name", ["FPGA_PLUGIN_SCRUBB", "FPGA_PLUGIN_DEV_ROOT", "LD_PRELOAD"])
 def test_a_setting_that_there_is_not_or_that_is_the_charts_own_is_refused(name: str):
     done = helm("--set", "image.repository=x", "--set", f"settings.{name}=1")
