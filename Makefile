@@ -69,7 +69,9 @@ soak: ## the tests that search for counterexamples, ten to twenty times as long 
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make soak SEED=$$seed)"; \
 	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest --hypothesis-seed=$$seed \
-	  -m hypothesis --hypothesis-show-statistics tests/unit $(PYTEST_ARGS)
+	  -m hypothesis --hypothesis-show-statistics tests/unit $(PYTEST_ARGS); \
+	SEED=$$seed HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q tests/integration/test_walk.py \
+	  tests/integration/test_stock_walk.py $(PYTEST_ARGS)
 	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-300}
 
 .PHONY: lint

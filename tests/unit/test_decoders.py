@@ -1,6 +1,6 @@
 """msgspec learns a type when it first decodes one, and two threads that do so at once crash it.
 
-Seen with msgspec 0.22.0 and Python 3.11: twelve PreStarts at once, each reading kubelet's checkpoint
+Seen with msgspec 0.22.0 and Python 3.11: twelve PreStarts at once, each reading the checkpoint
 in a thread, ended the daemon with SIGSEGV; one in twenty starts, so no test would see it reliably.
 """
 
