@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from fpga_plugin.errors import quote
 from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
 
 MAX_STARS: Final = 3
@@ -84,7 +85,7 @@ def parse_device_resource(resource: ResourceName) -> tuple[Kind, InterfaceId]:
     """
     match = _RESOURCE.fullmatch(resource)
     if match is None:
-        msg = f"{resource} is neither region-<interface id> nor fpga-<interface id>"
+        msg = f"{quote(resource)} is neither region-<interface id> nor fpga-<interface id>"
         raise ValueError(msg)
     return (Kind.REGION if match[1] == "region" else Kind.WHOLE), InterfaceId(match[2])
 
