@@ -86,8 +86,33 @@ class Codec(ProtoCodec):
             InvalidRequestError: there is none. betterproto2 raises half a dozen kinds of errors.
         """
         try:
-            return super().decode(data, message_type)
+            message = super().decode(data, message_type)
         except Exception as error:
             raise InvalidRequestError(
                 f"the request is no {message_type.__name__}: {type(error).__name__}"
             ) from error
+        if not _holds_texts(message):
+            raise InvalidRequestError(
+                f"the request is no {message_type.__name__}: a text of it is of another type"
+            )
+        return message
+
+
+def _holds_texts(message: Any) -> bool:
+    """Whether what repeats in a request is text, or again such a message.
+
+    betterproto2 takes a field as the wire has it, a number where the type says text; what is behind
+    the edge relies on the type.
+    """
+    for value in vars(message).values():
+        if type(value) is list:
+            if not all(
+                type(each) is str or (hasattr(each, "__dict__") and _holds_texts(each))
+                for each in value
+            ):
+                return False
+        elif type(value) is dict and not all(
+            type(name) is str and type(text) is str for name, text in value.items()
+        ):
+            return False
+    return True
