@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, quote
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
 from fpga_plugin.status.health import not_live, not_ready
 from fpga_plugin.status.http import Request, Response, text
 from fpga_plugin.status.view import view
@@ -29,7 +29,8 @@ class Site:
 
     def __init__(self, watched: Watched, operations: Mapping[str, Operation] | None = None) -> None:
         self._watched = watched
-        self._operations = operations or {}
+        # Not `or`: it may be empty now and filled later.
+        self._operations = {} if operations is None else operations
         self._public = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -87,6 +88,8 @@ class Site:
     async def _card(self, request: Request) -> Response:
         try:
             word, card = _operation(request.body)
+            if not self._operations:
+                raise NotFinishedError("the plugin is starting: try again in a moment")
             operation = self._operations.get(word)
             if operation is None:
                 raise InvalidRequestError(f"nothing called {quote(word)} can be done to a card")

@@ -18,6 +18,7 @@ from daemon_support import (
     request,
 )
 
+from fpga_plugin.errors import RefusedError
 from fpga_plugin.status.client import NoDaemonError, ask
 
 
@@ -35,6 +36,10 @@ def card(node: Node, operation: str) -> Any:
             return ask(str(node.state_dir), "POST", "/card", {"operation": operation, "card": CARD})
         except NoDaemonError:
             return None  # it is starting
+        except RefusedError as error:
+            if "the plugin is starting" in error.message:
+                return None
+            raise
 
     return eventually(answered)
 
