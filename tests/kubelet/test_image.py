@@ -9,6 +9,8 @@ import stat
 import subprocess
 import tarfile
 import urllib.error
+import urllib.request
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,46 @@ def test_it_hears_the_kernel_without_the_nodes_network(make_node: Callable[..., 
             entry["value"] = "dfl"
     pod = Pod(node, manifest)
     until(lambda: '"event":"serving"' in pod.output("fpga-plugin").replace(" ", ""), "it serves")
+
+
+def run_in(node: Node, *command: str) -> str:
+    """What `kubectl exec` of a command in the plugin's container says."""
+    container_id = plugin_of(node).pod.container("fpga-plugin")["containerID"]
+    plain = container_id.removeprefix("containerd://")
+    return node.runtime.ctr("tasks", "exec", "--exec-id", uuid.uuid4().hex, plain, *command)
+
+
+def ready(node: Node) -> bool:
+    """Whether kubelet's probes find the plugin ready."""
+    return bool(plugin_of(node).pod.container("fpga-plugin").get("ready"))
+
+
+def scraped() -> str:
+    with urllib.request.urlopen("http://127.0.0.1:9102/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_its_own_probes_find_it_ready_and_it_tells_who_has_what(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    until(lambda: ready(node), "ready by the chart's probes")
+    tenant = node.pod("asks", container(env=request()))
+    tenant.until_running()
+    told = json.loads(run_in(node, "fpga-plugin", "status", "--json"))
+    (card,) = told["cards"]
+    (region,) = [each for each in card["regions"] if each["owner"]]
+    assert tenant.uid in json.dumps(region["owner"])
+    assert AFU in json.dumps(region)
+    assert "out of service" in run_in(node, "fpga-plugin", "card", "drain", CARD)
+    node.until_offered(REGIONS, [P0])  # who has it keeps it
+    run_in(node, "fpga-plugin", "card", "undrain", CARD)
+    node.until_offered(REGIONS, [P0, P1])
+    text = scraped()
+    assert "fpga_plugin_ready 1.0" in text
+    assert tenant.uid not in text
+    assert tenant.name not in text
+    assert plugin_of(node).pod.container("fpga-plugin")["restartCount"] == 0
 
 
 def test_an_upgrade_leaves_a_running_pod_alone(make_node: Callable[..., Node]) -> None:
