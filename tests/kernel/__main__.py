@@ -28,6 +28,7 @@ SUITE = (
     "tests/integration/test_life.py",
     "tests/integration/test_faults.py",
     "tests/integration/test_recovery.py",
+    "tests/integration/test_draining.py",
 )
 """What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
 
