@@ -100,11 +100,15 @@ bin_dir = "{SCRATCH}/cni"
 runtime_type = "io.containerd.runc.v2"
 """)
         self.start()
-        links = {f"bin/{name}": "busybox" for name in ("sh", "sleep", "test", "cat", "echo")}
-        for image, command in ((IMAGE, ["sh"]), (PAUSE, ["sleep", "2147483"])):
-            path = SCRATCH / "image.tar"
-            write_image(path, image, {"bin/busybox": BUSYBOX}, links=links, command=command)
-            self.ctr("images", "import", str(path))
+        self.add_image(IMAGE)
+        self.add_image(PAUSE, "sleep", "2147483")
+
+    def add_image(self, name: str, *command: str) -> None:
+        """Let the runtime have an image of busybox's by this name."""
+        links = {f"bin/{tool}": "busybox" for tool in ("sh", "sleep", "test", "cat", "echo")}
+        path = SCRATCH / "image.tar"
+        write_image(path, name, {"bin/busybox": BUSYBOX}, links=links, command=command or ["sh"])
+        self.ctr("images", "import", str(path))
 
     def start(self) -> None:
         self.process = Process("containerd", "containerd", "--config", self._config)

@@ -151,6 +151,11 @@ class Pod:
         """What kubelet says of it; empty: it does not know it."""
         return next((p for p in self._node.kubelet.pods() if p["metadata"]["uid"] == self.uid), {})
 
+    def status_text(self, *words: str) -> str:
+        """Which of these words its status has, the first of them; empty: none."""
+        text = json.dumps(self.seen().get("status", {}))
+        return next((each for each in words if each in text), "")
+
     def phase(self) -> str:
         return self.seen().get("status", {}).get("phase", "")
 
@@ -266,6 +271,7 @@ class Node:
             else str(control_plane.kubeconfig(user)),
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
         self.lives: list[Plugin | PodPlugin] = []
+        self._found_at_boot: tuple[str, ...] = ()
 
     def up(self) -> "Node":
         """Kubelet and plugin, until kubelet knows every device."""
@@ -282,6 +288,7 @@ class Node:
 
     def start_plugin(self) -> Plugin | PodPlugin:
         self.lives.append(PodPlugin(self) if PLUGIN_IN_A_POD else Plugin(self.settings))
+        self._find_cards()
         return self.plugin
 
     def until_allocatable(self) -> None:
@@ -324,9 +331,22 @@ class Node:
         """What a region holds."""
         return str(self.regions()[region]["afu_id"])
 
-    def reboot_cards(self) -> None:
-        """Let the simulated cards have seen a reboot."""
+    def reboot_cards(self, *order: str) -> None:
+        """Let the simulated cards have seen a reboot.
+
+        Where an order of cards is given they are found in this one, and numbered so.
+        """
+        cards = self.state / "simulated/cards"
+        for card in order:
+            (cards / card).unlink()
         (self.state / "simulated/boot_id").write_text(f"{uuid.uuid4()}\n")
+        self._found_at_boot = order
+
+    def _find_cards(self) -> None:
+        for card in self._found_at_boot:
+            (self.state / "simulated/cards" / card).touch()
+            self.plugin.until_logged("card found", card=card)
+        self._found_at_boot = ()
 
     def prepared(self, region: str, since: int = 0) -> list[str]:
         """What this life of the plugin programmed for containers on a region: AFU ids."""

@@ -5,10 +5,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from daemon_support import AFU, AFU_2, AFU_3, BLANK, CARD, CARDS, P0, REGIONS, request
+from daemon_support import (
+    AFU,
+    AFU_2,
+    AFU_3,
+    BLANK,
+    CARD,
+    CARD_2,
+    CARDS,
+    P0,
+    REGIONS,
+    request,
+)
 from machine import until
 from node import Node, container
 from records import podresources
+
+LATE = "localhost/late:1"
+"""An image that the runtime does not have at first."""
 
 FREEZER = Path("/sys/fs/cgroup/freezer").is_dir()
 
@@ -132,6 +146,60 @@ def test_after_a_reboot_a_pod_that_came_before_the_plugin_fails_and_its_region_i
     assert node.afu(P0) == BLANK
     node.pod("next", container(env=request(AFU_2))).until_running()
     assert node.afu(P0) == AFU_2
+
+
+@api_server  # a file's pod comes before any plugin, and fails
+def test_after_a_reboot_with_other_port_numbers_a_pod_is_to_be_deleted(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("2x1")
+    first, second = (f"{card}-p0" for card in (CARD, CARD_2))
+    pods = [node.pod(name, container(env=request())) for name in ("one", "two")]
+    runs = [pod.until_running() for pod in pods]
+    assert {pod.devices()[REGIONS][0] for pod in pods} == {first, second}
+    node.plugin.kill()
+    node.kubelet.end()
+    for container_id in runs:
+        node.runtime.kill(container_id)
+    node.runtime.restart()
+    node.reboot_cards(CARD_2, CARD)
+    node.start_plugin()
+    node.kubelet.start()
+    for pod in pods:
+        said = until(
+            lambda pod=pod: pod.status_text("numbering changed", "UnexpectedAdmissionError"),
+            "the pod may not run",
+        )
+        assert said
+        pod.delete()
+    node.until_offered(CARDS, [CARD, CARD_2])
+    assert {node.afu(first), node.afu(second)} == {BLANK}
+    node.pod("next", container(env=request(AFU_2))).until_running()
+
+
+def test_a_pods_region_waits_for_a_slow_image(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    pod = node.pod("slow", container(env=request(), image=LATE))
+    pod.until_waiting("ErrImageNeverPull")
+    lists = node.kubelet.lists()
+    until(lambda: node.kubelet.lists() >= lists + 4, "the plugin looks on")
+    assert pod.devices() == {REGIONS: [P0]}
+    node.until_offered(CARDS, [])
+    assert node.afu(P0) == BLANK
+    node.runtime.add_image(LATE)
+    try:
+        pod.until_running()
+    finally:
+        node.runtime.ctr("images", "remove", LATE)
+    assert node.prepared(P0) == [AFU]
+
+
+def test_the_older_podresources_says_the_same(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    pod = node.pod("asks", container(env=request()))
+    pod.until_running()
+    assert podresources("v1alpha1") == podresources()
+    assert podresources("v1alpha1")[pod.listed_as, "main"] == {REGIONS: [P0]}
 
 
 @pods_api

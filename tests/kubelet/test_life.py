@@ -9,10 +9,7 @@ from daemon_support import (
     AFU_3,
     BLANK,
     CARD,
-    CARD_2,
     CARDS,
-    OTHER_ID,
-    OTHER_REGIONS,
     P0,
     P1,
     REGIONS,
@@ -97,64 +94,6 @@ def test_card_and_region_exclude_each_other_and_both_get_their_turn(
     again = node.pod("again", container(env=request(AFU_3), resources={REGIONS: 2}))
     again.until_running()
     assert sorted([node.afu(P0), node.afu(P1)]) == sorted([AFU_3, BLANK])
-
-
-def test_init_and_app_container_have_their_own_bitstreams_on_one_region(
-    make_node: Callable[..., Node],
-) -> None:
-    node = make_node("1x1")
-    pod = node.pod(
-        "both",
-        container(env=request(AFU)),
-        initContainers=[
-            container("first", env=request(AFU_2), command="exit 0"),
-            container("second", env=request(AFU_3), command="exit 0"),
-        ],
-    )
-    pod.until_running()
-    assert node.prepared(P0) == [AFU_2, AFU_3, AFU]
-
-
-def test_a_sidecar_shares_with_the_init_container_before_it_only(
-    make_node: Callable[..., Node],
-) -> None:
-    node = make_node("1x2")
-    pod = node.pod(
-        "sidecar",
-        container(env=request(AFU)),
-        initContainers=[
-            container("first", env=request(AFU_2), command="exit 0"),
-            container("side", env=request(AFU_3), restartPolicy="Always"),
-        ],
-    )
-    pod.until_running()
-    (own,), (side,) = pod.devices()[REGIONS], pod.devices("side")[REGIONS]
-    assert {own, side} == {P0, P1}
-    assert node.prepared(own) == [AFU]
-    assert node.prepared(side) == [AFU_2, AFU_3]
-
-
-def test_two_containers_of_a_pod_get_each_their_own(make_node: Callable[..., Node]) -> None:
-    node = make_node("1x2")
-    pod = node.pod("two", container("one", env=request(AFU)), container("two", env=request(AFU_2)))
-    for name, afu in (("one", AFU), ("two", AFU_2)):
-        pod.until_running(name)
-        (region,) = pod.devices(name)[REGIONS]
-        assert node.afu(region) == afu
-
-
-def test_a_container_with_two_resources_gets_both(make_node: Callable[..., Node]) -> None:
-    node = make_node(f"1x1,1x1@{OTHER_ID}")
-    pod = node.pod(
-        "two",
-        container(
-            resources={REGIONS: 1, OTHER_REGIONS: 1},
-            env=request(AFU, n="1") | request(AFU_3, interface=OTHER_ID, n="2"),
-        ),
-    )
-    pod.until_running()
-    assert node.afu(P0) == AFU
-    assert node.afu(f"{CARD_2}-p0") == AFU_3
 
 
 def test_a_crashing_container_is_programmed_at_each_start(make_node: Callable[..., Node]) -> None:

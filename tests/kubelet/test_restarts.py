@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from daemon_support import AFU, BLANK, CARD, CARDS, P0, P1, REGIONS, request
+from daemon_support import AFU, AFU_2, BLANK, CARD, CARDS, P0, P1, REGIONS, request
 from machine import until
 from node import Node, Pod, container
 
@@ -137,3 +137,49 @@ def test_the_resource_stays_known_while_the_plugin_is_away(make_node: Callable[.
     node.start_plugin()
     node.until_offered(REGIONS, [P0])
     until(lambda: pod.devices() == {REGIONS: [P0]}, "the pod keeps its region")
+
+
+def test_a_finished_pod_stays_finished_when_kubelet_restarts_without_the_plugin(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    pod = node.pod("ends", container(env=request(), command="exit 0"), restartPolicy="Never")
+    pod.until_phase("Succeeded")
+    node.until_offered(CARDS, [CARD])
+    node.plugin.stop()
+    node.until_offered(REGIONS, [])
+    node.kubelet.restart()
+    late = node.pod("late", container(env=request()))
+    assert late.until_phase("Failed")["status"]["reason"] == "UnexpectedAdmissionError"
+    assert pod.phase() == "Succeeded"
+    late.delete()
+    node.start_plugin()
+    node.until_offered(REGIONS, [P0, P1])
+    running(node, "next")
+    assert pod.phase() == "Succeeded"
+
+
+def test_everything_restarts_in_the_middle_of_a_programming(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2", simulated_pr_seconds="2")
+    pod, first = running(node)
+    waiting = node.pod("waits", container(env=request(AFU_2)))
+    node.plugin.until_logged("pod read", pod=waiting.uid)  # PreStart has begun
+    control_plane = node.kubelet.control_plane
+    node.kubelet.end(signal.SIGKILL)
+    node.plugin.kill()
+    node.runtime.process.end(signal.SIGKILL)
+    if control_plane is not None:
+        control_plane.stop()
+        control_plane.start()
+    node.runtime.start()
+    node.start_plugin()
+    node.kubelet.start()
+    waiting.until_running()
+    assert waiting.devices() == {REGIONS: [P1]}
+    assert node.afu(P1) == AFU_2
+    assert pod.until_running() == first
+    assert node.afu(P0) == AFU
+    for each in (pod, waiting):
+        each.delete()
+    node.until_offered(CARDS, [CARD])
+    assert {node.afu(P0), node.afu(P1)} == {BLANK}
