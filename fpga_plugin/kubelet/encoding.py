@@ -21,6 +21,7 @@ from fpga_plugin.api.messages.v1beta1 import (
     NumaNode,
     TopologyInfo,
 )
+from fpga_plugin.api.wire import well_typed
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import DeviceId
 
@@ -91,28 +92,8 @@ class Codec(ProtoCodec):
             raise InvalidRequestError(
                 f"the request is no {message_type.__name__}: {type(error).__name__}"
             ) from error
-        if not _holds_texts(message):
+        if not well_typed(message):
             raise InvalidRequestError(
-                f"the request is no {message_type.__name__}: a text of it is of another type"
+                f"the request is no {message_type.__name__}: a field of it is of another type"
             )
         return message
-
-
-def _holds_texts(message: Any) -> bool:
-    """Whether what repeats in a request is text, or again such a message.
-
-    betterproto2 takes a field as the wire has it, a number where the type says text; what is behind
-    the edge relies on the type.
-    """
-    for value in vars(message).values():
-        if type(value) is list:
-            if not all(
-                type(each) is str or (hasattr(each, "__dict__") and _holds_texts(each))
-                for each in value
-            ):
-                return False
-        elif type(value) is dict and not all(
-            type(name) is str and type(text) is str for name, text in value.items()
-        ):
-            return False
-    return True
