@@ -4,10 +4,16 @@ lightkube is imported with this module, 50 to 100 ms and 10 MiB: import it only 
 and not on the event loop.
 """
 
+import threading
+
 from httpx2 import Timeout
 from lightkube import AsyncClient, KubeConfig
 
 from fpga_plugin.errors import NoSourceError, quote
+
+
+# lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
+_one_at_a_time = threading.Lock()
 
 
 class CredentialsError(NoSourceError):
@@ -25,10 +31,11 @@ def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
         CredentialsError: there are none, or they are not understood.
     """
     try:
-        if kubeconfig is None:
-            config = KubeConfig.from_service_account()
-        else:
-            config = KubeConfig.from_file(kubeconfig)
+        with _one_at_a_time:
+            if kubeconfig is None:
+                config = KubeConfig.from_service_account()
+            else:
+                config = KubeConfig.from_file(kubeconfig)
         # No proxy and no default certificates from the environment: the file says it all.
         return AsyncClient(config=config.get(), timeout=Timeout(seconds), trust_env=False)
     except Exception as error:  # of many types, for files that are missing or malformed

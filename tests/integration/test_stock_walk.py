@@ -276,6 +276,9 @@ class Walk:
             if error.call is not None:
                 self.check_refusal(error.call)
             return
+        except (StreamTerminatedError, OSError):
+            self.double.pods.pop(pod.uid)  # the plugin died: kubelet rejects the pod
+            return
         self.admitted += 1
         self.server.pods[pod.uid] = known
         self.tenants.append(tenant)
@@ -310,7 +313,7 @@ class Walk:
             called = await self.double.start_container(tenant.pod, name)
         except NoEndpointError:
             return False
-        except StreamTerminatedError:
+        except (StreamTerminatedError, OSError):
             return False  # the plugin died, or kubelet did
         except GRPCError as error:
             self.refused(tenant, name, error)
