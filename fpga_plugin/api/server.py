@@ -11,7 +11,6 @@ from lightkube import AsyncClient, KubeConfig
 
 from fpga_plugin.errors import NoSourceError, quote
 
-
 # lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
 _one_at_a_time = threading.Lock()
 
