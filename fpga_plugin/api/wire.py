@@ -8,7 +8,6 @@ import dataclasses
 import functools
 from typing import Any
 
-_MAP_PARTS = 2
 _TYPES: dict[str, type | tuple[type, ...]] = {"string": str, "bytes": bytes}
 _NUMBERS = (int, float)
 """What all other kinds of fields are: integers of any size, truths, enumerations, floats."""
@@ -17,7 +16,7 @@ _NUMBERS = (int, float)
 def well_typed(message: Any) -> bool:
     """Whether every field of a message, and of those in it, has a value of its type."""
     # mypy takes a type's __hash__ for that of its instances
-    for name, kind, parts in _fields(type(message)):  # type: ignore[arg-type]
+    for name, kind, absent, parts in _fields(type(message)):  # type: ignore[arg-type]
         value = getattr(message, name)
         if parts:
             if not all(_fits(parts[0], k) and _fits(parts[1], v) for k, v in value.items()):
@@ -25,7 +24,7 @@ def well_typed(message: Any) -> bool:
         elif type(value) is list:
             if not all(_fits(kind, each) for each in value):
                 return False
-        elif value is not None and not _fits(kind, value):
+        elif not (_fits(kind, value) or (value is None and absent)):
             return False
     return True
 
@@ -37,11 +36,12 @@ def _fits(kind: str, value: Any) -> bool:
 
 
 @functools.cache
-def _fields(message_type: type[object]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """Name and kind of each field; of a map the kinds of its keys and values, too."""
+def _fields(message_type: type[object]) -> tuple[tuple[str, str, bool, tuple[str, ...]], ...]:
+    """Each field's name and kind, whether it may be None, of a map the kinds of its two parts."""
     found = []
     for field in dataclasses.fields(message_type):  # type: ignore[arg-type]  # generated: a dataclass
         if (known := field.metadata.get("betterproto")) is not None:
             parts = tuple(part.proto_type for part in known.map_meta or ())
-            found.append((field.name, known.proto_type, parts[:_MAP_PARTS]))
+            absent = known.optional or known.proto_type == "message"
+            found.append((field.name, known.proto_type, absent, parts))
     return tuple(found)

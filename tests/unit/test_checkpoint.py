@@ -292,7 +292,9 @@ def test_without_a_cached_answer_nothing_is_said_of_nodes(read, response):
     assert grant_of(read, response) is None
 
 
-@pytest.mark.parametrize("response", ["x", "?", "CgA", "é", "GgMKAf8="])
+@pytest.mark.parametrize(
+    "response", ["x", "?", "CgA", "é", "GgMKAf8=", "AAAAGhtDUE1BP19ERkdJVjCEOf1ldisCcnc="]
+)
 def test_a_cached_answer_that_is_none_is_an_error(read, response):
     with pytest.raises(CheckpointUnreadableError, match=UID):
         grant_of(read, response)

@@ -38,6 +38,8 @@ def test_what_was_encoded_rightly_is_well_typed(message):
         (v1beta1.AllocateRequest, b"\x0a\x02\x08\x01"),  # ... inside
         (v1beta1.AllocateRequest, b"\x08\x01"),  # ... in place of a message
         (core_v1.Pod, b"\x0a\x02\x08\x01"),  # as the pod's name
+        (core_v1.EnvVar, b"\x0b\x0c"),  # a group as the variable's name
+        (v1beta1.ContainerAllocateResponse, b"\x1b\x1c"),  # a group as device
     ],
 )
 def test_what_was_encoded_otherwise_is_not(kind, raw):

@@ -36,7 +36,7 @@ def load_object(path: str) -> dict[str, Any] | None:
             loaded = json.load(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _log.warning("simulated-file-unusable", path=path, error=str(error)[:200])
         return None
     if not isinstance(loaded, dict):
