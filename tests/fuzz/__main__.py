@@ -16,6 +16,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from target import Target
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parents[1] / ".cache" / "fuzz"
@@ -25,17 +29,20 @@ GRACE = 60
 OPTIONS = ("-timeout=5", "-rss_limit_mb=1024", "-max_len=16384", "-print_final_stats=1")
 
 
-def fuzz(name: str, seeds: tuple[bytes, ...], seconds: int) -> bool:
+def fuzz(name: str, target: "Target", seconds: int) -> bool:
     """Fuzz a target; returns whether nothing was found."""
-    corpus, findings = WORK / "corpus" / name, WORK / "findings"
+    corpus, findings, kept = WORK / "corpus" / name, WORK / "findings", HERE / "corpus" / name
     for directory in (corpus, findings):
         directory.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate(target.seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
-    kept = HERE / "corpus" / name
     command = [sys.executable, str(HERE / "one.py"), name, *OPTIONS]
-    command += [f"-max_total_time={seconds}", f"-artifact_prefix={findings}/{name}-", str(corpus)]
-    command += [str(kept)] if kept.is_dir() else []
+    command += [f"-max_total_time={seconds}", f"-artifact_prefix={findings}/{name}-"]
+    if target.words:
+        words = WORK / f"{name}.words"
+        words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
+        command.append(f"-dict={words}")
+    command += [str(corpus)] + ([str(kept)] if kept.is_dir() else [])
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     try:
         done = subprocess.run(
@@ -60,6 +67,11 @@ def fuzz(name: str, seeds: tuple[bytes, ...], seconds: int) -> bool:
     return good
 
 
+def _escaped(word: bytes) -> str:
+    """As libFuzzer's dictionaries have it."""
+    return "".join(f"\\x{byte:02x}" for byte in word)
+
+
 def main() -> int:
     """Run the targets."""
     parser = argparse.ArgumentParser()
@@ -78,7 +90,7 @@ def main() -> int:
         parser.error(f"no such target: {', '.join(sorted(unknown))}")
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         results = pool.map(
-            lambda name: fuzz(name, TARGETS[name].seeds, args.seconds), args.targets or TARGETS
+            lambda name: fuzz(name, TARGETS[name], args.seconds), args.targets or TARGETS
         )
         return 0 if all(list(results)) else 1
 

@@ -1,0 +1,236 @@
+"""What an operator puts there: bitstreams, manifests, keys, policies, settings, Pod manifests."""
+
+import gzip
+import json
+import os
+import struct
+import tempfile
+from contextlib import suppress
+
+import msgspec
+from target import Target, pairs
+
+from fpga_plugin import ids
+from fpga_plugin.bitstream.elf import sections
+from fpga_plugin.bitstream.formats import parse
+from fpga_plugin.bitstream.library import INDEX, Library
+from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
+from fpga_plugin.bitstream.metadata import parse_metadata, read_json
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.signatures import load_keys
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config import TrustMode, load_settings
+from fpga_plugin.demo.manifest import ManifestError, read_manifest
+from fpga_plugin.errors import BitstreamError, SettingsError
+from fpga_plugin.policy.parse import PolicyError, parse_policy
+from fpga_plugin.policy.rules import Ask, Kind
+
+INTERFACE = ids.parse_interface_id("ce48969398f05f33946d560708be108a")
+AFU = ids.parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
+DOCUMENT = complete_document({}, where="seed", interface_id=INTERFACE, afu_id=AFU)
+GBS = pack_gbs(DOCUMENT, bytes.fromhex(AFU), where="seed")
+
+_SCRATCH = tempfile.TemporaryDirectory(prefix="fuzz-")
+
+
+def scratch(name: str, data: bytes) -> str:
+    """A file with these bytes; returns its path."""
+    path = os.path.join(_SCRATCH.name, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def elf(*parts: tuple[str, bytes]) -> bytes:
+    """A 64-bit ELF file of sections."""
+    names = b"\0" + b"".join(name.encode() + b"\0" for name, _ in parts) + b".shstrtab\0"
+    body, table, at = bytearray(), [bytes(64)], 1
+    for name, content in (*parts, (".shstrtab", names)):
+        table.append(
+            struct.pack("<IIQQQQIIQQ", at, 1, 0, 0, 64 + len(body), len(content), 0, 0, 1, 0)
+        )
+        at += len(name) + 1
+        body += content
+    start = struct.pack(
+        "<4sBBBB8xHHIQQQIHHHHHH",
+        *(b"\x7fELF", 2, 1, 1, 0, 1, 62, 1, 0, 0, 64 + len(body), 0),
+        *(64, 0, 0, 64, len(table), len(table) - 1),
+    )
+    return start + bytes(body) + b"".join(table)
+
+
+def aocx(packed: bytes) -> bytes:
+    """An AOCX file around what should be gzip of a GBS file."""
+    return elf((".acl.rand_hash", b"ab" * 20), (".acl.fpga.bin", elf((".acl.gbs.gz", packed))))
+
+
+def _bitstream(data: bytes) -> None:
+    with suppress(BitstreamError):
+        found = parse(data, where="f")
+        assert found.image
+        assert ids.parse_bitstream_id(found.bitstream_id) == found.bitstream_id
+
+
+def _packed(data: bytes) -> None:
+    _bitstream(aocx(data))
+    _bitstream(aocx(gzip.compress(data, 1, mtime=0)))
+
+
+def _elf(data: bytes) -> None:
+    with suppress(BitstreamError):
+        assert sum(len(s.content) >= 0 for s in sections(data, where="f")) <= len(data)
+
+
+def _metadata(data: bytes) -> None:
+    with suppress(BitstreamError):
+        assert parse_metadata(data, where="f").clusters
+
+
+def _manifest(data: bytes) -> None:
+    with suppress(BitstreamError):
+        read = parse_manifest(data, where="f")
+        again = parse_manifest(write_manifest(read.files.values()), where="f")
+        assert again.files == read.files
+
+
+def _policy(data: bytes) -> None:
+    with suppress(PolicyError):
+        policy = parse_policy(data[1:], as_json=data[:1] == b"{")
+        for kind in Kind:
+            ask = Ask(kind=kind, interface_id=INTERFACE, bitstream_id=ids.BitstreamId(AFU))
+            assert policy.judge("team-a", ask) == policy.judge("team-a", ask)
+
+
+def _packer(data: bytes) -> None:
+    """What the packer takes for metadata it reads again, whatever else is in it."""
+    with suppress(BitstreamError):
+        read = read_json(data, where="f")
+        document = complete_document(read, where="f", interface_id=INTERFACE, afu_id=AFU)
+        assert parse(pack_gbs(document, b"logic", where="f"), where="f").afu_id == AFU
+
+
+def _settings(data: bytes) -> None:
+    with suppress(SettingsError):
+        load_settings({f"FPGA_PLUGIN_{k}": v for k, v in pairs(data).items()})
+
+
+def _keys(data: bytes) -> None:
+    keys = load_keys(os.path.dirname(scratch("keys/a.pem", data)))
+    assert len(keys.keys) + len(keys.problems) == 1
+
+
+def _index(data: bytes) -> None:
+    """Verdicts of an earlier life; whatever they say, nothing is programmed by them alone."""
+    directory = os.path.dirname(scratch(f"verified/{INDEX}", data))
+    root = os.path.join(_SCRATCH.name, "store")
+    os.makedirs(root, exist_ok=True)
+    trust = Trust(root, TrustMode.ANY, None)
+    library = Library(
+        root, directory=directory, limit=1 << 20, boot_id="b", trust=trust, guarded=False
+    )
+    assert library.blank(INTERFACE) is None
+
+
+def _pod_manifest(data: bytes) -> None:
+    with suppress(ManifestError):
+        assert read_manifest(scratch("pod.yaml", data), "fpga.intel.com").pod.containers
+
+
+_PEM = (
+    b"-----BEGIN PUBLIC KEY-----\n"
+    b"MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n"
+    b"-----END PUBLIC KEY-----\n"
+)
+_INDEX = msgspec.json.encode(
+    {
+        "boot_id": "b",
+        "files": {
+            f"{INTERFACE}/blank.gbs": {
+                "version": [1] * 7,
+                "trust": "",
+                "sha256": "1" * 64,
+                "size": 1,
+            }
+        },
+    }
+)
+_POD = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: a}}
+spec:
+  initContainers: [{{name: i, image: i}}]
+  containers:
+  - name: c
+    image: c
+    resources: {{limits: {{fpga.intel.com/region-{INTERFACE}: 1}}}}
+    env: [{{name: FPGA_REGION_1, value: {INTERFACE}}}, {{name: X, valueFrom: {{}}}}]
+""".encode()
+_METADATA = tuple(
+    f'"{name}"'.encode()
+    for name in (
+        *("version", "platform-name", "afu-image", "magic-no", "interface-uuid", "power"),
+        *("accelerator-clusters", "accelerator-type-uuid", "name", "total-contexts"),
+        *("clock-frequency-high", "clock-frequency-low", "afu-top-interface", "class", "auto-1.5"),
+    )
+)
+_SECTIONS = (b".acl.rand_hash", b".acl.fpga.bin", b".acl.gbs.gz", b"\x7fELF\2\1\1")
+_WORDS_OF_POLICY = tuple(
+    word.encode()
+    for word in (
+        *("version", "default", "rules", "name", "action", "namespaces", "interfaces"),
+        *(
+            "bitstreams",
+            "devices",
+            "allow",
+            "deny",
+            "region",
+            "whole",
+            "blank",
+            "team-*",
+            "&a",
+            "*a",
+        ),
+        *("<<: ", "!!python/object", "- ", "{{", "[", AFU, INTERFACE),
+    )
+)
+_WORDS_OF_SETTINGS = tuple(
+    f"{word}=".encode()
+    for word in (
+        *("RESOURCE_PREFIX", "ADVERTISE", "BACKEND", "CARDS", "OBSERVE", "SYSFS_ROOT", "SCRUB"),
+        *("BITSTREAM_DIR", "RECOVERY", "RECONCILE_INTERVAL", "HTTP_ADDRESS", "LOG_LEVEL", "TRUST"),
+        *("SIMULATED_CARDS", "VERIFIED_SIZE", "HEALTH_INTERVAL", "KEYS_DIR", "POLICY_FILE"),
+    )
+)
+
+TARGETS = {
+    "bitstream": Target(_bitstream, (GBS, aocx(gzip.compress(GBS, mtime=0))), _SECTIONS),
+    "packed": Target(_packed, (GBS, gzip.compress(GBS, mtime=0)), _METADATA),
+    "elf": Target(_elf, (elf((".a", b"x")),), _SECTIONS),
+    "metadata": Target(_metadata, (json.dumps(DOCUMENT).encode(),), _METADATA),
+    "packer": Target(_packer, (json.dumps(DOCUMENT).encode(), b"{}"), _METADATA),
+    "manifest": Target(
+        _manifest,
+        (write_manifest([ManifestFile(f"{INTERFACE}/blank.gbs", "1" * 64, 9)]),),
+        (b'"version"', b'"files"', b'"path"', b'"sha256"', b'"size"', b"blank.gbs", b"../"),
+    ),
+    "index": Target(_index, (_INDEX, b"{}"), (b'"boot_id"', b'"files"', b'"version"', b'"size"')),
+    "keys": Target(_keys, (_PEM, _PEM.replace(b"PUBLIC", b"PRIVATE"))),
+    "policy": Target(
+        _policy,
+        (
+            b"-version: 1\ndefault: deny\nrules: []\n",
+            b'{{"version":"1","default":"deny","rules":[]}',
+            b"-version: 1\ndefault: deny\nrules:\n- {name: a, action: allow, namespaces: [team-*],"
+            b" interfaces: [" + INTERFACE.encode() + b"], bitstreams: [blank], devices: [region]}",
+        ),
+        _WORDS_OF_POLICY,
+    ),
+    "settings": Target(
+        _settings,
+        (b"CARDS=0000:3b:00.0\0SIMULATED_CARDS=2x3\0HTTP_ADDRESS=:9102", b"SCRUB=x"),
+        _WORDS_OF_SETTINGS,
+    ),
+    "pod-manifest": Target(_pod_manifest, (_POD,), (b"containers", b"env", b"&a", b"*a", b"<<: ")),
+}

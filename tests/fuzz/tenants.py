@@ -1,0 +1,130 @@
+"""What a tenant chooses: variables, ids, names; and what a client of the HTTP address sends."""
+
+from contextlib import suppress
+
+import h11
+from operators import AFU, INTERFACE
+from target import Target, pairs
+
+from fpga_plugin import ids
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
+from fpga_plugin.hardware.backend import ClockLimits
+from fpga_plugin.pods.environment import request_variables
+from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
+from fpga_plugin.pods.pod import Container, Pod, Reference, Variable
+from fpga_plugin.pods.requests import Target as Region
+from fpga_plugin.pods.requests import assign, check_limits, parse_requests
+from fpga_plugin.policy.rules import parse_pattern
+from fpga_plugin.status.http import MAX_HEAD, _request
+from fpga_plugin.status.site import _operation
+
+_CARD = ids.CardId("0000-10-00.0")
+_REGIONS = tuple(
+    Region(region=region, device=ids.DeviceId(region), interface_id=INTERFACE)
+    for region in (ids.region_id(_CARD, 0), ids.region_id(_CARD, 1))
+)
+
+
+def _requests(data: bytes) -> None:
+    with suppress(FpgaPluginError):
+        requests = parse_requests(pairs(data))
+        for request in requests:
+            assert ids.parse_interface_id(request.interface_id) == request.interface_id
+            assert ids.parse_bitstream_id(request.bitstream_id) == request.bitstream_id
+        for region, request in assign(requests, _REGIONS).items():
+            if request is not None:
+                check_limits(request, ClockLimits(10, 1000), region)
+
+
+def _ids(data: bytes) -> None:
+    text = data.decode(errors="surrogateescape")
+    for read in (
+        *(ids.parse_device_id, ids.parse_bitstream_id, ids.parse_hex128),
+        lambda text: str(ids.PciAddress.parse(text)),
+    ):
+        with suppress(ValueError):
+            value = read(text)
+            assert value.isascii()
+            assert not set(value) - set("0123456789abcdef-.:p")
+    for name in (parse_pod_uid, parse_name, parse_pattern):
+        with suppress(ValueError):
+            value = name(text)
+            assert value.isascii()
+            assert "/" not in value
+            assert value not in {".", ".."}
+    with suppress(ValueError):
+        assert parse_resource(text, "fpga.intel.com").count("/") == 1
+
+
+def _environment(data: bytes) -> None:
+    """Variables made of each other, by kubelet's rules; a name that begins with `<`: a field."""
+    env = tuple(
+        Variable(name[1:], source=Reference(field=value))
+        if name[:1] == "<"
+        else Variable(name, value)
+        for name, value in pairs(data).items()
+    )
+    container = Container("c", env)
+    pod = Pod(
+        namespace="n",
+        name="p",
+        uid=ids.PodUid("u"),
+        labels={"l": "v"},
+        annotations={"a": "$(X)"},
+        containers=(container,),
+    )
+    with suppress(InvalidRequestError):
+        for name, value in request_variables(pod, container).env.items():
+            assert name.startswith("FPGA_")
+            assert len(value) <= 4096
+
+
+def _http(data: bytes) -> None:
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+    with suppress(h11.RemoteProtocolError):
+        connection.receive_data(data)
+        event: object = None
+        while not isinstance(event, type | h11.EndOfMessage | h11.ConnectionClosed):
+            event = connection.next_event()  # a type: NEED_DATA, PAUSED
+            if isinstance(event, h11.Request):
+                assert isinstance(_request(event, b"").path, str)
+
+
+def _card_operation(data: bytes) -> None:
+    with suppress(InvalidRequestError):
+        word, card = _operation(data)
+        assert isinstance(word, str)
+        assert isinstance(card, str)
+
+
+_NAMES = tuple(
+    f"{name}1={value}".encode()
+    for name, value in (
+        ("FPGA_REGION_", INTERFACE),
+        ("FPGA_BITSTREAM_ID_", AFU),
+        ("FPGA_AFU_", "ab" * 20),
+        ("FPGA_DRIVER_PARAMS_", "clock=400,debug=1"),
+    )
+)
+
+TARGETS = {
+    "requests": Target(_requests, (b"\0".join(_NAMES[:2] + _NAMES[3:]), _NAMES[0]), _NAMES),
+    "ids": Target(
+        _ids,
+        (b"0000-10-00.0-p0", AFU.encode(), b"ab" * 20, b"kube-system", b"fpga.intel.com/region-a"),
+    ),
+    "environment": Target(
+        _environment,
+        (
+            b"X=a\0FPGA_REGION_1=$(X)$$(X)$(X",
+            b"<FPGA_AFU_1=metadata.annotations['a']\0FPGA_REGION_1=$(FPGA_AFU_1)",
+        ),
+        (b"$(X)", b"$$", b"$(", b"FPGA_REGION_1=", b"metadata.labels['l']", b"spec.nodeName"),
+    ),
+    "http": Target(
+        _http,
+        (b"GET /metrics?a=%41&b=1 HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n",),
+        (b"Content-Length: ", b"Transfer-Encoding: chunked", b"HTTP/1.0", b"%00", b"\r\n\r\n"),
+    ),
+    "card-operation": Target(_card_operation, (b'{"operation": "drain", "card": "a"}',)),
+}
