@@ -343,6 +343,8 @@ class Node:
         self._found_at_boot = order
 
     def _find_cards(self) -> None:
+        if self._found_at_boot:
+            self.plugin.until_logged("serving", cards=0)
         for card in self._found_at_boot:
             (self.state / "simulated/cards" / card).touch()
             self.plugin.until_logged("card found", card=card)
