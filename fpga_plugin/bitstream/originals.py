@@ -119,8 +119,8 @@ def opened(
             raise _unreadable(path, error) from error
 
 
-def read_small(path: str, *, inside: str, guarded: bool, limit: int) -> bytes:
-    """All of a small file beside the bitstreams: a manifest, a signature.
+def read_small(path: str, *, inside: str | None, guarded: bool, limit: int) -> bytes:
+    """All of a small file that trust depends on: a manifest, a signature, a key.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such file.

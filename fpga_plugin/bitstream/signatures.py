@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fpga_plugin.bitstream.files import read_bytes
+from fpga_plugin.bitstream.originals import read_small
 from fpga_plugin.errors import BitstreamError
 
 if TYPE_CHECKING:
@@ -70,8 +71,14 @@ def key_files(directory: str) -> list[str]:
     ][:_MAX_KEYS]
 
 
-def load_keys(directory: str) -> Keys:
-    """Read all public keys of a directory; one that cannot be used does not spoil the others."""
+def load_keys(directory: str, *, guarded: bool) -> Keys:
+    """Read all public keys of a directory; one that cannot be used does not spoil the others.
+
+    Args:
+        directory: has them as `*.pem`.
+        guarded: leave out those that others than root and this process's user may write: whoever
+            may put a key there may sign anything.
+    """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -84,7 +91,9 @@ def load_keys(directory: str) -> Keys:
     problems = []
     for path in files:
         try:
-            public = load_pem_public_key(read_bytes(path, limit=MAX_KEY_BYTES))
+            public = load_pem_public_key(
+                read_small(path, inside=None, guarded=guarded, limit=MAX_KEY_BYTES)
+            )
         except (BitstreamError, OSError) as error:
             problems.append(str(error))
             continue

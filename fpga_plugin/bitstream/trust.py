@@ -93,7 +93,7 @@ class Trust:
             root: of the store.
             mode: what has to be shown of a file.
             keys_dir: where the public keys are; None: there are none.
-            guarded: refuse a manifest or signature that others may write.
+            guarded: refuse a manifest, signature or key that others may write.
         """
         self.mode = mode
         self.keys_dir = keys_dir
@@ -171,7 +171,11 @@ class Trust:
         with self._lock:
             version = self._keys_version()
             if self._keys is None or self._keys[0] != version:
-                keys = Keys() if self.keys_dir is None else load_keys(self.keys_dir)
+                keys = (
+                    Keys()
+                    if self.keys_dir is None
+                    else load_keys(self.keys_dir, guarded=self._guarded)
+                )
                 self._keys = version, keys
                 for problem in keys.problems:
                     log.error("a key is left out", error=problem)

@@ -99,7 +99,8 @@ def key():
 def keys(tmp_path, key):
     path = tmp_path / "keys"
     path.mkdir()
-    (path / "site.pem").write_bytes(public_pem(key))
+    os.chmod(path, 0o755)
+    write(path / "site.pem", public_pem(key))
     return path
 
 
@@ -222,18 +223,48 @@ def test_broken_keys_are_left_out_with_the_reason(keys, key):
     (keys / "folder.pem").mkdir()
     (keys / "gone.pem").symlink_to("nowhere")
     write(keys / "notes.txt", b"")
-    found = load_keys(str(keys))
+    found = load_keys(str(keys), guarded=True)
     assert [key.name for key in found.keys] == ["site.pem"]
     told = "\n".join(found.problems)
     for name in ("broken", "private", "curve", "huge", "folder", "gone"):
         assert f"{name}.pem" in told
     assert "notes" not in told
-    assert load_keys(str(keys / "nowhere")).problems
+    assert load_keys(str(keys / "nowhere"), guarded=True).problems
+
+
+@pytest.mark.parametrize(
+    ("mode", "above", "words"),
+    [
+        (0o646, 0o755, "site.pem: may be written by anybody"),
+        (0o664, 0o755, "site.pem: may be written by group"),
+        (0o644, 0o777, "may be written by anybody"),
+    ],
+)
+def test_a_key_that_others_may_write_makes_nobody_trusted(  # noqa: PLR0917  # fixtures
+    root, keys, key, mode, above, words
+):
+    write(root / (FILE + ".sig"), key.sign(b"content"))
+    assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"
+    os.chmod(keys / "site.pem", mode)
+    os.chmod(keys, above)
+    found = load_keys(str(keys), guarded=True)
+    assert not found.keys
+    assert words in found.problems[0]
+    assert "there is no key" in refusal(root, TrustMode.SIGNED, keys)
+    assert load_keys(str(keys), guarded=False).keys  # of a clone, by the command line
+
+
+def test_a_configmaps_keys_are_its_own(keys):
+    (keys / "..1").mkdir(mode=0o755)
+    (keys / "site.pem").rename(keys / "..1" / "site.pem")
+    (keys / "..data").symlink_to("..1")
+    (keys / "site.pem").symlink_to("..data/site.pem")
+    assert [key.name for key in load_keys(str(keys), guarded=True).keys] == ["site.pem"]
 
 
 def test_what_is_signed_is_found_signed(tmp_path, keys, key):
     write(tmp_path / "private.pem", pem(key))
-    found = load_keys(str(keys)).keys
+    found = load_keys(str(keys), guarded=True).keys
     signature = sign(str(tmp_path / "private.pem"), b"data")
     assert len(signature) == 64
     assert signer(found, signature, b"data").name == "site.pem"
