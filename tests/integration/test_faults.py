@@ -184,6 +184,7 @@ def test_an_owned_region_in_trouble_keeps_its_owner_and_its_image(word: str):
     with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
+        node.caught_up()
         mark = node.plugin.mark
         fault = node.arm(P0, word)
         node.kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})

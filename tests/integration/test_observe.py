@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from daemon_support import AFU, CARD, CARDS, ID, P0, P1, REGIONS, Node, message
+from daemon_support import AFU, CARD, CARDS, ID, P0, P1, REGIONS, Node, eventually, message
 
 END = "observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)"
 
@@ -82,6 +82,7 @@ def test_observing_writes_nothing_beside_a_plugin_that_serves():
     with Node("1x2") as node:
         node.up()
         node.kubelet.allocate(P0)
+        eventually((node.state_dir / "status.sock").exists)  # a moment after the start
 
         def written() -> dict[Path, int]:
             # Who reads a journal that another one writes takes a lock in its -shm file.
