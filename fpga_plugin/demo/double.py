@@ -14,6 +14,7 @@ orders that no kubelet should choose and some do (facts: kubelet.md section 5.3)
 here, and errors come as the plugin sent them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,7 @@ class KubeletDouble(PluginManager):
         held: what each container holds (kubelet's podDevices), by pod uid, container, resource.
         pods: the pods that were admitted and have not ended.
         podresources_error: what PodResources answers to every call; None: what was asked for.
+        podresources_calls: how many calls of each kind it was asked.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class KubeletDouble(PluginManager):
         self.held: dict[tuple[PodUid, str, ResourceName], Held] = {}
         self.pods: dict[PodUid, Pod] = {}
         self.podresources_error: GRPCError | None = None
+        self.podresources_calls: Counter[str] = Counter()
         self._podresources_path = podresources_path
         self._podresources: Server | None = None
 
@@ -307,7 +310,7 @@ class _PodResources(v1.PodResourcesListerBase):
         self, message: v1.AllocatableResourcesRequest
     ) -> v1.AllocatableResourcesResponse:
         del message  # has no fields
-        self._refuse()
+        self._called("GetAllocatableResources")
         return v1.AllocatableResourcesResponse(
             devices=[
                 v1.ContainerDevices(resource_name=resource, device_ids=sorted(listed.healthy))
@@ -315,13 +318,14 @@ class _PodResources(v1.PodResourcesListerBase):
             ]
         )
 
-    def _refuse(self) -> None:
+    def _called(self, method: str) -> None:
+        self._kubelet.podresources_calls[method] += 1
         if self._kubelet.podresources_error is not None:
             raise self._kubelet.podresources_error
 
     async def list(self, message: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
         del message  # has no fields
-        self._refuse()
+        self._called("List")
         await self._kubelet.free_inactive()
         return v1.ListPodResourcesResponse(
             pod_resources=[self._pod(pod) for pod in self._kubelet.pods.values()]

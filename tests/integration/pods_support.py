@@ -5,12 +5,14 @@ import contextlib
 import datetime as dt
 from collections.abc import Mapping
 
-from daemon_support import AFU_2, ID, REGIONS
+from daemon_support import AFU_2, ID, LIMIT, REGIONS, Node
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
 from fpga_plugin.api.messages import core_v1, v1, v1alpha1
+from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
+from fpga_plugin.demo.pod import Container, Pod
 from fpga_plugin.ids import PodUid, ResourceName
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
@@ -243,3 +245,58 @@ async def serving(service, path):
         server.close()
         async with asyncio.timeout(5):
             await server.wait_closed()
+
+
+def as_kubelet_has_it(pod: Pod) -> FakePod:
+    return FakePod(
+        uid=pod.uid,
+        name=pod.name,
+        init={one.name: one.env for one in pod.init_containers},
+        app={one.name: one.env for one in pod.containers},
+    )
+
+
+def on_stock_kubelet(story, *, profile: Profile = STOCK, **settings: str) -> None:
+    """A node with a stock kubelet that serves its Pods API; `story(node, double, server)`."""
+
+    async def told(node: Node) -> None:
+        server = PodsServer()
+        double = KubeletDouble(
+            str(node.kubelet_dir),
+            profile=profile,
+            podresources_path=str(node.folder / "list.sock"),
+        )
+        await double.start()
+        try:
+            async with serving(server, node.folder / "pods.sock"):
+                await double.wait_for(REGION, lambda listed: len(listed.healthy) == 2)
+                await story(node, double, server)
+        finally:
+            # The plugin first: connections that it makes meanwhile would outlive the loop.
+            if node.plugin.process.poll() is None:
+                await asyncio.to_thread(node.plugin.kill)
+            await double.stop()
+
+    with Node() as node:
+        given = {
+            "pods_socket": str(node.folder / "pods.sock"),
+            "podresources_socket": str(node.folder / "list.sock"),
+            "reconcile_interval": "0.02",
+        }
+        node.set(**(given | settings))
+        node.start()
+
+        async def limited() -> None:
+            async with asyncio.timeout(LIMIT):
+                await told(node)
+
+        asyncio.run(limited())
+
+
+async def logged(node: Node, event: str, since: int = 0, **values: str) -> None:
+    """Wait for a line of the log, while the kubelet of this loop goes on."""
+    await asyncio.to_thread(node.plugin.until_logged, event, since, **values)
+
+
+def fpga(name: str, env: Mapping[str, str]) -> Container:
+    return Container(name=name, devices={REGION: 1}, env=env)

@@ -22,12 +22,15 @@ from pods_support import (
     FakePod,
     PodResources,
     PodsServer,
+    as_kubelet_has_it,
+    fpga,
+    logged,
+    on_stock_kubelet,
     request,
     serving,
 )
 
-from fpga_plugin.demo.double import STOCK, KubeletDouble
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Pod
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.lifecycle import stock
@@ -755,56 +758,6 @@ def test_the_api_server_is_asked_over_tls_in_a_plugin_that_started_without_it(tm
 
 
 # -------------------------------------------------------------------- the daemon
-
-
-def as_kubelet_has_it(pod: Pod) -> FakePod:
-    return FakePod(
-        uid=pod.uid,
-        name=pod.name,
-        init={one.name: one.env for one in pod.init_containers},
-        app={one.name: one.env for one in pod.containers},
-    )
-
-
-def on_stock_kubelet(story, **settings: str) -> None:
-    """A node with a stock kubelet that serves its Pods API; `story(node, double, server)`."""
-
-    async def told(node: Node) -> None:
-        server = PodsServer()
-        double = KubeletDouble(
-            str(node.kubelet_dir),
-            profile=STOCK,
-            podresources_path=str(node.folder / "list.sock"),
-        )
-        await double.start()
-        try:
-            async with serving(server, node.folder / "pods.sock"):
-                await double.wait_for(REGION, lambda listed: len(listed.healthy) == 2)
-                await story(node, double, server)
-        finally:
-            # The plugin first: connections that it makes meanwhile would outlive the loop.
-            if node.plugin.process.poll() is None:
-                await asyncio.to_thread(node.plugin.kill)
-            await double.stop()
-
-    with Node() as node:
-        given = {
-            "pods_socket": str(node.folder / "pods.sock"),
-            "podresources_socket": str(node.folder / "list.sock"),
-            "reconcile_interval": "0.02",
-        }
-        node.set(**(given | settings))
-        node.start()
-        run(told(node))
-
-
-async def logged(node: Node, event: str, since: int = 0, **values: str) -> None:
-    """Wait for a line of the log, while the kubelet of this loop goes on."""
-    await asyncio.to_thread(node.plugin.until_logged, event, since, **values)
-
-
-def fpga(name: str, env: Mapping[str, str]) -> Container:
-    return Container(name=name, devices={REGION: 1}, env=env)
 
 
 def test_a_stock_kubelets_pod_is_programmed_with_the_bitstream_of_its_env():

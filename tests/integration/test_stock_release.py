@@ -1,0 +1,128 @@
+"""Release without being told, by the daemon as a process: how soon, and what is asked for it."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+from daemon_support import AFU_2, BLANK, CARDS, P0, P1
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_stock_kubelet
+
+from fpga_plugin.demo.double import EXTENDED
+from fpga_plugin.demo.pod import Pod
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.lifecycle.standing import QUIET
+
+CARD_RESOURCE = ResourceName(CARDS)
+INTERVAL = 0.02
+
+
+async def running(double, server) -> Pod:
+    """A pod whose one container runs on P0."""
+    pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+    server.pods[pod.uid] = as_kubelet_has_it(pod)
+    await double.admit(pod)
+    await double.start_container(pod, "app")
+    return pod
+
+
+async def all_free(double) -> None:
+    await double.wait_for(CARD_RESOURCE, lambda listed: len(listed.healthy) == 1)
+    await double.wait_for(REGION, lambda listed: listed.healthy == {P0, P1})
+
+
+async def quiet(double) -> Counter[str]:
+    """Let some intervals go by without a call; that there is none can only be waited for."""
+    before = double.podresources_calls.copy()
+    for _ in range(50):
+        await asyncio.sleep((QUIET + 2) * INTERVAL)
+        if double.podresources_calls == before:
+            return before
+        before = double.podresources_calls.copy()
+    raise AssertionError(double.podresources_calls)
+
+
+def test_a_region_is_clean_and_offered_after_at_most_three_lists_without_its_pod():
+    async def story(node, double, server):
+        pod = await running(double, server)
+        assert node.afu(P0) == AFU_2
+        before = double.podresources_calls["List"]
+        await double.end_pod(pod)
+        await all_free(double)
+        assert node.afu(P0) == BLANK
+        assert double.podresources_calls["List"] - before <= 3
+
+    on_stock_kubelet(story, reconcile_interval="0.1")
+
+
+def test_nothing_is_asked_while_nothing_is_owned():
+    async def story(node, double, server):
+        await quiet(double)
+        pod = await running(double, server)
+        await double.end_pod(pod)
+        await all_free(double)
+        before = await quiet(double)
+        await asyncio.sleep(20 * INTERVAL)
+        assert double.podresources_calls == before
+
+    on_stock_kubelet(story)
+
+
+def test_kubelets_own_records_are_asked_again_once_a_device_is_owned():
+    async def story(node, double, server):
+        before = await quiet(double)
+        await running(double, server)
+        while double.podresources_calls["List"] < before["List"] + 3:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(INTERVAL)
+
+    on_stock_kubelet(story)
+
+
+def test_while_podresources_fails_nothing_is_released_and_then_it_is():
+    async def story(node, double, server):
+        pod = await running(double, server)
+        double.podresources_error = GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        await double.end_pod(pod)
+        await logged(node, "kubelet's records cannot be read: nothing is released")
+        before = double.podresources_calls["List"]
+        while double.podresources_calls["List"] < before + 5:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(INTERVAL)
+        assert node.afu(P0) == AFU_2
+        double.podresources_error = None
+        await all_free(double)
+        assert node.afu(P0) == BLANK
+
+    on_stock_kubelet(story)
+
+
+def test_on_an_extended_kubelet_a_deallocate_that_was_missed_is_caught():
+    async def story(node, double, server):
+        pod = await running(double, server)
+        assert node.afu(P0) == AFU_2
+        await asyncio.to_thread(node.plugin.kill)
+        while not double.connections[REGION].stopped:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(INTERVAL)
+        await double.end_pod(pod)  # and its Deallocate goes nowhere
+        node.start()
+        await all_free(double)
+        assert node.afu(P0) == BLANK
+
+    on_stock_kubelet(story, profile=EXTENDED)
+
+
+def test_a_kubelet_that_lost_the_devices_is_registered_with_anew():
+    async def story(node, double, server):
+        await quiet(double)
+        registered = len(double.requests)
+        listed = double.lists[REGION]
+        # It is asked only while something may have changed: here a pod comes.
+        await running(double, server)
+        double.lists[REGION] = replace(listed, healthy=frozenset())
+        await logged(node, "kubelet has lost the resource's devices: registering anew")
+        await double.wait_for(REGION, lambda now: now.healthy == {P0, P1})
+        assert len(double.requests) == registered + 1
+        await logged(node, "kubelet has the resource's devices again")
+        assert node.afu(P0) == AFU_2, "whoever runs is not disturbed"
+
+    on_stock_kubelet(story)
