@@ -7,7 +7,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 .PHONY: demo
 demo: ## a pod's FPGA is programmed, used, scrubbed and given back (DEMO_ARGS="--json")
@@ -40,6 +40,11 @@ test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32, PYTES
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
 	@$(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest tests/kubelet -q $(PYTEST_ARGS)
+
+.PHONY: test-kubelet-1.32
+test-kubelet-1.32: ## where an older kubelet may differ: re-registration, and when it forgets a pod
+	@$(MAKE) --no-print-directory test-kubelet K8S=1.32 \
+	  PYTEST_ARGS="-k 'restart or finished or deleted or away' $(PYTEST_ARGS)"
 
 .PHONY: image
 image: ## build the image with docker, podman or buildah (IMAGE=registry.example.com/fpga-plugin:0.1.0)

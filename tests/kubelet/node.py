@@ -118,11 +118,11 @@ class Kubelet:
         with urllib.request.urlopen("http://127.0.0.1:10255/pods", timeout=LIMIT) as answer:
             return json.load(answer)["items"] or []
 
-    def lists(self) -> float:
-        """How many Lists of PodResources it has answered."""
+    def podresources_calls(self) -> float:
+        """How many calls of PodResources it has answered."""
         with urllib.request.urlopen("http://127.0.0.1:10255/metrics", timeout=LIMIT) as answer:
             lines = answer.read().decode().splitlines()
-        name = "kubelet_pod_resources_endpoint_requests_list{"
+        name = "kubelet_pod_resources_endpoint_requests_total{"
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 

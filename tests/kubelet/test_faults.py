@@ -181,8 +181,8 @@ def test_a_pods_region_waits_for_a_slow_image(make_node: Callable[..., Node]) ->
     node = make_node("1x1")
     pod = node.pod("slow", container(env=request(), image=LATE))
     pod.until_waiting("ErrImageNeverPull")
-    lists = node.kubelet.lists()
-    until(lambda: node.kubelet.lists() >= lists + 4, "the plugin looks on")
+    calls = node.kubelet.podresources_calls()
+    until(lambda: node.kubelet.podresources_calls() >= calls + 8, "the plugin looks on")
     assert pod.devices() == {REGIONS: [P0]}
     node.until_offered(CARDS, [])
     assert node.afu(P0) == BLANK
