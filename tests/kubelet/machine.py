@@ -52,6 +52,18 @@ def until(look: Callable[[], T], what: str, *, limit: float = LIMIT) -> T:
     return found
 
 
+def _removed(channel: grpc.Channel, sandbox: str) -> bool:
+    """Stop and remove a pod's sandbox; a containerd that was killed may take a moment to see it."""
+    try:
+        for method in ("StopPodSandbox", "RemovePodSandbox"):
+            call = channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")
+            # Both requests: field 1, a text of less than 128 bytes.
+            call(b"\n" + bytes([len(sandbox)]) + sandbox.encode(), timeout=LIMIT)
+    except grpc.RpcError:
+        return False
+    return True
+
+
 class Process:
     """A program in the background, its output in a file."""
 
@@ -133,10 +145,7 @@ runtime_type = "io.containerd.runc.v2"
         kind = 'labels."io.cri-containerd.kind"==sandbox'
         with grpc.insecure_channel(f"unix://{CONTAINERD}") as channel:
             for sandbox in self.ctr("containers", "list", "--quiet", kind).split():
-                for method in ("StopPodSandbox", "RemovePodSandbox"):
-                    call = channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")
-                    # Both requests: field 1, a text of less than 128 bytes.
-                    call(b"\n" + bytes([len(sandbox)]) + sandbox.encode(), timeout=LIMIT)
+                until(lambda sandbox=sandbox: _removed(channel, sandbox), f"{sandbox} is removed")
 
     def kill(self, container_id: str) -> None:
         """Kill a running container; the id as a pod's status has it."""

@@ -174,6 +174,14 @@ def test_everything_restarts_in_the_middle_of_a_programming(make_node: Callable[
     node.runtime.start()
     node.start_plugin()
     node.kubelet.start()
+    if (
+        until(lambda: waiting.phase() in {"Running", "Failed"} and waiting.phase(), "a phase")
+        == "Failed"
+    ):
+        # Kubelet admits anew what does not run yet, and may be quicker than the registration.
+        assert waiting.seen()["status"]["reason"] == "UnexpectedAdmissionError"
+        waiting.delete()
+        waiting = node.pod("again", container(env=request(AFU_2)))
     waiting.until_running()
     assert waiting.devices() == {REGIONS: [P1]}
     assert node.afu(P1) == AFU_2
