@@ -12,13 +12,14 @@ content is what once had that name. A manifest or a signature can (`fpga_plugin.
 All AOCX files have one AFU id, so that of a port does not tell which of them is on it.
 """
 
+import io
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fpga_plugin.bitstream.elf import Section, sections
-from fpga_plugin.bitstream.gbs import Gbs, parse_gbs
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import BitstreamId
 
@@ -34,6 +35,10 @@ _GZIP_LEAST = 18
 """Bytes of a gzip member without content: header 10, trailer 8 (RFC 1952)."""
 _GZIP_WINDOW = 31
 """zlib.h, inflateInit2: 16 for a gzip header, 15 for the largest window."""
+
+_PIECE_IN = 64 << 10
+"""Bytes unpacked in one go: zlib hands back what it did not take of them as a copy."""
+_PIECE_OUT = 1 << 20
 
 _HASH = re.compile(rb"[0-9a-fA-F]{40}")
 _DAMAGED = "the file is cut off or damaged; copy or build it again"
@@ -54,13 +59,16 @@ class Aocx:
     sections: tuple[tuple[str, int], ...]
 
 
-def parse_aocx(data: bytes, *, where: str, limit: int = MAX_GBS_BYTES) -> Aocx:
+def parse_aocx(
+    data: bytes, *, where: str, limit: int = MAX_GBS_BYTES, keep_image: bool = True
+) -> Aocx:
     """Read a whole AOCX file.
 
     Args:
         data: the file's content.
         where: the file, for the message.
         limit: bytes that the GBS file inside may have.
+        keep_image: False: it is unpacked and checked, and left out of what is returned.
 
     Raises:
         BitstreamError: this is not an AOCX file that can be used; the message says what and where.
@@ -72,13 +80,18 @@ def parse_aocx(data: bytes, *, where: str, limit: int = MAX_GBS_BYTES) -> Aocx:
             f"{where}: {HASH_SECTION}: {quote(claimed.decode('latin-1'))} is not 40 hex digits",
             hint="it names the file in the store; build the file again",
         )
-    inside = f"{where}: {BINARY_SECTION}"
-    inner = sections(_section(outer, BINARY_SECTION, where), where=inside)
-    packed = _section(inner, GBS_SECTION, inside)
-    unpacked = _unpack(packed, where=f"{inside}: {GBS_SECTION}", limit=limit)
+    binary = f"{where}: {BINARY_SECTION}"
+    inner = sections(_section(outer, BINARY_SECTION, where), where=binary)
+    gbs = _unpack(
+        _section(inner, GBS_SECTION, binary),
+        inside=f"{binary}: {GBS_SECTION}",
+        where=f"{where}: the GBS file inside",
+        limit=limit,
+        keep_image=keep_image,
+    )
     return Aocx(
         hash=BitstreamId(claimed.decode("ascii").lower()),
-        gbs=parse_gbs(unpacked, where=f"{where}: the GBS file inside"),
+        gbs=gbs,
         sections=tuple((section.name, len(section.content)) for section in outer),
     )
 
@@ -93,35 +106,67 @@ def _section(found: Iterable[Section], name: str, where: str) -> memoryview:
     )
 
 
-def _unpack(packed: memoryview, *, where: str, limit: int) -> bytes:
-    """One gzip member, no longer than it says itself; what it says is checked before memory is."""
+def _unpack(packed: memoryview, *, inside: str, where: str, limit: int, keep_image: bool) -> Gbs:
+    """The GBS file of one gzip member, no longer than it says itself.
+
+    The header is read before the rest is unpacked, and nothing is in memory twice: a small file can
+    unpack to a thousand times its size.
+    """
     if len(packed) < _GZIP_LEAST or bytes(packed[:3]) != _GZIP:
         raise BitstreamError(
-            f"{where}: not gzip: begins {bytes(packed[:3]).hex()!r}", hint=_DAMAGED
+            f"{inside}: not gzip: begins {bytes(packed[:3]).hex()!r}", hint=_DAMAGED
         )
     size = int.from_bytes(packed[-4:], "little")  # RFC 1952, ISIZE
     if size > limit:
         raise BitstreamError(
-            f"{where}: would unpack to {size} bytes; at most {limit} are read",
+            f"{inside}: would unpack to {size} bytes; at most {limit} are read",
             hint="no image is as large: the file is cut off or damaged; copy or build it again",
         )
+    head = b""
+    header: Header | None = None
+    image = io.BytesIO()  # gives out what it holds without another copy of it
+    done = 0
+    for piece in _pieces(packed, inside):
+        done += len(piece)
+        if done > size:
+            raise BitstreamError(
+                f"{inside}: unpacks to more than the {size} bytes that it says", hint=_DAMAGED
+            )
+        rest = piece
+        if header is None:
+            head += piece
+            if len(head) < HEAD_BYTES and done < size:
+                continue
+            header = parse_header(head[:HEAD_BYTES], size=size, where=where)
+            rest, head = head[header.image_offset :], b""
+        if keep_image:
+            image.write(rest)
+    if header is None:
+        header = parse_header(head, size=size, where=where)
+    return Gbs(metadata=header.metadata, image=image.getvalue())
+
+
+def _pieces(packed: memoryview, inside: str) -> Iterator[bytes]:
+    """What a gzip member unpacks to, a piece at a time; its checksum and size are compared."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
-    try:
-        data = unpacker.decompress(packed, size + 1)
-        # The trailer is only read, and its checksum compared, by a call that still has room.
-        if not unpacker.eof and len(data) <= size:
-            data += unpacker.decompress(unpacker.unconsumed_tail, size + 1 - len(data))
-    except zlib.error as error:
-        raise BitstreamError(f"{where}: cannot be unpacked: {error}", hint=_DAMAGED) from None
-    if len(data) > size:
-        raise BitstreamError(
-            f"{where}: unpacks to more than the {size} bytes that it says", hint=_DAMAGED
-        )
-    if unpacker.unused_data:
-        raise BitstreamError(
-            f"{where}: more than one gzip member, or bytes after it",
-            hint="readers would disagree on what counts; build the file again",
-        )
+    for start in range(0, len(packed), _PIECE_IN):
+        source: bytes | memoryview = packed[start : start + _PIECE_IN]
+        while not unpacker.eof:
+            try:
+                piece = unpacker.decompress(source, _PIECE_OUT)
+            except zlib.error as error:
+                raise BitstreamError(
+                    f"{inside}: cannot be unpacked: {error}", hint=_DAMAGED
+                ) from None
+            if piece:
+                yield piece
+            source = unpacker.unconsumed_tail
+            if not source and len(piece) < _PIECE_OUT:
+                break
+        if unpacker.eof and (unpacker.unused_data or start + _PIECE_IN < len(packed)):
+            raise BitstreamError(
+                f"{inside}: more than one gzip member, or bytes after it",
+                hint="readers would disagree on what counts; build the file again",
+            )
     if not unpacker.eof:
-        raise BitstreamError(f"{where}: the gzip data ends early", hint=_DAMAGED)
-    return data
+        raise BitstreamError(f"{inside}: the gzip data ends early", hint=_DAMAGED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fpga_plugin.bitstream.aocx import parse_aocx
 from fpga_plugin.bitstream.elf import MAGIC as ELF_MAGIC
-from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_gbs, parse_header
 from fpga_plugin.bitstream.metadata import Metadata
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId
 
@@ -30,7 +30,7 @@ class Contents:
         bitstream_id: what names it in a store: the AFU id (GBS), the compiler's hash (AOCX). The
             AFU id is verified against the card after programming; a hash proves nothing.
         metadata: what the file says of its image.
-        image: the raw image; not empty.
+        image: the raw image; empty only where it was not asked for.
         sections: of an AOCX file, name and bytes each; the names are foreign text.
     """
 
@@ -56,18 +56,22 @@ def kind_of(head: bytes) -> Kind:
     return Kind.AOCX if head.startswith(ELF_MAGIC) else Kind.GBS
 
 
-def parse(data: bytes, *, where: str) -> Contents:
+def parse(data: bytes, *, where: str, keep_image: bool = True) -> Contents:
     """Read a whole bitstream file of any format.
 
     Args:
         data: the file's content.
         where: the file, for the message.
+        keep_image: False: the image is checked like all else, and does not stay in memory.
 
     Raises:
         BitstreamError: it is none that can be used; the message says what, where, and what to do.
     """
     if kind_of(data) is Kind.AOCX:
-        aocx = parse_aocx(data, where=where)
+        aocx = parse_aocx(data, where=where, keep_image=keep_image)
         return Contents(Kind.AOCX, aocx.hash, aocx.gbs.metadata, aocx.gbs.image, aocx.sections)
+    if not keep_image:
+        metadata = parse_header(data[:HEAD_BYTES], size=len(data), where=where).metadata
+        return Contents(Kind.GBS, BitstreamId(metadata.afu_id), metadata, b"")
     gbs = parse_gbs(data, where=where)
     return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)

@@ -296,9 +296,11 @@ class Library(Store):
             claimed: BitstreamId | None = None
             if taken.path is None or is_aocx(bitstream_id):
                 contents = (
-                    read_contents(taken.path, bitstream_id)
+                    read_contents(taken.path, bitstream_id, keep_image=False)
                     if taken.path is not None
-                    else parse_contents(taken.data or b"", bitstream_id, where=path)
+                    else parse_contents(
+                        taken.data or b"", bitstream_id, where=path, keep_image=False
+                    )
                 )
                 metadata, claimed = contents.metadata, contents.bitstream_id
             else:

@@ -208,7 +208,7 @@ class Store:
         try:
             _, bitstream_id = ids_of(path)
             if is_aocx(bitstream_id) and read:
-                contents = read_contents(path, bitstream_id, inside=self.root)
+                contents = read_contents(path, bitstream_id, inside=self.root, keep_image=False)
                 metadata, size = contents.metadata, os.stat(path).st_size
                 claimed = contents.bitstream_id
             elif read:
@@ -282,9 +282,19 @@ def is_aocx(bitstream_id: BitstreamId | None) -> bool:
 
 
 def read_contents(
-    path: str, bitstream_id: BitstreamId | None, *, inside: str | None = None
+    path: str,
+    bitstream_id: BitstreamId | None,
+    *,
+    inside: str | None = None,
+    keep_image: bool = True,
 ) -> Contents:
     """Read a file as what its name says that it is; of a GBS file only the image is in memory.
+
+    Args:
+        path: the file.
+        bitstream_id: by its name.
+        inside: a directory that it must lie in, all links followed.
+        keep_image: False: an AOCX file's is unpacked and checked only.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such file.
@@ -297,16 +307,18 @@ def read_contents(
         data = original.file.readall()
         if len(data) != original.size or original.changed():
             raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
-    return parse_contents(data, bitstream_id, where=path)
+    return parse_contents(data, bitstream_id, where=path, keep_image=keep_image)
 
 
-def parse_contents(data: bytes, bitstream_id: BitstreamId | None, *, where: str) -> Contents:
+def parse_contents(
+    data: bytes, bitstream_id: BitstreamId | None, *, where: str, keep_image: bool = True
+) -> Contents:
     """Read a file's bytes as what its name says that it is.
 
     Raises:
         BitstreamError: they are something else, or cannot be used.
     """
-    contents = parse(data, where=where)
+    contents = parse(data, where=where, keep_image=keep_image)
     expected = Kind.AOCX if is_aocx(bitstream_id) else Kind.GBS
     if contents.kind is not expected:
         raise BitstreamError(

@@ -1,7 +1,9 @@
 """AOCX files: ELF in ELF, with a gzip'd GBS; and the one interface to all formats."""
 
 import gzip
+import random
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -134,7 +136,7 @@ NAME = (".acl.rand_hash", HASH.encode())
         (aocx(PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:]), "incorrect data check"),
         (aocx(PACKED + PACKED), "more than one gzip member"),
         (aocx(PACKED + PACKED[-4:]), "more than one gzip member, or bytes after it"),
-        (aocx(PACKED[:-4] + b"\1\0\0\0"), "unpacks to more than the 1 bytes that it says"),
+        (aocx(PACKED[:-4] + b"\1\0\0\0"), "incorrect length check"),
         (aocx(PACKED[:-4] + b"\xff\xff\xff\xff"), "would unpack to 4294967295 bytes"),
         (aocx(gzip.compress(b"", mtime=0)), "the GBS file inside: too short for a GBS file"),
         (aocx(gzip.compress(aocx(), mtime=0)), "the GBS file inside: not a GBS file but an ELF"),
@@ -154,6 +156,59 @@ def test_a_bomb_that_lies_about_its_size_gives_no_more_than_it_says():
     bomb = bytearray(gzip.compress(bytes(64 << 20), mtime=0))
     bomb[-4:] = (1000).to_bytes(4, "little")
     assert "unpacks to more than the 1000 bytes that it says" in refusal(aocx(bytes(bomb)))
+
+
+HEAD = len(GBS) - len(IMAGE)
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("size", [MIB - 1, MIB, MIB + 1, 2 * MIB, 3 * MIB + 7])
+@pytest.mark.parametrize("content", [bytes, random.Random(1).randbytes])
+def test_an_image_of_any_size_comes_out_whole(size, content):
+    image = content(size - HEAD)
+    document = complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU)
+    data = aocx(gzip.compress(pack_gbs(document, image, where="t"), 1, mtime=0))
+    whole = parse(data, where="a")
+    assert whole.image == image
+    checked = parse(data, where="a", keep_image=False)
+    assert (checked.image, checked.metadata) == (b"", whole.metadata)
+    # Each of a member's last bytes counts, whatever the size of the pieces.
+    trailer = data.index(size.to_bytes(4, "little"), data.index(b"\x1f\x8b\x08\0"))
+    for at in range(trailer - 4, trailer + 4):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        assert parses(bytes(broken)) is False
+
+
+def parses(data: bytes) -> bool:
+    try:
+        parse(data, where="a", keep_image=False)
+    except BitstreamError:
+        return False
+    return True
+
+
+def peak(work) -> int:
+    """Bytes that a piece of work had in memory at the most."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_no_gbs_file_is_not_unpacked_to_its_end():
+    bomb = aocx(gzip.compress(bytes(64 * MIB), 1, mtime=0))
+    assert peak(lambda: parses(bomb)) < 8 * MIB
+
+
+def test_an_image_that_nobody_asked_for_is_not_in_memory_and_one_that_is_only_once():
+    document = complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU)
+    gbs = pack_gbs(document, bytes(64 * MIB), where="t")
+    data = aocx(gzip.compress(gbs, 1, mtime=0))
+    assert peak(lambda: parse(data, where="a", keep_image=False)) < 8 * MIB
+    assert peak(lambda: parse(data, where="a")) < 80 * MIB
 
 
 @given(st.integers(0, len(aocx()) - 1), st.binary(max_size=9), st.integers(0, 9))
