@@ -7,8 +7,8 @@ never ended. Nothing can be done for it behind its back, so it is reported: who 
 
 When it began tells it from the others: after the birth of kubelet's socket, before kubelet opened
 the stream of the resource. A status has whole seconds: what began in the second of that birth may
-have begun before it, with a PreStart, unless the plugin was away then. And containers that began
-between two restarts of kubelet, both of them while the plugin was away, are not seen.
+have begun before it, with a PreStart, and is not told. Nor is a container that began between two
+restarts of kubelet, both of them while the plugin was away.
 """
 
 import asyncio
@@ -67,7 +67,6 @@ class Ungated:
         self._pod = pod
         self._told = told
         self._looks = looks
-        self._began = time.time()
         self._opened: dict[ResourceName, float] = {}
         self._before: dict[DeviceId, int] = {}
         self._new = False
@@ -150,9 +149,7 @@ class Ungated:
         for entry in entries:
             opened = self._opened.get(entry.resource)
             started = pod.state(entry.container).started
-            # A plugin that was away at kubelet's birth had answered no PreStart in that second.
-            first = int(birth) if self._began > birth else birth
-            if opened is None or not first <= started <= opened:
+            if opened is None or not birth <= started <= opened:
                 continue
             key = (uid, entry.container, started)
             if key in self.found or not all(map(self._may_have_run, entry.devices)):
