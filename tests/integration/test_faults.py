@@ -127,6 +127,34 @@ def test_one_failed_region_of_a_call_fails_the_call_and_the_others_are_scrubbed_
         eventually(lambda: node.afu(P0) == BLANK)
 
 
+def test_a_port_that_does_not_acknowledge_its_reset_is_lost_and_no_other():
+    with Node().up() as node:
+        node.kubelet.allocate(P0)
+        fault = node.arm(P0, "port-deaf")
+        failed = refused(node, P0)
+        assert failed.code == "INTERNAL"
+        assert "in time" in failed.message
+        fault.unlink()  # too late: the driver has counted it
+        check_faulted(node)
+        node.kubelet.deallocate(P0)
+        node.kubelet.until(CARDS, {CARD: UNHEALTHY})
+        node.again()
+        check_faulted(node)
+
+
+def test_a_scrub_whose_reset_is_not_acknowledged_keeps_the_region_back():
+    with Node().up() as node:
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request())
+        node.arm(P0, "port-deaf")
+        mark = node.plugin.mark
+        node.kubelet.deallocate(P0)
+        node.plugin.until_logged("region failed", mark, region=P0)
+        node.kubelet.until(CARDS, {CARD: UNHEALTHY})
+        check_faulted(node)
+        assert node.afu(P0) == AFU
+
+
 def test_a_port_that_somebody_has_open_is_neither_scrubbed_nor_programmed():
     with Node().up() as node:
         node.kubelet.allocate(P0)

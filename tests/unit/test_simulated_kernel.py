@@ -344,6 +344,50 @@ def test_a_directory_in_place_of_a_fault_is_ignored(kernel, directory):
     assert program(kernel, "/dev/dfl-fme.0", 1) == 0
 
 
+def closes(kernel):
+    kernel.close(kernel.open("/dev/dfl-port.1", os.O_RDWR))
+
+
+def resets(kernel):
+    handle = kernel.open("/dev/dfl-port.1", EXCLUSIVE)
+    with raises(errno.ETIMEDOUT):
+        kernel.ioctl(handle, PORT_RESET, 0)
+    kernel.close(handle)
+
+
+def programs(kernel):
+    with raises(errno.ETIMEDOUT):
+        program(kernel, "/dev/dfl-fme.0", 1)
+
+
+def clears_errors(kernel):
+    with raises(errno.ETIMEDOUT):
+        kernel.write(f"{port_path(kernel, CARD, 1)}/errors/errors", "0x0")
+
+
+@pytest.mark.parametrize("way", [closes, resets, programs, clears_errors])
+def test_a_reset_that_is_not_acknowledged_poisons_its_port_alone(kernel, directory, sleeper, way):
+    fault(directory, REGION, "port-deaf")
+    way(kernel)
+    assert state(directory, REGION)["poisoned"] is True
+    assert state(directory, REGION)["afu_id"] == FACTORY
+    assert sleeper.seconds == []
+    assert manager(kernel, CARD) == ("unknown", "")  # nothing was streamed
+    (directory / "faults" / REGION).unlink()
+    with raises(errno.EBUSY):
+        kernel.read(f"{port_path(kernel, CARD, 1)}/afu_id")
+    assert kernel.read(f"{port_path(kernel, CARD, 0)}/afu_id") == FACTORY
+
+
+def test_resets_of_a_poisoned_port_ask_nobody(kernel, directory):
+    fault(directory, REGION, "port-deaf")
+    programs(kernel)
+    handle = kernel.open("/dev/dfl-port.1", EXCLUSIVE)
+    assert kernel.ioctl(handle, PORT_RESET, 0) == 0
+    assert program(kernel, "/dev/dfl-fme.0", 1) == 0
+    kernel.close(handle)
+
+
 def test_port_open_keeps_exclusive_opens_out_while_the_file_is_there(kernel, directory):
     fault(directory, REGION, "port-open")
     with raises(errno.EBUSY):

@@ -195,9 +195,27 @@ class Board:
             case _:
                 return "0x0"
 
+    def reset(self, port: int) -> None:
+        """A soft reset: PORT_RESET, the last close, and the beginning of a PR.
+
+        __afu_port_disable (dfl-afu-main.c) counts before it waits for the acknowledgement. One that
+        does not come leaves the count behind, and resets of a port so counted touch no register.
+
+        Raises:
+            OSError: ETIMEDOUT, not acknowledged: from now on the port is poisoned.
+        """
+        with self.machine.lock:
+            state = self.state(port)
+            if state.poisoned or self._fault(port) is not Fault.PORT_DEAF:
+                return
+            self.machine.state.commit(self.region(port), replace(state, poisoned=True))
+        raise failure(errno.ETIMEDOUT, self.region(port))
+
     def clear_errors(self, port: int, text: str) -> None:
-        """Write `errors/errors`: EBUSY in AP6, else the exact value that was read."""
+        """Write `errors/errors`: EBUSY in AP6, else, in reset, the exact value that was read."""
         value = unsigned(text)
+        if self._fault(port) is not Fault.THERMAL:
+            self.reset(port)
         match self._fault(port):
             case Fault.THERMAL:
                 raise failure(errno.EBUSY, self.region(port))

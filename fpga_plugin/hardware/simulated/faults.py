@@ -8,6 +8,7 @@ are in force while the file is there.
 |---|---|
 | `pr-error` | the next PR ends with EIO and poisons the port |
 | `pr-stuck` | the next PR ends with ETIMEDOUT after the driver's own 8 s and poisons the port |
+| `port-deaf` | no reset is acknowledged: the next one ends with ETIMEDOUT and poisons the port |
 | `port-open` | exclusive opens fail with EBUSY, as when a tenant has the port open |
 | `thermal` | port error bit 50 (Ap6Event) and power state 0x6; errors cannot be cleared (EBUSY) |
 | `fatal` | every attribute of the port's registers reads all ones, as when the link is dead |
@@ -35,6 +36,7 @@ class Fault(StrEnum):
 
     PR_ERROR = "pr-error"
     PR_STUCK = "pr-stuck"
+    PORT_DEAF = "port-deaf"
     PORT_OPEN = "port-open"
     THERMAL = "thermal"
     FATAL = "fatal"

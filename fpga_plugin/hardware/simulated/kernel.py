@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from fpga_plugin.config import SimulatedGroup
@@ -172,6 +172,7 @@ class SimulatedKernel:
         if request in _SET_IRQ:
             raise failure(errno.ENOENT, file.board.card)  # a card without interrupts
         if request == _PORT_RESET and file.port is not None and argument == 0:
+            file.board.reset(file.port)
             return 0  # on a poisoned port too
         if request == _FME_PORT_PR and file.port is None:
             return self._pr.run(file, argument)
@@ -193,6 +194,9 @@ class SimulatedKernel:
             if file.alive:
                 state = file.board.state(file.port)
                 self._rack.put(file.board.region(file.port), replace(state, open=state.open - 1))
+                if state.open == 1:
+                    with suppress(OSError):  # afu_release does not look at what came of it
+                        file.board.reset(file.port)
             self._rack.settle()
 
     # What the event source needs.

@@ -74,6 +74,7 @@ class Reconfiguration:
             with self._rack.lock:
                 if not file.alive:
                     raise failure(errno.EINVAL, board.card)
+                board.reset(port)  # before a word is streamed, fpga_bridges_disable
                 fault = self._begin(file, port, replace(board.state(port), afu_id=afu_id))
             try:
                 self._sleep(self._stuck_seconds if fault is Fault.PR_STUCK else self._pr_seconds)

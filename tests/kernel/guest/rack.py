@@ -115,6 +115,8 @@ class Fault:
             case "pr-error" | "pr-stuck":
                 knob(region, "pr_ports", 1 << port)
                 knob(region, "pr_err" if self.word == "pr-error" else "pr_stuck", 1)
+            case "port-deaf":
+                knob(region, "port_deaf", 1 << port)
             case "port-open":
                 self.descriptor = os.open(node(region), os.O_RDWR | os.O_CLOEXEC)
             case "thermal":
@@ -130,6 +132,8 @@ class Fault:
 
     def unlink(self) -> None:
         match self.word:
+            case "port-deaf":
+                knob(self.region, "port_deaf", 0)
             case "port-open":
                 os.close(self.descriptor)
                 self.descriptor = -1
@@ -150,6 +154,8 @@ class Fault:
                 return bool(count(self.region, "pr_err"))
             case "pr-stuck":
                 return bool(count(self.region, "pr_stuck"))
+            case "port-deaf":
+                return bool(count(self.region, "port_deaf"))
             case _:
                 return True
 

@@ -1,7 +1,7 @@
 """What a driver does, as the DFL code sees it: the real one and the one that simulated cards play.
 
-On the host (`pytest tests/kernel/guest`) the simulated cards run alone. Where the two differ, the
-simulation is wrong.
+On the host (`make test`) the simulated cards run alone. Where the two differ, the simulation is
+wrong.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.hardware.simulated.factory import simulated_backend
+from fpga_plugin.hardware.simulated.events import SimulatedEvents
+from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.udev import UdevEvents
 from fpga_plugin.ids import CardId, InterfaceId
 
@@ -67,16 +68,15 @@ class Rig:
 
 
 def simulated(folder: Path) -> Rig:
-    hardware = simulated_backend(
-        str(folder), (SimulatedGroup(2, 3, INTERFACE),), pr_seconds=0, owner=True
-    )
+    cards = (SimulatedGroup(2, 3, INTERFACE),)
+    kernel = SimulatedKernel(str(folder), cards, pr_seconds=0, stuck_seconds=0.01)
 
     def arm(region: str, word: str) -> Callable[[], None]:
         file = folder / "faults" / region
         file.write_text(word)
         return file.unlink
 
-    return Rig(hardware.backend, hardware.kernel, hardware.events, arm)
+    return Rig(DflBackend(kernel), kernel, SimulatedEvents(kernel), arm)
 
 
 def real(_folder: Path) -> Rig:
@@ -191,6 +191,57 @@ def test_a_failed_pr_poisons_its_port_until_a_rebind_and_no_other(rig: Rig, word
     with rig.backend.open_port(again, again.regions[1]) as port:
         port.program(image())
         assert port.afu_id() == AFU
+
+
+def test_a_reset_that_is_not_acknowledged_poisons_its_port_and_no_other(rig: Rig):
+    card = rig.card()
+    region = card.regions[1]
+    end = rig.arm(region.id, "port-deaf")
+    with rig.backend.open_port(card, region) as port:
+        with pytest.raises(HardwareError, match="did not acknowledge"):
+            port.reset()
+        end()
+        # The driver counts one reset too many from now on, and says that all is well.
+        port.reset()
+        port.program(image())
+        with pytest.raises(PortPoisonedError):
+            port.afu_id()
+    assert list(rig.backend.health(card).failed) == [region.id]
+    with rig.backend.open_port(card, card.regions[0]) as port:
+        port.program(image())
+        assert port.afu_id() == AFU
+    rig.unbind()
+    rig.bind()
+    again = rig.card()
+    assert not rig.backend.health(again).failed
+    with rig.backend.open_port(again, again.regions[1]) as port:
+        port.program(image())
+        assert port.afu_id() == AFU
+
+
+def test_a_pr_whose_port_does_not_acknowledge_streams_nothing_and_poisons_it(rig: Rig):
+    card = rig.card()
+    region = card.regions[1]
+    with rig.backend.open_port(card, region) as port:
+        end = rig.arm(region.id, "port-deaf")
+        with pytest.raises(ProgrammingError, match="in time"):
+            port.program(image())
+        end()
+    with pytest.raises(PortPoisonedError):
+        rig.backend.afu_id(region)
+    rig.unbind()
+    rig.bind()
+    assert rig.backend.afu_id(rig.card().regions[1]) == FACTORY
+
+
+def test_closing_a_port_that_does_not_acknowledge_poisons_it(rig: Rig):
+    card = rig.card()
+    region = card.regions[1]
+    with rig.backend.open_port(card, region):
+        end = rig.arm(region.id, "port-deaf")
+    end()
+    with pytest.raises(PortPoisonedError):
+        rig.backend.afu_id(region)
 
 
 def test_a_region_in_ap6_is_condemned_and_cannot_be_scrubbed_meanwhile(rig: Rig):

@@ -80,32 +80,6 @@ def test_each_pr_error_is_named(backend: DflBackend, card: Card, bit: int, says:
         port.program(IMAGE)
 
 
-def test_a_reset_that_is_not_acknowledged_poisons_the_port_too(backend: DflBackend, card: Card):
-    rack.knob(CARD, "port_deaf", 0b001)
-    with backend.open_port(card, card.regions[0]) as port:
-        with pytest.raises(HardwareError, match="did not acknowledge"):
-            port.reset()
-        rack.knob(CARD, "port_deaf", 0)
-        # The driver counts one reset too many from now on, and says that all is well.
-        port.reset()
-        port.program(IMAGE)
-        with pytest.raises(PortPoisonedError):
-            port.afu_id()
-    with backend.open_port(card, card.regions[1]) as port:
-        port.program(IMAGE)
-        assert port.afu_id() == AFU
-
-
-def test_a_pr_whose_port_does_not_acknowledge_fails_in_a_moment(backend: DflBackend, card: Card):
-    with backend.open_port(card, card.regions[0]) as port:
-        rack.knob(CARD, "port_deaf", 0b001)
-        with pytest.raises(ProgrammingError, match="in time"):
-            port.program(IMAGE)
-        rack.knob(CARD, "port_deaf", 0)
-    with pytest.raises(PortPoisonedError):
-        backend.afu_id(card.regions[0])
-
-
 def test_port_errors_are_cleared_and_told(backend: DflBackend, card: Card):
     region = card.regions[1]
     rack.poke(region.id, rack.PORT_ERRORS, 0x8001)
