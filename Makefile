@@ -94,6 +94,12 @@ bench: ## what is fast, measured on this machine (BENCH_ARGS)
 	@bash .ci/setup dev
 	@$(PYTHON) benchmarks $(BENCH_ARGS)
 
+.PHONY: bench-kernel
+bench-kernel: ## PreStart beside the bare ioctl, on the real drivers (BENCH_ARGS="--rounds 5")
+	@bash .ci/setup dev
+	@bash .ci/deps --ci kernel
+	@$(PYTHON) tests/kernel -- $(CURDIR)/$(PYTHON) benchmarks/kernel.py $(BENCH_ARGS)
+
 .PHONY: deps
 deps: ## Debian packages that some tests use: installs them as root, else says what to type
 	@bash .ci/deps
