@@ -5,6 +5,7 @@ import itertools
 import sqlite3
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from daemon_support import (
     AFU,
@@ -175,3 +176,25 @@ def test_a_signal_that_comes_and_goes_does_not_make_the_list_flap(word: str) -> 
         came_back = sum(a == UNHEALTHY and b == HEALTHY for a, b in itertools.pairwise(told))
         assert came_back == 2  # after the first scrub, and now
         assert len(node.plugin.logged("region recovered", region=P0)) == 1
+
+
+def test_a_plugin_that_is_killed_during_a_pr_leaves_a_card_that_its_successor_looks_after() -> None:
+    with Node().up() as node:
+        node.set(simulated_pr_seconds="5")
+        node.again()
+        node.kubelet.allocate(P0)
+        call = node.kubelet.begin_prestart(P0, env=request())
+        eventually(lambda: node.afu(P0) == AFU)  # the PR is under way
+        node.plugin.kill()  # the real kernel lets it die when the PR is done
+        with pytest.raises(grpc.RpcError):
+            call.result()
+        assert node.afu(P0) == AFU
+        node.set(simulated_pr_seconds="0.01")
+        node.restarted()
+        assert node.kubelet.listed(REGIONS)[P0] == HEALTHY  # it is owned
+        node.kubelet.prestart(P0, env=request(AFU_2))
+        assert (node.afu(P0), node.afu(P1)) == (AFU_2, BLANK)
+        assert node.steps(P0)[0] == "quiesce", "nobody saw how that PR ended"
+        node.kubelet.deallocate(P0)
+        node.kubelet.until(CARDS, {CARD: HEALTHY})
+        assert node.afu(P0) == BLANK
