@@ -181,6 +181,7 @@ def test_everything_restarts_in_the_middle_of_a_programming(make_node: Callable[
         # Kubelet admits anew what does not run yet, and may be quicker than the registration.
         assert waiting.seen()["status"]["reason"] == "UnexpectedAdmissionError"
         waiting.delete()
+        node.until_offered(REGIONS, [P0, P1])
         waiting = node.pod("again", container(env=request(AFU_2)))
     waiting.until_running()
     assert waiting.devices() == {REGIONS: [P1]}
