@@ -426,7 +426,13 @@ class Plugin:
 
 
 class Node:
-    """A node: what outlives the plugin, and the plugin's present life."""
+    """A node: what outlives the plugin, and the plugin's present life.
+
+    Attributes:
+        has_clocks: a region's user clock can be set.
+    """
+
+    has_clocks = True
 
     def __init__(self, hardware: str = "1x2", **settings: str) -> None:
         # Not pytest's folder: the path of a socket has at most 107 characters.
@@ -481,6 +487,7 @@ class Node:
         self.kubelet.start()
         self.start()
         self.settled()
+        self.caught_up()
         return self
 
     def settled(self) -> None:
@@ -561,6 +568,13 @@ class Node:
 
     def afu(self, region: str) -> str:
         return str(self.state()[region]["afu_id"])
+
+    def until_programming(self, region: str, afu: str) -> None:
+        """Wait until the PR that loads this image has begun.
+
+        Simulated cards say at its beginning what it will have loaded.
+        """
+        eventually(lambda: self.afu(region) == afu)
 
     def arm(self, region: str, word: str) -> Path:
         """Arm a fault, in one step as far as the plugin can see."""

@@ -143,6 +143,8 @@ def test_a_socket_that_a_killed_daemon_left_is_no_daemon(node):
 
 def test_the_socket_is_roots_alone(node):
     eventually((node.state_dir / "status.sock").exists)
+    # Nobody can connect before it listens, and it listens with this mode only.
+    told(node, "status")
     assert stat.S_IMODE((node.state_dir / "status.sock").stat().st_mode) == 0o600
 
 
