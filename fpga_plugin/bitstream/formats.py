@@ -37,7 +37,7 @@ class Contents:
     kind: Kind
     bitstream_id: BitstreamId
     metadata: Metadata
-    image: bytes = field(repr=False)
+    image: bytes | memoryview = field(repr=False)
     sections: tuple[tuple[str, int], ...] = ()
 
     @property

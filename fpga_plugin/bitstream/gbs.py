@@ -83,7 +83,7 @@ class Gbs:
     """
 
     metadata: Metadata
-    image: bytes = field(repr=False)
+    image: bytes | memoryview = field(repr=False)
 
 
 def container_of(data: bytes) -> str | None:

@@ -3,8 +3,9 @@
 A file is verified when it arrives (`bitstream.index`), or by the first PreStart or scrub that comes
 before that: copied and hashed in one pass, the copy parsed, its ids compared with its path, its
 trust judged. What came out holds while the file and what its trust depends on stay the same ones;
-so a warm PreStart compares two `stat`s, and reads the copy once. A file that was changed is
-verified again before anything of it is used, and what was refused is not hashed again.
+so a warm PreStart compares two `stat`s, and the driver reads the copy from where it lies. A file
+that was changed is verified again before anything of it is used, and what was refused is not hashed
+again.
 
 Verdicts are kept in `<directory>/index.json` too, for a restart of the plugin within one boot.
 """
@@ -231,7 +232,8 @@ class Library(Store):
         else:
             copy = taken.path if taken is not None and taken.path else None
             try:
-                contents = read_contents(copy or self._copies.path(known.sha256), bitstream_id)
+                copy = copy or self._copies.path(known.sha256)
+                contents = read_contents(copy, bitstream_id, mapped=True)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFinishedError(
                     f"{path}: its verified copy was removed while it was read",

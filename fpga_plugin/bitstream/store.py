@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from fpga_plugin.bitstream.files import read_gbs, read_header
+from fpga_plugin.bitstream.files import map_gbs, read_gbs, read_header
 from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
 from fpga_plugin.bitstream.originals import RENAME, opened
@@ -45,7 +45,7 @@ class Bitstream:
         interface_id: the cards that it fits.
         bitstream_id: its name in the store; for a blank bitstream its AFU id.
         afu_id: what the port must read after programming.
-        image: the raw image, a private copy.
+        image: the raw image: a private copy, or a private mapping of a file that nobody writes.
         clock_frequency_high: the user clock that it was built for.
         clock_frequency_low: its half-rate clock.
     """
@@ -54,7 +54,7 @@ class Bitstream:
     interface_id: InterfaceId
     bitstream_id: BitstreamId
     afu_id: AfuId
-    image: bytes = field(repr=False)
+    image: bytes | memoryview = field(repr=False)
     clock_frequency_high: Frequency = None
     clock_frequency_low: Frequency = None
 
@@ -287,6 +287,7 @@ def read_contents(
     *,
     inside: str | None = None,
     keep_image: bool = True,
+    mapped: bool = False,
 ) -> Contents:
     """Read a file as what its name says that it is; of a GBS file only the image is in memory.
 
@@ -295,13 +296,14 @@ def read_contents(
         bitstream_id: by its name.
         inside: a directory that it must lie in, all links followed.
         keep_image: False: an AOCX file's is unpacked and checked only.
+        mapped: nobody ever writes to the file: a GBS image need not be copied (`map_gbs`).
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it cannot be used.
     """
     if not is_aocx(bitstream_id):
-        gbs = read_gbs(path, inside=inside)
+        gbs = map_gbs(path) if mapped else read_gbs(path, inside=inside)
         return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
     with opened(path, inside=inside, guarded=False) as original:
         data = original.file.readall()

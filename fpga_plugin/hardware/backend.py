@@ -36,7 +36,7 @@ class Port(Protocol):
             HardwareError: an error cannot be cleared (AP6, thermal).
         """
 
-    def program(self, image: bytes) -> None:
+    def program(self, image: bytes | memoryview) -> None:
         """Stream a raw image (no GBS header) into the region, uninterruptibly.
 
         The kernel checks nothing of the image; the caller has compared the interface id. Success

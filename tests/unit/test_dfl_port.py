@@ -1,4 +1,6 @@
+import ctypes
 import errno
+import mmap
 import os
 
 import pytest
@@ -122,6 +124,21 @@ def test_the_driver_gets_exactly_the_image_of_this_port():
     ]
 
 
+def test_an_image_that_is_mapped_reaches_the_driver_from_where_it_lies(tmp_path):
+    kernel, backend, card, region = one_card()
+    got = []
+    kernel.pr = lambda port, image: got.append(image) or 0
+    (tmp_path / "image").write_bytes(b"head" + IMAGE)
+    with (tmp_path / "image").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)
+    with backend.open_port(card, region) as port:
+        port.program(memoryview(mapped)[4:])
+    assert got == [IMAGE]
+    begins = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    ((_, _, argument),) = kernel.ioctls
+    assert defs.PORT_PR.unpack(argument) == (24, 0, 1, len(IMAGE), begins + 4)
+
+
 def test_an_image_of_no_size_or_too_great_a_size_never_reaches_the_driver(monkeypatch):
     kernel, backend, card, region = one_card()
     monkeypatch.setattr(defs, "MAX_IMAGE_BYTES", 8)
@@ -141,7 +158,7 @@ def test_an_image_of_no_size_or_too_great_a_size_never_reaches_the_driver(monkey
         (errno.EINVAL, "port does not exist"),
         (errno.ENOENT, "dfl-afu"),
         (errno.ENOMEM, "memory"),
-        (errno.EFAULT, "defect of the plugin"),
+        (errno.EFAULT, "disk of FPGA_PLUGIN_STATE_DIR"),
         (errno.EPERM, "Operation not permitted"),
     ],
 )

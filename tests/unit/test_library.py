@@ -1,14 +1,16 @@
 """What reaches the driver: verified, and from a copy that nobody else can write."""
 
+import errno
 import hashlib
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from test_aocx import HASH, aocx
 
+from fpga_plugin.bitstream import files, verified
 from fpga_plugin.bitstream import library as library_module
-from fpga_plugin.bitstream import verified
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
@@ -134,6 +136,30 @@ def test_a_warm_start_hashes_nothing_and_reads_the_copy_once(make, place, copies
     assert image(library) == b"logic"
     (copy,) = kept(copies)
     assert (len(hashed), reads) == (1, [str(copies / copy)])
+
+
+def test_the_image_is_the_copy_itself_and_outlives_its_removal(make, place, copies):
+    put(place, gbs(b"l" * 100_000))
+    library = make()
+    library.examine(RELATIVE)
+    bitstream = library.load(INTERFACE, BITSTREAM)
+    (copy,) = kept(copies)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    (mapped,) = [fields for fields in maps if fields[-1] == str(copies / copy)]
+    assert mapped[1] == "rw-p"  # private: not even a defect of ours reaches the copy
+    place.unlink()
+    library.tidy([])
+    assert not kept(copies)
+    assert bytes(bitstream.image) == bytes.fromhex(AFU) + b"l" * 100_000
+
+
+def test_a_file_system_without_mappings_still_serves(make, place, monkeypatch):
+    def unable(*_args, **_more):
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(files.mmap, "mmap", unable)
+    put(place, gbs())
+    assert image(make()) == b"logic"
 
 
 def test_a_restart_within_a_boot_hashes_nothing_and_another_boot_everything(make, place, hashed):

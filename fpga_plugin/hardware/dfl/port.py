@@ -52,7 +52,10 @@ _PR_FAILURES = {
     ),
     errno.ENOENT: ("the driver of the ports is not loaded", "load the module dfl-afu"),
     errno.ENOMEM: ("the kernel had no memory for a copy of the image", "free memory on the node"),
-    errno.EFAULT: ("the kernel could not read the image", "this is a defect of the plugin"),
+    errno.EFAULT: (
+        "the kernel could not read the image",
+        "see the kernel's log: does the disk of FPGA_PLUGIN_STATE_DIR have errors?",
+    ),
     errno.EBUSY: (
         "another process is reconfiguring the card",
         "stop fpgad, fpgaconf and other tools that program this card",
@@ -202,8 +205,11 @@ class DflPort:
             hint="the card was too hot or drew too much power; let it cool, then power-cycle it",
         )
 
-    def program(self, image: bytes) -> None:
+    def program(self, image: bytes | memoryview) -> None:
         """Stream a raw image into the region; seconds, and nothing can interrupt it.
+
+        Args:
+            image: bytes, or writable memory that nobody writes to, such as a private mapping.
 
         Raises:
             ProgrammingError: nothing was written or it failed, the message says which.
@@ -247,9 +253,14 @@ class DflPort:
             )
         return handle
 
-    def _stream(self, handle: Handle, image: bytes) -> None:
-        keep = ctypes.c_char_p(image)  # holds the bytes and their address while the kernel reads
-        address = ctypes.cast(keep, ctypes.c_void_p).value
+    def _stream(self, handle: Handle, image: bytes | memoryview) -> None:
+        keep: ctypes.c_char_p | ctypes.c_char  # holds the image where it is while the kernel reads
+        if isinstance(image, bytes):
+            keep = ctypes.c_char_p(image)
+            address = ctypes.cast(keep, ctypes.c_void_p).value
+        else:
+            keep = ctypes.c_char.from_buffer(image)
+            address = ctypes.addressof(keep)
         assert address is not None, "c_char_p of bytes is never null"
         argument = defs.PORT_PR.pack(
             defs.PORT_PR.size, 0, self._region.port_id, len(image), address
