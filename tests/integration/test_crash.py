@@ -27,7 +27,6 @@ from daemon_support import (
     UNHEALTHY,
     Node,
     Refused,
-    eventually,
     request,
 )
 
@@ -102,30 +101,30 @@ def given_to_another(node: Node) -> None:
 def begin_programming(node: Node) -> None:
     """After `allocated`, with PRs that do not end."""
     call = node.kubelet.begin_prestart(P0, env=request())
-    eventually(lambda: node.afu(P0) == AFU)
+    node.until_programming(P0, AFU)
     call.cancel()
 
 
 def begin_programming_again(node: Node) -> None:
     call = node.kubelet.begin_prestart(P0, env=request(AFU_2))
-    eventually(lambda: node.afu(P0) == AFU_2)
+    node.until_programming(P0, AFU_2)
     call.cancel()
 
 
 def begin_scrub_by_poststop(node: Node) -> None:
     node.kubelet.poststop(P0)
-    eventually(lambda: node.afu(P0) == BLANK)
+    node.until_programming(P0, BLANK)
 
 
 def begin_scrub_by_deallocate(node: Node) -> None:
     node.kubelet.deallocate(P0)
-    eventually(lambda: node.afu(P0) == BLANK)
+    node.until_programming(P0, BLANK)
 
 
 def begin_next_owner(node: Node) -> None:
     """The scrub of what the former owner left, inside the next one's PreStart."""
     call = node.kubelet.begin_prestart(P0, env=request(AFU_2))
-    eventually(lambda: node.afu(P0) == BLANK)
+    node.until_programming(P0, BLANK)
     call.cancel()
 
 
@@ -157,7 +156,8 @@ def with_neighbour(node: Node) -> Node:
     """P1 is in use, by a pod that lives through all of it."""
     node.up()
     node.kubelet.allocate(P1)
-    node.kubelet.prestart(P1, env=request(AFU_3, params="clock=77"))
+    params = "clock=77" if node.has_clocks else ""
+    node.kubelet.prestart(P1, env=request(AFU_3, params=params))
     return node
 
 
@@ -239,7 +239,7 @@ def test_killed_inside_the_first_scrub():
     with Node("1x3", simulated_pr_seconds="600") as node:
         node.kubelet.start()
         node.start().until_logged("kubelet's records read")
-        eventually(lambda: node.afu(P0) == BLANK)
+        node.until_programming(P0, BLANK)
         node.plugin.kill()
         assert [node.afu(region) for region in (P0, P1, P2)] == [BLANK, FACTORY, FACTORY]
         node.set(simulated_pr_seconds="0.01")

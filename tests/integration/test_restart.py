@@ -25,7 +25,6 @@ from daemon_support import (
     Node,
     Plugin,
     Refused,
-    eventually,
     request,
 )
 
@@ -90,7 +89,7 @@ def test_sigterm_during_a_pr_waits_for_it_and_nothing_is_lost():
         node.again()
         node.kubelet.allocate(P0)
         call = node.kubelet.begin_prestart(P0, env=request())
-        eventually(lambda: node.afu(P0) == AFU)
+        node.until_programming(P0, AFU)
         assert node.plugin.stop() == 0
         assert call.code().name in {"UNAVAILABLE", "CANCELLED", "OK"}
         node.set(simulated_pr_seconds="0.01")
@@ -106,7 +105,7 @@ def test_a_successor_waits_for_a_predecessor_in_a_pr_and_says_why():
         first = node.again()
         node.kubelet.allocate(P0)
         call = node.kubelet.begin_prestart(P0, env=request())
-        eventually(lambda: node.afu(P0) == AFU)
+        node.until_programming(P0, AFU)
         first.process.send_signal(signal.SIGTERM)
         node.set(simulated_pr_seconds="0.01")
         second = node.start()

@@ -49,8 +49,8 @@ NOT_HERE = {
     "test_garbage_among_faults_and_cards_is_ignored": "a matter of the simulation's files",
 }
 
-SECOND_NODES = {"_begin_now", "stuck"}
-"""Fixtures of test_faults.py that keep a node of their own while other tests run."""
+SECOND_NODES = {"_begin_now", "stuck", "contenders"}
+"""Fixtures of test_faults.py and test_restart.py that keep a node of their own while others run."""
 
 TROUBLE = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace|INFO: task .* blocked")
 

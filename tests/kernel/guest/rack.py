@@ -24,6 +24,9 @@ ALL_ONES = (1 << 64) - 1
 AP6_EVENT = 1 << 50
 POWER_AP6 = 6 << 8
 
+LONGEST_PR = 4.0
+"""Seconds. The driver gives a PR up after 8."""
+
 CARD = re.compile(r"([0-9]+)x([0-9]+)(?:@([0-9a-f]{32}))?")
 
 
@@ -212,6 +215,8 @@ def node(region: str) -> str:
 class RealNode(daemon_support.Node):
     """A node whose cards are those of the machine; there is one at a time."""
 
+    has_clocks = False  # Linux' own drivers document none
+
     _living: "RealNode | None" = None
 
     def __init__(self, cards: str = "1x2", **settings: str) -> None:
@@ -223,13 +228,23 @@ class RealNode(daemon_support.Node):
         self.set(backend="dfl", health_interval="0.5")
 
     def start(self, *, kill_at: str = "") -> daemon_support.Plugin:
-        milliseconds = int(float(self.settings["FPGA_PLUGIN_SIMULATED_PR_SECONDS"]) * 1000)
+        seconds = min(float(self.settings["FPGA_PLUGIN_SIMULATED_PR_SECONDS"]), LONGEST_PR)
+        milliseconds = int(seconds * 1000)
         for card in cards():
             knob(card, "stall_ms", milliseconds)
         return super().start(kill_at=kill_at)
 
     def state(self) -> dict[str, dict[str, Any]]:
         return attributes()
+
+    def until_programming(self, region: str, afu: str) -> None:
+        """While a PR runs the driver does not tell the port's AFU id."""
+
+        def begun() -> bool:
+            now = attributes()[region]
+            return bool(now["poisoned"]) or now["afu_id"] == afu
+
+        daemon_support.eventually(begun)
 
     def arm(self, region: str, word: str) -> Fault:  # type: ignore[override]  # as much of a Path as is used
         self._faults.append(Fault(region, word))
