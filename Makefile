@@ -21,7 +21,7 @@ test: ## unit and integration tests (PYTEST_ARGS="-k lock", SEED=1)
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make test SEED=$$seed)"; \
 	$(PYTHON) -m pytest --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
-	  $(wildcard tests/unit tests/integration) $(PYTEST_ARGS)
+	  $(wildcard tests/unit tests/integration tests/kernel/guest/test_drivers.py) $(PYTEST_ARGS)
 	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-20}
 
 .PHONY: fuzz

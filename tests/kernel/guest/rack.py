@@ -1,11 +1,20 @@
 """The guest's cards: what a test may do to them, through debugfs and dfl-pci.
 
+A test that any cards can play arms a fault by its word (`node.arm`). One that only these can play
+writes the card's own files with `knob` (fakedfl.c has the list), or registers: `poke` those of a
+port, `poke_card` those of the FME. The registers are memory: what was written is read until it is
+written back. Whoever arms something need not disarm it: `lay_out` gives the next test fresh cards.
+
 `RealNode` takes the place of `daemon_support.Node`: the same tests then run the daemon on the real
 drivers. Faults have the words of simulated cards (fpga_plugin/hardware/simulated/faults.py).
 """
 
+import ctypes
+import fcntl
+import mmap
 import os
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +29,19 @@ PORT_SPAN = 0x100000
 PORT_ERRORS = 0x1010
 PORT_STATUS = 0x40
 AFU = 0x40000
+CATFATAL, NONFATAL = 0x4060, 0x4050
+THERMAL_THRESHOLDS, THERMAL_WELL = 0x1008, 90 | 95 << 8 | 100 << 24
+MEMORY_STATUS, MEMORY_WELL = 0x3008, 0b11
 ALL_ONES = (1 << 64) - 1
 AP6_EVENT = 1 << 50
 POWER_AP6 = 6 << 8
 
 LONGEST_PR = 4.0
 """Seconds. The driver gives a PR up after 8."""
+
+PORT_GET_REGION_INFO = 0xB642
+REGION_INFO = struct.Struct("<IIIIQQ")
+"""struct dfl_fpga_port_region_info: argsz, flags, index, padding, size, offset."""
 
 CARD = re.compile(r"([0-9]+)x([0-9]+)(?:@([0-9a-f]{32}))?")
 
@@ -55,6 +71,52 @@ def poke(region: str, offset: int, value: int) -> None:
     """Write a register of a region's port."""
     port = int(region.partition("-p")[2])
     knob(region, "poke", f"{PORT_SPAN * (port + 1) + offset:x} {value:x}")
+
+
+def poke_card(card: str, offset: int, value: int) -> None:
+    """Write a register of a card's FME."""
+    knob(card, "poke", f"{offset:x} {value:x}")
+
+
+class Mapping:
+    """A port's AFU registers, mapped, with no descriptor left: as a container's library may do."""
+
+    def __init__(self, region: str) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            *[ctypes.c_int] * 3,
+            ctypes.c_long,
+        ]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._unmap = libc.munmap
+        descriptor = os.open(node(region), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            info = bytearray(REGION_INFO.pack(REGION_INFO.size, 0, 0, 0, 0, 0))
+            fcntl.ioctl(descriptor, PORT_GET_REGION_INFO, info, True)
+            *_, self._size, offset = REGION_INFO.unpack(info)
+            found = libc.mmap(
+                None,
+                self._size,
+                mmap.PROT_READ | mmap.PROT_WRITE,
+                mmap.MAP_SHARED,
+                descriptor,
+                offset,
+            )
+            assert found != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+        finally:
+            os.close(descriptor)
+        self._address: int = found
+
+    def afu_id(self) -> str:
+        """As the tenant reads it."""
+        low, high = (ctypes.c_uint64.from_address(self._address + n).value for n in (8, 16))
+        return f"{high:016x}{low:016x}"
+
+    def close(self) -> None:
+        assert self._unmap(self._address, self._size) == 0
 
 
 def bound(card: str) -> bool:

@@ -1,8 +1,6 @@
 """What only the real drivers can show."""
 
 import errno
-import fcntl
-import mmap
 import os
 import struct
 import threading
@@ -24,10 +22,6 @@ CARD = CardId(rack.daemon_support.CARD)
 AFU = "00112233445566778899aabbccddeeff"
 IMAGE = bytes.fromhex(AFU) + bytes(1000)
 
-PORT_GET_REGION_INFO = 0xB642
-_REGION_INFO = struct.Struct("<IIIIQQ")
-"""struct dfl_fpga_port_region_info: argsz, flags, index, padding, size, offset."""
-
 
 @pytest.fixture
 def backend() -> Iterator[DflBackend]:
@@ -45,18 +39,11 @@ def card(backend: DflBackend) -> Card:
 
 
 def test_a_mapping_alone_keeps_the_port_in_use(backend: DflBackend, card: Card):
-    descriptor = os.open(card.regions[0].node, os.O_RDWR | os.O_CLOEXEC)
-    info = bytearray(_REGION_INFO.pack(_REGION_INFO.size, 0, 0, 0, 0, 0))
-    fcntl.ioctl(descriptor, PORT_GET_REGION_INFO, info, True)
-    *_, size, offset = _REGION_INFO.unpack(info)
-    mapped = mmap.mmap(descriptor, size, offset=offset)
-    with pytest.raises(PortInUseError):
-        backend.open_port(card, card.regions[0])
-    os.close(descriptor)
+    mapped = rack.Mapping(card.regions[0].id)
+    assert mapped.afu_id() == rack.daemon_support.FACTORY
     with pytest.raises(PortInUseError):
         backend.open_port(card, card.regions[0])
     mapped.close()
-    # mmap.mmap duplicates the descriptor: now both are gone.
     with backend.open_port(card, card.regions[0]):
         pass
 
