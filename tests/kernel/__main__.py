@@ -20,7 +20,7 @@ from machine import Machine
 
 CLONE = Path(__file__).resolve().parents[2]
 CACHE = CLONE / ".cache/kernel"
-LIMIT = 1200.0
+LIMIT = 900.0
 """Seconds that the guest may take."""
 
 _CHOSEN = {

@@ -17,7 +17,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import daemon_support
 
@@ -115,7 +115,10 @@ class Mapping:
         low, high = (ctypes.c_uint64.from_address(self._address + n).value for n in (8, 16))
         return f"{high:016x}{low:016x}"
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         assert self._unmap(self._address, self._size) == 0
 
 
@@ -124,9 +127,10 @@ def bound(card: str) -> bool:
 
 
 def unplug(card: str) -> None:
-    """Unbind the driver, once no port of it is open: Linux 6.1 would not survive that."""
+    """Unbind the driver, once no port of it is open or mapped: Linux 6.1 would not survive that."""
     if bound(card):
         daemon_support.eventually(lambda: not any(map(openers, nodes(card))))
+        daemon_support.eventually(lambda: not any(map(mapped, nodes(card))))
         (DRIVER / "unbind").write_text(address(card))
 
 
@@ -240,6 +244,17 @@ def openers(path: str) -> int:
         except OSError:
             continue  # closed by now
     return found
+
+
+def mapped(path: str) -> bool:
+    """Whether a process has memory of a node mapped."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if f" {path}\n" in maps.read_text():
+                return True
+        except OSError:
+            continue  # the process has ended
+    return False
 
 
 def attributes() -> dict[str, dict[str, Any]]:

@@ -39,11 +39,10 @@ def card(backend: DflBackend) -> Card:
 
 
 def test_a_mapping_alone_keeps_the_port_in_use(backend: DflBackend, card: Card):
-    mapped = rack.Mapping(card.regions[0].id)
-    assert mapped.afu_id() == rack.daemon_support.FACTORY
-    with pytest.raises(PortInUseError):
-        backend.open_port(card, card.regions[0])
-    mapped.close()
+    with rack.Mapping(card.regions[0].id) as tenant:
+        assert tenant.afu_id() == rack.daemon_support.FACTORY
+        with pytest.raises(PortInUseError):
+            backend.open_port(card, card.regions[0])
     with backend.open_port(card, card.regions[0]):
         pass
 

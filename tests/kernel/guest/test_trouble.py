@@ -86,16 +86,17 @@ def test_a_mapping_of_its_registers_alone_keeps_a_region_from_being_scrubbed():
         kubelet = node.kubelet
         kubelet.allocate(P0)
         kubelet.prestart(P0, env=request(AFU))
-        mapped = rack.Mapping(P0)
-        mark = node.plugin.mark
-        kubelet.deallocate(P0)
-        node.plugin.until_logged("scrub waits", mark, region=P0)
-        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
-        assert node.afu(P0) == mapped.afu_id() == AFU
-        with pytest.raises(Refused):
+        with rack.Mapping(P0) as tenant:
+            mark = node.plugin.mark
+            kubelet.deallocate(P0)
+            node.plugin.until_logged("scrub waits", mark, region=P0)
+            kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
             kubelet.allocate(P0)
-        works(node, P1)
-        mapped.close()
+            with pytest.raises(Refused, match="FAILED_PRECONDITION.* in use"):
+                kubelet.prestart(P0, env=request(AFU_2))
+            works(node, P1)
+            assert node.afu(P0) == tenant.afu_id() == AFU
+        kubelet.deallocate(P0)
         kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
         assert node.afu(P0) == BLANK
 
