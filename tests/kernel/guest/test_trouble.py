@@ -92,7 +92,7 @@ def test_a_mapping_of_its_registers_alone_keeps_a_region_from_being_scrubbed():
             node.plugin.until_logged("scrub waits", mark, region=P0)
             kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
             kubelet.allocate(P0)
-            with pytest.raises(Refused, match="FAILED_PRECONDITION.* in use"):
+            with pytest.raises(Refused, match=r"FAILED_PRECONDITION.* in use"):
                 kubelet.prestart(P0, env=request(AFU_2))
             works(node, P1)
             assert node.afu(P0) == tenant.afu_id() == AFU
