@@ -101,8 +101,8 @@ bench-kernel: ## PreStart beside the bare ioctl, on the real drivers (BENCH_ARGS
 	@$(PYTHON) tests/kernel -- $(CURDIR)/$(PYTHON) benchmarks/kernel.py $(BENCH_ARGS)
 
 .PHONY: deps
-deps: ## Debian packages that some tests use: installs them as root, else says what to type
-	@bash .ci/deps
+deps: ## Debian packages that some tests use: installs them as root, else says what to type (DEPS=kernel)
+	@bash .ci/deps $(DEPS)
 
 .PHONY: messages
 messages: ## generate the messages from fpga_plugin/api/*.proto anew

@@ -51,7 +51,7 @@ class Machine:
             CannotRunError: there is no QEMU, or the machine did not get as far as the script.
         """
         if shutil.which(QEMU) is None:
-            raise CannotRunError(f"{QEMU} is missing (make deps)")
+            raise CannotRunError(f"{QEMU} is missing (make deps DEPS=kernel)")
         archive = self.cache / "initramfs"
         self._write(archive, script)
         process = subprocess.Popen(

@@ -42,7 +42,7 @@ def build(cache: Path, sources: Sources) -> list[Path]:
         return built
     for program in ("gcc", "make"):
         if shutil.which(program) is None:
-            raise CannotRunError(f"{program} is missing (make deps)")
+            raise CannotRunError(f"{program} is missing (make deps DEPS=kernel)")
     folder.mkdir(exist_ok=True)
     stamp.unlink(missing_ok=True)
     fpga = sources.drivers / "drivers/fpga"

@@ -76,7 +76,7 @@ def missing() -> str:
     if not _is_static(BUSYBOX):
         absent.add("busybox-static")
     if absent:
-        return f"not installed: {', '.join(sorted(absent))} (make deps)"
+        return f"not installed: {', '.join(sorted(absent))} (make deps DEPS=kubelet)"
     if subprocess.run(["unshare", "-mpnf", "true"], check=False, capture_output=True).returncode:
         return "namespaces of its own are refused"
     return ""
