@@ -313,6 +313,21 @@ def test_a_claim_outlives_its_card_and_its_region_is_scrubbed_before_it_starts_a
         assert (node.scrubs(P0, mark), node.afu(P0)) == (1, AFU)
 
 
+def test_regions_that_appear_while_their_pod_waits_serve_its_next_call():
+    with Node("2x1").up() as node:
+        node.kubelet.allocate(P0)
+        node.plugin.kill()
+        node.unplug(CARD)  # as where the driver is loaded late
+        node.again()
+        for _ in range(2):  # kubelet tries again and again
+            assert refused(node, P0).code == "FAILED_PRECONDITION"
+        mark = node.plugin.mark
+        node.plug(CARD)
+        node.kubelet.until(REGIONS, {P0: HEALTHY, Q0: HEALTHY})
+        node.kubelet.prestart(P0, env=request())
+        assert (node.scrubs(P0, mark), node.afu(P0)) == (1, AFU)
+
+
 def test_a_claim_may_end_while_its_card_is_gone():
     with Node().up() as node:
         node.kubelet.allocate(P0)

@@ -26,6 +26,8 @@ from daemon_support import (
     request,
 )
 
+Q0 = f"{CARD_2}-p0"
+
 
 @pytest.fixture
 def node() -> Iterator[Node]:
@@ -150,6 +152,26 @@ def test_a_port_that_was_poisoned_before_the_plugin_started_is_recovered() -> No
         assert node.afu(P1) == BLANK
 
 
+def test_a_pod_whose_device_node_was_renumbered_by_the_rebind_is_refused() -> None:
+    with Node("2x1", recovery="rebind").up() as node:
+        node.unplug(CARD)
+        node.kubelet.until(REGIONS, {Q0: HEALTHY})
+        assert node.kubelet.allocate(Q0).devices[0].host_path == "/dev/dfl-port.1"
+        node.arm(Q0, "pr-error")
+        mark = node.plugin.mark
+        with pytest.raises(Refused, match="device numbering changed") as caught:
+            node.kubelet.prestart(Q0, env=request())
+        assert caught.value.code == "FAILED_PRECONDITION"
+        node.plugin.until_logged("card rebound", mark, card=CARD_2)
+        assert node.state()[Q0]["node"] == 0
+        assert node.afu(Q0) != AFU, "nothing is programmed for a pod that has another's node"
+        node.kubelet.deallocate(Q0)
+        node.kubelet.until(REGIONS, {Q0: HEALTHY})
+        assert node.kubelet.allocate(Q0).devices[0].host_path == "/dev/dfl-port.0"
+        node.kubelet.prestart(Q0, env=request())
+        assert node.afu(Q0) == AFU
+
+
 def test_a_plugin_that_died_between_unbind_and_bind_binds_the_card_when_it_is_back() -> None:
     with Node("2x1").up() as node:
         node.plugin.kill()
@@ -159,7 +181,7 @@ def test_a_plugin_that_died_between_unbind_and_bind_binds_the_card_when_it_is_ba
         node.again()
         node.plugin.until_logged("card bound again", card=CARD)
         node.settled()
-        assert node.kubelet.listed(REGIONS).keys() == {P0, f"{CARD_2}-p0"}
+        assert node.kubelet.listed(REGIONS).keys() == {P0, Q0}
         assert node.afu(P0) == BLANK
 
 
