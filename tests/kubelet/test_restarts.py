@@ -139,6 +139,7 @@ def test_the_resource_stays_known_while_the_plugin_is_away(make_node: Callable[.
     until(lambda: pod.devices() == {REGIONS: [P0]}, "the pod keeps its region")
 
 
+@pytest.mark.parametrize("make_node", ["api-server"], indirect=True)  # who alone remembers it
 def test_a_finished_pod_stays_finished_when_kubelet_restarts_without_the_plugin(
     make_node: Callable[..., Node],
 ) -> None:
