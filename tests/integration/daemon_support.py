@@ -337,6 +337,19 @@ class Kubelet:
         path.with_suffix(".new").replace(path)
 
 
+def launch(wrapper: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Start the daemon with its standard error as a pipe."""
+    return subprocess.Popen(
+        [*wrapper, sys.executable, "-m", "fpga_plugin", "run"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=env,
+        cwd=ROOT,
+        text=True,
+    )
+
+
 class Plugin:
     """One life of the daemon.
 
@@ -353,16 +366,8 @@ class Plugin:
         self.lines: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self.signal = Signal()
-        self.process = subprocess.Popen(
-            [*wrapper, sys.executable, "-m", "fpga_plugin", "run"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-            | dict(env),
-            cwd=ROOT,
-            text=True,
-        )
+        others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+        self.process = launch(wrapper, others | dict(env))
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 

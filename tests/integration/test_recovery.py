@@ -206,7 +206,7 @@ def test_a_plugin_that_is_killed_during_a_pr_leaves_a_card_that_its_successor_lo
         node.again()
         node.kubelet.allocate(P0)
         call = node.kubelet.begin_prestart(P0, env=request())
-        eventually(lambda: node.afu(P0) == AFU)  # the PR is under way
+        node.until_programming(P0, AFU)
         node.plugin.kill()  # the real kernel lets it die when the PR is done
         with pytest.raises(grpc.RpcError):
             call.result()

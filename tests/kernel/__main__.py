@@ -12,8 +12,6 @@ import shlex
 import signal
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import modules
@@ -46,26 +44,14 @@ _CHOSEN = {
 """What else is worth the time: the processor is emulated, a start of the plugin takes seconds."""
 
 SUITE = (
-    (
-        "tests/kernel/guest",
-        "tests/integration/test_life.py",
-        "tests/integration/test_recovery.py",
-    ),
-    (
-        "tests/integration/test_faults.py",
-        "tests/integration/test_draining.py",
-        *(f"tests/integration/{file}::{test}" for file, tests in _CHOSEN.items() for test in tests),
-    ),
+    "tests/kernel/guest",
+    "tests/integration/test_life.py",
+    "tests/integration/test_faults.py",
+    "tests/integration/test_recovery.py",
+    "tests/integration/test_draining.py",
+    *(f"tests/integration/{file}::{test}" for file, tests in _CHOSEN.items() for test in tests),
 )
-"""What runs in the guests: their own tests, and those of the daemon that simulated cards pass too.
-
-In two machines at once: the plugin and its test take turns, so that one uses one processor.
-"""
-
-_ENVIRONMENT = """\
-export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb
-export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true
-export PYTHONPATH=tests/kernel/guest:tests/integration"""
+"""What runs in the guest: its own tests, and those of the daemon that simulated cards pass too."""
 
 _TESTS = "-p on_real_cards -p no:cacheprovider -o faulthandler_timeout=120"
 
@@ -78,13 +64,18 @@ def _say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     """Prepare, boot, run."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the machine goes with us
-    pytest = f"{CLONE / '.venv/bin/python'} -m pytest {_TESTS}"
+    python = CLONE / ".venv/bin/python"
     if arguments[:1] == ["--"]:
-        commands = [shlex.join(arguments[1:])]
-    elif arguments:
-        commands = [f"{pytest} {shlex.join(arguments)}"]
+        command = shlex.join(arguments[1:])
     else:
-        commands = [f"{pytest} {' '.join(part)}" for part in SUITE]
+        wanted = shlex.join(arguments) if arguments else " ".join(SUITE)
+        command = f"{python} -m pytest {_TESTS} {wanted}"
+    script = (
+        "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
+        "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
+        "export PYTHONPATH=tests/kernel/guest:tests/integration\n"
+        f"{command}"
+    )
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time in a clone
@@ -95,41 +86,12 @@ def main(arguments: list[str]) -> int:
             _say(f"Linux {unpacked.release} and its drivers: {time.monotonic() - begin:.0f} s")
             machine = Machine(sources=unpacked, card_modules=built, clone=CLONE, cache=CACHE)
             begin = time.monotonic()
-            codes = _run(machine, commands)
-            _say(f"{_many(len(commands))} ran for {time.monotonic() - begin:.0f} s")
+            code = machine.run(script, limit=LIMIT)
+            _say(f"the machine ran for {time.monotonic() - begin:.0f} s")
         except sources.CannotRunError as error:
             _say(str(error))
             return 1
-    return max(codes)
-
-
-def _run(machine: Machine, commands: list[str]) -> list[int]:
-    """Run each in a guest of its own, all at once; the first one's console is shown as it comes."""
-    consoles: list[list[str]] = [[] for _ in commands]
-    with ThreadPoolExecutor() as pool, ExitStack() as stack:
-        futures = []
-        for number, command in enumerate(commands):
-            guest = machine.start(f"{_ENVIRONMENT}\n{command}", limit=LIMIT, number=number)
-            stack.callback(guest.stop)
-            say = consoles[number].append if number else _show
-            futures.append(pool.submit(guest.follow, say))
-        codes = []
-        for future, console in zip(futures, consoles, strict=True):
-            try:
-                codes.append(future.result())
-            finally:
-                for line in console:
-                    _show(line)
-    return codes
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _many(machines: int) -> str:
-    return "the machine" if machines == 1 else f"{machines} machines"
+    return code
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,20 +40,19 @@ class Machine:
     clone: Path
     cache: Path
 
-    def start(self, script: str, *, limit: float, number: int = 0) -> "Guest":
-        """Boot and run a script of bash's.
+    def run(self, script: str, *, limit: float) -> int:
+        """Boot and run a script of bash's; the console goes to standard output.
 
         Args:
             script: runs in the clone's folder, as root, on the host's files.
             limit: seconds after which the machine is switched off.
-            number: tells machines that run at the same time apart.
 
         Raises:
-            CannotRunError: there is no QEMU.
+            CannotRunError: there is no QEMU, or the machine did not get as far as the script.
         """
         if shutil.which(QEMU) is None:
             raise CannotRunError(f"{QEMU} is missing (make deps DEPS=kernel)")
-        archive = self.cache / f"initramfs-{number}"
+        archive = self.cache / "initramfs"
         self._write(archive, script)
         process = subprocess.Popen(
             ["nice", QEMU, *self._options(archive)],
@@ -62,7 +61,35 @@ class Machine:
             text=True,
             errors="replace",
         )
-        return Guest(process, limit)
+        code = None
+        try:
+            code = self._follow(process, limit)
+        finally:
+            process.kill()
+            process.wait()
+        if code is None:
+            raise CannotRunError("the machine ended before its command did: see above")
+        return code
+
+    def _follow(self, process: "subprocess.Popen[str]", limit: float) -> int | None:
+        """Show the console until the guest is off; its exit code, None where it told none."""
+        watchdog = threading.Timer(limit, process.kill)
+        watchdog.start()
+        code = None
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                text = line.rstrip("\r\n")
+                if found := re.fullmatch(r"guest: exit code (\d+)", text):
+                    code = int(found[1])
+                    continue
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
+        finally:
+            watchdog.cancel()
+        if process.wait() == -signal.SIGKILL:
+            sys.stdout.write(f"switched off: not done after {limit:g} s\n")
+        return code
 
     def _write(self, archive: Path, script: str) -> None:
         system = with_dependencies(self.sources, _SYSTEM)
@@ -105,42 +132,6 @@ class Machine:
                 *("-device", f"ivshmem-plain,memdev=card{card},bus={port}"),
             ]
         return options
-
-
-class Guest:
-    """A machine that runs."""
-
-    def __init__(self, process: "subprocess.Popen[str]", limit: float) -> None:
-        self._process = process
-        self._limit = limit
-        self._watchdog = threading.Timer(limit, process.kill)
-        self._watchdog.start()
-
-    def follow(self, say: Callable[[str], None]) -> int:
-        """Tell the console's lines until the guest is off; returns the script's exit code.
-
-        Raises:
-            CannotRunError: the machine did not get as far as the script, or not to its end.
-        """
-        code = None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            text = line.rstrip("\r\n")
-            if found := re.fullmatch(r"guest: exit code (\d+)", text):
-                code = int(found[1])
-            else:
-                say(text)
-        if self._process.wait() == -signal.SIGKILL:
-            say(f"switched off: not done after {self._limit:g} s")
-        if code is None:
-            raise CannotRunError("the machine ended before its command did: see above")
-        return code
-
-    def stop(self) -> None:
-        """Switch it off, where it is not off yet."""
-        self._watchdog.cancel()
-        self._process.kill()
-        self._process.wait()
 
 
 def _share(tag: str, folder: Path) -> list[str]:

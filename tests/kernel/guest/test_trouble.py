@@ -96,7 +96,9 @@ def test_a_mapping_of_its_registers_alone_keeps_a_region_from_being_scrubbed():
                 kubelet.prestart(P0, env=request(AFU_2))
             works(node, P1)
             assert node.afu(P0) == tenant.afu_id() == AFU
+        mark = node.plugin.mark
         kubelet.deallocate(P0)
+        node.plugin.until_logged("region scrubbed", mark, region=P0)
         kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
         assert node.afu(P0) == BLANK
 

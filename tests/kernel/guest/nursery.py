@@ -1,0 +1,127 @@
+"""Plugins in the guest are forked from a process that has imported them.
+
+The machine's processor is emulated: importing the plugin takes five seconds there, most of a test's
+time. What is forked is a process of its own as any other, with arguments, environment, standard
+streams and signals as a new program has them.
+
+`python nursery.py SOCKET` (a descriptor) is the process that is forked from: it has no threads and
+opens nothing. It forks twice, so that the plugin becomes a child of the tests' process (which is a
+subreaper, prctl(2)) and its end is seen there, with its exit code.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import IO
+
+PR_SET_CHILD_SUBREAPER = 36
+"""linux/prctl.h"""
+
+MAX_REQUEST = 1 << 20
+
+
+class Forked:
+    """As much of `subprocess.Popen` as `daemon_support.Plugin` uses."""
+
+    def __init__(self, pid: int, stderr: IO[str]) -> None:
+        self.pid = pid
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self._pidfd)
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end; raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            select.select([self._pidfd], [], [], timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("plugin", timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Unless it has ended already."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def _nursery() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """The line to it, and the process, which ends with the line."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    return ours, process
+
+
+def launch(arguments: Sequence[str], env: Mapping[str, str], folder: str) -> Forked:
+    """Start `python -m fpga_plugin ARGUMENTS`; its standard error is a pipe, the rest /dev/null."""
+    line, _ = _nursery()
+    reading, writing = os.pipe()
+    try:
+        request = json.dumps([list(arguments), dict(env), folder]).encode()
+        socket.send_fds(line, [request], [writing])
+    finally:
+        os.close(writing)
+    pid = int(line.recv(32) or b"0")
+    assert pid, "the nursery has ended: see above"
+    return Forked(pid, os.fdopen(reading, encoding="utf-8", errors="replace"))
+
+
+def _serve(descriptor: int) -> None:
+    import fpga_plugin.daemon  # noqa: F401  # what is to be there before a fork
+    from fpga_plugin.cli import main
+
+    with socket.socket(fileno=descriptor) as connection:
+        while True:
+            request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 1)
+            if not request:
+                return  # the tests have ended
+            if (middle := os.fork()) == 0:
+                if (child := os.fork()) == 0:
+                    connection.close()
+                    arguments, env, folder = json.loads(request)
+                    _become(streams[0], env, folder)
+                    sys.exit(main(arguments))
+                connection.send(str(child).encode())
+                os._exit(0)
+            os.close(streams[0])
+            os.waitpid(middle, 0)
+
+
+def _become(stderr: int, env: Mapping[str, str], folder: str) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream, replaced in ((nothing, 0), (nothing, 1), (stderr, 2)):
+        os.dup2(stream, replaced)
+    os.close(nothing)
+    os.close(stderr)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
