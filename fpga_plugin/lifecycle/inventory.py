@@ -106,7 +106,7 @@ class Inventory:
             if not self._selects(card.id):
                 continue
             observed[card.id] = self._observe(card)
-            if not self._workers.lock(card.id).locked():
+            if not self._workers.locked(card.id):
                 healths[card.id] = self._backend.health(card)
         return inventory, observed, healths
 
@@ -211,7 +211,7 @@ class Inventory:
         First of all that are idle in one turn of a thread, which is all that an idle node costs; a
         card that does not look as it did is then looked at with its lock held.
         """
-        idle = [c for c in self._ledger.cards.values() if not self._workers.lock(c.id).locked()]
+        idle = [c for c in self._ledger.cards.values() if not self._workers.locked(c.id)]
         signals = await asyncio.to_thread(lambda: [self._signals(card) for card in idle])
         same = {
             card.id

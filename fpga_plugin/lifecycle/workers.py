@@ -2,13 +2,13 @@
 
 The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
 behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
-The thread ends when the card's queue is empty; 256 idle cards cost nothing.
+The thread ends when nobody holds the card's lock any more; 256 idle cards cost nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import ParamSpec, TypeVar
 
 from fpga_plugin.errors import NotFinishedError
@@ -29,14 +29,21 @@ class CardWorkers:
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
         self._locks: dict[CardId, asyncio.Lock] = {}
         self._threads: dict[CardId, ThreadPoolExecutor] = {}
-        self._jobs: dict[CardId, int] = {}
+        self._users: dict[CardId, int] = {}
         self._in_flight: set[RegionId] = set()
         self._tell = programming or (lambda _: None)
         self._closing = False
 
-    def lock(self, card: CardId) -> asyncio.Lock:
-        """Held through everything that changes what is on a card."""
-        return self._locks.setdefault(card, asyncio.Lock())
+    @asynccontextmanager
+    async def lock(self, card: CardId) -> AsyncIterator[None]:
+        """Held through everything that changes what is on a card; keeps its thread."""
+        async with self._locks.setdefault(card, asyncio.Lock()):
+            with self._thread(card):
+                yield
+
+    def locked(self, card: CardId) -> bool:
+        """Whether somebody holds the card's lock."""
+        return card in self._locks and self._locks[card].locked()
 
     async def run(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -57,17 +64,23 @@ class CardWorkers:
         return await self._run(card, lambda: function(*args, **kwargs))
 
     async def _run(self, card: CardId, function: Callable[[], T]) -> T:
+        with self._thread(card) as thread:
+            return await asyncio.get_running_loop().run_in_executor(thread, function)
+
+    @contextmanager
+    def _thread(self, card: CardId) -> Iterator[ThreadPoolExecutor]:
+        """The card's thread; it ends with the last of those who want it."""
         thread = self._threads.get(card)
         if thread is None:
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
             self._threads[card] = thread
-        self._jobs[card] = self._jobs.get(card, 0) + 1
+        self._users[card] = self._users.get(card, 0) + 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, function)
+            yield thread
         finally:
-            self._jobs[card] -= 1
-            if not self._jobs[card]:
-                del self._jobs[card]
+            self._users[card] -= 1
+            if not self._users[card]:
+                del self._users[card]
                 del self._threads[card]
                 thread.shutdown(wait=False)
 
