@@ -242,7 +242,15 @@ class Daemon:
         self.watched.phase = "starting"
         self._status.locked()
         journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
-        if journal.set_aside is not None:
+        if journal.left_out:
+            log.error(
+                "rows of the journal make no sense and are left out",
+                rows=journal.left_out[:10],
+                count=len(journal.left_out),
+                copy=journal.set_aside,
+                hint="every region without an owner is scrubbed; kubelet's records name the owners",
+            )
+        elif journal.set_aside is not None:
             log.error(
                 "journal unreadable: beginning a new one",
                 moved_to=journal.set_aside,

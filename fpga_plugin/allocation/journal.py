@@ -9,14 +9,18 @@ answered or begun; the write-ahead log is folded into the database by `checkpoin
 import os
 import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, Protocol
 
 from fpga_plugin.allocation import rows
 from fpga_plugin.allocation.records import Change, Snapshot
+from fpga_plugin.allocation.salvage import salvaged
 from fpga_plugin.errors import FpgaPluginError, quote
 
 SCHEMA_VERSION: Final = 1
+
+_FILES: Final = ("", "-wal", "-shm")
+"""What the names of a database's files end with."""
 
 
 class JournalError(FpgaPluginError):
@@ -39,17 +43,21 @@ class Journal:
 
     Attributes:
         snapshot: what it held when it was opened.
-        set_aside: where an unreadable predecessor was moved to.
+        left_out: rows that made no sense and were taken out of it, for people.
+        set_aside: where an unreadable predecessor was moved to, or a copy of it as it was.
     """
 
     def __init__(self, path: str) -> None:
         """Open and read the journal; an unreadable one is moved aside and named in `set_aside`.
+
+        Of one that can be read, rows that make no sense are left out (`salvage`).
 
         Raises:
             JournalError: the directory cannot be written, or a newer plugin wrote the journal.
         """
         self.path = path
         self.set_aside: str | None = None
+        self.left_out: tuple[str, ...] = ()
         try:
             try:
                 self._db, self.snapshot = self._open()
@@ -58,15 +66,27 @@ class Journal:
                     raise
                 # What is on the regions is then unknown, which is a state that the plugin handles:
                 # everything without an owner is dirty, and kubelet's records name the owners.
-                self.set_aside = f"{path}.unreadable"
-                for suffix in ("", "-wal", "-shm"):
+                self.set_aside = self._room_for_another()
+                for suffix in _FILES:
                     if os.path.exists(path + suffix):
                         os.replace(path + suffix, self.set_aside + suffix)
                 self._db, self.snapshot = self._open()
         except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from error
 
+    def _room_for_another(self) -> str:
+        """Where a journal that cannot be used is kept; of several the last."""
+        path = f"{self.path}.unreadable"
+        for suffix in _FILES:
+            with suppress(FileNotFoundError):
+                os.unlink(path + suffix)
+        return path
+
     def _failed(self, error: Exception) -> JournalError:
+        if os.path.isdir(self.path):
+            return JournalError(
+                f"journal {self.path}: a directory is in its place", hint="move it away"
+            )
         return JournalError(
             f"journal {self.path}: {error}",
             hint="check that the state directory is writable and its disk not full",
@@ -74,27 +94,50 @@ class Journal:
 
     def _open(self) -> tuple[sqlite3.Connection, Snapshot]:
         db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
+        # Damaged text is a value that makes no sense, not an error of the reading.
+        db.text_factory = _text
         try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            # A checkpoint waits for the disk: never inside a step.
-            db.execute("PRAGMA wal_autocheckpoint = 0")
-            # Looked at before anything is written: it may be a newer plugin's.
-            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-                self._check_schema(db)
-            db.execute("BEGIN IMMEDIATE")
-            for statement in rows.SCHEMA.split(";"):
-                db.execute(statement)
-            if db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone() is None:
-                db.executemany(
-                    "INSERT INTO meta VALUES (?, ?)",
-                    [("schema", str(SCHEMA_VERSION)), ("fresh", "1")],
-                )
-            db.execute("COMMIT")
-            return db, rows.load(db)
+            self._prepare(db)
+            return db, self._load(db)
         except BaseException:
             db.close()
             raise
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        # A checkpoint waits for the disk: never inside a step.
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        # Looked at before anything is written: it may be a newer plugin's.
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            self._check_schema(db)
+        db.execute("BEGIN IMMEDIATE")
+        for statement in rows.SCHEMA.split(";"):
+            db.execute(statement)
+        if db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone() is None:
+            db.executemany(
+                "INSERT INTO meta VALUES (?, ?)",
+                [("schema", str(SCHEMA_VERSION)), ("fresh", "1")],
+            )
+        db.execute("COMMIT")
+        rows.check_tables(db)
+
+    def _load(self, db: sqlite3.Connection) -> Snapshot:
+        loaded = rows.load(db)
+        good = salvaged(loaded)
+        if good is not loaded:
+            self._rewrite(db, good.snapshot)
+            self.left_out = good.left_out
+        return good.snapshot
+
+    def _rewrite(self, db: sqlite3.Connection, snapshot: Snapshot) -> None:
+        """Take out what was left out, all of it or nothing; a copy of before is kept."""
+        self.set_aside = self._room_for_another()
+        db.execute("VACUUM INTO ?", (self.set_aside,))
+        db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
+        for statement, values in rows.replacement(snapshot):
+            db.executemany(statement, values)
+        db.execute("COMMIT")
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
         row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
@@ -125,7 +168,7 @@ class Journal:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, UnicodeError) as error:
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:
             raise self._failed(error) from error
 
     def checkpoint(self) -> None:
@@ -147,6 +190,10 @@ class NoJournal:
 
     def write(self, change: Change) -> None:
         """Forget the change (`JournalWriter`)."""
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="surrogateescape")
 
 
 def _unreadable(error: Exception) -> bool:

@@ -1,16 +1,21 @@
 """How the ledger's values look in the journal's tables.
 
-What is read is checked like any foreign input: a row that this plugin would not have written makes
-the journal unreadable, which is a state that the plugin handles, instead of an error later on.
+What is read is checked like any foreign input: a row that this plugin would not have written is
+left out and told, instead of an error later on, or a container on a region that somebody else has.
+What one row alone does not show, `fpga_plugin.allocation.salvage` looks at.
 """
 
 import json
+import math
+import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NoReturn, TypeAlias, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn, TypeAlias, TypeVar, cast
 
 from fpga_plugin.allocation.names import card_of, is_card
 from fpga_plugin.allocation.records import Change, Claim, Condition, RegionRecord, Snapshot
+from fpga_plugin.errors import quote
 from fpga_plugin.ids import (
     AfuId,
     CardId,
@@ -42,41 +47,124 @@ CREATE TABLE IF NOT EXISTS resources (name TEXT PRIMARY KEY) WITHOUT ROWID;
 Statement: TypeAlias = tuple[str, Sequence[tuple[object, ...]]]
 """SQL, and the rows to run it with."""
 
+Row: TypeAlias = tuple[object, ...]
+T = TypeVar("T")
 
-def load(db: sqlite3.Connection) -> Snapshot:
+_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "meta": ("key", "value"),
+    "claims": (
+        *("device", "resource", "nodes", "started", "touched", "exposed", "pod", "epoch"),
+        *("prestarts", "poststops"),
+    ),
+    "regions": ("region", "condition", "reason", "afu_id", "former"),
+    "debts": ("card",),
+    "strays": ("device", "number"),
+    "drained": ("card",),
+    "rebinding": ("card",),
+    "since": ("device", "at"),
+    "resources": ("name",),
+}
+"""Of each table of `SCHEMA`: rows are written by position."""
+
+_MAX_TEXT: Final = 1 << 16
+"""Characters of one value: far more than the longest reason."""
+
+_MAX_COUNT: Final = 1 << 32
+"""PreStarts of one claim; SQLite's integers end at 2^63, and these are counted on."""
+
+_MAX_TIME: Final = 1e11
+"""Seconds since 1970, in the year 5138; Python's dates end later."""
+
+# Kubelet's rule for the domain, and this plugin's own names: a name from here gets registered.
+_RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}", re.ASCII)
+_NODE = re.compile(r"/[!-~]{1,254}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a journal says.
+
+    Attributes:
+        snapshot: of the rows that make sense.
+        left_out: what the others are, for people.
+    """
+
+    snapshot: Snapshot
+    left_out: tuple[str, ...] = ()
+
+
+def check_tables(db: sqlite3.Connection) -> None:
+    """Whether what is written would find its place, and nothing else happens then.
+
+    Raises:
+        ValueError: a table is another one, or there is more than tables.
+        sqlite3.Error: it cannot be read.
+    """
+    others = db.execute("SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger')")
+    if (other := others.fetchone()) is not None:
+        _nonsense(other[0])
+    for table, columns in _COLUMNS.items():
+        found = tuple(row[1] for row in db.execute(f"PRAGMA table_info({table})"))
+        if found != columns:
+            _nonsense(found)
+
+
+def load(db: sqlite3.Connection) -> Loaded:
     """Read everything.
 
     Raises:
-        ValueError: a row is not as this plugin writes it.
         sqlite3.Error: it cannot be read, or lacks a table or column.
     """
-    meta = {_text(key): _text(value) for key, value in db.execute("SELECT key, value FROM meta")}
+    left_out: list[str] = []
+
+    def each(table: str, parse: Callable[[Row], T]) -> Iterable[T]:
+        columns = _COLUMNS[table]
+        for row in db.execute(f"SELECT {', '.join(columns)} FROM {table}"):  # noqa: S608  # ours
+            try:
+                yield parse(row)
+            except (ValueError, RecursionError) as error:
+                left_out.append(f"{table}, {columns[0]} {quote(row[0])}: {error}")
+
+    meta = dict(each("meta", lambda row: (_text(row[0]), _text(row[1]))))
     # A table of its own: journals of before are read as they are.
-    since = {
-        _device(device): _time(at) for device, at in db.execute("SELECT device, at FROM since")
-    }
-    claims = db.execute(
-        "SELECT device, resource, nodes, started, touched, exposed, pod, epoch, prestarts,"
-        " poststops FROM claims"
-    )
-    regions = db.execute("SELECT region, condition, reason, afu_id, former FROM regions")
-    return Snapshot(
+    since = dict(each("since", lambda row: (_device(row[0]), _time(row[1]))))
+    snapshot = Snapshot(
         boot_id=meta.get("boot_id", ""),
         epoch=meta.get("epoch", ""),
         env_epoch=meta.get("env_epoch", ""),
         fresh="fresh" in meta,
-        claims=tuple(_claim(row, since) for row in claims),
-        regions=tuple(_record(row) for row in regions),
-        debts=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM debts")),
-        drained=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM drained")),
-        rebinding=frozenset(_card(card) for (card,) in db.execute("SELECT card FROM rebinding")),
-        resources=frozenset(
-            ResourceName(_text(name)) for (name,) in db.execute("SELECT name FROM resources")
-        ),
-        strays={
-            _device(device): _count(number)
-            for device, number in db.execute("SELECT device, number FROM strays")
-        },
+        claims=tuple(each("claims", lambda row: _claim(row, since))),
+        regions=tuple(each("regions", _record)),
+        debts=frozenset(each("debts", lambda row: _card(row[0]))),
+        drained=frozenset(each("drained", lambda row: _card(row[0]))),
+        rebinding=frozenset(each("rebinding", lambda row: _card(row[0]))),
+        resources=frozenset(each("resources", lambda row: _resource(row[0]))),
+        strays=dict(each("strays", lambda row: (_device(row[0]), _count(row[1])))),
+    )
+    return Loaded(snapshot, tuple(left_out))
+
+
+def replacement(snapshot: Snapshot) -> Iterable[Statement]:
+    """What makes the journal say this and nothing else."""
+    for table in _COLUMNS:
+        if table != "meta":
+            yield f"DELETE FROM {table}", [()]  # noqa: S608  # a word of this module
+    yield "DELETE FROM meta WHERE key IS NOT ?", [("schema",)]
+    if snapshot.fresh:
+        yield "INSERT INTO meta VALUES (?, ?)", [("fresh", "1")]
+    yield "INSERT INTO meta VALUES ('boot_id', ?)", [(snapshot.boot_id,)]
+    yield from statements(
+        Change(
+            claims={claim.device: claim for claim in snapshot.claims},
+            regions={record.region: record for record in snapshot.regions},
+            debts=dict.fromkeys(snapshot.debts, True),
+            drained=dict.fromkeys(snapshot.drained, True),
+            rebinding=dict.fromkeys(snapshot.rebinding, True),
+            resources=set(snapshot.resources),
+            strays=dict(snapshot.strays),
+            epoch=snapshot.epoch,
+            env_epoch=snapshot.env_epoch,
+        )
     )
 
 
@@ -143,18 +231,20 @@ def statements(change: Change) -> Iterable[Statement]:
         yield "DELETE FROM meta WHERE key = ?", [("fresh",)]
 
 
-def _claim(row: tuple[object, ...], since: Mapping[DeviceId, float]) -> Claim:
+def _claim(row: Row, since: Mapping[DeviceId, float]) -> Claim:
     device, resource, nodes, started, touched, exposed, pod, epoch, prestarts, poststops = row
     found = _device(device)
-    granted = _nodes(nodes, found)
+    name = _resource(resource)
+    if f"/{'fpga' if is_card(found) else 'region'}-" not in name:
+        _nonsense(resource)
     return Claim(
         device=found,
-        resource=ResourceName(_text(resource)),
-        nodes=granted,
+        resource=name,
+        nodes=_nodes(nodes, found),
         started=_flag(started),
         touched=_flag(touched),
         exposed=_flag(exposed),
-        pod=None if pod is None else PodUid(_text(pod)),
+        pod=None if pod is None else _uid(pod),
         epoch=_text(epoch),
         prestarts=_count(prestarts),
         poststops=_count(poststops),
@@ -162,29 +252,30 @@ def _claim(row: tuple[object, ...], since: Mapping[DeviceId, float]) -> Claim:
     )
 
 
-def _record(row: tuple[object, ...]) -> RegionRecord:
+def _record(row: Row) -> RegionRecord:
     region, condition, reason, afu_id, former = row
     return RegionRecord(
         region=_region(region),
         condition=Condition(_text(condition)),
         reason=_text(reason),
         afu_id=None if afu_id is None else AfuId(parse_afu_id(_text(afu_id))),
-        former=frozenset(PodUid(_text(uid)) for uid in _list(former)),
+        former=frozenset(_uid(uid) for uid in _list(former)),
     )
 
 
 def _nodes(value: object, device: DeviceId) -> tuple[tuple[RegionId, str], ...]:
-    nodes = []
+    nodes: dict[RegionId, str] = {}
     for pair in _list(value):
         if not isinstance(pair, list) or len(pair) != 2:  # noqa: PLR2004  # region and node
             _nonsense(pair)
-        region = _region(pair[0])
-        if device not in {DeviceId(region), DeviceId(card_of(region))}:
+        region, node = _region(pair[0]), _text(pair[1])
+        ours = device in {DeviceId(region), DeviceId(card_of(region))}
+        if not ours or region in nodes or not _NODE.fullmatch(node):
             _nonsense(pair)
-        nodes.append((region, _text(pair[1])))
+        nodes[region] = node
     if not nodes:
         _nonsense(value)
-    return tuple(nodes)
+    return tuple(nodes.items())
 
 
 def _list(value: object) -> list[object]:
@@ -206,22 +297,35 @@ def _card(value: object) -> CardId:
     return CardId(device) if is_card(device) else _nonsense(value)
 
 
+def _resource(value: object) -> ResourceName:
+    return ResourceName(_text(value)) if _RESOURCE.fullmatch(_text(value)) else _nonsense(value)
+
+
+def _uid(value: object) -> PodUid:
+    """A pod's uid; what may be in it was looked at where kubelet told it."""
+    return PodUid(_text(value)) if _text(value) else _nonsense(value)
+
+
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _nonsense(value)
+    """Text that can be written again: damaged bytes are surrogates here."""
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        _nonsense(value)
+    value.encode()
+    return value
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else _nonsense(value)
+    return value if isinstance(value, int) and 0 <= value < _MAX_COUNT else _nonsense(value)
 
 
 def _time(value: object) -> float:
-    return value if isinstance(value, float) and value >= 0 else _nonsense(value)
+    in_range = isinstance(value, float) and math.isfinite(value) and 0 <= value < _MAX_TIME
+    return cast("float", value) if in_range else _nonsense(value)
 
 
 def _flag(value: object) -> bool:
-    return bool(value) if isinstance(value, int) else _nonsense(value)
+    return bool(value) if value in (0, 1) else _nonsense(value)
 
 
 def _nonsense(value: object) -> NoReturn:
-    message = f"a row of the journal holds {value!r}"
-    raise ValueError(message)
+    raise ValueError(f"{quote(value)} makes no sense there")

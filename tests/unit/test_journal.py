@@ -1,5 +1,6 @@
 """The journal: what is written survives; what cannot be read is told and set aside."""
 
+import itertools
 import os
 import sqlite3
 import stat
@@ -9,6 +10,7 @@ from ledger_support import (
     PREFIX,
     REGIONS,
     WHOLE,
+    ProcessDiedError,
     content,
     device,
     found,
@@ -18,6 +20,7 @@ from ledger_support import (
     start,
 )
 
+from fpga_plugin.allocation import rows
 from fpga_plugin.allocation.journal import SCHEMA_VERSION, Journal, JournalError
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.records import Change, Condition, Snapshot
@@ -146,7 +149,7 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path) -> None:
     with pytest.raises(JournalError, match="unable to open database file"):
         Journal(str(tmp_path / "missing" / "journal.sqlite3"))
     (tmp_path / "journal.sqlite3").mkdir()
-    with pytest.raises(JournalError):
+    with pytest.raises(JournalError, match="a directory is in its place: move it away"):
         Journal(str(tmp_path / "journal.sqlite3"))
 
 
@@ -196,44 +199,144 @@ CLAIM = f"""INSERT OR REPLACE INTO claims VALUES (
   '{P0}', '{REGIONS}', '[["{P0}", "/dev/dfl-port.0"]]', 0, 0, 0, NULL, '', 0, 0)"""
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DROP TABLE regions",
-        "ALTER TABLE claims RENAME COLUMN pod TO owner",
-        "UPDATE regions SET condition = 'SHINY'",
-        "UPDATE regions SET region = 'hello' WHERE region = (SELECT min(region) FROM regions)",
-        f"INSERT INTO regions VALUES ('{device(CARD)}', 'BLANK', '', NULL, '[]')",
-        "UPDATE regions SET former = 'pod-a'",
-        "UPDATE regions SET former = '{\"a\": 1}'",
-        "UPDATE regions SET former = '[1]'",
-        "UPDATE regions SET afu_id = 'xyz'",
-        "UPDATE regions SET reason = x'ff'",
-        CLAIM.replace(f"'{P0}', '{REGIONS}'", f"'../{P0}', '{REGIONS}'"),
-        CLAIM.replace('"/dev/dfl-port.0"', "5"),
-        CLAIM.replace('[["', '["').replace('"]]', '"]'),
-        CLAIM.replace(f'[["{P0}", "/dev/dfl-port.0"]]', "[]"),
-        CLAIM.replace(f'[["{P0}", "/dev/dfl-port.0"]]', "7"),
-        CLAIM.replace(f'[["{P0}"', f'[["{P1}"'),
-        CLAIM.replace(f'[["{P0}"', f'[["{device(OTHER, 0)}"'),
-        CLAIM.replace("0, 0)", "-1, 0)"),
-        CLAIM.replace("0, 0)", "'many', 0)"),
-        CLAIM.replace("0, 0, 0, NULL", "'yes', 0, 0, NULL"),
-        f"INSERT INTO debts VALUES ('{P0}')",
-        "INSERT INTO strays VALUES ('zzz', 1)",
-        f"INSERT INTO strays VALUES ('{device(OTHER, 0)}', -1)",
-        "INSERT OR REPLACE INTO meta VALUES ('epoch', x'00')",
-    ],
-)
-def test_rows_that_no_plugin_wrote_are_set_aside(path: str, statement: str) -> None:
-    lived(path)
+def run(path: str, *statements: str) -> None:
+    """What a disk, or a person, did to a journal that nobody has open."""
     db = sqlite3.connect(path)
     with db:
-        db.execute(statement.replace("DROP TABLE regions", "ALTER TABLE regions RENAME TO other"))
-        if statement.startswith("DROP"):
-            db.execute("CREATE TABLE regions (region TEXT)")
+        for statement in statements:
+            db.execute(statement)
     db.close()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("ALTER TABLE regions RENAME TO other", "CREATE TABLE regions (region TEXT)"),
+        ("ALTER TABLE claims RENAME COLUMN pod TO owner",),
+        ("ALTER TABLE claims ADD COLUMN more TEXT",),
+        ("ALTER TABLE debts RENAME TO other", "CREATE VIEW debts AS SELECT card FROM drained"),
+        ("CREATE TRIGGER t AFTER INSERT ON claims BEGIN DELETE FROM claims; END",),
+    ],
+)
+def test_tables_that_no_plugin_made_are_set_aside(path: str, statements: tuple[str, ...]) -> None:
+    lived(path)
+    run(path, *statements)
     begins_anew(path)
+
+
+NONSENSE = [
+    "UPDATE regions SET condition = 'SHINY'",
+    "UPDATE regions SET region = 'hello' WHERE region = (SELECT min(region) FROM regions)",
+    f"INSERT INTO regions VALUES ('{device(CARD)}', 'BLANK', '', NULL, '[]')",
+    "UPDATE regions SET former = 'pod-a'",
+    "UPDATE regions SET former = '{\"a\": 1}'",
+    "UPDATE regions SET former = '[1]'",
+    "UPDATE regions SET former = '[\"\"]'",
+    "UPDATE regions SET afu_id = 'xyz'",
+    "UPDATE regions SET reason = x'ff'",
+    "UPDATE regions SET reason = CAST(x'ff' AS TEXT)",
+    "UPDATE regions SET reason = hex(zeroblob(40000))",
+    f"UPDATE regions SET former = '{'[' * 60000}'",
+    CLAIM.replace(f"'{P0}', '{REGIONS}'", f"'../{P0}', '{REGIONS}'"),
+    CLAIM.replace(f"'{REGIONS}'", f"'{WHOLE}'"),
+    CLAIM.replace(f"'{REGIONS}'", "'fpga.intel.com/region-../../etc'"),
+    CLAIM.replace('"/dev/dfl-port.0"', "5"),
+    CLAIM.replace('"/dev/dfl-port.0"', '"/dev/a b"'),
+    CLAIM.replace('"/dev/dfl-port.0"', '"\\ud800"'),
+    CLAIM.replace('"]]', f'"], ["{P0}", "/dev/dfl-port.1"]]'),
+    CLAIM.replace('[["', '["').replace('"]]', '"]'),
+    CLAIM.replace(f'[["{P0}", "/dev/dfl-port.0"]]', "[]"),
+    CLAIM.replace(f'[["{P0}", "/dev/dfl-port.0"]]', "7"),
+    CLAIM.replace(f'[["{P0}"', f'[["{P1}"'),
+    CLAIM.replace(f'[["{P0}"', f'[["{device(OTHER, 0)}"'),
+    CLAIM.replace("0, 0)", "-1, 0)"),
+    CLAIM.replace("0, 0)", "9223372036854775807, 0)"),
+    CLAIM.replace("0, 0)", "'many', 0)"),
+    CLAIM.replace("0, 0, 0, NULL", "'yes', 0, 0, NULL"),
+    CLAIM.replace("0, 0, 0, NULL", "7, 0, 0, NULL"),
+    CLAIM.replace("0, 0, 0, NULL", "0, 0, 0, ''"),
+    f"INSERT INTO debts VALUES ('{P0}')",
+    "INSERT INTO strays VALUES ('zzz', 1)",
+    f"INSERT INTO strays VALUES ('{device(OTHER, 0)}', -1)",
+    f"INSERT OR REPLACE INTO since VALUES ('{P0}', 9e999)",
+    "INSERT INTO resources VALUES ('fpga.intel.com/x\n../y')",
+    "INSERT OR REPLACE INTO meta VALUES ('epoch', x'00')",
+]
+
+
+@pytest.mark.parametrize("statement", NONSENSE)
+def test_rows_that_no_plugin_wrote_are_left_out(path: str, statement: str) -> None:
+    lived(path)
+    run(path, statement)
+    journal = Journal(path)
+    assert journal.left_out
+    assert journal.set_aside == f"{path}.unreadable"
+    snapshot = journal.snapshot
+    # No condition counts, and kubelet is asked for owners that may be missing.
+    assert snapshot.fresh
+    assert {r.condition for r in snapshot.regions} <= {Condition.DIRTY, Condition.FAULTED}
+    # The other card's claim, fault and debts are as they were.
+    assert snapshot.debts == {CARD.id}
+    assert device(OTHER) in {claim.device for claim in snapshot.claims}
+    if not statement.startswith("UPDATE regions"):
+        faulted = {r.region for r in snapshot.regions if r.condition is Condition.FAULTED}
+        assert faulted == {RegionId(device(OTHER, 1))}
+    # It is mended: a second start finds nothing wrong, and what is done is written.
+    opened(journal).release([device(OTHER)])
+    journal.close()
+    again = Journal(path)
+    assert not again.left_out
+    assert device(OTHER) not in {claim.device for claim in again.snapshot.claims}
+    assert again.snapshot.fresh
+    again.close()
+    with sqlite3.connect(f"{path}.unreadable") as db:
+        assert db.execute("SELECT count(*) FROM claims").fetchone() >= (2,)
+    db.close()
+
+
+def test_a_card_that_is_claimed_in_both_ways_has_no_claim_until_kubelet_tells(path: str) -> None:
+    lived(path)
+    run(path, CLAIM.replace(f"'{P0}', '{REGIONS}'", f"'{device(CARD)}', '{WHOLE}'"))
+    journal = Journal(path)
+    (left_out,) = journal.left_out
+    assert left_out == f"claims on card {CARD.id}: as a whole and by region at the same time"
+    assert [claim.device for claim in journal.snapshot.claims] == [device(OTHER)]
+    ledger = opened(journal)
+    found(ledger, CARD)
+    assert ledger.adopt(REGIONS, P0, PodUid("pod-a"), {}).pod == "pod-a"
+    journal.close()
+
+
+def test_a_drained_card_stays_drained_whatever_else_is_damaged(path: str) -> None:
+    lived(path)
+    run(path, f"INSERT INTO drained VALUES ('{OTHER.id}')", *NONSENSE[:3])
+    assert Journal(path).snapshot.drained == {OTHER.id}
+
+
+def test_a_plugin_that_dies_while_it_mends_finds_everything_again(path: str, monkeypatch) -> None:
+    lived(path)
+    run(path, NONSENSE[2])
+    real = rows.replacement
+
+    def dies(snapshot: Snapshot):
+        yield from itertools.islice(real(snapshot), 6)
+        raise ProcessDiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "replacement", dies)
+        with pytest.raises(ProcessDiedError):
+            Journal(path)
+    journal = Journal(path)
+    assert len(journal.left_out) == 1
+    assert device(OTHER) in {claim.device for claim in journal.snapshot.claims}
+
+
+def test_the_columns_that_are_expected_are_those_that_are_made(path: str) -> None:
+    Journal(path).close()
+    db = sqlite3.connect(path)
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    db.close()
+    assert tables == set(rows._COLUMNS)  # their columns: check_tables
 
 
 def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
