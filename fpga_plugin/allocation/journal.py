@@ -87,9 +87,15 @@ class Journal:
             return JournalError(
                 f"journal {self.path}: a directory is in its place", hint="move it away"
             )
+        damaged = getattr(error, "sqlite_errorcode", 0) in (
+            sqlite3.SQLITE_CORRUPT,
+            sqlite3.SQLITE_NOTADB,
+        )
         return JournalError(
             f"journal {self.path}: {error}",
-            hint="check that the state directory is writable and its disk not full",
+            hint="restart the plugin, which sets it aside and asks kubelet for the owners"
+            if damaged
+            else "check that the state directory is writable and its disk not full",
         )
 
     def _open(self) -> tuple[sqlite3.Connection, Snapshot]:

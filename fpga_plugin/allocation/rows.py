@@ -96,10 +96,15 @@ class Loaded:
 def check_tables(db: sqlite3.Connection) -> None:
     """Whether what is written would find its place, and nothing else happens then.
 
+    A damaged file may well be read, and fail at every write until somebody removes it.
+
     Raises:
-        ValueError: a table is another one, or there is more than tables.
+        ValueError: a table is another one, there is more than tables, or pages do not fit together.
         sqlite3.Error: it cannot be read.
     """
+    (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()  # 0.5 ms for 1000 claims
+    if verdict != "ok":
+        _nonsense(verdict)
     others = db.execute("SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger')")
     if (other := others.fetchone()) is not None:
         _nonsense(other[0])

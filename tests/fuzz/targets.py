@@ -3,6 +3,13 @@
 import devices
 import kubelets
 import operators
+import records
 import tenants
 
-TARGETS = {**operators.TARGETS, **tenants.TARGETS, **kubelets.TARGETS, **devices.TARGETS}
+TARGETS = {
+    **operators.TARGETS,
+    **tenants.TARGETS,
+    **kubelets.TARGETS,
+    **devices.TARGETS,
+    **records.TARGETS,
+}

@@ -409,3 +409,20 @@ def test_a_condition_is_written_before_its_work_begins(path: str) -> None:
     ledger.working([RegionId(P0)])
     records = {r.region: r.condition for r in _read(path).regions}
     assert records[RegionId(P0)] is Condition.SCRUBBING
+
+
+def test_a_journal_that_is_damaged_while_it_is_used_says_what_helps(path: str) -> None:
+    lived(path)
+    journal = Journal(path)
+    ledger = opened(journal)
+    journal.checkpoint()
+    journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(path, "r+b") as file:
+        size = os.path.getsize(path)
+        file.seek(4096)
+        file.write(b"\xa5" * (size - 4096))
+    journal._db.execute("PRAGMA cache_size = 0")
+    with pytest.raises(JournalError, match="malformed: restart the plugin, which sets it aside"):
+        ledger.release([device(OTHER)])
+    journal.close()
+    begins_anew(path)

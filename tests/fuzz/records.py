@@ -1,0 +1,221 @@
+"""What the plugin itself wrote, and a disk or a person made something else of: its journal."""
+
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+
+import msgspec
+from operators import AFU, INTERFACE
+from target import Target
+
+from fpga_plugin.allocation import rows
+from fpga_plugin.allocation.journal import Journal, JournalError
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import Change, Claim, Condition, RegionRecord
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import DeviceId, PciAddress, PodUid, ResourceName
+
+_PREFIX = "fpga.intel.com"
+_REGIONS = ResourceName(f"{_PREFIX}/region-{INTERFACE}")
+_WHOLE = ResourceName(f"{_PREFIX}/fpga-{INTERFACE}")
+# Memory, where there is some: a journal is opened some hundred times a second.
+_SCRATCH = tempfile.TemporaryDirectory(
+    prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+)
+_PATH = os.path.join(_SCRATCH.name, "journal.sqlite3")
+_SOUND = os.path.join(_SCRATCH.name, "sound.sqlite3")
+
+
+def _card(bus: int) -> Card:
+    address = PciAddress(0, bus, 0, 0)
+    return Card(
+        address=address,
+        interface_id=INTERFACE,
+        numa_node=None,
+        regions=tuple(
+            Region(address.card_id, port, f"/dev/dfl-port.{bus + port}", f"/sys/{bus}.{port}")
+            for port in range(2)
+        ),
+        ports=2,
+        fme_node="/dev/dfl-fme.0",
+        fme_sysfs="/sys/dfl-fme.0",
+        clears_memory=True,
+    )
+
+
+_OURS, _OTHER = _card(0x10), _card(0x20)
+"""The card whose rows are anything, and the one whose rows are never touched."""
+
+_KEPT = tuple(
+    Claim(
+        device=DeviceId(region.id),
+        resource=_REGIONS,
+        nodes=((region.id, region.node),),
+        started=True,
+        pod=PodUid("pod-a"),
+    )
+    for region in _OTHER.regions[:1]
+)
+
+
+def _make_sound() -> bytes:
+    journal = Journal(_SOUND)
+    journal.set_boot_id("boot")
+    free, faulted = _OURS.regions[0].id, _OTHER.regions[1].id
+    journal.write(
+        Change(
+            claims={claim.device: claim for claim in _KEPT},
+            regions={
+                free: RegionRecord(free, Condition.BLANK, afu_id=AFU),
+                faulted: RegionRecord(faulted, Condition.FAULTED, "broken"),
+            },
+            debts={_OTHER.id: True},
+            drained={_OTHER.id: True},
+            resources={_REGIONS},
+            epoch="1",
+            adopted=True,
+        )
+    )
+    journal.close()
+    with open(_SOUND, "rb") as file:
+        return file.read()
+
+
+_GOOD = _make_sound()
+
+
+def _clear() -> None:
+    for entry in os.scandir(_SCRATCH.name):
+        if entry.path != _SOUND:
+            os.unlink(entry.path)
+
+
+def _use(journal: Journal) -> None:
+    """A short life upon what was read; then it is read again as it was written."""
+    ledger = Ledger(prefix=_PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    journal.set_boot_id("boot")
+    for card in (_OURS, _OTHER):
+        ledger.card_found(card, {region.id: AFU for region in card.regions}, AFU)
+        kinds = {claim.device == card.id for claim in ledger.claims_on(card.id)}
+        assert len(kinds) < 2, "a whole claim beside one of a region"
+    region, whole = DeviceId(_OURS.regions[0].id), DeviceId(_OURS.id)
+    for step in (
+        lambda: ledger.kubelet_epoch("2"),
+        lambda: ledger.prestart_seen([region, whole]),
+        lambda: ledger.poststop_seen([region, whole]),
+        lambda: ledger.allocate(_REGIONS, [region]),
+        lambda: ledger.release([region, whole]),
+        lambda: ledger.allocate(_WHOLE, [whole]),
+        lambda: ledger.adopt(_REGIONS, region, PodUid("pod-b"), {}),
+    ):
+        try:
+            step()
+        except JournalError:
+            raise
+        except FpgaPluginError:
+            pass
+    remembered = set(ledger.claims)
+    journal.close()
+    with closing(again := Journal(_PATH)):
+        assert not again.left_out
+        assert again.set_aside is None
+        assert {claim.device for claim in again.snapshot.claims} == remembered
+
+
+def _rows(data: bytes) -> None:
+    """JSON, `{table: [row, ...]}`: rows of anything but the other card.
+
+    Text that begins with `b:` is a blob of the rest, `t:` text of those bytes, UTF-8 or not.
+    """
+    try:
+        tables = msgspec.json.decode(data, type=dict[str, list[list[int | float | str | None]]])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return
+    _clear()
+    shutil.copyfile(_SOUND, _PATH)
+    with closing(sqlite3.connect(_PATH)) as db:
+        for table in tables.keys() & rows._COLUMNS.keys():
+            for row in tables[table]:
+                if row and not str(row[0]).startswith(("schema", _OTHER.id)):
+                    with suppress(sqlite3.Error, OverflowError, UnicodeError):
+                        _insert(db, table, row)
+        db.commit()
+    journal = Journal(_PATH)
+    assert journal.set_aside is None or journal.left_out
+    kept = {claim.device: claim for claim in journal.snapshot.claims}
+    assert all(kept[claim.device] == claim for claim in _KEPT)
+    assert _OTHER.id in journal.snapshot.drained & journal.snapshot.debts
+    conditions = {record.region: record.condition for record in journal.snapshot.regions}
+    assert conditions[_OTHER.regions[1].id] is Condition.FAULTED
+    _use(journal)
+
+
+def _insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> None:
+    marks, values = [], []
+    for value in row:
+        kind, rest = (value[:2], value[2:]) if isinstance(value, str) else ("", "")
+        marks.append("CAST(? AS TEXT)" if kind == "t:" else "?")
+        values.append(rest.encode("latin-1") if kind in {"t:", "b:"} else value)
+    db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join(marks)})", values)
+
+
+def _file(data: bytes) -> None:
+    """A database file; or, where it is none, what three bytes each write into a sound one."""
+    if data[:6] != _GOOD[:6]:
+        damaged = bytearray(_GOOD)
+        for at in range(0, len(data) - 2, 3):
+            damaged[int.from_bytes(data[at : at + 2]) % len(damaged)] = data[at + 2]
+        data = bytes(damaged)
+    _clear()
+    with open(_PATH, "wb") as file:
+        file.write(data)
+    try:
+        journal = Journal(_PATH)
+    except JournalError as error:
+        if "has schema" in error.message:  # another plugin's, it seems
+            return
+        raise
+    _use(journal)
+
+
+_ROW = {
+    "claims": [
+        [
+            *(_OURS.regions[0].id, _REGIONS, f'[["{_OURS.regions[0].id}", "/dev/dfl-port.16"]]'),
+            *(1, 1, 0, "pod", "1", 1, 0),
+        ]
+    ],
+    "regions": [[_OURS.regions[1].id, "BLANK", "", AFU, '["pod"]']],
+    "debts": [[_OURS.id]],
+    "strays": [[_OURS.regions[0].id, 2]],
+    "since": [[_OURS.regions[0].id, 1.5]],
+    "rebinding": [[_OURS.id]],
+    "resources": [[_WHOLE]],
+    "meta": [["epoch", "2"], ["boot_id", "boot"], ["fresh", "1"]],
+}
+_WHOLE_ROW = {
+    "claims": [
+        *_ROW["claims"],
+        [_OURS.id, _WHOLE, f'[["{_OURS.regions[0].id}", "/a"]]', 0, 0, 0, None, "", 0, 9],
+    ],
+    "drained": [["t:\u00ff"], ["b:x"], [None], [9e99]],
+}
+
+TARGETS = {
+    "journal-rows": Target(
+        _rows,
+        (json.dumps(_ROW).encode(), json.dumps(_WHOLE_ROW).encode(), b"{}"),
+        tuple(
+            f'"{word}"'.encode()
+            for word in (*rows._COLUMNS, *Condition, _OURS.id, *(r.id for r in _OURS.regions))
+        ),
+    ),
+    "journal-file": Target(
+        _file, (_GOOD[:4096], b"\0\x10\1", b"\x10\0\xff", b"\x20\x05\xff\x30\x05\0")
+    ),
+}
