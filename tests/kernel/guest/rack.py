@@ -285,7 +285,7 @@ def attributes() -> dict[str, dict[str, Any]]:
                 "poisoned": poisoned,
                 "open": openers(f"/dev/{port.name}"),
             }
-    return found
+    return dict(sorted(found.items()))  # directories have no order
 
 
 def node(region: str) -> str:
