@@ -159,7 +159,7 @@ def open_policy(settings: Settings) -> "PolicyFile | None":
     from fpga_plugin.policy.parse import PolicyError
 
     try:
-        return PolicyFile(settings.policy_file)
+        return PolicyFile(settings.policy_file, guarded=is_guarded(settings))
     except PolicyError as error:
         raise SettingsError(f"FPGA_PLUGIN_POLICY_FILE: {error.message}", hint=error.hint) from error
 

@@ -3,10 +3,10 @@
 import contextlib
 import os
 
-from fpga_plugin.bitstream.files import Progress, no_progress, read_bytes
-from fpga_plugin.bitstream.originals import RENAME, opened
+from fpga_plugin.bitstream.files import MAX_FILE_BYTES, Progress, no_progress, read_bytes
 from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.originals import RENAME, opened
 
 _PIECE = 1 << 20
 
@@ -24,7 +24,7 @@ def digest_of(
 
     digest = hashlib.sha256()
     try:
-        with opened(path, inside=inside, guarded=guarded) as original:
+        with opened(path, inside=inside, guarded=guarded, limit=MAX_FILE_BYTES) as original:
             done = 0
             while piece := original.file.read(_PIECE):
                 digest.update(piece)

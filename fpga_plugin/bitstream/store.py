@@ -16,10 +16,9 @@ import os
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from fpga_plugin.bitstream.files import map_gbs, read_gbs, read_header
+from fpga_plugin.bitstream.files import MAX_FILE_BYTES, map_gbs, read_gbs, read_header
 from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
-from fpga_plugin.bitstream.originals import RENAME, opened
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
 from fpga_plugin.ids import (
     AfuId,
@@ -28,6 +27,7 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
+from fpga_plugin.originals import RENAME, opened
 
 BLANK = "blank"
 """The name of a blank bitstream's file, without its ending."""
@@ -305,7 +305,7 @@ def read_contents(
     if not is_aocx(bitstream_id):
         gbs = map_gbs(path) if mapped else read_gbs(path, inside=inside)
         return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
-    with opened(path, inside=inside, guarded=False) as original:
+    with opened(path, inside=inside, guarded=False, limit=MAX_FILE_BYTES) as original:
         data = original.file.readall()
         if len(data) != original.size or original.changed():
             raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)

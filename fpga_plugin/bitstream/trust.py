@@ -28,7 +28,6 @@ from fpga_plugin.bitstream.manifest import (
     manifest_path,
     parse_manifest,
 )
-from fpga_plugin.bitstream.originals import Version, read_small, version_at
 from fpga_plugin.bitstream.signatures import (
     ENDING,
     SIGNATURE_BYTES,
@@ -39,6 +38,7 @@ from fpga_plugin.bitstream.signatures import (
 )
 from fpga_plugin.config import TrustMode
 from fpga_plugin.errors import BitstreamError, NotPermittedError
+from fpga_plugin.originals import Version, read_small, version_at
 
 if TYPE_CHECKING:
     from cryptography.utils import Buffer

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from fpga_plugin.bitstream.originals import RENAME, Original
 from fpga_plugin.bitstream.trust import Content
 from fpga_plugin.errors import BitstreamError
+from fpga_plugin.originals import RENAME, Original
 
 if TYPE_CHECKING:
     from cryptography.utils import Buffer

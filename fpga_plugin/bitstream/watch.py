@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.bitstream.manifest import MANIFEST
-from fpga_plugin.bitstream.originals import version_at
 from fpga_plugin.errors import BitstreamError
+from fpga_plugin.originals import version_at
 
 _NAMES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB
 _CONTENTS = Mask.CLOSE_WRITE

@@ -7,18 +7,19 @@ system), so whoever asks for the policy looks too, by one `stat`.
 
 A version that cannot be read or is wrong changes nothing: the one before stays in force, and every
 such version is an error in the log. A file that is gone is such a version: to do without a policy
-is a matter of the settings, not of a deleted file.
+is a matter of the settings, not of a deleted file; and so is one that others than root may write.
 """
 
 import asyncio
 import contextlib
 import os
-import stat
 from typing import Final
 
 import structlog
 from asyncinotify import Inotify, Mask
 
+from fpga_plugin.errors import BitstreamError
+from fpga_plugin.originals import Version, opened, version_at
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
 
@@ -29,47 +30,36 @@ _EVENTS: Final = (
     | Mask.DELETE_SELF | Mask.MOVE_SELF
 )  # fmt: skip
 
-_Version = tuple[int, ...] | None
 
-
-def read_policy(path: str) -> Policy:
+def read_policy(path: str, *, guarded: bool = False) -> Policy:
     """Read a policy file; JSON if its name ends so.
+
+    Args:
+        path: of the file.
+        guarded: refuse one that others than root and this process's user may write: whoever writes
+            the policy decides who may load what.
 
     Raises:
         PolicyError: it cannot be read, or is wrong; the message names it.
     """
-    return _read(path)[0]
+    return _read(path, guarded=guarded)[0]
 
 
-def _read(path: str) -> tuple[Policy, _Version]:
+def _read(path: str, *, guarded: bool) -> tuple[Policy, Version]:
     try:
-        # A FIFO would wait for its writer, and a device may do anything: only regular files.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise PolicyError(f"policy file {path} is no regular file")
-            raw = file.read(MAX_BYTES + 1)
+        with opened(path, inside=None, guarded=guarded, limit=MAX_BYTES) as original:
+            raw = original.file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(
             f"policy file {path} cannot be read: {error.strerror}",
             hint="mount it, or leave FPGA_PLUGIN_POLICY_FILE empty to do without a policy",
         ) from error
+    except BitstreamError as error:
+        raise PolicyError(f"policy file {error.message}", hint=error.hint) from error
     try:
-        return parse_policy(raw, as_json=path.endswith(".json")), _version(status)
+        return parse_policy(raw, as_json=path.endswith(".json")), original.version
     except PolicyError as error:
         raise PolicyError(f"policy file {path}: {error.message}", hint=error.hint) from error
-
-
-def _version(status: os.stat_result) -> _Version:
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _version_at(path: str) -> _Version:
-    try:
-        return _version(os.stat(path))
-    except OSError:
-        return None
 
 
 class PolicyFile:
@@ -77,16 +67,20 @@ class PolicyFile:
 
     Args:
         path: of the file; absolute.
+        guarded: take no version that others may write.
 
     Attributes:
         path: of the file.
         problem: why the present file is not in force; empty: it is.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, guarded: bool) -> None:
         self.path = path
         self.problem = ""
-        self._policy, self._seen = _read(path)
+        self._guarded = guarded
+        self._policy: Policy
+        self._seen: Version | None
+        self._policy, self._seen = _read(path, guarded=guarded)
         self._reading = asyncio.Lock()
         self._inotify: Inotify | None = None
         self._task: asyncio.Task[None] | None = None
@@ -99,16 +93,16 @@ class PolicyFile:
 
     async def current(self) -> Policy:
         """Look, and take a new version into force if there is one."""
-        if _version_at(self.path) != self._seen:
+        if version_at(self.path) != self._seen:
             await self.reload()
         return self._policy
 
     async def reload(self) -> None:
         """Read the file whatever it looks like."""
         async with self._reading:
-            before = _version_at(self.path)
+            before = version_at(self.path)
             try:
-                policy, version = await asyncio.to_thread(_read, self.path)
+                policy, version = await asyncio.to_thread(_read, self.path, guarded=self._guarded)
             except PolicyError as error:
                 # The version of before the read: if it has changed since, there is more to see.
                 self._seen = before
@@ -196,5 +190,5 @@ class PolicyFile:
                 self._watch(self._inotify)
         except OSError as error:
             log.warning("the policy file's directory is not watched", error=error.strerror)
-        while _version_at(self.path) != self._seen:
+        while version_at(self.path) != self._seen:
             await self.reload()

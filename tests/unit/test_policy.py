@@ -1,8 +1,10 @@
 """The policy's language: what is understood, what is refused, and which rule decides."""
 
+import asyncio
 import contextlib
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
 from fpga_plugin.lifecycle.permission import asks
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
+from fpga_plugin.policy.file import PolicyFile, read_policy
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask, Kind, Policy, parse_pattern
 
@@ -247,3 +250,58 @@ def test_a_policy_too_large_for_one_expression_is_refused():
     large = policy(HEAD + "rules:\n" + rules)
     with pytest.raises(RefusedError, match="the API server takes"):
         admission_policy(large, prefix="fpga.intel.com")
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    """Laid out as kubelet lays out a ConfigMap, whose own directory is anybody's."""
+    mount = tmp_path / "mount"
+    (mount / "..1").mkdir(parents=True)
+    os.chmod(mount, 0o777)
+    os.chmod(mount / "..1", 0o755)
+    (mount / "..1" / "policy.yaml").write_text(TEXT)
+    os.chmod(mount / "..1" / "policy.yaml", 0o644)
+    (mount / "..data").symlink_to("..1")
+    (mount / "policy.yaml").symlink_to("..data/policy.yaml")
+    return mount / "policy.yaml"
+
+
+@pytest.mark.parametrize(
+    ("mode", "above", "says"),
+    [
+        (0o646, 0o755, r"may be written by anybody"),
+        (0o664, 0o755, r"may be written by group"),
+        (0o644, 0o777, r"its directory .*/\.\.1 may be written by anybody"),
+        (0o644, 0o775, r"its directory .*/\.\.1 may be written by group"),
+    ],
+)
+def test_a_policy_that_others_may_write_is_none(file, mode, above, says):
+    assert read_policy(str(file), guarded=True) == policy()
+    os.chmod(file, mode)
+    os.chmod(file.parent / "..1", above)
+    with pytest.raises(PolicyError, match=f"^policy file {file}: {says}") as caught:
+        read_policy(str(file), guarded=True)
+    assert caught.value.hint.startswith("`chmod go-w ")
+    assert read_policy(str(file)) == policy()  # on a desk, by the command line
+
+
+def test_a_policy_that_becomes_anybodys_is_not_taken_and_the_one_before_stays(file):
+    async def steps() -> None:
+        policy_file = PolicyFile(str(file), guarded=True)
+        os.chmod(file, 0o666)
+        file.write_text("version: 1\ndefault: allow\nrules: []\n")
+        assert await policy_file.current() == policy()
+        assert "may be written by anybody" in policy_file.problem
+        os.chmod(file, 0o644)
+        assert (await policy_file.current()).rules == ()
+        assert not policy_file.problem
+
+    asyncio.run(steps())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives files away")
+def test_a_policy_of_another_user_is_none(file):
+    os.chown(file, 12345, 12345)
+    with pytest.raises(PolicyError, match="belongs to user 12345") as caught:
+        read_policy(str(file), guarded=True)
+    assert caught.value.hint.startswith("give it to root: `chown root ")

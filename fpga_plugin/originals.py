@@ -1,10 +1,12 @@
-"""Files of a store as they lie there: opened so that nothing else can be meant by them.
+"""Files that much depends on, opened so that nothing else can be meant by them.
 
-Whoever may write a bitstream's file may run what he likes beside other tenants' memory, and a store
-may hold links, fifos, device nodes and files that are still being copied. So a file is looked at
-before it is opened for reading (O_PATH: no fifo waits for its writer, no device notices), what was
-looked at and what is read is the same inode, and that inode must lie in the store, be a regular
-file, and be writable by nobody but root and the plugin's own user. All of it blocks.
+They are bitstreams, manifests, signatures, keys and the policy. Whoever may write a bitstream's
+file may run what he likes beside other tenants' memory, and who may write the policy decides who
+may; and a directory may hold links, fifos, device nodes and files that are still being copied. So a
+file is looked at before it is opened for reading (O_PATH: no fifo waits for its writer, no device
+notices), what was looked at and what is read is the same inode, and that inode must lie where it
+should, be a regular file, and be writable by nobody but root and the plugin's own user. All of it
+blocks.
 """
 
 import contextlib
@@ -17,18 +19,19 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fpga_plugin.bitstream.files import MAX_FILE_BYTES
 from fpga_plugin.errors import BitstreamError
 
 Version = tuple[int, ...]
 """What differs when a name stands for another file, or for the same one with other content."""
+
+_NO_REGULAR_FILE = "a store has regular files, and links to files in the same store"
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """An open file of a store.
+    """An open file.
 
     Attributes:
         path: its name.
@@ -69,14 +72,12 @@ def version_at(path: str) -> Version | None:
 
 
 @contextlib.contextmanager
-def opened(
-    path: str, *, inside: str | None, guarded: bool, limit: int = MAX_FILE_BYTES
-) -> Iterator[Original]:
-    """Open a regular file of a store.
+def opened(path: str, *, inside: str | None, guarded: bool, limit: int) -> Iterator[Original]:
+    """Open a regular file.
 
     Args:
         path: the file.
-        inside: a directory that it must lie in, all links followed.
+        inside: a directory that it must lie in, all links followed: a store; None: anywhere.
         guarded: refuse what others than root and this process's user may write.
         limit: the most bytes that it may have.
 
@@ -97,7 +98,7 @@ def opened(
         if not stat.S_ISREG(found.st_mode):
             raise BitstreamError(
                 f"{path}: {_kind(found.st_mode)}, not a regular file",
-                hint="a store has regular files, and links to files in the same store",
+                hint=_NO_REGULAR_FILE if inside else "",
             )
         real = os.readlink(f"/proc/self/fd/{looked}")
         if inside is not None:
@@ -120,7 +121,7 @@ def opened(
 
 
 def read_small(path: str, *, inside: str | None, guarded: bool, limit: int) -> bytes:
-    """All of a small file that trust depends on: a manifest, a signature, a key.
+    """All of a small file that trust depends on: a manifest, a signature, a key, a policy.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such file.
