@@ -62,6 +62,9 @@ log = structlog.get_logger()
 FOLD_SECONDS = 600.0
 """How often the journal's write-ahead log is folded in, if anything was written."""
 
+KEEP_SECONDS = 30.0
+"""How often an idle plugin looks whether its journal is still there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -471,7 +474,9 @@ class Daemon:
     async def _fold(self, journal: Journal) -> None:
         """Keep the journal's write-ahead log short, away from the calls."""
         while True:
-            await asyncio.sleep(FOLD_SECONDS)
+            for _ in range(round(FOLD_SECONDS / KEEP_SECONDS)):
+                await asyncio.sleep(KEEP_SECONDS)
+                journal.keep()
             await asyncio.to_thread(journal.checkpoint)
 
     async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:

@@ -197,6 +197,11 @@ def _make_directory(path: str, setting: str) -> None:
         return
     try:
         os.mkdir(path, 0o700)
+    except FileExistsError as error:
+        raise FpgaPluginError(
+            f"{path} is no directory",
+            hint=f"move it away, or set {setting} to another place",
+        ) from error
     except OSError as error:
         raise FpgaPluginError(
             f"cannot make the directory {path}: {_reason(error)}",

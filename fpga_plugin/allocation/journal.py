@@ -12,10 +12,14 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from typing import Final, Protocol
 
+import structlog
+
 from fpga_plugin.allocation import rows
 from fpga_plugin.allocation.records import Change, Snapshot
 from fpga_plugin.allocation.salvage import salvaged
 from fpga_plugin.errors import FpgaPluginError, quote
+
+log = structlog.get_logger()
 
 SCHEMA_VERSION: Final = 1
 
@@ -58,6 +62,7 @@ class Journal:
         self.path = path
         self.set_aside: str | None = None
         self.left_out: tuple[str, ...] = ()
+        self._identity: tuple[int, int] | None = None
         try:
             try:
                 self._db, self.snapshot = self._open()
@@ -83,9 +88,10 @@ class Journal:
         return path
 
     def _failed(self, error: Exception) -> JournalError:
-        if os.path.isdir(self.path):
+        if os.path.lexists(self.path) and not os.path.isfile(self.path):
             return JournalError(
-                f"journal {self.path}: a directory is in its place", hint="move it away"
+                f"journal {self.path}: something else than a file is in its place",
+                hint="move it away",
             )
         damaged = getattr(error, "sqlite_errorcode", 0) in (
             sqlite3.SQLITE_CORRUPT,
@@ -98,22 +104,30 @@ class Journal:
             else "check that the state directory is writable and its disk not full",
         )
 
-    def _open(self) -> tuple[sqlite3.Connection, Snapshot]:
+    def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
         # Damaged text is a value that makes no sense, not an error of the reading.
         db.text_factory = _text
+        return db
+
+    def _open(self) -> tuple[sqlite3.Connection, Snapshot]:
+        db = self._connect()
         try:
+            self._set_up(db)
             self._prepare(db)
             return db, self._load(db)
         except BaseException:
             db.close()
             raise
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
+    def _set_up(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         # A checkpoint waits for the disk: never inside a step.
         db.execute("PRAGMA wal_autocheckpoint = 0")
+        self._identity = _identity(self.path)
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
         # Looked at before anything is written: it may be a newer plugin's.
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
             self._check_schema(db)
@@ -154,6 +168,49 @@ class Journal:
                 hint="run the plugin version that wrote it, or drain the node and remove it",
             )
 
+    def keep(self) -> None:
+        """Put the journal back if somebody removed it; what cannot be mended now is logged."""
+        try:
+            self._keep()
+        except JournalError as error:
+            log.error("the journal cannot be put back", error=error.message, hint=error.hint)  # noqa: TRY400  # a traceback says nothing more
+
+    def _keep(self) -> None:
+        """Whether what is written gets into the file that the next start reads; else see to it.
+
+        SQLite writes on into a file that was removed, and all of that would be lost.
+
+        Raises:
+            JournalError: it was removed, and cannot be put back.
+        """
+        if _identity(self.path) == self._identity:
+            return
+        try:
+            self._put_back()
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        log.error(
+            "the journal was removed while it was in use, and is put back",
+            file=self.path,
+            hint="nothing is lost; leave the state directory alone while the plugin runs",
+        )
+
+    def _put_back(self) -> None:
+        new = f"{self.path}.new"
+        os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        self._db.execute("VACUUM INTO ?", (new,))
+        # Closed first: SQLite removes a log by its name, which is that of the new one's, too.
+        self._db.close()
+        aside = self._room_for_another()
+        for suffix in _FILES:
+            if os.path.lexists(self.path + suffix):
+                os.replace(self.path + suffix, aside + suffix)
+        os.replace(new, self.path)
+        self._db = self._connect()
+        self._set_up(self._db)
+
     def set_boot_id(self, boot_id: str) -> None:
         """Note in which boot the conditions hold from now on."""
         self._transaction([("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?)", [(boot_id,)])])
@@ -163,6 +220,7 @@ class Journal:
         self._transaction(rows.statements(change))
 
     def _transaction(self, statements: Iterable[rows.Statement]) -> None:
+        self._keep()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -179,6 +237,8 @@ class Journal:
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database; waits for the disk, so call from a thread."""
+        if not os.path.exists(self.path):  # opening it would make one
+            return
         try:
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5.0)) as db:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -196,6 +256,15 @@ class NoJournal:
 
     def write(self, change: Change) -> None:
         """Forget the change (`JournalWriter`)."""
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Of the file that a path leads to; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _text(raw: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import sqlite3
 import stat
 
@@ -149,7 +150,9 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path) -> None:
     with pytest.raises(JournalError, match="unable to open database file"):
         Journal(str(tmp_path / "missing" / "journal.sqlite3"))
     (tmp_path / "journal.sqlite3").mkdir()
-    with pytest.raises(JournalError, match="a directory is in its place: move it away"):
+    with pytest.raises(
+        JournalError, match="something else than a file is in its place: move it away"
+    ):
         Journal(str(tmp_path / "journal.sqlite3"))
 
 
@@ -426,3 +429,56 @@ def test_a_journal_that_is_damaged_while_it_is_used_says_what_helps(path: str) -
         ledger.release([device(OTHER)])
     journal.close()
     begins_anew(path)
+
+
+# ------------------------------------------------------------------ removed while it is used
+
+
+@pytest.mark.parametrize("what", ["directory", "file", "file and log", "another file"])
+def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: str) -> None:
+    path = str(tmp_path / "state" / "journal.sqlite3")
+    (tmp_path / "state").mkdir()
+    ledger = lived(path)
+    journal = Journal(path)
+    ledger = opened(journal)
+    if what == "directory":
+        shutil.rmtree(tmp_path / "state")
+    else:
+        os.unlink(path)
+    if what == "file and log":
+        os.unlink(f"{path}-wal")
+    if what == "another file":
+        lived(path)
+    journal.checkpoint()  # makes no empty one
+    ledger.release([device(OTHER)])
+    ledger.set_debt(CARD.id, open_=False)
+    assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) & 0o077 == 0 or what != "directory"
+    # What another process would find, the log included.
+    os.mkdir(tmp_path / "copy")
+    for suffix in ("", "-wal"):
+        shutil.copyfile(path + suffix, str(tmp_path / "copy" / f"journal.sqlite3{suffix}"))
+    copy = Journal(str(tmp_path / "copy" / "journal.sqlite3"))
+    assert content(copy.snapshot) == remembered(ledger, "boot")
+    copy.close()
+    ledger.set_debt(CARD.id, open_=True)
+    journal.close()
+    assert content(Journal(path).snapshot) == remembered(ledger, "boot")
+
+
+def test_a_journal_that_cannot_be_put_back_refuses_what_it_cannot_keep(tmp_path) -> None:
+    path = str(tmp_path / "state" / "journal.sqlite3")
+    (tmp_path / "state").mkdir()
+    ledger = lived(path)
+    journal = Journal(path)
+    ledger = opened(journal)
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "state").write_text("a file")
+    before = remembered(ledger, "boot")
+    with pytest.raises(JournalError, match="check that the state directory is writable"):
+        ledger.release([device(OTHER)])
+    journal.keep()  # logs
+    assert remembered(ledger, "boot") == before
+    (tmp_path / "state").unlink()
+    assert ledger.release([device(OTHER)])
+    journal.close()
+    assert content(Journal(path).snapshot) == remembered(ledger, "boot")

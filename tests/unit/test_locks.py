@@ -260,7 +260,7 @@ def test_a_missing_directory_is_an_error_with_a_hint(tmp_path, dirs):
 def test_a_file_instead_of_a_directory_is_an_error(dirs):
     dirs.state.rmdir()
     dirs.state.touch()
-    with pytest.raises(FpgaPluginError, match="cannot make the directory"):
+    with pytest.raises(FpgaPluginError, match="is no directory: move it away"):
         acquire(dirs)
 
 

@@ -1,0 +1,55 @@
+"""What an operator may do to the plugin's own files, and what it says and loses then."""
+
+import shutil
+import sqlite3
+
+from daemon_support import AFU, BLANK, CARD, HEALTHY, P0, P1, REGIONS, Node, request
+
+
+def node() -> Node:
+    """A node whose cards do not go with the state directory."""
+    made = Node()
+    made.simulated = made.folder / "cards"
+    made.set(simulated_dir=str(made.simulated))
+    return made
+
+
+def test_a_state_directory_that_is_removed_while_the_plugin_runs_loses_no_claim():
+    with node().up() as n:
+        n.kubelet.allocate(P0)
+        n.kubelet.prestart(P0, env=request(AFU))
+        shutil.rmtree(n.state_dir)
+        since = n.plugin.mark
+        n.kubelet.allocate(P1)
+        n.plugin.until_logged("the journal was removed while it was in use, and is put back", since)
+        n.again()
+        # Both are known, though kubelet has no records; the one that was started is untouched.
+        n.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        assert n.afu(P0) == AFU
+        assert n.scrubs(P0) == 0
+        n.kubelet.prestart(P0, env=request(AFU))
+        n.kubelet.prestart(P1, env=request(AFU))
+        assert "Traceback" not in n.plugin.text
+
+
+def test_rows_that_make_no_sense_cost_a_scrub_and_nobody_his_region():
+    with node().up() as n:
+        n.kubelet.allocate(P0)
+        n.kubelet.prestart(P0, env=request(AFU))
+        n.plugin.kill()
+        with sqlite3.connect(n.state_dir / "journal.sqlite3") as db:
+            db.execute("INSERT INTO debts VALUES ('\x1b[31m nonsense')")
+            db.execute(f"INSERT INTO drained VALUES ('{CARD}')")
+        db.close()
+        plugin = n.restarted()
+        said = plugin.until_logged("rows of the journal make no sense and are left out")
+        assert said["rows"] == [
+            "debts, card '?[31m nonsense': not a PCI address (such as 0000:3b:00.0)"
+        ]
+        assert said["copy"].endswith("journal.sqlite3.unreadable")
+        plugin.until_logged("region scrubbed", region=P1)
+        # Drained: what is free is not offered; the tenant keeps what it has.
+        n.kubelet.until(REGIONS, {P0: HEALTHY})
+        assert (n.afu(P0), n.afu(P1)) == (AFU, BLANK)
+        assert n.scrubs(P0) == 0
+        n.kubelet.prestart(P0, env=request(AFU))
