@@ -142,6 +142,24 @@ def _drop_privileges(settings: Settings) -> None:
         log.info("CAP_DAC_OVERRIDE is kept: not everything is root's", directories=left.foreign)
 
 
+def _say_of_journal(journal: Journal) -> None:
+    """What was lost of it."""
+    if journal.left_out:
+        log.error(
+            "rows of the journal make no sense and are left out",
+            rows=journal.left_out[:10],
+            count=len(journal.left_out),
+            copy=journal.set_aside,
+            hint="every region without an owner is scrubbed; kubelet's records name the owners",
+        )
+    elif journal.set_aside is not None:
+        log.error(
+            "journal unreadable: beginning a new one",
+            moved_to=journal.set_aside,
+            hint="every region without an owner is scrubbed; kubelet's records name the owners",
+        )
+
+
 def open_trust(settings: Settings) -> Trust:
     """What judges the store's files."""
     return Trust(
@@ -245,20 +263,7 @@ class Daemon:
         self.watched.phase = "starting"
         self._status.locked()
         journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
-        if journal.left_out:
-            log.error(
-                "rows of the journal make no sense and are left out",
-                rows=journal.left_out[:10],
-                count=len(journal.left_out),
-                copy=journal.set_aside,
-                hint="every region without an owner is scrubbed; kubelet's records name the owners",
-            )
-        elif journal.set_aside is not None:
-            log.error(
-                "journal unreadable: beginning a new one",
-                moved_to=journal.set_aside,
-                hint="every region without an owner is scrubbed; kubelet's records name the owners",
-            )
+        _say_of_journal(journal)
         hardware = open_hardware(settings, owner=True)
         # Events first: what changes during the scan is scanned again. And privileges before any
         # thread, each of which would keep its own.
@@ -331,6 +336,7 @@ class Daemon:
             gate=self._gate,
             release=self._released,
             resend=self._resend,
+            ended=envs.ended,
             standing=Standing(
                 sent=lambda: {} if self.kubelet is None else self.kubelet.sent(),
                 reregister=self._reregister,
@@ -368,6 +374,7 @@ class Daemon:
         index = self._index = StoreIndex(store, self._store_changed)
         index.watch()
         await inventory.scan()
+        self._say_what_is_missing()
         if ledger.rebinding:
             await recovery.resume()
         self.kubelet = KubeletService(
@@ -403,6 +410,23 @@ class Daemon:
             resources=claims.resources(),
             node=settings.node_name,
         )
+
+    def _say_what_is_missing(self) -> None:
+        """A slip in a setting looks like a node without cards."""
+        wanted = self.settings.cards.only or frozenset()
+        for card in sorted(wanted - self.ledger.cards.keys() - self.inventory.problems.keys()):
+            log.warning(
+                "a card that FPGA_PLUGIN_CARDS names is not there",
+                card=card,
+                hint="`fpga-plugin devices` lists those that are; it is served once it comes",
+            )
+        if not wanted and not self.ledger.cards and not self.inventory.problems:
+            log.warning(
+                "no FPGA cards on this node",
+                hint="the kernel's dfl-pci driver has to be bound to them (lspci -k -d ::1200), and"
+                f" the node's /sys mounted at {self.settings.sysfs_root}"
+                " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
+            )
 
     def _hardware_changed(self, card: CardId | None) -> None:
         if hasattr(self, "inventory"):  # else the first scan is still to come

@@ -90,9 +90,7 @@ class Copies:
         """
         path = self._temporary()
         try:
-            descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, COPY_MODE
-            )
+            descriptor = self._create(path)
         except OSError as error:
             self._no_room(error)
             return _into_memory(original, progress)
@@ -108,6 +106,14 @@ class Copies:
             return _into_memory(original, progress)
         self._full = False
         return Taken(Content(digest, original.size, lambda: _mapped(path)), path=path)
+
+    def _create(self, path: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(path, flags, COPY_MODE)
+        except FileNotFoundError:  # somebody removed the directory
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            return os.open(path, flags, COPY_MODE)
 
     def keep(self, taken: Taken, *, make_room: bool) -> bool:
         """Take a copy that was found good into the cache; returns whether it is there.

@@ -95,6 +95,8 @@ def parse_policy(raw: bytes, *, as_json: bool = False) -> Policy:
     try:
         text = raw.decode()
         data = _load_json(text) if as_json else _load_yaml(text)
+        if data in (None, ""):
+            raise PolicyError("the file is empty", hint=_HELP)
         return _policy(msgspec.convert(data, _File))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

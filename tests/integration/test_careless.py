@@ -53,3 +53,18 @@ def test_rows_that_make_no_sense_cost_a_scrub_and_nobody_his_region():
         assert (n.afu(P0), n.afu(P1)) == (AFU, BLANK)
         assert n.scrubs(P0) == 0
         n.kubelet.prestart(P0, env=request(AFU))
+
+
+def test_a_card_that_is_named_and_not_there_is_told_and_the_others_are_served():
+    with Node("2x1", cards="0000:11:00.0,0000:77:00.0") as n:
+        n.up()
+        said = n.plugin.logged("a card that FPGA_PLUGIN_CARDS names is not there")
+        assert [line["card"] for line in said] == ["0000-77-00.0"]
+        assert not n.plugin.logged("no FPGA cards on this node")
+
+
+def test_a_sysfs_that_is_somewhere_else_is_told():
+    with Node(backend="dfl", sysfs_root="/nonexistent/sys") as n:
+        said = n.start().until_logged("no FPGA cards on this node")
+        assert "/nonexistent/sys (FPGA_PLUGIN_SYSFS_ROOT)" in said["hint"]
+        assert n.plugin.stop() == 0

@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import os
+import shutil
+import stat
 import threading
 from pathlib import Path
 
@@ -412,6 +414,18 @@ def test_a_copy_that_was_cut_or_removed_is_made_anew(make, place, copies, hashed
     (copies / copy).unlink()
     assert image(library) == b"logic"
     assert len(hashed) == 3
+
+
+def test_a_directory_of_copies_that_was_removed_is_made_anew(make, place, copies, hashed):
+    put(place, gbs())
+    library = make()
+    image(library)
+    shutil.rmtree(copies)
+    image(library)
+    hashed.clear()
+    image(library)
+    assert not hashed
+    assert stat.S_IMODE(copies.stat().st_mode) == 0o700
 
 
 def test_copies_of_files_that_went_are_removed(make, place, copies):

@@ -116,7 +116,6 @@ RULE = HEAD + "rules:\n- {name: a, action: allow, "
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "object"),
         ("version: 2\ndefault: deny", "version"),
         ("default: deny", "version"),
         ("version: 1", "default"),
@@ -165,6 +164,12 @@ def test_json_with_a_key_twice_is_refused():
 def test_deep_json_is_refused(raw):
     with pytest.raises(PolicyError):
         parse_policy(raw, as_json=True)
+
+
+@pytest.mark.parametrize("text", ["", "# version: 1\n", "---\n"])
+def test_an_empty_file_is_said_to_be_empty(text):
+    with pytest.raises(PolicyError, match="the file is empty"):
+        policy(text)
 
 
 def test_size_is_bounded():
