@@ -31,7 +31,8 @@ class DeviceLists:
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
         self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
-        self._owned: set[ResourceName] = set()  # resources that had a claim in this life
+        # Resources that had a claim in this life.
+        self._owned: set[ResourceName] = {c.resource for c in ledger.claims.values()}
         self._registered: tuple[ResourceName, ...] = ()
         self._counted = (0, 0)
         ledger.subscribe(self._changed)
@@ -39,14 +40,16 @@ class DeviceLists:
     def _changed(self, card: CardId | None) -> None:
         if card is not None:
             self._stale.add(card)
+            self._owned.update(claim.resource for claim in self._ledger.claims_on(card))
 
     def resources(self) -> tuple[ResourceName, ...]:
         """Resources to register: what was ever registered, less what never may be.
 
         A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out is registered only where there
         is, or in this life was, a claim of it, so that its pods are re-admitted.
+
+        Derives no list: this is asked for while kubelet waits for its Allocate.
         """
-        self._renew()
         counted = (len(self._ledger.resources), len(self._owned))  # both only grow
         if counted != self._counted:
             self._counted = counted
@@ -105,7 +108,6 @@ class DeviceLists:
         listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
         numa = None if card is None else card.numa_node
         for claim in ledger.claims_on(card_id):
-            self._owned.add(claim.resource)
             present = (
                 card is not None
                 and card_id not in ledger.rebinding

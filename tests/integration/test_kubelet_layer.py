@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -330,6 +331,37 @@ def test_an_observer_that_fails_costs_nobody_an_answer(tmp_path):
     async def story():
         async with connected(tmp_path, on_call=fail) as (one, *_):
             await one.client().stub.allocate(allocate_request("a"))
+
+    asyncio.run(story())
+
+
+def test_kubelet_has_its_answer_before_the_call_is_told(tmp_path):
+    answered, before = threading.Event(), []
+
+    def observe(method, *_rest):
+        if method in {"Allocate", "Deallocate"}:
+            before.append(answered.wait(LIMIT))
+            answered.clear()
+
+    def call(path: str, method: str, message: object) -> None:
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            ask = channel.unary_unary(f"/v1beta1.DevicePlugin/{method}", bytes, lambda raw: raw)
+            try:
+                ask(message, timeout=LIMIT)
+            except grpc.RpcError as error:
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017  # or none
+            answered.set()
+
+    async def story():
+        async with connected(tmp_path, on_call=observe) as (one, *_):
+            path = one.client().path
+            for method, message in (
+                ("Allocate", allocate_request("a")),
+                ("Allocate", allocate_request("")),
+                ("Deallocate", api.DeallocateRequest([api.ContainerDeallocateRequest(["a"])])),
+            ):
+                await asyncio.to_thread(call, path, method, message)
+            assert before == [True, True, True]
 
     asyncio.run(story())
 
