@@ -4,22 +4,26 @@ Twofold. At the start of each of kubelet's lives nothing is scrubbed until its r
 once: that answer opens the release gate. After that, while anything is owned, kubelet is asked at
 intervals which devices its pods still hold, and a claim that it no longer knows ends (DESIGN.md
 section 6): after two Lists in a row, both begun after the claim's last Allocate or PreStart and in
-one epoch, and a checkpoint rewritten after the second, that all lack the device. Whatever cannot be
-read releases nothing. With nothing owned nothing is polled.
+one epoch, and a checkpoint rewritten after the second, that all lack the device. Where the
+checkpoint cannot be read, a source of pods has to say that the pod is gone or has ended. Whatever
+else cannot be read releases nothing. With nothing owned nothing is polled.
+
+A claim that cannot be ended (a full disk) and a kubelet directory that is away are reported and
+tried again: they must not end the daemon.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import Ledger, resource_names
-from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, DeviceId, ResourceName, parse_device_id
+from fpga_plugin.errors import FpgaPluginError, NoSourceError
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
 from fpga_plugin.lifecycle.identity import Identities, granted_nodes
 from fpga_plugin.lifecycle.standing import Standing
 from fpga_plugin.lifecycle.ungated import Ungated
@@ -58,6 +62,8 @@ class Reconciler:
         gate: is told True when kubelet's records were read, False when another kubelet began.
         release: ends the claim of a device.
         resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
+        ended: whether a pod is gone or has ended, by a source that tells pods; raises NoSourceError
+            where none can say. None: nobody can.
         standing: compares what kubelet knows with what it was sent; None: nobody does.
         ungated: looks for containers that started without PreStart; None: nobody does.
     """
@@ -75,6 +81,7 @@ class Reconciler:
         gate: Callable[[bool], None],
         release: Callable[[ResourceName, DeviceId], None],
         resend: Callable[[], None],
+        ended: Callable[[PodUid], Awaitable[bool]] | None = None,
         standing: Standing | None = None,
         ungated: Ungated | None = None,
     ) -> None:
@@ -88,6 +95,7 @@ class Reconciler:
         self._gate = gate
         self._release = release
         self._resend = resend
+        self._ended = ended
         self._standing = standing
         self._ungated = ungated
         self._answered = False
@@ -95,6 +103,7 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._absences: dict[DeviceId, _Absence] = {}
         self._said = ""
+        self._waiting: list[DeviceId] | None = None
         self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
         self._unsubscribe = ledger.subscribe(lambda _: self._changed())
 
@@ -258,7 +267,6 @@ class Reconciler:
             self._absences.clear()
             self._report(error)
             return
-        self._said = ""
         self.last_read = time.time()
         if epoch != ledger.epoch:
             self._absences.clear()
@@ -267,6 +275,8 @@ class Reconciler:
         ended = [d for d, absence in self._absences.items() if absence.count >= NEEDED_LISTS]
         if ended or ledger.foreign:
             await self._settle(ended)
+        else:
+            self._said, self._waiting = "", None
 
     def _count(self, before: dict[DeviceId, int], listed: PodList) -> None:
         held = {device for pod in listed.devices for device in pod.devices}
@@ -284,27 +294,81 @@ class Reconciler:
 
     async def _settle(self, ended: list[DeviceId]) -> None:
         """The Lists lack these devices; the rewritten checkpoint has the last word."""
+        try:
+            checkpoint = await self._fresh_checkpoint(ended)
+            if checkpoint is not None:
+                self._waiting = None
+                self._look_for_foreign(checkpoint)
+                if self._release_all([d for d in ended if not checkpoint.owners(d)]):
+                    self._said = ""
+        except NoSourceError as error:
+            await self._settle_without(ended, error)
+
+    async def _fresh_checkpoint(self, ended: list[DeviceId]) -> Checkpoint | None:
+        """The checkpoint as kubelet wrote it just now; None: it has not.
+
+        Raises:
+            NoSourceError: it cannot be read.
+        """
         stamp = await asyncio.to_thread(read_stamp, self._checkpoint_path)
         self._resend()
-        if not await self._rewritten(stamp):
+        if await self._rewritten(stamp):
+            return await self._identities.checkpoint()
+        if ended != self._waiting:
             log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
-            return
-        try:
-            checkpoint = await self._identities.checkpoint()
-        except FpgaPluginError as error:
-            self._report(error)
-            return
-        self._look_for_foreign(checkpoint)
+        self._waiting = ended
+        return None
+
+    async def _settle_without(self, ended: Sequence[DeviceId], unreadable: NoSourceError) -> None:
+        """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
+        gone: list[DeviceId] = []
+        problem = unreadable
         for device in ended:
+            claim = self._ledger.claims.get(device)
+            if claim is None or claim.pod is None or self._ended is None:
+                continue
+            try:
+                if await self._ended(claim.pod):
+                    gone.append(device)
+            except NoSourceError as error:
+                problem = NoSourceError(f"{unreadable.message}; {error.message}")
+        if len(gone) < len(ended) or not ended:
+            self._report(problem)
+        elif self._said != str(problem):
+            self._said = str(problem)
+            log.warning("kubelet's checkpoint cannot be read", error=str(problem))
+        self._release_all(gone)
+
+    def _release_all(self, devices: Sequence[DeviceId]) -> bool:
+        """End the claims of devices that nobody has, unless something happened to them meanwhile.
+
+        Returns False where one cannot be ended: its device is asked about again.
+        """
+        all_ended = True
+        for device in devices:
             claim, absence = self._ledger.claims.get(device), self._absences.get(device)
             if claim is None or absence is None:
                 continue
             if self._ledger.activity[device] != absence.activity:
                 continue
-            if absence.epoch[0] != self._ledger.epoch or checkpoint.owners(device):
+            if absence.epoch[0] != self._ledger.epoch:
                 continue
-            log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
-            self._release(claim.resource, device)
+            try:
+                self._release(claim.resource, device)
+            except JournalError as error:
+                all_ended = False
+                if self._said != str(error):
+                    self._said = str(error)
+                    log.warning(
+                        "claim cannot be ended",
+                        device=device,
+                        pod=claim.pod,
+                        error=str(error),
+                        hint="it is tried again",
+                    )
+            else:
+                log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
+        return all_ended
 
     async def _rewritten(self, stamp: object) -> bool:
         """Whether kubelet wrote its checkpoint; one that never writes any has no entries."""

@@ -66,6 +66,13 @@ class EnvSource(Protocol):
             NoSourceError: it cannot be told.
         """
 
+    async def ended(self, uid: PodUid) -> bool:
+        """Whether a pod is gone or has ended; its processes may still be there.
+
+        Raises:
+            NoSourceError: it cannot be told.
+        """
+
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """A PreStart is answered with OK; `identity` has the container that `ask` told."""
 
@@ -104,6 +111,10 @@ class NoEnvSource:
         """Refuse (`EnvSource`)."""
         raise NoSourceError(f"there is no source that tells pod {uid}")
 
+    async def ended(self, uid: PodUid) -> bool:
+        """Refuse (`EnvSource`)."""
+        raise NoSourceError(f"there is no source that tells pod {uid}")
+
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Nothing to do."""
 
@@ -137,6 +148,10 @@ class LazyEnvSource:
     async def pod(self, uid: PodUid, held: frozenset[str]) -> "Pod":
         """As the source answers."""
         return await (await self._source()).pod(uid, held)
+
+    async def ended(self, uid: PodUid) -> bool:
+        """As the source answers."""
+        return await (await self._source()).ended(uid)
 
     async def _source(self) -> EnvSource:
         if self._made is None:

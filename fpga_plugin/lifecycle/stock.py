@@ -26,7 +26,7 @@ from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.sources import Asked
 from fpga_plugin.pods import turn
 from fpga_plugin.pods.environment import request_variables
-from fpga_plugin.pods.pod import Container, Pod, PodSourceError
+from fpga_plugin.pods.pod import Container, NoSuchPodError, Pod, PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podsapi import PodsApi
 from fpga_plugin.pods.requests import FpgaRequest, parse_requests
@@ -184,6 +184,37 @@ class PodEnvSource:
         question = _Question(uid, held, frozenset())
         return (await self._read(question, self._known.get(uid))).pod
 
+    async def ended(self, uid: PodUid) -> bool:
+        """Whether a pod is gone or has ended (`EnvSource`).
+
+        The API server takes names, so it is asked of pods only that were read before. Static ones
+        are not among them: somebody may delete its copy of such a pod, which ends nothing.
+        """
+        problems = []
+        if self._pods_api is not None:
+            try:
+                return (await self._pods_api.get(uid)).ended
+            except NoSuchPodError:
+                return True
+            except PodSourceError as error:
+                problems.append(error.message)
+        known = self._known.get(uid)
+        if known is None:
+            problems.append("its name is not known, so that the API server cannot be asked")
+        else:
+            try:
+                pod = await (await self._api()).get(known.namespace, known.name)
+            except NoSuchPodError:
+                return True
+            except PodSourceError as error:
+                problems.append(error.message)
+            else:
+                return pod.ended or not pod.is_kubelets(uid)
+        raise NoSourceError(
+            f"no source tells whether pod {uid} is still there: {'; '.join(problems)}",
+            hint=_CONFIGURE,
+        )
+
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Remember who started, where that may matter (`EnvSource`)."""
         if identity.pod is None or not identity.container:
@@ -301,14 +332,17 @@ class PodEnvSource:
             namespace, name = await self._find_name(question)
         else:
             namespace, name = known.namespace, known.name
-        if self._api_server is None:
-            self._api_server = await asyncio.to_thread(_make_api_server, self._kubeconfig)
-        pod = await self._api_server.get(namespace, name)
+        pod = await (await self._api()).get(namespace, name)
         if not pod.is_kubelets(question.uid):
             raise PodSourceError(
                 f"the API server's pod {namespace}/{name} is another one ({pod.uid})"
             )
         return pod
+
+    async def _api(self) -> "ApiServer":
+        if self._api_server is None:
+            self._api_server = await asyncio.to_thread(_make_api_server, self._kubeconfig)
+        return self._api_server
 
     async def _find_name(self, question: _Question) -> tuple[str, str]:
         """The pod's name: PodResources tells it by devices, the checkpoint does not.

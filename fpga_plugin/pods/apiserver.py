@@ -12,6 +12,7 @@ tokens and certificates are replaced while the plugin runs.
 import asyncio
 
 from httpx2 import HTTPError, HTTPStatusError
+from lightkube.core.exceptions import ApiError
 from lightkube.models import core_v1
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod as ApiPod
@@ -19,9 +20,11 @@ from lightkube.resources.core_v1 import Pod as ApiPod
 from fpga_plugin.api.server import CredentialsError, connect
 from fpga_plugin.errors import quote
 from fpga_plugin.pods.pod import (
+    ENDED_PHASES,
     SANDBOX_CONDITION,
     UNKNOWN_REFERENCE,
     Container,
+    NoSuchPodError,
     Phase,
     Pod,
     PodSourceError,
@@ -41,11 +44,8 @@ CALL_SECONDS = 5.0
 
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
-_NOT_FOUND = 404
-
-
-class NoSuchPodError(PodSourceError):
-    """It answers, and has no pod of this name."""
+_NOT_FOUND = "NotFound"
+"""`reason` of the API server's own 404; a proxy's or another server's has none."""
 
 
 class ApiServer:
@@ -75,6 +75,7 @@ class ApiServer:
         """The pod of this name.
 
         Raises:
+            NoSuchPodError: the API server itself says that there is none.
             PodSourceError: the API server does not tell it.
         """
         try:
@@ -111,7 +112,7 @@ def _what(error: Exception) -> str:
 
 def _refused(namespace: str, name: str, error: HTTPStatusError) -> PodSourceError:
     code = error.response.status_code
-    if code == _NOT_FOUND:
+    if isinstance(error, ApiError) and error.status.reason == _NOT_FOUND:
         return NoSuchPodError(f"the API server knows no pod {namespace}/{name}")
     if code == _FORBIDDEN:
         return PodSourceError("the API server does not allow the plugin to get pods")
@@ -150,6 +151,7 @@ def convert(pod: ApiPod) -> Pod:
                 *(status.containerStatuses or ()),
             )
         },
+        ended=status.phase in ENDED_PHASES,
         sandbox=conditions.get(SANDBOX_CONDITION),
     )
 

@@ -25,8 +25,16 @@ SANDBOX_CONDITION: Final = "PodReadyToStartContainers"
 """False while kubelet is about to make a sandbox; on by default since Kubernetes 1.29."""
 
 
+ENDED_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""None of the pod's containers starts again (core/v1, PodPhase)."""
+
+
 class PodSourceError(NoSourceError):
     """A source of pods gave no answer; nothing follows from that for any pod."""
+
+
+class NoSuchPodError(PodSourceError):
+    """It answers, and has no such pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Pod:
         init: init containers in order, sidecars among them.
         containers: app containers in order.
         states: what kubelet says of each container; a missing one waits.
+        ended: its phase is one that no pod leaves; its containers may still be on their way out.
         sandbox: whether the pod has its sandbox, so that init containers that completed stay
             completed; None: this kubelet does not say.
     """
@@ -136,6 +145,7 @@ class Pod:
     init: tuple[Container, ...] = ()
     containers: tuple[Container, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
+    ended: bool = False
     sandbox: bool | None = None
 
     @property

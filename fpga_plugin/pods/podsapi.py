@@ -19,9 +19,11 @@ from fpga_plugin.api.wire import well_typed
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.pod import (
+    ENDED_PHASES,
     SANDBOX_CONDITION,
     UNKNOWN_REFERENCE,
     Container,
+    NoSuchPodError,
     Phase,
     Pod,
     PodSourceError,
@@ -57,6 +59,7 @@ class PodsApi:
         """The pod with this uid.
 
         Raises:
+            NoSuchPodError: kubelet has all its pods, and not this one.
             PodSourceError: kubelet does not tell it.
         """
         try:
@@ -71,7 +74,7 @@ class PodsApi:
             why = error.strerror or type(error).__name__
             raise PodSourceError(f"{self._path} is not served ({why})") from error
         except GRPCError as error:
-            raise PodSourceError(self._refusal(uid, error)) from error
+            raise self._refusal(uid, error) from error
         except Exception as error:  # h2, grpclib and betterproto2 raise many types
             why = f"{type(error).__name__}: {quote(error)}"
             raise PodSourceError(
@@ -89,14 +92,15 @@ class PodsApi:
             channel.close()
         return answer.pod
 
-    def _refusal(self, uid: PodUid, error: GRPCError) -> str:
+    def _refusal(self, uid: PodUid, error: GRPCError) -> PodSourceError:
         if error.status is Status.NOT_FOUND:
-            return f"kubelet at {self._path} knows no pod {uid}"
+            return NoSuchPodError(f"kubelet at {self._path} knows no pod {uid}")
         if error.status is Status.FAILED_PRECONDITION:
-            return f"kubelet at {self._path} is still starting"
+            return PodSourceError(f"kubelet at {self._path} is still starting")
         if error.status is Status.UNIMPLEMENTED:
-            return f"kubelet at {self._path} does not have this call"
-        return f"kubelet at {self._path} answered {error.status.name} {quote(error.message or '')}"
+            return PodSourceError(f"kubelet at {self._path} does not have this call")
+        told = f"{error.status.name} {quote(error.message or '')}"
+        return PodSourceError(f"kubelet at {self._path} answered {told}")
 
 
 def decode(raw: bytes) -> Pod:
@@ -128,6 +132,7 @@ def decode(raw: bytes) -> Pod:
             one.name: _state(one)
             for one in (*status.init_container_statuses, *status.container_statuses)
         },
+        ended=status.phase in ENDED_PHASES,
         sandbox=conditions.get(SANDBOX_CONDITION),
     )
 

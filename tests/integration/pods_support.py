@@ -38,6 +38,7 @@ class FakePod:
         self.sidecars: frozenset[str] = frozenset()
         self.states: dict[str, dict] = {}
         self.sandbox = True
+        self.phase = "Pending"
 
     def json(self) -> dict:
         """As the API server writes it."""
@@ -83,7 +84,7 @@ class FakePod:
             },
             "spec": {"initContainers": containers(self.init), "containers": containers(self.app)},
             "status": {
-                "phase": "Pending",
+                "phase": self.phase,
                 "conditions": [{"type": "PodReadyToStartContainers", "status": str(self.sandbox)}],
                 "initContainerStatuses": statuses(self.init),
                 "containerStatuses": statuses(self.app),
@@ -143,6 +144,7 @@ class FakePod:
                 containers=containers(told["spec"]["containers"]),
             ),
             status=core_v1.PodStatus(
+                phase=self.phase,
                 conditions=[core_v1.PodCondition(**told["status"]["conditions"][0])],
                 init_container_statuses=statuses(told["status"]["initContainerStatuses"]),
                 container_statuses=statuses(told["status"]["containerStatuses"]),

@@ -61,6 +61,7 @@ class ApiServerDouble:
         self.asked: list[tuple[str, str]] = []
         self.code = 200
         self.body: bytes | None = None
+        self.halves = False
         self.before = lambda: None
         self.go_on = threading.Event()
         self.go_on.set()
@@ -74,6 +75,8 @@ class ApiServerDouble:
                 pod = double.pods.get(self.path)
                 code = 404 if pod is None else double.code
                 told = {"kind": "Status", "code": code, "message": "because"}
+                if pod is None:
+                    told["reason"] = "NotFound"
                 if code == 200:
                     told = pod.json()
                 body = json.dumps(told).encode() if double.body is None else double.body
@@ -83,7 +86,7 @@ class ApiServerDouble:
                     self.send_header("Content-Type", kind)
                     self.send_header("Content-Length", str(len(body)))
                     self.end_headers()
-                    self.wfile.write(body)
+                    self.wfile.write(body[: len(body) // 2] if double.halves else body)
 
             def log_message(self, *_):
                 pass
@@ -350,6 +353,10 @@ def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, sock
     [
         ({"code": 401}, "does not accept the plugin's credentials"),
         ({"code": 403}, "does not allow the plugin to get pods"),
+        ({"code": 404}, "answered 404"),
+        ({"code": 404, "body": b"<html>"}, "answered 404"),
+        ({"code": 429}, "answered 429"),
+        ({"halves": True}, "cannot be asked"),
         ({"code": 500}, "answered 500"),
         ({"code": 503, "body": b"<html>"}, "answered 503"),
         ({"code": 503, "body": b"broken"}, "not understood"),
@@ -366,6 +373,94 @@ def test_an_api_server_that_does_not_tell_is_a_reason_not_an_answer(tmp_path, fa
         with pytest.raises(PodSourceError) as caught:
             run(ApiServer(api.kubeconfig(tmp_path)).get("tenant", "compress"))
         assert words in str(caught.value)
+
+
+# -------------------------------------------------------------------- is it gone?
+
+
+@pytest.mark.parametrize(
+    ("told", "ended"),
+    [
+        ({}, False),
+        ({"pods": {}}, True),
+        ({"phase": "Running"}, False),
+        ({"phase": "Succeeded"}, True),
+        ({"phase": "Failed"}, True),
+        ({"error": GRPCError(Status.FAILED_PRECONDITION, "Kubelet is initializing")}, None),
+        ({"error": GRPCError(Status.UNIMPLEMENTED)}, None),
+        ({"raw": b"\xff\xff\xff"}, None),
+        ({"raw": bytes(FakePod(uid=OTHER_UID).message())}, None),
+    ],
+)
+def test_kubelet_tells_whether_a_pod_is_gone_or_has_ended(socket, told, ended):
+    async def story():
+        pod = FakePod()
+        pod.phase = told.pop("phase", "Pending")
+        server = PodsServer(pod)
+        for name, value in told.items():
+            setattr(server, name, value)
+        async with serving(server, socket):
+            source = from_kubelet(socket)
+            if ended is None:
+                with pytest.raises(NoSourceError, match=f"whether pod {UID} is still there"):
+                    await source.ended(UID)
+            else:
+                assert await source.ended(UID) is ended
+
+    told = dict(told)
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("told", "ended"),
+    [
+        ({}, False),
+        ({"pods": {}}, True),
+        ({"uid": OTHER_UID}, True),
+        ({"phase": "Failed"}, True),
+        ({"code": 404, "body": b"<html>"}, None),
+        ({"code": 404}, None),
+        ({"code": 403}, None),
+        ({"code": 429}, None),
+        ({"code": 500}, None),
+        ({"halves": True}, None),
+        ({"body": b"{}"}, None),
+    ],
+)
+def test_the_api_server_tells_whether_a_pod_that_was_read_is_gone(
+    tmp_path, list_socket, told, ended
+):
+    async def story(api, pod):
+        async with serving(PodResources(compress=P0), list_socket):
+            source = from_api_server(api.kubeconfig(tmp_path), list_socket)
+            with pytest.raises(NoSourceError, match="its name is not known"):
+                await source.ended(UID)  # who has the devices now may be another pod
+            await source.ask(identity(), DEVICES, fresh=True)
+        for name, value in told.items():
+            setattr(pod if name in {"uid", "phase"} else api, name, value)
+        if ended is None:
+            with pytest.raises(NoSourceError, match=f"whether pod {UID} is still there"):
+                await source.ended(UID)
+        else:
+            assert await source.ended(UID) is ended
+
+    pod = FakePod()
+    with ApiServerDouble(pod) as api:
+        run(story(api, pod))
+
+
+def test_a_copy_of_a_static_pod_that_somebody_deleted_ends_nothing(tmp_path, list_socket):
+    async def story(api):
+        async with serving(PodResources(compress=P0), list_socket):
+            source = from_api_server(api.kubeconfig(tmp_path), list_socket)
+            await source.ask(identity(), DEVICES, fresh=True)
+        api.pods.clear()
+        with pytest.raises(NoSourceError, match="its name is not known"):
+            await source.ended(UID)
+
+    copy = FakePod(uid=OTHER_UID, annotations={"kubernetes.io/config.mirror": UID})
+    with ApiServerDouble(copy) as api:
+        run(story(api))
 
 
 def test_an_api_server_that_does_not_answer_is_waited_for_no_longer_than_that(tmp_path):

@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterable
 
 import pytest
+from structlog.testing import capture_logs
 
-from fpga_plugin.allocation.journal import NoJournal
+from fpga_plugin.allocation.journal import JournalError, NoJournal
 from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.records import Snapshot
+from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, ResourceName
+from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.lifecycle.identity import Identities
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.pods.podresources import (
@@ -195,6 +197,118 @@ def test_an_unreadable_checkpoint_releases_nothing(directory: str) -> None:
     world.reconciler._resend = garbage
     world.play(lambda: world.kubelet.resends > 2)
     assert world.released == []
+
+
+@pytest.mark.parametrize("when", ["before it is sent again", "after that"])
+def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
+    directory: str, when: str
+) -> None:
+    kubelet_dir = os.path.join(directory, "device-plugins")
+    os.mkdir(kubelet_dir)
+    world = World(kubelet_dir)
+    world.kubelet.write([])
+    world.play(lambda: bool(world.gates))
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def go() -> None:
+        if os.path.isdir(kubelet_dir):
+            os.rename(kubelet_dir, kubelet_dir + ".gone")
+
+    if when == "after that":
+        world.reconciler._resend = go
+    else:
+        world.kubelet.on_list = go
+    world.play(lambda: "is not there" in world.reconciler.problem)
+    listed = world.kubelet.lists
+    world.play(lambda: world.kubelet.lists > listed + 3)  # it goes on
+    assert world.released == []
+    assert "is not there" in world.reconciler.problem
+
+    os.rename(kubelet_dir + ".gone", kubelet_dir)
+    world.kubelet.on_list, world.reconciler._resend = lambda: None, world.kubelet.resend
+    world.play(lambda: world.released == [REGION])
+
+
+def test_a_claim_that_cannot_be_ended_is_tried_again_and_told_once(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([])
+    world.play(lambda: bool(world.gates))
+    world.ledger.allocate(RESOURCE, [REGION])
+    tries = []
+
+    def full(_resource: ResourceName, device: DeviceId) -> None:
+        tries.append(device)
+        raise JournalError("the journal cannot be written (No space left on device)")
+
+    world.reconciler._release = full
+    with capture_logs() as logs:
+        world.play(lambda: len(tries) > 3)
+    told = [line for line in logs if line["event"] == "claim cannot be ended"]
+    assert [line["device"] for line in told] == [REGION]
+    assert "No space left" in world.reconciler.problem
+
+    world.reconciler._release = world._release
+    world.play(lambda: world.released == [REGION] and not world.reconciler.problem)
+
+
+def test_what_cannot_be_read_is_told_once_not_each_time(directory: str) -> None:
+    world = World(directory)
+    world.play(lambda: bool(world.gates))
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def spoil() -> None:
+        world.kubelet.resends += 1
+        with open(world.kubelet.path + ".new", "w") as file:
+            file.write("{")
+        os.replace(world.kubelet.path + ".new", world.kubelet.path)
+
+    world.reconciler._resend = spoil
+    with capture_logs() as logs:
+        world.play(lambda: world.kubelet.resends > 3)
+    told = [line for line in logs if line["log_level"] == "warning"]
+    assert len(told) == 1
+    assert "is not understood" in told[0]["error"]
+
+
+POD = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
+
+
+@pytest.mark.parametrize("gone", [True, False, None])
+def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
+    directory: str, *, gone: bool | None
+) -> None:
+    world = World(directory)
+    asked: list[PodUid] = []
+
+    async def ended(pod: PodUid) -> bool:
+        asked.append(pod)
+        if gone is None:
+            raise NoSourceError("nobody tells pods")
+        return gone
+
+    world.reconciler._ended = ended
+    world.play(lambda: bool(world.gates))
+    with open(world.kubelet.path, "w") as file:
+        file.write('{"Data": {"PodDevice')
+    world.kubelet.rewrites = False
+
+    def rewrite() -> None:
+        world.kubelet.resends += 1
+        os.utime(world.kubelet.path, ns=(world.kubelet.resends, world.kubelet.resends))
+
+    world.reconciler._resend = rewrite
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: world.kubelet.resends > 2)
+    assert asked == [], "a claim without a pod is held"
+
+    world.ledger.bind_pod([DeviceId(REGION)], POD)
+    world.kubelet.resends = 10
+    world.play(lambda: world.kubelet.resends > 13 or bool(world.released))
+    assert set(asked) == {POD}
+    assert world.released == ([REGION] if gone else [])
+    assert "is not understood" in world.reconciler.problem
+    if gone is None:
+        assert "nobody tells pods" in world.reconciler.problem
 
 
 def test_failed_lists_release_nothing(directory: str) -> None:
