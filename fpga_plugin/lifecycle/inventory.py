@@ -92,9 +92,15 @@ class Inventory:
                 blank = await self._blanks.afu_id(card.interface_id)
                 if not self._selects(card.id) or self._changes[card.id] != before[card.id]:
                     continue
+                known = card.id in self._ledger.cards
                 self._found(card, observed[card.id], blank)
-                if (health := healths.get(card.id)) is not None:
+                if (health := healths.get(card.id)) is None:
+                    continue
+                if not known:
                     self._judged(card, health)
+                elif not self._as_before(card, health, observed[card.id]):
+                    # Work may have begun on it while it was read: a PR looks like a poisoned port.
+                    self._spawn(self.check(card.id))
 
     def _scan(
         self,

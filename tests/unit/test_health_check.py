@@ -6,10 +6,11 @@ import os
 import pytest
 
 from fpga_plugin.allocation.journal import NoJournal
-from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.records import Condition, Snapshot
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import ScrubPolicy, SimulatedGroup
+from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
 from fpga_plugin.lifecycle.blanks import Blanks
@@ -116,3 +117,27 @@ def test_a_card_at_work_is_looked_at_when_the_work_is_done(node):
 def test_a_card_whose_port_errors_are_to_be_logged_is_looked_at_closely(node):
     told(node, lambda: node.debugged.add(REGION))
     assert node.looked_closely == ["0000-10-00.0"]
+
+
+def test_a_scan_of_all_that_meets_a_pr_does_not_call_the_port_poisoned(node):
+    """Events were lost; between the scan's look at the lock and at the port a PR began."""
+    seen = []
+
+    async def story():
+        await node.inventory.scan()
+        health = node.backend.health
+        busy = [CardHealth({REGION: "poisoned: the port is held in reset"})]
+        node.backend.health = lambda card: busy.pop() if busy and busy_card(card) else health(card)
+        node.ledger.subscribe(lambda _: seen.append(dict(node.ledger.failing)))
+        await node.inventory.scan()
+        seen.append(dict(node.ledger.failing))
+        await asyncio.sleep(0)
+        await node.inventory.close()
+
+    asyncio.run(story())
+    assert not any(seen)
+    assert node.looked_closely == [card_of(REGION)]
+
+
+def busy_card(card):
+    return card.id == card_of(REGION)
