@@ -136,6 +136,8 @@ class PodEnvSource:
         self._settle = settle
         self._known: OrderedDict[PodUid, _Known] = OrderedDict()
         self._trails: OrderedDict[PodUid, _Trail] = OrderedDict()
+        self._told: OrderedDict[PodUid, bool] = OrderedDict()  # by this life of kubelet
+        self._lives = 0
         self._answers: Counter[str] = Counter()
 
     @property
@@ -187,15 +189,20 @@ class PodEnvSource:
     async def ended(self, uid: PodUid) -> bool:
         """Whether a pod is gone or has ended (`EnvSource`).
 
-        The API server takes names, so it is asked of pods only that were read before. Static ones
-        are not among them: somebody may delete its copy of such a pod, which ends nothing.
+        A kubelet that waits for its API server knows no pods yet, and some say so of each (1.36:
+        pkg/kubelet/apis/pods, GetPod). So its word that there is none counts only of a pod that the
+        same life of it has told. The API server takes names, so it is asked of pods only that were
+        read before. Static ones are not among them: somebody may delete its copy of such a pod,
+        which ends nothing.
         """
         problems = []
         if self._pods_api is not None:
             try:
-                return (await self._pods_api.get(uid)).ended
-            except NoSuchPodError:
-                return True
+                return (await self._from_kubelet(self._pods_api, uid)).ended
+            except NoSuchPodError as error:
+                if uid in self._told:
+                    return True
+                problems.append(f"{error.message}, nor did it since it started")
             except PodSourceError as error:
                 problems.append(error.message)
         known = self._known.get(uid)
@@ -231,6 +238,8 @@ class PodEnvSource:
     def new_kubelet(self) -> None:
         """Containers may have started unseen, and kubelet has forgotten its reasons."""
         self._trails.clear()
+        self._told.clear()
+        self._lives += 1
 
     def _trail(self, uid: PodUid) -> _Trail:
         return _keep(self._trails, uid, self._trails.get(uid) or _Trail())
@@ -307,7 +316,7 @@ class PodEnvSource:
         problems = []
         if self._pods_api is not None:
             try:
-                pod = await self._pods_api.get(question.uid)
+                pod = await self._from_kubelet(self._pods_api, question.uid)
             except PodSourceError as error:
                 problems.append(error.message)
             else:
@@ -326,6 +335,13 @@ class PodEnvSource:
             f" {'; '.join(problems)}",
             hint=_CONFIGURE,
         )
+
+    async def _from_kubelet(self, pods_api: PodsApi, uid: PodUid) -> Pod:
+        lives = self._lives
+        pod = await pods_api.get(uid)
+        if lives == self._lives:
+            _keep(self._told, uid, value=True)
+        return pod
 
     async def _from_api_server(self, question: _Question, known: _Known | None) -> Pod:
         if known is None:

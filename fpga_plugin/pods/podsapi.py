@@ -59,7 +59,7 @@ class PodsApi:
         """The pod with this uid.
 
         Raises:
-            NoSuchPodError: kubelet has all its pods, and not this one.
+            NoSuchPodError: kubelet has no such pod, or (1.36) does not have its pods yet.
             PodSourceError: kubelet does not tell it.
         """
         try:

@@ -395,19 +395,40 @@ def test_an_api_server_that_does_not_tell_is_a_reason_not_an_answer(tmp_path, fa
 def test_kubelet_tells_whether_a_pod_is_gone_or_has_ended(socket, told, ended):
     async def story():
         pod = FakePod()
-        pod.phase = told.pop("phase", "Pending")
         server = PodsServer(pod)
-        for name, value in told.items():
-            setattr(server, name, value)
         async with serving(server, socket):
             source = from_kubelet(socket)
+            await source.ask(identity(), DEVICES, fresh=True)
+            for name, value in told.items():
+                setattr(pod if name == "phase" else server, name, value)
             if ended is None:
                 with pytest.raises(NoSourceError, match=f"whether pod {UID} is still there"):
                     await source.ended(UID)
             else:
                 assert await source.ended(UID) is ended
 
-    told = dict(told)
+    run(story())
+
+
+@pytest.mark.parametrize("after", ["the plugin's start", "kubelet's start"])
+def test_a_kubelet_that_does_not_have_its_pods_yet_ends_none(socket, after):
+    """1.36 says NOT_FOUND of each pod until it has heard from the API server."""
+
+    async def story():
+        server = PodsServer(FakePod())
+        async with serving(server, socket):
+            source = from_kubelet(socket)
+            if after == "kubelet's start":
+                await source.ask(identity(), DEVICES, fresh=True)
+                source.new_kubelet()
+            pods, server.pods = server.pods, {}
+            with pytest.raises(NoSourceError, match="nor did it since it started"):
+                await source.ended(UID)
+            server.pods = pods
+            assert not await source.ended(UID)
+            server.pods = {}
+            assert await source.ended(UID)
+
     run(story())
 
 
