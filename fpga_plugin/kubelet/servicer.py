@@ -39,6 +39,7 @@ from fpga_plugin.api.messages.v1beta1 import (
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
 from fpga_plugin.kubelet.device_stream import DeviceStreams
+from fpga_plugin.kubelet.errors import RequestTooLargeError
 from fpga_plugin.lifecycle.calls import Caller, DevicePluginCalls, Grant
 
 SERVICE = "v1beta1.DevicePlugin"
@@ -50,6 +51,16 @@ OPTIONS = DevicePluginOptions(
     deallocate_required=True,
 )
 """All that kubelets of any kind may read; deviceplugin.proto tells why all four are true."""
+
+MAX_REQUEST_BYTES = 4 << 20
+"""What a server in Go takes unless it says otherwise (grpc-go, defaultServerMaxReceiveMessageSize),
+as all other device plugins are. A thousand devices have 64 KiB."""
+
+_MAX_AT_ONCE = 64 << 10
+"""So many bytes are decoded within some 10 ms."""
+
+_HEAD_BYTES = 5
+"""Of a gRPC message: a flag for compression, four bytes of length."""
 
 _LOGGED_DEVICES = 16
 
@@ -298,19 +309,35 @@ class Servicer:
 
 
 async def _receive(stream: _Stream) -> Any:
-    """The call's message.
+    """The call's message; a long one is decoded beside the event loop.
+
+    grpclib's own `recv_message` takes up to 4 GiB and decodes on the loop. Kubelet sends the
+    variables of the container as it expanded them, so a tenant whose variables are made of each
+    other can make any number of bytes of a few lines. Uses what that method uses, `_stream`,
+    `_codec` and `_recv_type`, which grpclib (0.4) keeps to itself.
 
     Raises:
-        InvalidRequestError: the client sent none, or none that can be read.
+        InvalidRequestError: the client sent none, too long a one, or none that can be read.
     """
+    source, codec, kind = stream._stream, stream._codec, stream._recv_type  # noqa: SLF001  # see above
     try:
-        message = await stream.recv_message()
-    except (AssertionError, NotImplementedError) as error:
-        # grpclib's words for a message that ends early, and for a compressed one
-        raise InvalidRequestError("the request is cut off, or compressed") from error
-    if message is None:
-        raise InvalidRequestError("the request has no message")
-    return message
+        head = await source.recv_data(_HEAD_BYTES)
+        if not head:
+            raise InvalidRequestError("the request has no message")
+        size = int.from_bytes(head[1:], "big")
+        if size > MAX_REQUEST_BYTES:
+            raise RequestTooLargeError(
+                f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are read",
+                hint="the container's environment is too large: leave something out of it",
+            )
+        data = await source.recv_data(size)
+    except AssertionError as error:  # grpclib's word for a message that ends early
+        raise InvalidRequestError("the request is cut off") from error
+    if head[0]:
+        raise InvalidRequestError("the request is compressed")
+    if size > _MAX_AT_ONCE:
+        return await asyncio.to_thread(codec.decode, data, kind)
+    return codec.decode(data, kind)
 
 
 def _require_ids(method: str, ids: Sequence[str]) -> None:

@@ -115,6 +115,10 @@ HOSTILE = {
     "a line break in a name": _prestart({**GOOD, b"FPGA_AFU_1\n": AFU.encode()}),
     "terminal codes": _prestart({**GOOD, b"FPGA_DRIVER_PARAMS_1": b"\x1b[31mclock=1"}),
     "a value of 3 MB": _prestart({**GOOD, b"FPGA_DRIVER_PARAMS_1": b"a" * 3_000_000}),
+    "sixty thousand requests": _prestart(
+        {f"FPGA_REGION_{n}".encode(): ID.encode() for n in range(30_000)}
+        | {f"FPGA_AFU_{n}".encode(): AFU.encode() for n in range(30_000)}
+    ),
     "a value of 30 MB": _prestart({**GOOD, b"FPGA_DRIVER_PARAMS_1": b"a" * 30_000_000}),
     "a name of 3 MB": _prestart({**GOOD, b"FPGA_REGION_" + b"/" * 3_000_000: b"x"}),
     "thirty thousand requests": _prestart(
@@ -156,6 +160,25 @@ def test_whatever_a_prestart_carries_is_refused_and_the_next_one_is_served():
             assert line.isascii()
             assert len(line) < 10_000
         node.kubelet.prestart(P0, env=NO_REQUEST)
+
+
+def test_variables_that_are_made_of_each_other_do_not_fill_the_plugins_memory():
+    """Kubelet expands `$(A)$(A)` before it calls: a few lines may become any number of bytes."""
+    with Node().up() as node:
+        node.kubelet.allocate(P0)
+        call = node.kubelet.endpoint(REGIONS).channel.unary_unary(
+            "/v1beta1.DevicePlugin/PreStartContainer"
+        )
+        message = _prestart({**GOOD, b"LAUGHS": b"ha" * 100_000_000})
+        with pytest.raises(grpc.RpcError) as caught:
+            call(message, timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "at most 4194304 are read: the container's environment" in caught.value.details()
+        status = Path(f"/proc/{node.plugin.process.pid}/status").read_text()
+        (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+        assert int(peak) < 100 * 1024  # KiB: half of the message, and a fifth of the chart's limit
+        node.kubelet.prestart(P0, env=request(AFU) | {"LARGE": "x" * 3_000_000})
+        assert node.afu(P0) == AFU
 
 
 def test_a_store_of_odd_names_costs_nobody_their_bitstream():
