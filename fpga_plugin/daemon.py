@@ -36,6 +36,7 @@ from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
+from fpga_plugin.lifecycle.prestart import PreStarts
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.release import Releaser
@@ -349,6 +350,20 @@ class Daemon:
                 told=news.ungated,
             ),
         )
+        prestarts = PreStarts(
+            ledger=ledger,
+            backend=hardware.backend,
+            store=store,
+            identities=identities,
+            cgroups=bench.cgroups,
+            envs=envs,
+            preparer=Preparer(bench, recovery),
+            releaser=releaser,
+            news=news,
+            permission=Permission(
+                self._policy, pods_socket=settings.pods_socket, podresources=podresources
+            ),
+        )
         claims = self.claims = ClaimService(
             ledger=ledger,
             lists=DeviceLists(
@@ -357,19 +372,11 @@ class Daemon:
                 advertise=settings.advertise,
                 scrub=settings.scrub,
             ),
-            backend=hardware.backend,
-            store=store,
-            identities=identities,
-            cgroups=bench.cgroups,
-            envs=envs,
-            preparer=Preparer(bench, recovery),
+            prestarts=prestarts,
             releaser=releaser,
+            envs=envs,
             epoch_changed=reconciler.epoch_changed,
             stream_opened=lambda resource: self._stream_opened(reconciler, resource),
-            news=news,
-            permission=Permission(
-                self._policy, pods_socket=settings.pods_socket, podresources=podresources
-            ),
         )
         index = self._index = StoreIndex(store, self._store_changed)
         index.watch()

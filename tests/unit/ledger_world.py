@@ -34,11 +34,13 @@ from fpga_plugin.ids import (
 )
 from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.lifecycle.cards import CardActions
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
+from fpga_plugin.lifecycle.prestart import PreStarts
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.service import ClaimService
@@ -472,20 +474,30 @@ class Plugin:
             poke=self.releaser.poke,
         )
         self.releaser.use(self.recovery)
-        self.claims = ClaimService(
+        self.actions = CardActions(
+            bench, self.recovery, look=self.hardware.rescan, poke=self.releaser.poke
+        )
+        envs = NoEnvSource()
+        prestarts = PreStarts(
             ledger=ledger,
-            lists=self.lists,
             backend=rack,
             store=images,  # type: ignore[arg-type]
             identities=Checkpoint(pods),  # type: ignore[arg-type]
             cgroups=bench.cgroups,
-            envs=NoEnvSource(),
+            envs=envs,
             preparer=Preparer(bench, self.recovery),
             releaser=self.releaser,
-            epoch_changed=lambda _: self.releaser.close_gate(),
-            stream_opened=lambda _: None,
             news=SILENT,
             permission=Permission(None),
+        )
+        self.claims = ClaimService(
+            ledger=ledger,
+            lists=self.lists,
+            prestarts=prestarts,
+            releaser=self.releaser,
+            envs=envs,
+            epoch_changed=lambda _: self.releaser.close_gate(),
+            stream_opened=lambda _: None,
         )
 
     def begin(self, work: object) -> "asyncio.Task[None]":
