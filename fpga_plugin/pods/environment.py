@@ -29,6 +29,9 @@ _LONGEST: Final = 4096
 """Characters of a value. No request variable needs as many, and values made of each other grow
 without bound: ten of ten of ten."""
 
+_LONGEST_ALL: Final = 4 << 20
+"""Characters of all values of a container. The kernel starts nothing with as many (execve(2))."""
+
 _LATER: Final = "which kubelet knows only when the container starts"
 
 
@@ -67,8 +70,16 @@ def request_variables(pod: Pod, container: Container) -> RequestVariables:
         InvalidRequestError: one of them, or whether there are any, cannot be known here.
     """
     values: dict[str, _Value] = {}
+    length = 0
     for variable in container.env:
-        values[variable.name] = _value(pod, variable, values)
+        value = values[variable.name] = _value(pod, variable, values)
+        length += len(value.text)
+        if length > _LONGEST_ALL:
+            raise InvalidRequestError(
+                f"the variables of container {container.name} have more than {_LONGEST_ALL}"
+                " characters together",
+                hint="leave out what makes them so long",
+            )
     requests = {name: value for name, value in values.items() if is_request_variable(name)}
     for name, value in requests.items():
         if value.unknown:

@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import tracemalloc
 
 import msgspec
 import pytest
@@ -547,3 +548,14 @@ def test_another_sidecar_before_it_proves_nothing():
         states={"proxy": RUNNING, "init-1": ended(0, 1001)},
     )
     assert follows(told, [INIT_1, APP], Start("init-1", AT)) == "app"
+
+
+def test_many_values_that_are_made_of_one_are_refused_before_they_fill_the_memory():
+    large = ("A", "x" * 4000)
+    tracemalloc.start()
+    told = refusal(large, *((f"FPGA_REGION_{n}", "$(A)") for n in range(10_000)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "have more than 4194304 characters together: leave out" in told
+    assert peak < 16 << 20
+    assert "together" in refusal(large, *((f"NOISE_{n}", "$(A)") for n in range(10_000)))
