@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from daemon_support import AFU_2, BLANK, CARDS, P0, P1
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -90,6 +91,81 @@ def test_while_podresources_fails_nothing_is_released_and_then_it_is():
             await asyncio.sleep(INTERVAL)
         assert node.afu(P0) == AFU_2
         double.podresources_error = None
+        await all_free(double)
+        assert node.afu(P0) == BLANK
+
+    on_stock_kubelet(story)
+
+
+@pytest.mark.parametrize("checkpoint", ["readable", "not readable"])
+def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing(checkpoint):
+    """Without its API server it lists none, and the Pods API of 1.36 says that there is none."""
+
+    async def story(node, double, server):
+        pod = await running(double, server)
+        pods, free_inactive = dict(double.pods), double.free_inactive
+
+        async def sources_not_ready() -> None:
+            """Devices of pods that it does not know yet stay with them."""
+
+        double.free_inactive = sources_not_ready
+        double.pods.clear()
+        server.pods.clear()
+        if checkpoint == "not readable":
+            path = node.kubelet_dir / "kubelet_internal_checkpoint"
+            await double.stop()
+            await logged(node, "waiting for kubelet")
+
+            def spoil() -> None:
+                (node.kubelet_dir / "new").write_text('{"Data": {"PodDevice')
+                (node.kubelet_dir / "new").replace(path)
+
+            before, double.write_checkpoint = double.write_checkpoint, spoil
+            await double.start()
+            await double.wait_for(REGION, lambda listed: P0 in listed.ids)
+            # Nothing is scrubbed before it can be read: let it be that once.
+            double.write_checkpoint = before
+            before()
+            await logged(node, "kubelet's records read", node.plugin.mark)
+            double.write_checkpoint = spoil
+        else:
+            await double.restart()
+        lists = double.podresources_calls["List"]
+        while double.podresources_calls["List"] < lists + 10:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(INTERVAL)
+        assert node.afu(P0) == AFU_2
+        assert node.plugin.logged("released") == []
+        assert P0 in double.lists[REGION].healthy
+
+        # Its API server is back: so are its pods, and this one ends as any other.
+        double.pods.update(pods)
+        server.pods[pod.uid] = as_kubelet_has_it(pod)
+        double.free_inactive = free_inactive
+        if checkpoint == "not readable":
+            double.write_checkpoint = before
+        await double.end_pod(pod)
+        await all_free(double)
+        assert node.afu(P0) == BLANK
+
+    on_stock_kubelet(story)
+
+
+def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_a_claim():
+    async def story(node, double, server):
+        pod = await running(double, server)
+
+        def spoil() -> None:
+            (node.kubelet_dir / "new").write_text('{"Data": {"PodDevice')
+            (node.kubelet_dir / "new").replace(node.kubelet_dir / "kubelet_internal_checkpoint")
+
+        double.write_checkpoint = spoil
+        spoil()
+        await double.end_pod(pod)
+        lists = double.podresources_calls["List"]
+        while double.podresources_calls["List"] < lists + 6:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(INTERVAL)
+        assert node.afu(P0) == AFU_2, "the Pods API still has the pod"
+        del server.pods[pod.uid]
         await all_free(double)
         assert node.afu(P0) == BLANK
 

@@ -48,6 +48,29 @@ def test_kubelet_restarts(make_node: Callable[..., Node], number: signal.Signals
     undisturbed(node, pod, first)
 
 
+@pytest.mark.parametrize("make_node", ["api-server"], indirect=True)
+def test_a_kubelet_that_restarts_without_its_api_server_releases_nothing(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    control_plane = node.kubelet.control_plane
+    assert control_plane is not None
+    pod, first = running(node)
+    control_plane.stop()
+    try:
+        mark = node.plugin.mark
+        node.kubelet.restart()
+        assert not pod.seen(), "it does not know its pods yet"
+        node.plugin.until_logged("kubelet's records read", mark)
+        before = node.kubelet.podresources_calls()
+        until(lambda: node.kubelet.podresources_calls() > before + 10, "some rounds")
+        assert not node.plugin.logged("released")
+        assert node.afu(P0) == AFU
+    finally:
+        control_plane.start()
+    undisturbed(node, pod, first)
+
+
 @pytest.mark.parametrize("kill", [False, True])
 def test_the_plugin_restarts(make_node: Callable[..., Node], *, kill: bool) -> None:
     node = make_node("1x2")
