@@ -1,20 +1,19 @@
 """Files of bitstreams, read and written without surprises.
 
-A store may hold links, fifos, device nodes, files that are being written, and files of any size.
-Reading opens nothing but a regular file, and of a store nothing outside it; writing shows a reader
-either the old file or the whole new one. All of it blocks: call it from a thread.
+How a file is opened so that nothing else can be meant by it, `fpga_plugin.originals` says; writing
+shows a reader either the old file or the whole new one. All of it blocks: call it from a thread.
 """
 
 import contextlib
 import io
 import mmap
 import os
-import stat
-from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
 from fpga_plugin.errors import BitstreamError
+from fpga_plugin.originals import RENAME, Original, opened
 
 MAX_FILE_BYTES = 1 << 30
 """A bitstream is read into memory; whole-device images of large FPGAs stay well below 1 GiB."""
@@ -40,8 +39,8 @@ def read_header(path: str, *, inside: str | None = None) -> tuple[Header, int]:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used.
     """
-    with _opened(path, inside) as (file, size):
-        return _header(file, size, path), size
+    with _opened(path, inside=inside) as original:
+        return _header(original), original.size
 
 
 def read_gbs(path: str, *, inside: str | None = None) -> Gbs:
@@ -55,16 +54,12 @@ def read_gbs(path: str, *, inside: str | None = None) -> Gbs:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used, or it changed while it was read.
     """
-    with _opened(path, inside) as (file, size):
-        before = _version(file)
-        header = _header(file, size, path)
-        file.seek(header.image_offset)
-        image = file.read(size - header.image_offset)
-        if len(image) != size - header.image_offset or _version(file) != before:
-            raise BitstreamError(
-                f"{path}: changed while it was read",
-                hint="put files into a store by renaming, as `fpga-plugin bitstream install` does",
-            )
+    with _opened(path, inside=inside) as original:
+        header = _header(original)
+        original.file.seek(header.image_offset)
+        image = original.file.read(original.size - header.image_offset)
+        if len(image) != original.size - header.image_offset or original.changed():
+            raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
     return Gbs(metadata=header.metadata, image=image)
 
 
@@ -79,13 +74,14 @@ def map_gbs(path: str) -> Gbs:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used.
     """
-    with _opened(path, None) as (file, size):
-        header = _header(file, size, path)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    with _opened(path, inside=None) as original:
+        header = _header(original)
+        descriptor = original.file.fileno()
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         # Writable, for ctypes gives no address of other memory; as it is private and nobody writes,
         # no page of it is ever copied.
         try:
-            mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
+            mapped = mmap.mmap(descriptor, original.size, flags=mmap.MAP_PRIVATE)
         except (OSError, ValueError):  # a file system without mappings; a file that was cut
             return read_gbs(path)
     return Gbs(metadata=header.metadata, image=memoryview(mapped)[header.image_offset :])
@@ -100,11 +96,11 @@ def read_bytes(
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no regular file, cannot be read, or has more than `limit` bytes.
     """
-    with _opened(path, None, limit) as (file, size):
+    with _opened(path, inside=None, limit=limit) as original:
         data = io.BytesIO()  # gives out what it holds without another copy of it
-        while piece := file.read(min(_PIECE, size - data.tell())):
+        while piece := original.file.read(min(_PIECE, original.size - data.tell())):
             data.write(piece)
-            progress(data.tell(), size)
+            progress(data.tell(), original.size)
         return data.getvalue()
 
 
@@ -155,84 +151,13 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
 def _opened(
-    path: str, inside: str | None, limit: int = MAX_FILE_BYTES
-) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a regular file; yields it with its size.
-
-    The file is first opened with O_PATH, which only looks: no fifo waits for its writer, and no
-    device notices. What is then checked and what is read is the same inode, by /proc/self/fd.
-    """
-    try:
-        looked = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        if os.path.islink(path):
-            raise BitstreamError(f"{path}: a symbolic link that leads nowhere") from None
-        raise
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    try:
-        found = os.fstat(looked)
-        if not stat.S_ISREG(found.st_mode):
-            raise BitstreamError(
-                f"{path}: {_kind(found.st_mode)}, not a regular file",
-                hint="a bitstream is a regular file, or a link to one in the same store",
-            )
-        if inside is not None:
-            _check_inside(path, looked, inside)
-        if found.st_size > limit:
-            raise BitstreamError(f"{path}: {found.st_size} bytes; at most {limit} are read")
-        try:
-            file = open(f"/proc/self/fd/{looked}", "rb")  # noqa: SIM115 - closed below
-        except OSError as error:
-            raise _unreadable(path, error) from error
-    finally:
-        os.close(looked)
-    with file:
-        try:
-            yield file, found.st_size
-        except OSError as error:
-            raise _unreadable(path, error) from error
+    path: str, *, inside: str | None, limit: int = MAX_FILE_BYTES
+) -> AbstractContextManager[Original]:
+    """Whoever may write it: who may is asked where a file is to be trusted."""
+    return opened(path, inside=inside, guarded=False, limit=limit)
 
 
-def _check_inside(path: str, descriptor: int, root: str) -> None:
-    try:
-        real = os.readlink(f"/proc/self/fd/{descriptor}")
-        real_root = os.path.realpath(root)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if not real.startswith(real_root.rstrip("/") + "/"):
-        raise BitstreamError(
-            f"{path}: a symbolic link leads out of the store {root}",
-            hint="put the file itself into the store: `fpga-plugin bitstream install`",
-        )
-
-
-def _header(file: BinaryIO, size: int, path: str) -> Header:
-    return parse_header(file.read(min(size, HEAD_BYTES)), size=size, where=path)
-
-
-def _version(file: BinaryIO) -> tuple[int, int, int]:
-    """What changes when somebody writes to the file."""
-    found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _unreadable(path: str, error: OSError | ValueError) -> BitstreamError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return BitstreamError(
-        f"{path}: cannot be read: {reason}",
-        hint="check the permissions of the file and of the directories above it",
-    )
-
-
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISDIR, "a directory"),
-        (stat.S_ISFIFO, "a fifo"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-    )
-    return next((name for test, name in kinds if test(mode)), "a special file")
+def _header(original: Original) -> Header:
+    start = original.file.read(min(original.size, HEAD_BYTES))
+    return parse_header(start, size=original.size, where=original.path)

@@ -265,7 +265,7 @@ def test_an_unreadable_file_is_refused_with_the_reason(store, place, monkeypatch
     def refuse(*_args, **_kwargs):  # tests may run as root, who may read everything
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files, "open", refuse, raising=False)
+    monkeypatch.setattr("fpga_plugin.originals.io.FileIO", refuse)
     assert "Permission denied" in refusal(store)
 
 
