@@ -275,7 +275,11 @@ class Life(RuleBasedStateMachine):
         if len(free) < count:
             return
         devices = tuple(free[(index + n) % len(free)] for n in range(count))
+        out = [d for d in devices if card_of(d) in self.plugin.ledger.drained]
+        held = set(self.plugin.ledger.claims)
         answer = self.attempt(lambda: self.plugin.claims.allocate(resource, devices))
+        if out and not set(out) <= held and not isinstance(answer, BaseException):
+            self.failures.append(f"{devices} given away while {out} is out of service")
         if isinstance(answer, BaseException):
             if number % 2:
                 self.attempt(lambda: self.plugin.claims.deallocate(resource, devices))
@@ -483,6 +487,32 @@ class Life(RuleBasedStateMachine):
         self.event(board)
         self.after(jobs)
 
+    @rule(operation=st.sampled_from(["drain", "drain", "undrain", "retry"]), index=INDEX, jobs=JOBS)
+    def operator(self, operation, index, jobs) -> None:
+        """Takes a card out, brings it back or has it looked at, whatever is under way on it."""
+        boards = list(self.rack.boards.values())
+        board = boards[index % len(boards)]
+        actions = self.plugin.actions
+        function = {"drain": actions.drain, "undrain": actions.undrain, "retry": actions.retry}
+        task = self.plugin.begin(function[operation](board.card.id))
+        task.add_done_callback(functools.partial(self.answered_operator, board, life=self.plugin))
+        self.plugin.loop.settle()
+        self.after(jobs)
+
+    def answered_operator(self, board: Board, task, *, life) -> None:
+        if life is not self.plugin or self.journal.died or task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            if not isinstance(error, FpgaPluginError | ProcessDiedError):
+                self.failures.append(error)
+            return
+        state = task.result()
+        if not (state.present and state.may_be_pulled) or self.plugin.jobs:
+            return
+        users = [p.uid for p in self.pods if p.running and set(board.slots) & p.attached]
+        if users:
+            self.failures.append(f"{board.card.id} may be pulled under {users}")
+
     def unbind(self, board: Board, port: int) -> None:
         """The card shows fewer regions than its FME implements."""
         lost = board.card.regions[port % len(board.card.regions)]
@@ -611,6 +641,8 @@ class Life(RuleBasedStateMachine):
         self.journal.dies_in = None
         self.rack.bad_prs = []
         self.settle_all()
+        for card in list(self.plugin.ledger.drained):
+            self.plugin.call(functools.partial(self.plugin.ledger.set_drained, card, drained=False))
         self.blank_image(there=True)
         for pod in self.pods:
             pod.active = False
