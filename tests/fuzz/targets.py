@@ -1,5 +1,6 @@
 """Everything that is fuzzed: every reader of foreign bytes, by where they come from."""
 
+import clients
 import devices
 import kubelets
 import operators
@@ -9,6 +10,7 @@ import tenants
 TARGETS = {
     **operators.TARGETS,
     **tenants.TARGETS,
+    **clients.TARGETS,
     **kubelets.TARGETS,
     **devices.TARGETS,
     **records.TARGETS,

@@ -1,8 +1,7 @@
-"""What a tenant chooses: variables, ids, names; and what a client of the HTTP address sends."""
+"""What a tenant chooses: variables, ids, names."""
 
 from contextlib import suppress
 
-import h11
 from operators import AFU, INTERFACE
 from target import Target, pairs
 
@@ -15,8 +14,6 @@ from fpga_plugin.pods.pod import Container, Pod, Reference, Variable
 from fpga_plugin.pods.requests import Target as Region
 from fpga_plugin.pods.requests import assign, check_limits, parse_requests
 from fpga_plugin.policy.rules import parse_pattern
-from fpga_plugin.status.http import MAX_HEAD, _request
-from fpga_plugin.status.site import _operation
 
 _CARD = ids.CardId("0000-10-00.0")
 _REGIONS = tuple(
@@ -79,24 +76,6 @@ def _environment(data: bytes) -> None:
             assert len(value) <= 4096
 
 
-def _http(data: bytes) -> None:
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-    with suppress(h11.RemoteProtocolError):
-        connection.receive_data(data)
-        event: object = None
-        while not isinstance(event, type | h11.EndOfMessage | h11.ConnectionClosed):
-            event = connection.next_event()  # a type: NEED_DATA, PAUSED
-            if isinstance(event, h11.Request):
-                assert isinstance(_request(event, b"").path, str)
-
-
-def _card_operation(data: bytes) -> None:
-    with suppress(InvalidRequestError):
-        word, card = _operation(data)
-        assert isinstance(word, str)
-        assert isinstance(card, str)
-
-
 _NAMES = tuple(
     f"{name}1={value}".encode()
     for name, value in (
@@ -121,10 +100,4 @@ TARGETS = {
         ),
         (b"$(X)", b"$$", b"$(", b"FPGA_REGION_1=", b"metadata.labels['l']", b"spec.nodeName"),
     ),
-    "http": Target(
-        _http,
-        (b"GET /metrics?a=%41&b=1 HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n",),
-        (b"Content-Length: ", b"Transfer-Encoding: chunked", b"HTTP/1.0", b"%00", b"\r\n\r\n"),
-    ),
-    "card-operation": Target(_card_operation, (b'{"operation": "drain", "card": "a"}',)),
 }
