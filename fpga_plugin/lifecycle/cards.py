@@ -127,9 +127,9 @@ class CardActions:
         """
         card_id = self._known(card)
         log.info("card tried again", card=card_id)
-        self._recovery.forget(card_id)
+        self._recovery.ask(card_id)
         if card_id in self._ledger.rebinding:
-            await self._recovery.resume()
+            await self._recovery.put_on(card_id)
         await self._look(card_id)
         self._ledger.another_try(card_id)
         self._poke(card_id)
@@ -155,6 +155,8 @@ class CardActions:
                 waits.append("work on it is under way")
             elif not holders:  # the very look would disturb an owner (invariant 7)
                 waits += await self._open_ports(present)
+            if self._recovery.due(present):
+                waits.append("its driver is to be rebound")
             for region in present.regions:
                 record = ledger.record(region.id)
                 if record.condition not in CLEAN and not holders:

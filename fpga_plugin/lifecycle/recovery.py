@@ -70,6 +70,7 @@ class Recovery:
         self._announced = announced
         self._poke = poke
         self._attempts: dict[CardId, _Attempt] = {}
+        self._asked: set[CardId] = set()
         self._timers: dict[CardId, asyncio.TimerHandle] = {}
         self.done = 0
         self.failed = 0
@@ -105,9 +106,13 @@ class Recovery:
         return last is None or self._now() - last.at >= last.pause
 
     def due(self, card: Card) -> bool:
-        """Whether a card that nobody has should be rebound now."""
+        """Whether a card that nobody has should be rebound now.
+
+        A drained one only when the operator asks: he was told that it may be pulled.
+        """
         return (
             self.may(card.id)
+            and (card.id in self._asked or card.id not in self._ledger.drained)
             and self.poisoned(card)
             and not self._ledger.claims_on(card.id)
             and card.id not in self._ledger.foreign
@@ -129,8 +134,12 @@ class Recovery:
         """
         self._ledger.set_rebinding(card.id, rebinding=False)
 
-    def forget(self, card_id: CardId) -> None:
-        """The operator wants it tried again at once."""
+    def ask(self, card_id: CardId) -> None:
+        """The operator wants it tried again at once, in service or not."""
+        self._asked.add(card_id)
+        self._forget(card_id)
+
+    def _forget(self, card_id: CardId) -> None:
         self._attempts.pop(card_id, None)
         if (timer := self._timers.pop(card_id, None)) is not None:
             timer.cancel()
@@ -200,14 +209,26 @@ class Recovery:
     async def resume(self) -> None:
         """Finish what a former life of the plugin began: bind cards that it left without driver."""
         for card_id in sorted(self._ledger.rebinding):
+            try:
+                await self.put_on(card_id)
+            except FpgaPluginError as error:
+                _say_no_driver(card_id, error)
+
+    async def put_on(self, card_id: CardId) -> None:
+        """Bind a card that a rebind left without driver.
+
+        Raises:
+            CardGoneError: it is no longer in its slot.
+            HardwareError: it failed; the message names the command.
+            JournalError: it has its driver, which cannot be written down.
+        """
+        try:
             async with self._bench.workers.lock(card_id):
-                try:
-                    await self._bench.workers.run(card_id, self._bench.backend.bind, card_id)
-                    await self._look(card_id)
-                    self._ledger.set_rebinding(card_id, rebinding=False)
-                    log.info("card bound again", card=card_id)
-                except FpgaPluginError as error:
-                    _say_no_driver(card_id, error)
+                await self._bench.workers.run(card_id, self._bench.backend.bind, card_id)
+                await self._look(card_id)
+                self._ledger.set_rebinding(card_id, rebinding=False)
+                log.info("card bound again", card=card_id)
+        finally:
             self._poke(card_id)
 
     def _note_attempt(self, card_id: CardId) -> None:
@@ -215,7 +236,8 @@ class Recovery:
         pause = FIRST_PAUSE
         if last is not None and now - last.at < LONGEST_PAUSE:
             pause = min(last.pause * 2, LONGEST_PAUSE)
-        self.forget(card_id)
+        self._asked.discard(card_id)
+        self._forget(card_id)
         self._attempts[card_id] = _Attempt(now, pause)
         loop = asyncio.get_running_loop()
         self._timers[card_id] = loop.call_later(pause, self._poke, card_id)
@@ -227,7 +249,7 @@ class Recovery:
     def close(self) -> None:
         """Forget the pauses that run."""
         for card_id in tuple(self._timers):
-            self.forget(card_id)
+            self._forget(card_id)
 
 
 def _say_no_driver(card_id: CardId, error: FpgaPluginError) -> None:

@@ -1,5 +1,7 @@
 """Cards out of service: nobody new gets them, over restarts too; who has something keeps it."""
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,3 +103,31 @@ def test_a_drained_card_that_was_pulled_comes_back_drained(node: Node) -> None:
     assert node.kubelet.listed(REGIONS) == {}
     card(node, "undrain")
     node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+
+
+def test_a_drained_card_that_may_be_pulled_is_rebound_only_when_asked() -> None:
+    with Node(recovery="rebind").up() as node:
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request())
+        card(node, "drain")
+        node.arm(P0, "pr-error")
+        node.kubelet.deallocate(P0)
+        state = eventually(lambda: (s := card(node, "drain"))["may_be_pulled"] and s)
+        assert any(words.startswith(f"{P0} is FAULTED") for words in state["not_clean"]), state
+        assert not node.plugin.logged("rebinding the driver of a card")
+        card(node, "retry")
+        node.plugin.until_logged("card rebound", card=CARD)
+        eventually(lambda: card(node, "drain")["may_be_pulled"])
+        assert node.afu(P0) == BLANK
+
+
+def test_a_card_whose_driver_cannot_be_put_on_again_is_said_to_who_asks() -> None:
+    with Node("2x1").up() as node:
+        node.plugin.kill()
+        node.take_driver_off(CARD)
+        with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db, db:
+            db.execute("INSERT INTO rebinding VALUES (?)", (CARD,))
+        node.unplug(CARD)
+        node.again()
+        with pytest.raises(RefusedError, match="is gone"):
+            card(node, "retry")
