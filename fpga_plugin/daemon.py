@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -21,10 +20,9 @@ from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import BackendKind, Settings
-from fpga_plugin.errors import BackgroundFailedError, SettingsError
-from fpga_plugin.hardware.backend import Backend, EventSource
+from fpga_plugin.config import Settings
+from fpga_plugin.errors import BackgroundFailedError
+from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.kubelet.service import KubeletService
 from fpga_plugin.kubelet.servicer import CallObserver
@@ -47,6 +45,7 @@ from fpga_plugin.lifecycle.standing import Standing
 from fpga_plugin.lifecycle.ungated import Ungated
 from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.locks import NodeLocks, acquire_locks
+from fpga_plugin.opening import is_guarded, open_hardware, open_policy, open_trust
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.privileges import PrivilegesError, drop_privileges
@@ -65,44 +64,6 @@ FOLD_SECONDS = 600.0
 
 KEEP_SECONDS = 30.0
 """How often an idle plugin looks whether its journal is still there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """A backend with the source of its events."""
-
-    backend: Backend
-    events: EventSource
-
-
-def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
-    """The hardware that the settings name.
-
-    Args:
-        settings: all of them.
-        owner: this process holds the plugin's locks; False: only look.
-
-    Raises:
-        FpgaPluginError: it cannot be used.
-    """
-    if settings.backend is BackendKind.SIMULATED:
-        from fpga_plugin.hardware.simulated.factory import (  # only where cards are simulated
-            simulated_backend,
-        )
-
-        simulated = simulated_backend(
-            settings.simulated_dir,
-            settings.simulated_cards,
-            pr_seconds=settings.simulated_pr_seconds,
-            owner=owner,
-        )
-        return Hardware(simulated.backend, simulated.events)
-    from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
-    from fpga_plugin.hardware.dfl.linux import LinuxKernel
-    from fpga_plugin.hardware.udev import UdevEvents
-
-    kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
-    return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
 
 
 def _pod_env_source(settings: Settings, podresources: PodResourcesClient | None) -> EnvSource:
@@ -159,39 +120,6 @@ def _say_of_journal(journal: Journal) -> None:
             moved_to=journal.set_aside,
             hint="every region without an owner is scrubbed; kubelet's records name the owners",
         )
-
-
-def open_trust(settings: Settings) -> Trust:
-    """What judges the store's files."""
-    return Trust(
-        settings.bitstream_dir, settings.trust, settings.keys_dir, guarded=is_guarded(settings)
-    )
-
-
-def open_policy(settings: Settings) -> "PolicyFile | None":
-    """Who may load what, if the operator says so.
-
-    Raises:
-        SettingsError: the file cannot be read or is wrong. A plugin that never had a policy has
-            none to fall back on, and to start without it would let everything through.
-    """
-    if settings.policy_file is None:
-        return None
-    from fpga_plugin.policy.file import PolicyFile  # imports YAML: 1.5 MiB
-    from fpga_plugin.policy.parse import PolicyError
-
-    try:
-        return PolicyFile(settings.policy_file, guarded=is_guarded(settings))
-    except PolicyError as error:
-        raise SettingsError(f"FPGA_PLUGIN_POLICY_FILE: {error.message}", hint=error.hint) from error
-
-
-def is_guarded(settings: Settings) -> bool:
-    """Whether others may not write the store's files.
-
-    For simulated cards they may: nothing runs there, and a clone's samples are often its user's.
-    """
-    return settings.backend is not BackendKind.SIMULATED
 
 
 def open_library(settings: Settings, boot_id: str) -> Library:

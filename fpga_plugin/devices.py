@@ -11,10 +11,10 @@ from typing import TypedDict
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import ScrubPolicy, Settings
-from fpga_plugin.daemon import is_guarded, open_hardware, open_trust
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.opening import is_guarded, open_hardware, open_trust
 
 
 class RegionRow(TypedDict):
