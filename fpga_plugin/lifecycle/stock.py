@@ -26,7 +26,7 @@ from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.sources import Asked
 from fpga_plugin.pods import turn
 from fpga_plugin.pods.environment import request_variables
-from fpga_plugin.pods.pod import Container, NoSuchPodError, Pod, PodSourceError
+from fpga_plugin.pods.pod import Container, NoSuchPodError, Pod, PodSourceError, Run
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podsapi import PodsApi
 from fpga_plugin.pods.requests import FpgaRequest, parse_requests
@@ -103,6 +103,7 @@ class _Trail:
     """What became of a pod's PreStarts, by the devices that they named."""
 
     starts: dict[frozenset[DeviceId], turn.Start] = field(default_factory=dict)
+    before: dict[frozenset[DeviceId], Run | None] = field(default_factory=dict)
     refusals: dict[frozenset[DeviceId], str] = field(default_factory=dict)
 
     def words(self, devices: frozenset[DeviceId]) -> tuple[str, ...]:
@@ -228,7 +229,9 @@ class PodEnvSource:
             return
         trail = self._trail(identity.pod)
         trail.refusals.pop(frozenset(devices), None)
-        trail.starts[frozenset(devices)] = turn.Start(identity.container, time.time())
+        trail.starts[frozenset(devices)] = turn.Start(
+            identity.container, time.time(), trail.before.pop(frozenset(devices), None)
+        )
 
     def refused(self, identity: Identity, devices: Sequence[DeviceId], words: str) -> None:
         """Remember the words, which kubelet will quote (`EnvSource`)."""
@@ -258,17 +261,23 @@ class PodEnvSource:
         Raises:
             NoSourceError: it is not proved; the words are unlike any other refusal's.
         """
-        trail = self._trails.get(question.uid, _Trail())
+        trail = self._trails.get(question.uid) or _Trail()
         words, last = trail.words(question.devices), trail.starts.get(question.devices)
 
+        runs: dict[str, Run | None] = {}
+
         def decide(pod: Pod) -> str | None:
-            if (name := turn.refused(pod, holders, words)) is not None or last is None:
-                return name
-            return turn.follows(pod, holders, last)
+            name = turn.refused(pod, holders, words)
+            if name is None and last is not None:
+                name = turn.follows(pod, holders, last)
+            if name is not None:
+                runs[name] = pod.state(name).ended
+            return name
 
         if words or last is not None:
             name = await self._proof(question, known, told, decide)
             if name is not None:
+                trail.before[question.devices] = runs[name]
                 return name
         raise NoSourceError(
             f"containers {', '.join(holder.name for holder in holders[:3])} of pod"

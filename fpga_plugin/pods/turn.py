@@ -21,7 +21,7 @@ since, proves nothing, and what a lagging status proves has to hold for a while 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fpga_plugin.pods.pod import Phase, Pod, State
+from fpga_plugin.pods.pod import Phase, Pod, Run, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,14 @@ class Start:
     Attributes:
         container: whose.
         at: when it was answered; seconds since the epoch by the node's clock.
+        before: the container's latest run that had ended by then. A status that lags shows it still
+            afterwards, and its time alone does not tell: times have whole seconds, and the clock
+            may have been set back.
     """
 
     container: str
     at: float
+    before: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ def follows(pod: Pod, holders: Sequence[Candidate], last: Start) -> str | None:
     run = state.ended
     if (
         run is None
+        or run == last.before
         or run.started < int(last.at)
         or not _in_same_sandbox(pod, last.container, run.started)
     ):

@@ -614,6 +614,31 @@ def test_a_pods_life_with_an_init_container_that_asks_for_something_else(socket)
     run(story())
 
 
+@pytest.mark.parametrize("seconds", [0.0, -3600.0])
+def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
+    tmp_path, list_socket, monkeypatch, seconds
+):
+    """It is of the same second, or the clock was set back: its time does not tell."""
+
+    async def story(api, pod):
+        async with serving(PodResources(compress=P0), list_socket):
+            life = Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod)
+            await life.start(INIT_ENV, "init", fresh=True)
+            pod.ended("init", 1, started=time.time())
+            now = time.time() + seconds
+            monkeypatch.setattr("fpga_plugin.lifecycle.stock.time.time", lambda: now)
+            await life.start(INIT_ENV, "init")
+            # It began anew and succeeded, which the status does not show yet: it is the app's turn.
+            await life.refuse("app")
+            pod.ended("init", started=now)
+            await life.start(APP_ENV, "app")
+
+    monkeypatch.setattr("fpga_plugin.lifecycle.stock.PATIENCE", 0.1)
+    pod = two()
+    with ApiServerDouble(pod) as api:
+        run(story(api, pod))
+
+
 def test_what_is_not_proved_is_asked_and_kubelet_answers(socket):
     async def story():
         pod = two()
