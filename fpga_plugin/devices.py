@@ -1,13 +1,13 @@
 """`fpga-plugin devices`: what is on this node, as hardware, store and journal tell.
 
-Only looks. The journal is opened read-only, so this works beside a running daemon; who has what is
-what the daemon wrote last.
+Only looks, so this works beside a running daemon.
 """
 
-import os
-import sqlite3
 from typing import TypedDict
 
+from fpga_plugin.allocation.journal import JournalError
+from fpga_plugin.allocation.peek import Peek, peek
+from fpga_plugin.allocation.records import Ownership
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import ScrubPolicy, Settings
@@ -53,7 +53,12 @@ def list_devices(settings: Settings) -> Listing:
     """
     backend = open_hardware(settings, owner=False).backend
     inventory = backend.scan()
-    owners, conditions = _journal(os.path.join(settings.state_dir, "journal.sqlite3"))
+    journal: Peek | None = None
+    unread = ""
+    try:
+        journal = peek(settings.state_dir)
+    except JournalError as error:
+        unread = str(error)
     cards: list[CardRow] = []
     for card in sorted(inventory.cards.values(), key=lambda card: card.address):
         note = "" if settings.cards.selects(card.id) else "left alone (FPGA_PLUGIN_CARDS)"
@@ -62,10 +67,8 @@ def list_devices(settings: Settings) -> Listing:
                 "card": card.id,
                 "interface_id": card.interface_id,
                 "numa_node": card.numa_node,
-                "note": note or _missing(card, settings),
-                "regions": [
-                    _row(backend, card, region, owners, conditions) for region in card.regions
-                ],
+                "note": note or unread or _missing(card, settings),
+                "regions": [_row(backend, card, region, journal) for region in card.regions],
             }
         )
     return {
@@ -96,48 +99,24 @@ def _missing(card: Card, settings: Settings) -> str:
     return f"no-blank-image: {reason}; FPGA_PLUGIN_SCRUB=best-effort does without"
 
 
-def _row(
-    backend: Backend,
-    card: Card,
-    region: Region,
-    owners: dict[str, str],
-    conditions: dict[str, tuple[str, str]],
-) -> RegionRow:
+def _row(backend: Backend, card: Card, region: Region, journal: Peek | None) -> RegionRow:
     try:
         afu_id: str = backend.afu_id(region)
         note = ""
     except FpgaPluginError as error:
         afu_id, note = "", error.message
-    condition, reason = conditions.get(region.id, ("", ""))
+    owner, condition, reason = "", "", ""  # not known where the journal cannot be read
+    if journal is not None:
+        owner = journal.owners.get(region.id) or journal.owners.get(card.id) or Ownership.FREE
+        condition, reason = journal.conditions.get(region.id, ("", ""))
     return {
         "region": region.id,
         "node": region.node,
         "afu_id": afu_id,
-        "ownership": owners.get(region.id) or owners.get(card.id) or "FREE",
+        "ownership": owner,
         "condition": condition,
         "note": note or reason,
     }
-
-
-def _journal(path: str) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
-    """Ownership by device and condition by region; nothing where there is no journal yet."""
-    if not os.path.exists(path):
-        return {}, {}
-    try:
-        db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)
-    except sqlite3.Error:
-        return {}, {}
-    try:
-        claims = db.execute("SELECT device, started FROM claims").fetchall()
-        regions = db.execute("SELECT region, condition, reason FROM regions").fetchall()
-    except sqlite3.Error:
-        return {}, {}
-    finally:
-        db.close()
-    return (
-        {device: "STARTED" if started else "CLAIMED" for device, started in claims},
-        {region: (condition, reason) for region, condition, reason in regions},
-    )
 
 
 def table(listing: Listing) -> str:
@@ -150,7 +129,10 @@ def table(listing: Listing) -> str:
             lines.append(f"  ! {card['note']}")
         rows = [("REGION", "NODE", "AFU ID", "OWNER", "CONDITION", "")]
         rows += [
-            (r["region"], r["node"], r["afu_id"], r["ownership"], r["condition"] or "-", r["note"])
+            (
+                *(r["region"], r["node"], r["afu_id"]),
+                *(r["ownership"] or "-", r["condition"] or "-", r["note"]),
+            )
             for r in card["regions"]
         ]
         widths = [max(len(row[i]) for row in rows) for i in range(5)]

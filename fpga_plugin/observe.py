@@ -8,13 +8,13 @@ What it says of a card is what the first start would do to it. Imported only whe
 import asyncio
 import os
 import socket
-import sqlite3
 from collections.abc import Callable, Collection
-from contextlib import closing
 
 import structlog
 
+from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.names import resource_names
+from fpga_plugin.allocation.peek import peek
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
@@ -90,17 +90,10 @@ async def _records(settings: Settings) -> Checkpoint:
 
 def _claimed(state_dir: str) -> frozenset[str]:
     """Devices with an owner in the journal of an earlier life; empty: there was none."""
-    path = os.path.join(state_dir, "journal.sqlite3")
-    if not os.path.exists(path):
-        return frozenset()
     try:
-        # What was not folded in yet is read with the log, by its rules. Without a log SQLite would
-        # make one to share with others, and cannot on a read-only mount: hence immutable.
-        how = "mode=ro" if os.path.exists(f"{path}-wal") else "mode=ro&immutable=1"
-        with closing(sqlite3.connect(f"file:{path}?{how}", uri=True)) as journal:
-            return frozenset(device for (device,) in journal.execute("SELECT device FROM claims"))
-    except sqlite3.Error as error:
-        log.warning("the journal cannot be read", path=path, error=str(error))
+        return frozenset(peek(state_dir).owners)
+    except JournalError as error:
+        log.warning("the journal cannot be read", error=str(error))
         return frozenset()
 
 

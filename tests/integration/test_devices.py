@@ -1,0 +1,54 @@
+"""`fpga-plugin devices` beside a plugin, after one, and where there is little to read."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from daemon_support import P0, Node
+
+
+def devices(node: Node, *options: str) -> "subprocess.CompletedProcess[str]":
+    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+    return subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", "devices", *options],
+        env=others | dict(node.settings),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+
+def listed(node: Node) -> tuple[str, list[tuple[str, str]]]:
+    """The card's note, and owner and condition of each region."""
+    found: dict[str, Any] = json.loads(devices(node, "--json").stdout)
+    (card,) = found["cards"]
+    return card["note"], [(row["ownership"], row["condition"]) for row in card["regions"]]
+
+
+def test_who_has_what_is_told_beside_the_plugin_and_after_it():
+    with Node("1x2").up() as node:
+        node.kubelet.allocate(P0)
+        told = ("", [("CLAIMED", "BLANK"), ("FREE", "BLANK")])
+        assert listed(node) == told
+        node.plugin.stop()
+        assert listed(node) == told
+
+
+def test_nobody_is_said_to_be_free_where_the_journal_cannot_be_read():
+    with Node("1x2").up() as node:
+        node.kubelet.allocate(P0)
+        node.plugin.stop()
+        journal = node.state_dir / "journal.sqlite3"
+        journal.write_bytes(b"x" * 4096)
+        note, regions = listed(node)
+        assert regions == [("", ""), ("", "")]
+        assert f"journal {journal} cannot be read: file is not a database" in note
+        text = devices(node).stdout
+        assert "FREE" not in text
+        assert "cannot be read" in text
+        assert journal.read_bytes() == b"x" * 4096
+        journal.unlink()
+        assert [owner for owner, _ in listed(node)[1]] == ["FREE", "FREE"]
