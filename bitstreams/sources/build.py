@@ -6,20 +6,33 @@
 A sample's image is what simulated cards need of one and nothing else: the AFU id, which such a card
 shows after programming as its first 16 bytes, then the description beside the metadata, then a
 counter up to the size of an image. The same sources give the same bytes.
+
+A source whose name has 40 digits becomes an AOCX file: that is the hash which names it, and the GBS
+file is packed as the OpenCL compiler would (`fpga_plugin/bitstream/aocx.py` has the layout). The
+plugin only reads AOCX files, so what writes one is here.
 """
 
 import argparse
 import json
 import os
+import struct
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
+from fpga_plugin.bitstream.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
 from fpga_plugin.bitstream.command import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id
 
 SOURCES = Path(__file__).resolve().parent
 IMAGE_BYTES = 4096
+HASH_DIGITS = 40
+
+_ELF = "<4sBBBB8xHHIQQQIHHHHHH"
+"""Elf64_Ehdr (elf.h)."""
+_SECTION = "<IIQQQQIIQQ"
+"""Elf64_Shdr."""
 
 
 def image(description: bytes, afu_id: str) -> bytes:
@@ -27,6 +40,38 @@ def image(description: bytes, afu_id: str) -> bytes:
     start = bytes.fromhex(afu_id) + description
     counter = bytes(n % 256 for n in range(IMAGE_BYTES))
     return start + counter[len(start) :]
+
+
+def elf(*parts: tuple[str, bytes]) -> bytes:
+    """An ELF file with these sections: 64 bits, little endian, nothing to execute."""
+    names = b"\0" + b"".join(name.encode() + b"\0" for name, _ in parts) + b".shstrtab\0"
+    start, entry = struct.calcsize(_ELF), struct.calcsize(_SECTION)
+    body, table, at = b"", [bytes(entry)], 1
+    for name, content in (*parts, (".shstrtab", names)):
+        place = start + len(body), len(content)
+        table.append(struct.pack(_SECTION, at, 1, 0, 0, *place, 0, 0, 1, 0))
+        at += len(name) + 1
+        body += content
+    header = struct.pack(
+        _ELF,
+        *(b"\x7fELF", 2, 1, 1, 0),
+        *(0, 0, 1, 0, 0, start + len(body), 0),
+        *(start, 0, 0, entry, len(table), len(table) - 1),
+    )
+    return header + body + b"".join(table)
+
+
+def gzipped(data: bytes) -> bytes:
+    """A gzip member with one stored block (RFC 1951, 3.2.4): the same bytes with every zlib."""
+    size = struct.pack("<HH", len(data), len(data) ^ 0xFFFF)
+    trailer = struct.pack("<II", zlib.crc32(data), len(data))
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff\1" + size + data + trailer
+
+
+def aocx(gbs: bytes, name: str) -> bytes:
+    """The AOCX file of a GBS file."""
+    binary = elf((GBS_SECTION, gzipped(gbs)))
+    return elf((HASH_SECTION, name.encode()), (BINARY_SECTION, binary))
 
 
 def build(store: Path) -> int:
@@ -44,6 +89,9 @@ def build(store: Path) -> int:
             command = ["pack", "--metadata", str(metadata), raw, "-o", str(target)]
             if code := run_bitstream(parser.parse_args(["bitstream", *command])):
                 return code
+            if len(metadata.stem) == HASH_DIGITS:
+                target.with_suffix(".aocx").write_bytes(aocx(target.read_bytes(), metadata.stem))
+                target.unlink()
     return run_bitstream(
         parser.parse_args(["bitstream", "sign", "--manifest", "--dir", str(store)])
     )

@@ -12,6 +12,7 @@ from daemon_support import AFU, AFU_2, ID, NO_REQUEST, P0, REGIONS, Node, Refuse
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
+SAMPLE_HASH = "583046af95883bdc653bc8fcede570d756ac30d9"
 HASHES = ("0123456789abcdef0123456789abcdef01234567", "f" * 40)
 
 
@@ -68,6 +69,14 @@ def test_aocx_files_have_one_afu_id_and_are_programmed_anew_each_time():
         refused = refusal(node, "e" * 40)
         assert refused.code == "NOT_FOUND"
         assert f"{'e' * 40}.aocx" in refused.message
+
+
+def test_the_sample_stores_aocx_file_is_programmed():
+    with Node().up() as node:
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request(SAMPLE_HASH))
+        assert node.afu(P0) == AFU
+        node.plugin.until_logged("prepared", bitstreams={P0: SAMPLE_HASH})
 
 
 def test_an_aocx_that_was_tampered_with_is_refused_and_the_other_one_is_served():

@@ -76,7 +76,9 @@ def test_a_loaded_image_does_not_change_with_the_file(store, place):
 
 
 @pytest.mark.parametrize(
-    "file", sorted(SAMPLES.glob("*/*.gbs")), ids=lambda path: f"{path.parent.name[:4]}-{path.stem}"
+    "file",
+    sorted(SAMPLES.glob("*/*.[ga]*")),
+    ids=lambda path: f"{path.parent.name[:4]}-{path.stem}",
 )
 def test_every_sample_can_be_loaded_and_its_image_begins_with_its_afu_id(file):
     store = Store(str(SAMPLES))
@@ -96,6 +98,7 @@ def test_the_sample_store_has_what_is_documented():
     assert {(e.interface_id, e.bitstream_id) for e in entries} == {
         (INTERFACE, AFU),
         (INTERFACE, OTHER_AFU),
+        (INTERFACE, "583046af95883bdc653bc8fcede570d756ac30d9"),
         (INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
         (INTERFACE, None),
         (OTHER_INTERFACE, "f7df405cbd7acf7222f144b0b93acd18"),
@@ -111,8 +114,9 @@ def test_building_the_samples_gives_what_is_checked_in(tmp_path):
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     built = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.glob("*/*")}
-    kept = {path.relative_to(SAMPLES): path.read_bytes() for path in SAMPLES.glob("*/*.gbs")}
+    kept = {path.relative_to(SAMPLES): path.read_bytes() for path in SAMPLES.glob("*/*.[ga]*")}
     assert built == kept
+    assert {path.suffix for path in kept} == {".gbs", ".aocx"}
     assert (tmp_path / "manifest.json").read_bytes() == (SAMPLES / "manifest.json").read_bytes()
 
 
