@@ -321,17 +321,19 @@ class Reconciler:
 
     async def _settle_without(self, ended: Sequence[DeviceId], unreadable: NoSourceError) -> None:
         """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
-        gone: list[DeviceId] = []
+        claims = [claim for device in ended if (claim := self._ledger.claims.get(device))]
+        told: dict[PodUid, bool] = {}
         problem = unreadable
-        for device in ended:
-            claim = self._ledger.claims.get(device)
-            if claim is None or claim.pod is None or self._ended is None:
+        for pod in dict.fromkeys(claim.pod for claim in claims):
+            if pod is None or self._ended is None:
                 continue
             try:
-                if await self._ended(claim.pod):
-                    gone.append(device)
+                told[pod] = await self._ended(pod)
             except NoSourceError as error:
                 problem = NoSourceError(f"{unreadable.message}; {error.message}")
+            if not self._answered:
+                return  # another kubelet, which is not kept waiting
+        gone = [claim.device for claim in claims if claim.pod is not None and told.get(claim.pod)]
         if len(gone) < len(ended) or not ended:
             self._report(problem)
         elif self._said != str(problem):

@@ -27,13 +27,16 @@ PREFIX = "fpga.intel.com"
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 RESOURCE = ResourceName(f"{PREFIX}/region-{INTERFACE}")
 ADDRESS = PciAddress.parse("0000:10:00.0")
-REGION = "0000-10-00.0-p0"
+REGION, SECOND = "0000-10-00.0-p0", "0000-10-00.0-p1"
 BLANK = AfuId("4cc434ceb4374bd69d69b7e3fdc04577")
 
 
 def card() -> Card:
-    region = Region(ADDRESS.card_id, 0, "/dev/dfl-port.0", "/sys/devices/x/dfl-port.0")
-    return Card(ADDRESS, INTERFACE, 0, (region,), 1, "/dev/dfl-fme.0", "/sys/x", False)
+    regions = tuple(
+        Region(ADDRESS.card_id, n, f"/dev/dfl-port.{n}", f"/sys/devices/x/dfl-port.{n}")
+        for n in range(2)
+    )
+    return Card(ADDRESS, INTERFACE, 0, regions, 1, "/dev/dfl-fme.0", "/sys/x", False)
 
 
 class Kubelet:
@@ -309,6 +312,35 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
     assert "is not understood" in world.reconciler.problem
     if gone is None:
         assert "nobody tells pods" in world.reconciler.problem
+
+
+def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_pods(
+    directory: str,
+) -> None:
+    world = World(directory)
+    asked: list[PodUid] = []
+
+    async def ended(pod: PodUid) -> bool:
+        asked.append(pod)
+        world.ledger.kubelet_epoch("k2")
+        world.reconciler.epoch_changed("k2")
+        return True
+
+    world.reconciler._ended = ended
+    world.play(lambda: bool(world.gates))
+    for number, device in enumerate((REGION, SECOND)):
+        world.ledger.allocate(RESOURCE, [device])
+        world.ledger.bind_pod([DeviceId(device)], PodUid(f"{POD[:-1]}{number}"))
+
+    def spoil() -> None:
+        with open(world.kubelet.path + ".new", "w") as file:
+            file.write("{")
+        os.replace(world.kubelet.path + ".new", world.kubelet.path)
+
+    world.reconciler._resend = spoil
+    world.play(lambda: False in world.gates)
+    assert len(asked) == 1
+    assert world.released == []
 
 
 def test_failed_lists_release_nothing(directory: str) -> None:
