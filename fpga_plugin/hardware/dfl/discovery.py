@@ -63,25 +63,33 @@ def scan_card(kernel: Kernel, card: CardId, skipped: Skipped) -> Card | CardProb
     Looks only below the card's own functions, so its cost does not grow with the other cards.
 
     Raises:
-        HardwareError: the class of FPGA regions cannot be listed.
+        HardwareError: sysfs cannot be listed there.
     """
     address = PciAddress.parse(card)
-    if not kernel.exists(PCI):
-        bases = _bases(kernel, skipped).get(address, [])
-    else:
-        function = f"{PCI}/{address}"
-        parents = [function, *children(kernel, function, r"virtfn[0-9]{1,5}")]
-        paths = [
-            path for p in parents for path in children(kernel, f"{p}/fpga_region", r"region.*")
-        ]
-        bases = [
-            base
-            for path in paths
-            if (found := _base(kernel, path, skipped)) is not None
-            for owner, base in [found]
-            if owner == address
-        ]
+    try:
+        bases = _bases_of(kernel, address, skipped)
+    except OSError as error:
+        raise HardwareError(
+            f"card {card} cannot be looked up in {PCI} ({error.strerror})",
+            hint="is the node's /sys mounted where FPGA_PLUGIN_SYSFS_ROOT says? Else see the"
+            " kernel's log",
+        ) from error
     return _read(kernel, address, bases) if bases else None
+
+
+def _bases_of(kernel: Kernel, address: PciAddress, skipped: Skipped) -> list[_Base]:
+    if not kernel.exists(PCI):
+        return _bases(kernel, skipped).get(address, [])
+    function = f"{PCI}/{address}"
+    parents = [function, *children(kernel, function, r"virtfn[0-9]{1,5}")]
+    paths = [path for p in parents for path in children(kernel, f"{p}/fpga_region", r"region.*")]
+    return [
+        base
+        for path in paths
+        if (found := _base(kernel, path, skipped)) is not None
+        for owner, base in [found]
+        if owner == address
+    ]
 
 
 def _bases(kernel: Kernel, skipped: Skipped) -> Mapping[PciAddress, list[_Base]]:

@@ -63,11 +63,12 @@ def bind(kernel: Kernel, address: PciAddress, *, driver: str = defs.PCI_DRIVER) 
         CardGoneError: there is no such card.
         HardwareError: it failed; the message names the command.
     """
-    if not kernel.exists(f"/sys/bus/pci/devices/{address}"):
-        raise CardGoneError(f"card {address.card_id} is gone", hint="is it still in its slot?")
-    if kernel.exists(f"/sys/bus/pci/devices/{address}/driver"):
-        return
+    device = f"/sys/bus/pci/devices/{address}"
     try:
+        if not kernel.exists(device):
+            raise CardGoneError(f"card {address.card_id} is gone", hint="is it still in its slot?")
+        if kernel.exists(f"{device}/driver"):
+            return
         kernel.write(f"{driver}/bind", str(address))
     except OSError as error:
         raise HardwareError(
