@@ -211,6 +211,10 @@ class Inventory:
             self.problems[card_id] = problem
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
 
+    def degraded(self, card_id: CardId) -> tuple[str, ...]:
+        """A card's signals at the last look that are worth telling and take nothing away."""
+        return self._degraded.get(card_id, ())
+
     async def check_all(self) -> None:
         """Read the health signals of all cards.
 

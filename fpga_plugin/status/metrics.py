@@ -202,6 +202,12 @@ def _cards(parts: Parts) -> Iterator[Metric]:
         [((card.id,), int(card.id in ledger.drained)) for card in _sorted(ledger.cards)],
     )
     yield _gauge(
+        "card_degraded",
+        "Signals that a card throttles or was in trouble and works on; the log names them.",
+        ["card"],
+        [((card.id,), len(parts.inventory.degraded(card.id))) for card in _sorted(ledger.cards)],
+    )
+    yield _gauge(
         "memory_debt",
         "Whether a card's on-card memory may still hold a former tenant's data.",
         ["card"],

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.status import metrics
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 REGION = RegionId("0000-10-00.0-p1")
@@ -137,6 +140,20 @@ def test_a_scan_of_all_that_meets_a_pr_does_not_call_the_port_poisoned(node):
     asyncio.run(story())
     assert not any(seen)
     assert node.looked_closely == [card_of(REGION)]
+
+
+def test_a_degraded_card_is_counted_and_loses_nothing(node):
+    def throttles():
+        health = node.backend.health
+        node.backend.health = lambda card: replace(health(card), degraded=("power: AP1", "pcie: x"))
+
+    told(node, throttles)
+    parts = SimpleNamespace(ledger=node.ledger, inventory=node.inventory)
+    (metric,) = [m for m in metrics._cards(parts) if m.name.endswith("card_degraded")]
+    assert {s.labels["card"]: s.value for s in metric.samples} == dict.fromkeys(
+        node.ledger.cards, 2
+    )
+    assert not node.ledger.failing
 
 
 def busy_card(card):
