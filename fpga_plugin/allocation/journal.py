@@ -252,7 +252,7 @@ class Journal:
 
 
 class NoJournal:
-    """Writes nothing: for `devices`, and for tests of the ledger alone."""
+    """Writes nothing: for tests of the ledger alone."""
 
     def write(self, change: Change) -> None:
         """Forget the change (`JournalWriter`)."""
