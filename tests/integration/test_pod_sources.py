@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import http.server
 import json
+import re
 import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping
 
 import pytest
@@ -914,12 +916,17 @@ def test_a_stock_kubelets_pod_is_programmed_with_the_bitstream_of_its_env():
         del server.pods[pod.uid]
         await double.start_container(pod, "app")
         assert node.afu(region) == AFU_2
+        (address,) = node.plugin.until_logged("serving metrics")["addresses"]
+        url = f"http://{address}/metrics"
+        told = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
+        counted = re.findall(rb'fpga_plugin_pod_source_answers_total{source="(.*)"} (.*)', told)
+        assert {name: float(number) for name, number in counted} == {b"kept": 1, b"pods-api": 1}
         mark = node.plugin.mark
         await double.end_pod(pod)
         await logged(node, "region scrubbed", mark, region=region)
         assert node.afu(region) == BLANK
 
-    on_stock_kubelet(story)
+    on_stock_kubelet(story, http_address="127.0.0.1:0")
 
 
 def test_init_and_app_container_get_each_their_own_bitstream_on_one_region():
