@@ -316,7 +316,7 @@ class Reconciler:
             return await self._identities.checkpoint()
         if ended != self._waiting:
             log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
-        self._waiting = ended
+        self._said, self._waiting = "", ended  # it can be read
         return None
 
     async def _settle_without(self, ended: Sequence[DeviceId], unreadable: NoSourceError) -> None:

@@ -182,8 +182,15 @@ def test_a_checkpoint_that_is_not_rewritten_releases_nothing(directory: str) -> 
     world.kubelet.rewrites = False
     world.kubelet.write([])
     world.ledger.allocate(RESOURCE, [REGION])
-    world.play(lambda: world.kubelet.resends > 1)
+    world.kubelet.failing = True
+    world.play(lambda: bool(world.reconciler.problem))
+    world.kubelet.failing = False
+    with capture_logs() as logs:
+        world.play(lambda: world.kubelet.resends > 2)
     assert world.released == []
+    assert not world.reconciler.problem, "its records can be read again"
+    told = [line for line in logs if line["event"].startswith("kubelet has not rewritten")]
+    assert [line["devices"] for line in told] == [[REGION]]
 
 
 def test_an_unreadable_checkpoint_releases_nothing(directory: str) -> None:
