@@ -67,7 +67,7 @@ class Journal:
             try:
                 self._db, self.snapshot = self._open()
             except (sqlite3.DatabaseError, ValueError) as error:
-                if not _unreadable(error):
+                if not _unreadable(error, path):
                     raise
                 # What is on the regions is then unknown, which is a state that the plugin handles:
                 # everything without an owner is dirty, and kubelet's records name the owners.
@@ -139,6 +139,8 @@ class Journal:
                 "INSERT INTO meta VALUES (?, ?)",
                 [("schema", str(SCHEMA_VERSION)), ("fresh", "1")],
             )
+        # A file that can be read and not written is better known now than by the first Allocate.
+        db.execute("UPDATE meta SET value = value WHERE key = 'schema'")
         db.execute("COMMIT")
         rows.check_tables(db)
 
@@ -271,12 +273,15 @@ def _text(raw: bytes) -> str:
     return raw.decode(errors="surrogateescape")
 
 
-def _unreadable(error: Exception) -> bool:
+def _unreadable(error: Exception, path: str) -> bool:
     """Whether the file is there and says nothing that can be used; else it may be tried again.
 
     SQLite's plain error is a missing table or column; a damaged file has a code of its own, and
-    what the disk or another process is to blame for has others.
+    what the disk or another process is to blame for has others. A file that says it is for readers
+    only (its byte 18, the write version) looks like a disk that is.
     """
-    if isinstance(error, sqlite3.OperationalError):
-        return error.sqlite_errorcode == sqlite3.SQLITE_ERROR
-    return True
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    if error.sqlite_errorcode == sqlite3.SQLITE_READONLY:
+        return os.access(path, os.W_OK)
+    return error.sqlite_errorcode == sqlite3.SQLITE_ERROR

@@ -26,7 +26,13 @@ from fpga_plugin.status.view import StatusView, view
 from fpga_plugin.status.watched import Watched
 
 _CARD = CardId("0000-10-00.0")
-_LOOP = asyncio.new_event_loop()
+
+
+class _Idle:
+    """Takes every call and does nothing."""
+
+    def __getattr__(self, _name: str) -> object:
+        return lambda *_: None
 
 
 async def _look(_card: CardId) -> None:
@@ -43,7 +49,7 @@ def _site() -> Site:
     )
     actions = CardActions(
         SimpleNamespace(ledger=ledger),
-        SimpleNamespace(forget=lambda _: None),
+        _Idle(),
         look=_look,
         poke=lambda _: None,
     )
@@ -78,7 +84,7 @@ def _http(data: bytes) -> None:
         await Listener(site.local if data[:1] == b"\1" else site.public)._serve(reader, writer)
 
     with capture_logs():
-        _LOOP.run_until_complete(serve())
+        asyncio.run(serve())
     if not writer.sent:
         return
     client = h11.Connection(h11.CLIENT)
@@ -98,7 +104,7 @@ def _card_operation(data: bytes) -> None:
         return await _site().local(Request("POST", "/card", body=data))
 
     with capture_logs():
-        response = _LOOP.run_until_complete(answer())
+        response = asyncio.run(answer())
     told = json.loads(response.body)
     if response.status == 200:  # OK
         assert told["card"] == _CARD
@@ -129,7 +135,7 @@ def _status_of(texts: list[str]) -> StatusView:
         method, uid, (DeviceId(_CARD),), status="INVALID_ARGUMENT", message=message
     )
     watched.refusals.named(uid, namespace, name)
-    return _LOOP.run_until_complete(view(watched))
+    return asyncio.run(view(watched))
 
 
 _PLAIN = _Tags(page(_status_of(["x", "x", "x", "x"]))).found

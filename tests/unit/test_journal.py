@@ -198,6 +198,14 @@ def test_a_damaged_database_is_set_aside(path: str) -> None:
     begins_anew(path)
 
 
+def test_a_journal_that_says_it_is_for_readers_only_is_set_aside(path: str) -> None:
+    lived(path)
+    with open(path, "r+b") as file:
+        file.seek(18)
+        file.write(b"\x57")
+    begins_anew(path)
+
+
 CLAIM = f"""INSERT OR REPLACE INTO claims VALUES (
   '{P0}', '{REGIONS}', '[["{P0}", "/dev/dfl-port.0"]]', 0, 0, 0, NULL, '', 0, 0)"""
 
