@@ -3,10 +3,12 @@
 Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
 plugin holds the lock (DESIGN.md section 11). Each command imports what it needs when it runs: `run`
 should not pay for `demo`. Importing is four fifths of the time from exec to registration, and most
-of the memory of an idle plugin (`make bench`).
+of the memory of an idle plugin (`make bench`). Nobody who types a command is shown a traceback for
+what is his terminal's doing: Ctrl-C, a pipe that was closed, a full disk.
 """
 # ruff: noqa: T201  # a command prints
 
+import errno
 import gc
 import importlib.util
 import json
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 75  # EX_TEMPFAIL of sysexits.h
+STDOUT, STDERR = 1, 2
+_NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 _EPILOG = """\
 try it without hardware, cluster or root:
@@ -38,6 +42,7 @@ docs/configuration.md explains them.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _open_standard_streams()
     try:
         return _main(sys.argv[1:] if arguments is None else arguments)
     except SettingsError as error:
@@ -49,10 +54,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FpgaPluginError as error:
         _complain(error)
         return EXIT_FAILED
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`); Python must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        _drop_output()
+        _complain(FpgaPluginError("interrupted"))
         return EXIT_FAILED
+    except BrokenPipeError:
+        _drop_output()  # whoever read it has had enough (`| head`)
+        return EXIT_FAILED
+
+
+def _printed(command: Callable[["argparse.Namespace"], int], args: "argparse.Namespace") -> int:
+    """Run a command that prints.
+
+    Raises:
+        FpgaPluginError: what it printed cannot be written, or its own.
+    """
+    try:
+        code = command(args)
+        sys.stdout.flush()  # at exit nobody could be told
+    except OSError as error:
+        # Of an open file the kernel says this without a name; files of our own that are written
+        # have errors of their own.
+        if error.filename is not None or error.errno not in _NOT_WRITTEN:
+            raise
+        _drop_output()
+        raise FpgaPluginError(f"the output cannot be written: {error.strerror}") from error
+    return code
+
+
+def _drop_output() -> None:
+    """What is buffered would be tried again at exit, and Python complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Whoever started us without some of them (`>&-`) must not find our files in their places."""
+    if sys.stdin is not None and sys.stdout is not None and sys.stderr is not None:
+        return
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(STDOUT, "w", closefd=False)  # noqa: SIM115  # for all our life
+    sys.stderr = sys.stderr or open(STDERR, "w", closefd=False)  # noqa: SIM115  # for all our life
 
 
 def _complain(error: FpgaPluginError) -> None:
@@ -61,13 +104,17 @@ def _complain(error: FpgaPluginError) -> None:
         print(f"  {error.hint}", file=sys.stderr)
 
 
-def _main(arguments: Sequence[str]) -> int:  # noqa: PLR0911  # one a command
+def _main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["run"]:
         return _run(load_settings(os.environ))  # argparse costs 6 ms and 1.5 MiB
     args = _parser(arguments).parse_args(arguments)
+    if args.command == "run":
+        return _run(load_settings(os.environ))
+    return _printed(_command, args)
+
+
+def _command(args: "argparse.Namespace") -> int:
     match args.command:
-        case "run":
-            return _run(load_settings(os.environ))
         case "devices":
             return _devices(load_settings(os.environ), as_json=args.json)
         case "demo":
@@ -117,8 +164,8 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
     devices = commands.add_parser(
         "devices",
         help="list the cards and regions of this node",
-        description="List the cards and regions of this node, what is on them, and what is"
-        " missing. Only looks: nothing is touched.",
+        description="List the cards and regions of this node, what is on them, and what is\n"
+        "missing. Only looks: nothing is touched.",
         epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -135,12 +182,12 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
     if wanted == "policy" or wanted not in {"run", "devices", "bitstream", "demo"}:
         from fpga_plugin.policy.command import add_policy_parser
 
-        settings = load_settings(os.environ)
+        settings = _defaults(wanted == "policy", arguments)
         add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
     if wanted not in {"run", "demo"}:  # the demo takes no setting from the environment
         from fpga_plugin.bitstream.command import add_bitstream_parser
 
-        settings = load_settings(os.environ)
+        settings = _defaults(wanted == "bitstream", arguments)
         add_bitstream_parser(
             commands,
             settings.bitstream_dir,
@@ -149,6 +196,16 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
             guarded=settings.backend is not BackendKind.SIMULATED,
         )
     return parser
+
+
+def _defaults(used: bool, arguments: Sequence[str]) -> Settings:  # noqa: FBT001  # one caller's word
+    """Settings that a command's options fall back to; help is given whatever they are."""
+    try:
+        return load_settings(os.environ)
+    except SettingsError:
+        if used and not {"-h", "--help"} & set(arguments):
+            raise
+        return load_settings({})
 
 
 def _run(settings: Settings) -> int:

@@ -5,7 +5,7 @@ import textwrap
 
 from fpga_plugin.config import PREFIX, SETTINGS, Setting
 
-_WIDTH = 96
+_WIDTH = 79
 
 _INTRODUCTION = f"""\
 <!-- Made by `make docs` from fpga_plugin/config.py: change it there. -->

@@ -4,6 +4,7 @@ Exit codes are those of DESIGN.md section 11: 0 done, 1 refused or failed, 2 usa
 """
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from fpga_plugin.ids import (
 if TYPE_CHECKING:
     # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
+
+_WIDTH = 78  # of a description; of options it is the terminal's
 
 
 def add_bitstream_parser(
@@ -109,8 +112,8 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
         " a directory named by an interface id must also be what its path says, and match the"
         " manifest.json of that store; where there are keys and FILE.sig, the signature must be"
         " good. Without FILE, check the whole store. The exit code is 1 if anything is wrong.",
-        example="fpga-plugin bitstream verify"
-        " --interface-id ce489693-98f0-5f33-946d-560708be108a hello_afu.gbs",
+        example="fpga-plugin bitstream verify \\\n"
+        "    --interface-id ce489693-98f0-5f33-946d-560708be108a hello_afu.gbs",
     )
     parser.add_argument("files", metavar="FILE", nargs="*")
     parser.add_argument(
@@ -159,8 +162,8 @@ def _add_remove(commands: "Subparsers", default_store: str) -> None:
         summary="take a file out of the store",
         description="Take a bitstream out of the store. Regions that are programmed with it stay as"
         " they are; containers that ask for it do not start any more.",
-        example="fpga-plugin bitstream remove ce48969398f05f33946d560708be108a"
-        " 18b79ffa2ee54aa096ef4230dafacb5f",
+        example="fpga-plugin bitstream remove ce48969398f05f33946d560708be108a \\\n"
+        "    18b79ffa2ee54aa096ef4230dafacb5f",
     )
     parser.add_argument("interface_id", metavar="INTERFACE_ID", type=_id(parse_interface_id))
     parser.add_argument(
@@ -178,8 +181,9 @@ def _add_pack(commands: "Subparsers") -> None:
         description="Make a GBS file of a raw image (RBF) as the FPGA tools wrote it. The ids come"
         " from the options, or from an AFU description in the JSON form of OPAE's packager; options"
         " win.",
-        example="fpga-plugin bitstream pack --interface-id ce489693-98f0-5f33-946d-560708be108a"
-        " --metadata hello_afu.json hello_afu.rbf -o hello_afu.gbs",
+        example="fpga-plugin bitstream pack \\\n"
+        "    --interface-id ce489693-98f0-5f33-946d-560708be108a \\\n"
+        "    --metadata hello_afu.json hello_afu.rbf -o hello_afu.gbs",
     )
     parser.add_argument("image", metavar="IMAGE", help="the raw image")
     parser.add_argument("--metadata", metavar="FILE", help="an AFU description (JSON)")
@@ -264,8 +268,9 @@ def _command(
     parser = commands.add_parser(
         name,
         help=summary,
-        description=description,
-        epilog=f"example: {example}",
+        description=textwrap.fill(description, _WIDTH),
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example is to be copied
     )
     parser.set_defaults(bitstream_run=run, bitstream_usage=parser.error)
     return parser

@@ -7,11 +7,12 @@ import argparse
 from typing import Any
 
 _DESCRIPTION = """\
-Show a pod's life with an FPGA: what is advertised, how devices are granted, programmed before each
-start of a container, scrubbed afterwards and given back.
+Show a pod's life with an FPGA: what is advertised, how devices are granted,
+programmed before each start of a container, scrubbed afterwards and given back.
 
-It is the real plugin, on simulated cards and with a stand-in for kubelet that has the extensions of
-both KEPs. No root, no cluster, no network; one temporary folder, removed at the end.
+It is the real plugin, on simulated cards and with a stand-in for kubelet that
+has the extensions of both KEPs. No root, no cluster, no network; one temporary
+folder, removed at the end.
 """
 
 _EPILOG = """\
@@ -31,16 +32,18 @@ A pod asks for devices in its limits and for bitstreams in its environment:
   - {name: FPGA_DRIVER_PARAMS_1, value: "clock=400,debug=1"}   optional
 
 There are two simulated cards of three regions for the interface id
-ce48969398f05f33946d560708be108a, and as many for each other one that the pod asks for and the
-store has.
+ce48969398f05f33946d560708be108a, and as many for each other one that the pod
+asks for and the store has.
 
-A store has <interface id>/<AFU id>.gbs and <interface id>/blank.gbs. A simulated card shows the
-first 16 bytes of an image as its AFU id: bitstreams for real cards fail to verify.
+A store has <interface id>/<AFU id>.gbs and <interface id>/blank.gbs. A
+simulated card shows the first 16 bytes of an image as its AFU id: bitstreams
+for real cards fail to verify.
 
-With --json each line is an object with "t" (seconds since the start) and "event": advertised,
-call, region, scrub or error.
+With --json each line is an object with "t" (seconds since the start) and
+"event": advertised, call, region, scrub or error.
 
-exit code: 0 all went well; 1 the pod was refused, as its event would say, or the input is wrong
+exit code: 0 all went well; 1 the pod was refused, as its event would say, or
+the input is wrong
 """
 
 

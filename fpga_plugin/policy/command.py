@@ -35,9 +35,9 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
     check = commands.add_parser(
         "check",
         help="read the file; with --namespace: may it?",
-        description="Read a policy file and say what is wrong with it. With a namespace: say"
-        " whether its pods may have a device, and which rule decides. Exit code 1: no, or the file"
-        " is wrong.",
+        description="Read a policy file and say what is wrong with it. With a namespace: say\n"
+        "whether its pods may have a device, and which rule decides. Exit code 1: no, or\n"
+        "the file is wrong.",
         epilog="example:\n  fpga-plugin policy check --file policy.yaml --namespace team-a \\\n"
         "    --interface ce48969398f05f33946d560708be108a"
         " --bitstream 18b79ffa2ee54aa096ef4230dafacb5f",
@@ -57,9 +57,9 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
     admission = commands.add_parser(
         "admission",
         help="make a ValidatingAdmissionPolicy of the file",
-        description="Print a ValidatingAdmissionPolicy and its binding, which refuse the pods that"
-        " the policy does not allow when they are created (Kubernetes 1.30 and later). The plugin"
-        " checks again; make it anew whenever the policy changes.",
+        description="Print a ValidatingAdmissionPolicy and its binding, which refuse the pods\n"
+        "that the policy does not allow when they are created (Kubernetes 1.30 and\n"
+        "later). The plugin checks again; make it anew whenever the policy changes.",
         epilog="example:\n  fpga-plugin policy admission --file policy.yaml | kubectl apply -f -",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

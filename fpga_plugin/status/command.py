@@ -32,8 +32,9 @@ def add_status_parser(commands: "Commands") -> None:
     status = commands.add_parser(
         "status",
         help="show every card, who has it, and why pods were refused",
-        description="Show every card and region of this node: who has it, since when, with which"
-        " bitstream, its health, and the last refusal of each pod. Asks the plugin that runs here.",
+        description="Show every card and region of this node: who has it, since when, with\n"
+        "which bitstream, its health, and the last refusal of each pod. Asks the plugin\n"
+        "that runs here.",
         epilog=STATES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,7 +52,12 @@ def add_card_parser(commands: "Commands") -> None:
     )
     operations = card.add_subparsers(dest="operation", required=True, metavar="OPERATION")
     for word, meaning in _OPERATIONS.items():
-        operation = operations.add_parser(word, help=meaning, description=f"{meaning}.")
+        operation = operations.add_parser(
+            word,
+            help=meaning,
+            description=f"{meaning.capitalize()}. Then it says who still has something of the card,"
+            " and whether it may be pulled.",
+        )
         operation.add_argument("card", metavar="CARD", help="its id, such as 0000-3b-00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 

@@ -21,12 +21,18 @@ _SHORT_AFU = 12
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 STATES: Final = """\
-ownership: FREE nobody has it; CLAIMED kubelet gave it to a pod; STARTED a container has it
-condition: BLANK scrubbed and verified; PROGRAMMED as its owner asked; DIRTY somebody's image or
-           state may be on it, a scrub follows; SCRUBBING work on it is under way; FAULTED it
-           cannot be used until an operator mends it; UNBLANKED reset, but the last image is
-           still there (best-effort scrubbing)
-health:    what kubelet is told; an Unhealthy region is given to nobody
+ownership:
+  FREE        nobody has it
+  CLAIMED     kubelet gave it to a pod
+  STARTED     a container has it
+condition:
+  BLANK       scrubbed and verified
+  PROGRAMMED  as its owner asked
+  DIRTY       somebody's image or state may be on it; a scrub follows
+  SCRUBBING   work on it is under way
+  FAULTED     cannot be used until an operator mends it
+  UNBLANKED   reset, but the last image is still there (best-effort scrubbing)
+health:       what kubelet is told; an Unhealthy region is given to nobody
 """
 """What the words mean, for `--help`."""
 

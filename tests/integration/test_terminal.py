@@ -1,0 +1,124 @@
+"""Every command as a person runs it: full disks, closed pipes, Ctrl-C, a setting that is wrong."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "FPGA_PLUGIN_BACKEND": "simulated",
+    "FPGA_PLUGIN_BITSTREAM_DIR": str(ROOT / "bitstreams"),
+}
+COMMANDS = {
+    "devices": ["devices"],
+    "devices-json": ["devices", "--json"],
+    "list": ["bitstream", "list"],
+    "verify": ["bitstream", "verify"],
+    "policy": ["policy", "check", "--file", str(ROOT / "deploy/admission/policy.yaml")],
+    "demo": ["demo", "--json"],
+}
+each_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+
+
+def run(*arguments, **more):
+    options = {"env": ENVIRONMENT, "text": True, "timeout": 60, **more}
+    return subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", *arguments],
+        stderr=subprocess.PIPE, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@each_command
+def test_output_that_cannot_be_written_is_a_failure_in_one_line(command):
+    with open("/dev/full", "w") as full:
+        done = run(*command, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == ("fpga-plugin: the output cannot be written: No space left on device\n")
+
+
+@each_command
+def test_a_reader_who_has_had_enough_hears_no_complaint(command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = run(*command, stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@each_command
+def test_without_standard_streams_it_does_its_work(command):
+    def close():
+        os.close(0)
+        os.close(1)
+
+    done = run(*command, preexec_fn=close)  # `<&- >&-` of a shell
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["status"], ["card", "drain", "0000-10-00.0"]])
+def test_an_interrupt_is_one_line(tmp_path, command):
+    """A plugin that does not answer, and somebody who does not want to wait for it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "status.sock"))
+        listener.listen()
+        listener.settimeout(60)
+        with subprocess.Popen(
+            [sys.executable, "-m", "fpga_plugin", *command],
+            env={**ENVIRONMENT, "FPGA_PLUGIN_STATE_DIR": str(tmp_path)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as asking:  # fmt: skip
+            asked, _ = listener.accept()
+            with asked:
+                asking.send_signal(signal.SIGINT)
+                out, err = asking.communicate(timeout=60)
+    assert (asking.returncode, out, err) == (1, "", "fpga-plugin: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["run", "--help"], ["status", "--help"], ["bitstream", "list", "--help"]],
+    ids=" ".join,
+)
+def test_help_is_given_while_a_setting_is_wrong(command):
+    done = run(*command, env={**ENVIRONMENT, "FPGA_PLUGIN_SCRUB": "often"}, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: fpga-plugin")
+
+
+def test_a_wrong_setting_still_stops_a_command_that_uses_it():
+    done = run("bitstream", "list", env={**ENVIRONMENT, "FPGA_PLUGIN_SCRUB": "often"})
+    assert done.returncode == 2
+    assert "FPGA_PLUGIN_SCRUB='often'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["devices"],
+        ["demo"],
+        ["run"],
+        ["status"],
+        ["card", "drain"],
+        ["policy", "check"],
+        ["policy", "admission"],
+    ]
+    + [["bitstream", word] for word in ("list", "verify", "install", "remove", "pack", "sign")],
+    ids=" ".join,
+)
+def test_help_fits_a_terminal_of_eighty_columns(command):
+    done = run(*command, "--help", env={**ENVIRONMENT, "COLUMNS": "80"}, stdout=subprocess.PIPE)
+    *_, prose = done.stdout.partition("\n\n")
+    # What is to be copied has its own lines.
+    prose, _, _ = prose.partition("\nexample:")
+    # A path is not broken.
+    lines = [line for line in prose.splitlines() if "(default: /" not in line]
+    assert max(map(len, lines)) <= 80
