@@ -18,6 +18,7 @@ NO_LIMIT: Final = 10_000
 """Where the output is no terminal: nothing is cut, for whoever reads it next."""
 
 _SHORT_AFU = 12
+_NO_BREAK: Final = "\xa0"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 STATES: Final = """\
@@ -79,10 +80,15 @@ def printable(text: str) -> str:
 def _noted(notes: Iterable[str], width: int) -> list[str]:
     lines: list[str] = []
     for note in notes:
-        lines += textwrap.wrap(
-            printable(note), width, initial_indent="  ! ", subsequent_indent="    "
-        )
+        lines += _wrapped(printable(note), width, "  ! ", "    ")
     return lines
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    """Paths and ids have hyphens, and are copied: no line ends inside one that fits."""
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
 
 
 def _card(card: "CardView", now: float, width: int) -> list[str]:
@@ -95,7 +101,8 @@ def _card(card: "CardView", now: float, width: int) -> list[str]:
         facts.append(f"NUMA {card['numa_node']}")
     facts += [f"{value:.0f} C" for value in card["temperatures"].values()]
     facts += [f"{value:.1f} W" for value in card["power"].values()]
-    lines = textwrap.wrap("  ".join(facts), width, subsequent_indent="     ")
+    kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
+    lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
     lines += _noted([card["note"]] if card["note"] else [], width)
     lines += _rows(card["regions"], now, width)
     for region in card["regions"]:
@@ -129,12 +136,18 @@ def _rows(regions: "Sequence[RegionView]", now: float, width: int) -> list[str]:
         rows = [[row[0].rpartition("-")[2], *row[1:]] for row in rows]
     if _width(rows) > width:  # `devices` has the nodes
         rows = [[row[0], *row[2:]] for row in rows]
+    owners = [""] * len(rows)
+    if _width(rows) > width:  # who has it is what is looked for: a line of its own
+        owners = ["", *(_had(region["owner"], now) for region in regions)]
+        rows = [row[:-2] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = (
-        "  " + "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return [line if len(line) <= width else f"{line[: width - 3]}..." for line in lines]
+    indent = " " * (4 + widths[0])
+    lines = []
+    for row, owner in zip(rows, owners, strict=True):
+        cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+        lines += _wrapped(owner, width, indent, indent)
+    return lines
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
@@ -154,6 +167,14 @@ def _owner(owner: "OwnerView | None") -> str:
     return _pod(owner["namespace"], owner["pod"], owner["pod_uid"]) + whole
 
 
+def _had(owner: "OwnerView | None", now: float) -> str:
+    """Who has it, and for how long; empty where nobody does."""
+    if owner is None:
+        return ""
+    since = _since(owner, now)
+    return _owner(owner) + (f", for {since}" if since != "-" else "")
+
+
 def _pod(namespace: str, name: str, uid: str) -> str:
     if name:
         return printable(f"{namespace}/{name}")
@@ -164,13 +185,11 @@ def _refusal(refusal: "RefusalView", now: float, width: int) -> list[str]:
     times = f", {refusal['times']} times" if refusal["times"] > 1 else ""
     pod = _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"])
     if not refusal["pod"] and not refusal["pod_uid"]:
-        pod = ", ".join(refusal["devices"])
+        pod = f"{pod}, devices {printable(', '.join(refusal['devices']))}"
     head = f"{pod}  {span(now - refusal['at'])} ago{times}  {refusal['method']} {refusal['status']}"
     return [
-        *textwrap.wrap(head, width, initial_indent="  ", subsequent_indent="    "),
-        *textwrap.wrap(
-            printable(refusal["message"]), width, initial_indent="    ", subsequent_indent="    "
-        ),
+        *_wrapped(head, width, "  ", "    "),
+        *_wrapped(printable(refusal["message"]), width, "    ", "    "),
     ]
 
 

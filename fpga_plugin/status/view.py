@@ -241,7 +241,8 @@ def _note(parts: Parts, card_id: CardId, card: Card | None) -> str:
     if not card.complete:
         notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
     if card_id in ledger.debts:
-        notes.append("its memory is not cleared while a region of it is in use")
+        used = bool(ledger.claims_on(card_id))
+        notes.append("its memory is not cleared yet" + ", because a region of it is in use" * used)
     return "; ".join(notes)
 
 

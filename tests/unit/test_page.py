@@ -254,6 +254,21 @@ def test_the_table_is_no_wider_than_the_terminal(width):
     assert max(len(line) for line in table(shown, width=width).splitlines()) <= width
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_table_still_says_who_has_it_and_for_how_long(width):
+    shown = owner(pod="intel-fpga-demo-compress", namespace="team")
+    text = table(status(card(region(owner=shown), region(1))), width=width)
+    assert "team/intel-fpga-demo-compress, for 4 min" in text
+
+
+def test_a_narrow_table_breaks_no_path_and_no_measured_value():
+    path = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    for width in range(60, 120):
+        text = table(status(card(region()), not_ready=[f"{path} is not there"]), width=width)
+        assert path in text
+        assert "45 C" in text
+
+
 def test_a_table_that_goes_to_a_file_is_cut_nowhere():
     long = owner(pod="a" * 63, namespace="b" * 63)
     assert f"{'b' * 63}/{'a' * 63}" in table(status(card(region(owner=long))))
@@ -263,6 +278,11 @@ def test_the_table_says_since_when_and_why():
     text = table(status(card(region(owner=owner())), refusals=[refusal()]))
     assert re.search(r"4 min +team/compress", text)
     assert "1 min ago, 3 times  PreStartContainer NOT_FOUND" in text
+
+
+def test_a_refused_pod_that_nobody_knows_is_told_by_its_devices():
+    text = table(status(refusals=[refusal(pod="", pod_uid="")]))
+    assert "a pod not known yet, devices 0000-10-00.0-p0" in text
 
 
 def test_no_cards_is_said():
