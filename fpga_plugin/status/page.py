@@ -8,7 +8,7 @@ States are told by words, and by colour in addition.
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -80,8 +80,8 @@ def _main(status: StatusView, node: str) -> str:
     parts += [_card(card, now) for card in status["cards"]]
     parts += [
         f'<section class="card failed"><h2>Card {_text(problem["card"])}</h2>'
-        f'<p class="note"><strong>Skipped:</strong> {_text(problem["error"])}'
-        f" {_text(problem['hint'])}</p></section>"
+        f'<p class="note"><strong>Skipped:</strong> '
+        f"{_text(': '.join(filter(None, (problem['error'], problem['hint']))))}</p></section>"
         for problem in status["problems"]
     ]
     parts.append(_refusals(status["refusals"], now))
@@ -114,11 +114,13 @@ def _card(card: CardView, now: float) -> str:
     badges = [f'<span class="badge plain">{_text(state)}</span>']
     if card["drained"]:
         badges.append('<span class="badge warn">out of service</span>')
-    facts = [("Interface", f"<code>{_text(card['interface_id'])}</code>")]
+    facts = []
+    if card["interface_id"]:
+        facts.append(("Interface", f"<code>{_text(card['interface_id'])}</code>"))
     if card["numa_node"] is not None:
         facts.append(("NUMA node", str(card["numa_node"])))
-    facts += [("Temperature", f"{value:.0f} °C") for value in card["temperatures"].values()]
-    facts += [("Power", f"{value:.1f} W") for value in card["power"].values()]
+    facts += _measured("Temperature", "{:.0f} °C", card["temperatures"])
+    facts += _measured("Power", "{:.1f} W", card["power"])
     listed = "".join(f"<div><dt>{term}</dt><dd>{value}</dd></div>" for term, value in facts)
     note = f'<p class="note">{_text(card["note"])}</p>' if card["note"] else ""
     tiles = "".join(_tile(region) for region in card["regions"])
@@ -131,6 +133,14 @@ def _card(card: CardView, now: float) -> str:
         + _scrolled(f"Details of card {name}", _region_table(card, now))
         + "</section>"
     )
+
+
+def _measured(what: str, form: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """A sensor is named where there is another one."""
+    return [
+        (what if len(values) == 1 else f"{what} {_text(name)}", form.format(value))
+        for name, value in values.items()
+    ]
 
 
 def _tile(region: RegionView) -> str:
@@ -156,18 +166,18 @@ def _colour(region: RegionView) -> str:
 def _region_table(card: CardView, now: float) -> str:
     rows = [
         [
-            f'<th scope="row"><code>{_text(region["region"])}</code></th>',
-            _cell(f"<code>{_text(region['node'])}</code>"),
-            _cell(_text(region["ownership"].lower())),
-            _cell(_text(region["condition"].lower())),
-            _cell(f"<code>{_text(region['afu_id'])}</code>" if region["afu_id"] else "none"),
-            _cell("healthy" if region["healthy"] else "unhealthy"),
-            _cell(_since(region["owner"], now), kind="when"),
-            _cell("none" if region["owner"] is None else _owner(region["owner"]), kind="pod"),
+            f"<code>{_text(region['region'])}</code>",
+            f"<code>{_text(region['node'])}</code>",
+            _text(region["ownership"].lower()),
+            _text(region["condition"].lower()),
+            f"<code>{_text(region['afu_id'])}</code>" if region["afu_id"] else "none",
+            "healthy" if region["healthy"] else "unhealthy",
+            _since(region["owner"], now) or "none",
+            "none" if region["owner"] is None else _owner(region["owner"]),
         ]
         for region in card["regions"]
     ]
-    heads = ["Region", "Node", "Ownership", "Condition", "Bitstream", "Health", "Since", "Pod"]
+    heads = ["Region", "Node", "Ownership", "Condition", "Bitstream", "Health", "For", "Pod"]
     return _table(f"Regions of card {_text(card['card'])}", heads, rows)
 
 
@@ -178,12 +188,10 @@ def _refusals(refusals: list[RefusalView], now: float) -> str:
         )
     rows = [
         [
-            f'<th scope="row">{_refused_pod(one)}</th>',
-            _cell(
-                f"{span(now - one['at'])} ago" + (f" ({one['times']} times)" * (one["times"] > 1))
-            ),
-            _cell(f"{_text(one['method'])}<br>{_text(one['status'])}"),
-            _cell(_text(one["message"]), kind="message"),
+            _refused_pod(one),
+            _when(one, now),
+            f"{_text(one['method'])}<br>{_text(one['status'])}",
+            _text(one["message"]),
         ]
         for one in refusals
     ]
@@ -198,19 +206,19 @@ def _when(one: RefusalView, now: float) -> str:
 
 def _refused_pod(one: RefusalView) -> str:
     if one["pod"]:
-        return f"{_text(one['namespace'])}/{_text(one['pod'])}"
+        return f"{_text(one['namespace'])}/<wbr>{_text(one['pod'])}"
     if one["pod_uid"]:
         return f"<code>{_text(one['pod_uid'])}</code>"
-    return f"not known; devices <code>{_text(', '.join(one['devices']))}</code>"
+    return f"not known, devices <code>{_text(', '.join(one['devices']))}</code>"
 
 
 def _resources(status: StatusView) -> str:
     rows = [
         [
-            f'<th scope="row"><code>{_text(one["resource"])}</code></th>',
-            _cell("yes" if one["registered"] and one["streaming"] else "no"),
-            _cell(f"{one['healthy']} of {one['devices']}"),
-            _cell(_text(one["problem"]) or "none"),
+            f"<code>{_text(one['resource'])}</code>",
+            "yes" if one["registered"] and one["streaming"] else "no",
+            f"{one['healthy']} of {one['devices']}",
+            _text(one["problem"]) or "none",
         ]
         for one in status["resources"]
     ]
@@ -230,22 +238,34 @@ def _legend() -> str:
     return f'<section><h2>What the states mean</h2><dl class="legend">{words}</dl></section>'
 
 
-def _table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f'<th scope="col">{word}</th>' for word in heads)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; each row's first cell is its header.
+
+    On a phone the style sheet makes a block of each row, and each cell shows its column's head. A
+    browser then forgets what is a table, so the roles are written down.
+    """
+    head = "".join(f'<th scope="col" role="columnheader">{word}</th>' for word in heads)
+    body = "".join(f'<tr role="row">{_cells(heads, row)}</tr>' for row in rows)
     return (
-        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+        f'<table role="table"><caption>{caption}</caption>'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>'
+        f'<tbody role="rowgroup">{body}</tbody></table>'
+    )
+
+
+def _cells(heads: Sequence[str], row: Sequence[str]) -> str:
+    first, *others = (
+        f'data-head="{head}" class="{head.split()[0].lower()}"><span>{html}</span></'
+        for head, html in zip(heads, row, strict=True)
+    )
+    return f'<th scope="row" role="rowheader" {first}th>' + "".join(
+        f'<td role="cell" {one}td>' for one in others
     )
 
 
 def _scrolled(label: str, table: str) -> str:
     """A wide table in a box of its own, which the keyboard can scroll, too."""
     return f'<div class="scroll" role="region" aria-label="{label}" tabindex="0">{table}</div>\n'
-
-
-def _cell(html: str, *, kind: str = "") -> str:
-    return f'<td class="{kind}">{html}</td>' if kind else f"<td>{html}</td>"
 
 
 def _reason(region: RegionView) -> str:

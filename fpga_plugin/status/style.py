@@ -90,16 +90,24 @@ thead th{color:var(--quiet);font-weight:600;border-top:0;white-space:nowrap}
 tbody th{font-weight:400}
 td code,th code{white-space:nowrap}
 .pod{min-width:10rem}
-td.pod code,th.pod code{white-space:normal;overflow-wrap:anywhere}
-.when{white-space:nowrap}
-.message{min-width:18rem;overflow-wrap:anywhere}
+.pod,.pod code{white-space:normal;overflow-wrap:anywhere}
+.for{white-space:nowrap}
+.why{min-width:18rem;overflow-wrap:anywhere}
 .legend{display:grid;gap:.25rem 1.5rem;grid-template-columns:repeat(auto-fill,minmax(18rem,1fr));
  margin:0}
 .legend div{display:grid;grid-template-columns:7rem 1fr}
 .away{position:sticky;bottom:0;margin:0;padding:.75rem 1rem;color:var(--bad);
  background:var(--bad-back);border-top:1px solid currentColor}
-@media (max-width:30rem){main{padding:.5rem}section{padding:.75rem}
- .legend div{grid-template-columns:1fr}}
+@media (max-width:40rem){main{padding:.5rem}section{padding:.75rem}
+ .legend div{grid-template-columns:1fr}
+ table,caption,tbody,tbody tr{display:block}
+ .pod,.why{min-width:0}
+ thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+ tbody tr{border-top:1px solid var(--line);padding:.375rem 0}
+ tbody th,td{display:grid;grid-template-columns:6rem minmax(0,1fr);gap:.5rem;border:0;
+  padding:.0625rem 0;min-width:0;overflow-wrap:anywhere}
+ tbody th::before,td::before{content:attr(data-head);color:var(--quiet)}
+ td code,th code{white-space:normal}}
 """
 )
 

@@ -5,7 +5,7 @@ name can move the cursor.
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -56,7 +56,7 @@ def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
         lines += ["", *_card(card, now, width)]
     for problem in status["problems"]:
         lines += ["", f"card {problem['card']}  skipped"]
-        lines += _noted([f"{problem['error']} {problem['hint']}".strip()], width)
+        lines += _noted([": ".join(filter(None, (problem["error"], problem["hint"])))], width)
     if status["refusals"]:
         lines += ["", "refused, the last time of each pod:"]
         for refusal in status["refusals"]:
@@ -99,8 +99,8 @@ def _card(card: "CardView", now: float, width: int) -> list[str]:
         facts.append(f"interface {card['interface_id']}")
     if card["numa_node"] is not None:
         facts.append(f"NUMA {card['numa_node']}")
-    facts += [f"{value:.0f} C" for value in card["temperatures"].values()]
-    facts += [f"{value:.1f} W" for value in card["power"].values()]
+    facts += _measured("{:.0f} C", card["temperatures"])
+    facts += _measured("{:.1f} W", card["power"])
     kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
     lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
     lines += _noted([card["note"]] if card["note"] else [], width)
@@ -109,6 +109,14 @@ def _card(card: "CardView", now: float, width: int) -> list[str]:
         if region["reason"]:
             lines += _noted([f"{region['region']}: {region['reason']}"], width)
     return lines
+
+
+def _measured(form: str, values: Mapping[str, float]) -> list[str]:
+    """A sensor is named where there is another one."""
+    return [
+        (f"{printable(name)} " if len(values) > 1 else "") + form.format(value)
+        for name, value in values.items()
+    ]
 
 
 def _rows(regions: "Sequence[RegionView]", now: float, width: int) -> list[str]:

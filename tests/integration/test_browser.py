@@ -206,10 +206,22 @@ def test_it_is_drawn_in_light_and_in_dark_and_nothing_is_refused(browser, url, s
     assert "FPGAs of node-7" in browser.evaluate("document.title")
 
 
-def test_it_fits_a_phone(browser, url):
-    browser.open(url, width=390, height=2400)
-    browser.picture("status-phone")
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+@pytest.mark.parametrize("width", [320, 390, 640])
+def test_it_fits_a_phone_and_nothing_has_to_be_scrolled_aside(browser, url, width):
+    browser.open(url, width=width, height=2400)
+    browser.picture(f"status-phone-{width}")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    wider = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"
+    assert browser.evaluate(f"{wider}.map(b => b.getAttribute('aria-label'))") == []
+
+
+def test_a_phone_s_screen_reader_is_told_of_tables_too(browser, url):
+    browser.open(url, width=390)
+    told = browser.accessible()
+    assert ("table", f"Regions of card {CARD}") in told
+    assert ("columnheader", "Pod") in told
+    assert [name for role, name in told if role == "rowheader" and P0 in name]
+    assert [name for role, name in told if role == "cell" and POD in name]
 
 
 def test_a_screen_reader_is_told_what_is_drawn(browser, url):
