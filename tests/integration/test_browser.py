@@ -215,7 +215,7 @@ def test_it_fits_a_phone_and_nothing_has_to_be_scrolled_aside(browser, url, widt
     assert browser.evaluate(f"{wider}.map(b => b.getAttribute('aria-label'))") == []
 
 
-def test_a_phone_s_screen_reader_is_told_of_tables_too(browser, url):
+def test_a_phones_screen_reader_is_told_of_tables_too(browser, url):
     browser.open(url, width=390)
     told = browser.accessible()
     assert ("table", f"Regions of card {CARD}") in told
