@@ -117,16 +117,16 @@ class ControlPlane:
         """The server's own, made by itself, with the authority that signed it."""
         return self._folder / "apiserver.crt"
 
-    def kubeconfig(self, token: str) -> Path:
-        """Credentials of one of the users."""
-        path = self._folder / f"{token}.kubeconfig"
+    def kubeconfig(self, token: str, *, name: str = "") -> Path:
+        """Credentials of one of the users, or of whoever has this token (then it takes a name)."""
+        path = self._folder / f"{name or token}.kubeconfig"
         cluster = {"server": URL, "certificate-authority": str(self.certificate)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "it", "cluster": cluster}],
-            "users": [{"name": token, "user": {"token": token}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": token}}],
+            "users": [{"name": "me", "user": {"token": token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
             "current-context": "it",
         }  # fmt: skip
         path.write_text(json.dumps(config))
