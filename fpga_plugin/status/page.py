@@ -13,7 +13,7 @@ from html import escape
 from typing import Final
 
 from fpga_plugin.status.style import SCRIPT, STYLE
-from fpga_plugin.status.table import printable, span
+from fpga_plugin.status.table import measured, printable, span
 from fpga_plugin.status.view import CardView, OwnerView, RefusalView, RegionView, StatusView
 
 
@@ -119,8 +119,13 @@ def _card(card: CardView, now: float) -> str:
         facts.append(("Interface", f"<code>{_text(card['interface_id'])}</code>"))
     if card["numa_node"] is not None:
         facts.append(("NUMA node", str(card["numa_node"])))
-    facts += _measured("Temperature", "{:.0f} °C", card["temperatures"])
-    facts += _measured("Power", "{:.1f} W", card["power"])
+    for what, form, values in (
+        ("Temperature", "{:.0f} °C", card["temperatures"]),
+        ("Power", "{:.1f} W", card["power"]),
+    ):
+        facts += [
+            (f"{what} {_text(name)}".rstrip(), value) for name, value in measured(form, values)
+        ]
     listed = "".join(f"<div><dt>{term}</dt><dd>{value}</dd></div>" for term, value in facts)
     note = f'<p class="note">{_text(card["note"])}</p>' if card["note"] else ""
     tiles = "".join(_tile(region) for region in card["regions"])
@@ -133,14 +138,6 @@ def _card(card: CardView, now: float) -> str:
         + _scrolled(f"Details of card {name}", _region_table(card, now))
         + "</section>"
     )
-
-
-def _measured(what: str, form: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """A sensor is named where there is another one."""
-    return [
-        (what if len(values) == 1 else f"{what} {_text(name)}", form.format(value))
-        for name, value in values.items()
-    ]
 
 
 def _tile(region: RegionView) -> str:

@@ -7,6 +7,7 @@ name can move the cursor.
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the daemon's side of it would make the command three times as slow
@@ -18,6 +19,7 @@ NO_LIMIT: Final = 10_000
 """Where the output is no terminal: nothing is cut, for whoever reads it next."""
 
 _SHORT_AFU = 12
+_FEW_SENSORS: Final = 3
 _NO_BREAK: Final = "\xa0"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -99,8 +101,8 @@ def _card(card: "CardView", now: float, width: int) -> list[str]:
         facts.append(f"interface {card['interface_id']}")
     if card["numa_node"] is not None:
         facts.append(f"NUMA {card['numa_node']}")
-    facts += _measured("{:.0f} C", card["temperatures"])
-    facts += _measured("{:.1f} W", card["power"])
+    for form, values in (("{:.0f} C", card["temperatures"]), ("{:.1f} W", card["power"])):
+        facts += [f"{name} {value}".lstrip() for name, value in measured(form, values)]
     kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
     lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
     lines += _noted([card["note"]] if card["note"] else [], width)
@@ -111,12 +113,16 @@ def _card(card: "CardView", now: float, width: int) -> list[str]:
     return lines
 
 
-def _measured(form: str, values: Mapping[str, float]) -> list[str]:
-    """A sensor is named where there is another one."""
-    return [
-        (f"{printable(name)} " if len(values) > 1 else "") + form.format(value)
-        for name, value in values.items()
-    ]
+def measured(form: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """A card's sensors of one kind, as name and value, few enough to be read at a glance.
+
+    A sensor is named where there is another one. Of a board full of them the highest is shown;
+    `--json` and the metrics have all.
+    """
+    if len(values) > _FEW_SENSORS:
+        name, highest = max(values.items(), key=itemgetter(1))
+        return [(name, f"{form.format(highest)}, highest of {len(values)}")]
+    return [(name if len(values) > 1 else "", form.format(v)) for name, v in values.items()]
 
 
 def _rows(regions: "Sequence[RegionView]", now: float, width: int) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from sources import CannotRunError, Sources, run
+from sources import DRIVERS, CannotRunError, Sources, run
 
 OWN = Path(__file__).parent / "fakedfl"
 
@@ -21,6 +21,7 @@ ORDER = (
     "dfl-fme",
     "dfl-afu",
     "dfl-emif",
+    "intel-m10-bmc-hwmon",
     "fakedfl",  # its probes are on the drivers above, and dfl-pci is to find its cards
     "dfl-pci",
 )
@@ -46,8 +47,8 @@ def build(cache: Path, sources: Sources) -> list[Path]:
     folder.mkdir(exist_ok=True)
     stamp.unlink(missing_ok=True)
     fpga = sources.drivers / "drivers/fpga"
-    copies = [*fpga.glob("dfl*.[ch]"), *fpga.glob("fpga-*.c"), *own]
-    for path in [*copies, sources.drivers / "drivers/memory/dfl-emif.c"]:
+    others = [sources.drivers / path for path in DRIVERS if "*" not in path]
+    for path in [*fpga.glob("dfl*.[ch]"), *fpga.glob("fpga-*.c"), *others, *own]:
         shutil.copy(path, folder)
     jobs = f"-j{os.cpu_count() or 1}"
     run("nice", "make", jobs, "-C", str(sources.headers), f"M={folder}", "modules")

@@ -10,7 +10,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-DRIVERS = ("drivers/fpga/*", "drivers/memory/dfl-emif.c")
+DRIVERS = (
+    "drivers/fpga/*",
+    "drivers/memory/dfl-emif.c",
+    "drivers/hwmon/intel-m10-bmc-hwmon.c",
+)
+"""Paths in the kernel's source."""
 
 
 class CannotRunError(Exception):
@@ -70,7 +75,7 @@ def fetch(cache: Path) -> Sources:
         CannotRunError: this is no Debian on amd64, or packages cannot be had.
     """
     stamp = cache / "release"
-    if not stamp.exists():
+    if not (stamp.exists() and all(any((cache / "source").glob(each)) for each in DRIVERS)):
         for program in ("apt-get", "apt-cache", "dpkg-deb", "xz"):
             if shutil.which(program) is None:
                 raise CannotRunError(f"{program} is missing: this needs Debian's packages (amd64)")

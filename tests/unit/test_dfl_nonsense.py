@@ -97,8 +97,11 @@ OPERATIONS: dict[str, Callable[[Backend, Card], object]] = {
 
 def card_of_moods() -> tuple[Moody, Backend, Card]:
     kernel = Moody()
-    kernel.add_card(ports=(0, 1))
+    fme = kernel.add_card(ports=(0, 1))
     errors_set(kernel)
+    board = f"{fme}/dfl_dev.8/spi_master/spi0/spi0.0/d5005bmc-hwmon.3.auto/hwmon/hwmon6"
+    for name, value in {"input": "61000", "max": "95000", "crit": "100000", "label": "x"}.items():
+        kernel.files[f"{board}/temp2_{name}"] = value
     clock = {"frequency": 200000, "frequency_min": 10000, "frequency_max": 600000}
     backend, card = served(kernel)
     for name, value in {**clock, "frequency_default": 100000}.items():

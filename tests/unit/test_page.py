@@ -269,6 +269,20 @@ def test_a_narrow_table_breaks_no_path_and_no_measured_value():
         assert "45 C" in text
 
 
+def test_of_a_board_full_of_sensors_the_highest_is_shown():
+    sensors = {"board": 31.0, "fpga_core": 61.2, "dimm0": 40.0, "dimm1": 41.0}
+    full = status(card(region(), temperatures=sensors))
+    for shown in (table(full), page(full)):
+        text = re.sub(r"<[^>]*>|\s+", " ", shown)
+        assert re.search(r"fpga_core +61 (C|°C), highest of 4", text)
+        assert "dimm" not in text
+
+
+def test_two_sensors_are_named():
+    text = table(status(card(region(), temperatures={"board": 31.0, "fpga_core": 61.2})))
+    assert "board 31 C  fpga_core 61 C" in text
+
+
 def test_a_table_that_goes_to_a_file_is_cut_nowhere():
     long = owner(pod="a" * 63, namespace="b" * 63)
     assert f"{'b' * 63}/{'a' * 63}" in table(status(card(region(owner=long))))

@@ -13,7 +13,7 @@ import errno
 from collections.abc import Callable
 
 from fpga_plugin.errors import HardwareError, PortPoisonedError
-from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl import defs, hwmon
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import read_afu_id
@@ -38,6 +38,7 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
         _judge_link(reading, card, aer)
         _judge_errors(reading, card)
         _judge_sensors(reading, card)
+        _judge_board(reading, card)
         _judge_memory(reading, card)
     failed: dict[RegionId, str] = {}
     degraded = list(reading.degraded)
@@ -130,8 +131,7 @@ def _judge_errors(reading: _Reading, card: Card) -> None:
 
 
 def _judge_sensors(reading: _Reading, card: Card) -> None:
-    """The FME's own sensors (dfl_fme_thermal and dfl_fme_power, dfl-fme-main.c)."""
-    for sensor in reading.children(f"{card.fme_sysfs}/hwmon", r"hwmon[0-9]{1,9}"):
+    for sensor in hwmon.own(reading.children, card.fme_sysfs):
         if reading.value(f"{sensor}/temp1_crit_alarm"):
             reading.failed.append(f"thermal: card {card.id} is above its critical temperature")
         if reading.value(f"{sensor}/temp1_max_alarm"):
@@ -139,6 +139,41 @@ def _judge_sensors(reading: _Reading, card: Card) -> None:
         for alarm in ("power1_max_alarm", "power1_crit_alarm"):
             if reading.value(f"{sensor}/{alarm}"):
                 reading.degraded.append(f"power: card {card.id} draws too much ({alarm})")
+
+
+def _judge_board(reading: _Reading, card: Card) -> None:
+    """The board's management controller; that it cannot be read says nothing of the FPGA."""
+    for sensors in hwmon.board(reading.children, card.fme_sysfs):
+        try:
+            for channel in hwmon.channels(reading.children, sensors):
+                if hwmon.kind(channel) == "temp":
+                    _judge_temperature(reading, card, channel)
+        except (HardwareError, OSError) as error:
+            why = error.message if isinstance(error, HardwareError) else error.strerror
+            reading.degraded.append(
+                f"unreadable: the management controller of card {card.id} ({why})"
+            )
+
+
+def _judge_temperature(reading: _Reading, card: Card, channel: str) -> None:
+    """Raises HardwareError or OSError where it cannot be read."""
+    value = hwmon.value(reading.kernel, channel)
+    if value is None:
+        return
+    name = hwmon.name(reading.kernel, channel)
+    # An optical module that is too hot is not the FPGA's failure.
+    critical = reading.degraded if name.startswith("qsfp") else reading.failed
+    for attribute, says, word in (
+        ("crit", critical, "critical"),
+        ("max", reading.degraded, "highest"),
+    ):
+        limit = hwmon.value(reading.kernel, channel, attribute)
+        if limit is not None and 0 < limit <= value:  # 0: the controller was given none
+            says.append(
+                f"thermal: {name} of card {card.id} has reached its {word} temperature,"
+                f" {limit / 1000:g} C"
+            )
+            return
 
 
 def _judge_memory(reading: _Reading, card: Card) -> None:

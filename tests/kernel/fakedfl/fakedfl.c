@@ -16,7 +16,8 @@
  * Faults are files of debugfs, fakedfl/<PCI address>/, for a test to write while everything runs:
  *
  *   layout		"ports id id": power-up with so many ports and the two halves of that interface
- *			id (hexadecimal); only while dfl-pci is unbound
+ *			id (hexadecimal); with a 1 after them on a board that has a management
+ *			controller; only while dfl-pci is unbound
  *   pr_err		bits for PR_ERR; the next PR that gets to its end fails, then 0 again
  *   pr_stuck		1: the next PR never ends (ETIMEDOUT after 8 s), then 0 again
  *   pr_ports		bits by port: for whose PRs the two above are meant; all at first
@@ -28,6 +29,10 @@
  *   images		the AFU ids that the ports hold, one a line, in reset too
  *   prs, memory_clears	how many PRs began; how many banks were cleared
  *
+ * The management controller is that of a D5005: where spi-altera-dfl and intel-m10-bmc would talk to
+ * a MAX 10 through an SPI master, two small drivers stand here that make the same devices, so that
+ * the unmodified intel-m10-bmc-hwmon finds its registers in BAR 0 too.
+ *
  * The registers' offsets are those of drivers/fpga/dfl.h and the drivers of the features.
  */
 
@@ -37,11 +42,15 @@
 #include <linux/hrtimer.h>
 #include <linux/io-64-nonatomic-lo-hi.h>
 #include <linux/kprobes.h>
+#include <linux/dfl.h>
+#include <linux/mfd/core.h>
+#include <linux/mfd/intel-m10-bmc.h>
 #include <linux/module.h>
 #include <linux/nodemask.h>
 #include <linux/pci.h>
 #include <linux/platform_device.h>
 #include <linux/seq_file.h>
+#include <linux/spi/spi.h>
 #include <linux/uaccess.h>
 #include <asm/unaligned.h>
 
@@ -54,6 +63,8 @@
 #define EMIF		0x3000
 #define ERRORS		0x4000
 #define PR		0x5000
+#define SPI		0x6000
+#define BMC		0x10000	/* its system registers, 64 bits each */
 #define PORT(n)		(0x100000ULL * ((n) + 1))
 #define PORT_ERRORS	0x1000	/* from the port */
 #define AFU		0x40000	/* from the port */
@@ -72,6 +83,7 @@
 #define PR_STS_FAILED	BIT_ULL(16)
 
 #define EMIF_BANKS	0x3ULL
+#define SPI_ID		0xe	/* FME_FEATURE_ID_MAX10_SPI */
 
 struct card {
 	struct pci_dev *pci;
@@ -79,7 +91,7 @@ struct card {
 	void __iomem *bar;
 	struct hrtimer stall;
 	u8 image[16];		/* the beginning of the image that was streamed last */
-	u32 ports;
+	u32 ports, board;
 	u64 interface_h, interface_l;
 	u32 pr_ports, pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
 	u32 prs, memory_clears;
@@ -133,7 +145,15 @@ static void fill(struct card *card)
 
 	header(card, ERRORS, 3, 4, PR - ERRORS, false);
 
-	header(card, PR, 3, 5, 0, true);
+	header(card, PR, 3, 5, card->board ? SPI - PR : 0, !card->board);
+	if (card->board) {
+		header(card, SPI, 3, SPI_ID, 0, true);
+		for (i = 0; i < 0x400; i += 4)	/* nothing is plugged in, as the firmware says it */
+			put(card, BMC + 2 * i, 0xdeadbeef);
+		put(card, BMC + 2 * 0x110, 2 * 61);	/* FPGA core: halves of a degree */
+		put(card, BMC + 2 * 0x114, 2 * 95);
+		put(card, BMC + 2 * 0x118, 2 * 100);
+	}
 	put(card, PR_STS, PR_STS_CREDITS);
 	put(card, PR + 0xa8, card->interface_l);
 	put(card, PR + 0xb0, card->interface_h);
@@ -349,24 +369,97 @@ static struct kretprobe stores[] = {
 	STORE("dfl_emif:emif_clear_store", memory_cleared),
 };
 
+/* The board's management controller. */
+static int bmc_read(void *context, unsigned int reg, unsigned int *value)
+{
+	struct card *card = context;
+
+	*value = get(card, BMC + 2 * (reg - M10BMC_SYS_BASE));
+	return *value == 0xbad ? -ETIMEDOUT : 0;	/* as when the MAX 10 does not answer */
+}
+
+static const struct regmap_config bmc_registers = {
+	.reg_bits = 32,
+	.val_bits = 32,
+	.reg_stride = 4,
+	.max_register = M10BMC_SYS_END,
+	.reg_read = bmc_read,
+};
+
+static const struct mfd_cell bmc_cells[] = { { .name = "d5005bmc-hwmon" } };
+
+static int bmc_probe(struct spi_device *spi)
+{
+	struct intel_m10bmc *bmc = devm_kzalloc(&spi->dev, sizeof(*bmc), GFP_KERNEL);
+
+	if (!bmc)
+		return -ENOMEM;
+	bmc->dev = &spi->dev;
+	bmc->regmap = devm_regmap_init(&spi->dev, NULL, card_of(&spi->dev), &bmc_registers);
+	if (IS_ERR(bmc->regmap))
+		return PTR_ERR(bmc->regmap);
+	spi_set_drvdata(spi, bmc);
+	return devm_mfd_add_devices(&spi->dev, PLATFORM_DEVID_AUTO, bmc_cells,
+				    ARRAY_SIZE(bmc_cells), NULL, 0, NULL);
+}
+
+static const struct spi_device_id bmc_ids[] = { { "m10-d5005" }, { } };
+
+static struct spi_driver bmc_driver = {
+	.driver.name = "fake-m10-bmc",
+	.probe = bmc_probe,
+	.id_table = bmc_ids,
+};
+
+static int spi_transfer(struct spi_master *master, struct spi_message *message)
+{
+	return -EIO;	/* nobody talks over it */
+}
+
+static int spi_probe_master(struct dfl_device *device)
+{
+	struct spi_board_info chip = { .modalias = "m10-d5005", .max_speed_hz = 12500000 };
+	struct spi_master *master = devm_spi_alloc_master(&device->dev, 0);
+	int failed;
+
+	if (!master)
+		return -ENOMEM;
+	master->bus_num = -1;
+	master->num_chipselect = 1;
+	master->transfer_one_message = spi_transfer;
+	failed = devm_spi_register_master(&device->dev, master);
+	if (failed)
+		return failed;
+	return spi_new_device(master, &chip) ? 0 : -ENODEV;
+}
+
+static const struct dfl_device_id spi_ids[] = { { FME_ID, SPI_ID }, { } };
+
+static struct dfl_driver spi_master_driver = {
+	.drv.name = "fake-spi-altera",
+	.id_table = spi_ids,
+	.probe = spi_probe_master,
+};
+
 static ssize_t lay_out(struct file *file, const char __user *from, size_t size, loff_t *position)
 {
 	struct card *card = file->private_data;
 	char text[64] = "";
 	u64 high, low;
-	u32 ports;
+	u32 ports, board = 0;
 
 	if (size >= sizeof(text))
 		return -EINVAL;
 	if (copy_from_user(text, from, size))
 		return -EFAULT;
-	if (sscanf(text, "%u %llx %llx", &ports, &high, &low) != 3)
+	if (sscanf(text, "%u %llx %llx %u", &ports, &high, &low, &board) < 3)
 		return -EINVAL;
 	if (!ports || ports > MAX_PORTS)
 		return -EINVAL;
 	if (card->pci->dev.driver)
 		return -EBUSY;
 	card->ports = ports;
+	card->board = board;
 	card->interface_h = high;
 	card->interface_l = low;
 	fill(card);
@@ -513,8 +606,12 @@ static int __init fakedfl_init(void)
 		failed = register_kprobe(&streams);
 	for (i = 0; !failed && i < ARRAY_SIZE(stores); i++)
 		failed = register_kretprobe(&stores[i]);
+	if (!failed)
+		failed = spi_register_driver(&bmc_driver);
+	if (!failed)
+		failed = dfl_driver_register(&spi_master_driver);
 	if (failed)
-		pr_err("fakedfl: kprobes: %d\n", failed);
+		pr_err("fakedfl: kprobes and drivers: %d\n", failed);
 	/* Without an exit the module stays; the machine is thrown away with it. */
 	return failed;
 }

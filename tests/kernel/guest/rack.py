@@ -31,6 +31,8 @@ PORT_STATUS = 0x40
 AFU = 0x40000
 CATFATAL, NONFATAL = 0x4060, 0x4050
 THERMAL_THRESHOLDS, THERMAL_WELL = 0x1008, 90 | 95 << 8 | 100 << 24
+BOARD = 0x10000
+NO_ANSWER = 0xBAD
 MEMORY_STATUS, MEMORY_WELL = 0x3008, 0b11
 ALL_ONES = (1 << 64) - 1
 AP6_EVENT = 1 << 50
@@ -125,6 +127,11 @@ class Mapping:
         assert self._unmap(self._address, self._size) == 0
 
 
+def measure(card: str, register: int, value: int) -> None:
+    """What a register of the board's management controller reads (intel-m10-bmc-hwmon.c)."""
+    poke_card(card, BOARD + 2 * register, value)
+
+
 def bound(card: str) -> bool:
     return (PCI / address(card) / "driver").exists()
 
@@ -142,12 +149,17 @@ def plug(card: str) -> None:
         (DRIVER / "bind").write_text(address(card))
 
 
-def power_up(card: str, ports: int = 3, interface: str = daemon_support.ID) -> None:
-    """An unplugged card as it comes from the factory, all faults gone."""
+def power_up(
+    card: str, ports: int = 3, interface: str = daemon_support.ID, *, board: bool = False
+) -> None:
+    """An unplugged card as it comes from the factory, all faults gone.
+
+    `board`: on one that has a management controller.
+    """
     for name in ("pr_err", "pr_stuck", "pr_deaf", "port_deaf", "stall_ms", "memory_busy"):
         knob(card, name, 0)
     knob(card, "pr_ports", 0xFF)
-    knob(card, "layout", f"{ports} {interface[:16]} {interface[16:]}")
+    knob(card, "layout", f"{ports} {interface[:16]} {interface[16:]} {board:d}")
 
 
 def described(spec: str) -> list[tuple[int, str]]:

@@ -146,3 +146,35 @@ def test_a_card_in_trouble_is_unhealthy_as_a_whole_and_alone(
         kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY, Q0: HEALTHY, Q1: HEALTHY})
         assert node.afu(P0) == AFU  # it is owned: nobody touched it
         works(node, P1)
+
+
+def test_a_board_is_judged_by_its_management_controller():
+    core = 0x110
+    node = Node("2x2")
+    rack.unplug(CARD)
+    rack.power_up(CARD, 2, board=True)
+    rack.plug(CARD)
+    with node.up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request(AFU))
+        cards = ask(str(node.state_dir), "GET", "/status")["cards"]
+        assert [card["temperatures"].get("fpga_core_temperature") for card in cards] == [61, None]
+
+        mark = node.plugin.mark
+        rack.measure(CARD, core, 2 * 100)
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY, Q0: HEALTHY, Q1: HEALTHY})
+        assert "fpga_core_temperature" in str(node.plugin.lines[mark:])
+        mark = node.plugin.mark
+        rack.measure(CARD, core, 2 * 97)
+        line = node.plugin.until_logged("card degraded", mark, card=CARD)
+        assert "highest temperature" in str(line)
+        kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY, Q0: HEALTHY, Q1: HEALTHY})
+        assert node.afu(P0) == AFU  # it is owned: nobody touched it
+
+        mark = node.plugin.mark
+        rack.measure(CARD, core, rack.NO_ANSWER)
+        line = node.plugin.until_logged("card degraded", mark, card=CARD)
+        assert "management controller" in str(line)
+        works(node, P1)
+        kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY, Q0: HEALTHY, Q1: HEALTHY})
