@@ -26,6 +26,7 @@
  *   stall_ms		a PR waits so long for credits before its first word
  *   memory_busy	bits by bank: never cleared (ETIMEDOUT after 5 s)
  *   poke		"offset value", both hexadecimal: write a register
+ *   absent		1: what a rescan of the bus finds at its address is no card
  *   images		the AFU ids that the ports hold, one a line, in reset too
  *   prs, memory_clears	how many PRs began; how many banks were cleared
  *
@@ -86,7 +87,7 @@
 #define SPI_ID		0xe	/* FME_FEATURE_ID_MAX10_SPI */
 
 struct card {
-	struct pci_dev *pci;
+	struct pci_dev *pci;	/* that it is, or was until it was taken off the bus */
 	resource_size_t start;
 	void __iomem *bar;
 	struct hrtimer stall;
@@ -94,7 +95,7 @@ struct card {
 	u32 ports, board;
 	u64 interface_h, interface_l;
 	u32 pr_ports, pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
-	u32 prs, memory_clears;
+	u32 prs, memory_clears, absent;
 };
 
 static struct card cards[MAX_CARDS];
@@ -536,6 +537,7 @@ static void make_knobs(struct card *card)
 	debugfs_create_u32("pr_deaf", 0600, dir, &card->pr_deaf);
 	debugfs_create_x32("port_deaf", 0600, dir, &card->port_deaf);
 	debugfs_create_u32("stall_ms", 0600, dir, &card->stall_ms);
+	debugfs_create_u32("absent", 0600, dir, &card->absent);
 	debugfs_create_u32("prs", 0400, dir, &card->prs);
 	debugfs_create_u32("memory_clears", 0400, dir, &card->memory_clears);
 	debugfs_create_file_unsafe("memory_busy", 0600, dir, card, &memory_busy_operations);
@@ -543,9 +545,20 @@ static void make_knobs(struct card *card)
 	debugfs_create_file("poke", 0200, dir, card, &poke_operations);
 }
 
-/* Give the device the ids of a card, and its memory as BAR 0. */
-static int disguise(struct card *card, struct pci_dev *pci)
+/* Before anybody looks for its driver: the ids of a card. */
+static void introduce(struct pci_dev *pci)
 {
+	pci->vendor = PCI_VENDOR_ID_INTEL;
+	pci->device = 0x09c4;
+	pci->subsystem_vendor = PCI_VENDOR_ID_INTEL;
+	pci->subsystem_device = 0;
+	pci->class = 0x120000;	/* processing accelerator */
+}
+
+/* Before its driver looks: its memory as BAR 0, wherever that is now. */
+static int furnish(struct card *card)
+{
+	struct pci_dev *pci = card->pci;
 	struct resource *bar0 = &pci->resource[0], *bar2 = &pci->resource[2], *parent = bar2->parent;
 
 	if (!parent || resource_size(bar2) < PORT(MAX_PORTS))
@@ -561,19 +574,49 @@ static int disguise(struct card *card, struct pci_dev *pci)
 	bar2->flags = 0;
 	if (request_resource(parent, bar0))
 		return -EBUSY;
-
-	pci->vendor = PCI_VENDOR_ID_INTEL;
-	pci->device = 0x09c4;
-	pci->subsystem_vendor = PCI_VENDOR_ID_INTEL;
-	pci->subsystem_device = 0;
-	pci->class = 0x120000;	/* processing accelerator */
-	set_dev_node(&pci->dev, ncards % num_online_nodes());
-
-	card->pci = pci;
+	if (card->bar && card->start == bar0->start)
+		return 0;
+	/* A former mapping stays: somebody may be reading there. */
 	card->start = bar0->start;
 	card->bar = ioremap(bar0->start, resource_size(bar0));
-	if (!card->bar)
-		return -ENOMEM;
+	return card->bar ? 0 : -ENOMEM;
+}
+
+/* A card that was taken off the bus is found again. */
+static int on_bus(struct notifier_block *block, unsigned long event, void *data)
+{
+	struct pci_dev *pci = to_pci_dev(data);
+	unsigned int i;
+
+	for (i = 0; i < ncards; i++) {
+		struct card *card = &cards[i];
+
+		if (card->absent || strcmp(pci_name(card->pci), pci_name(pci)))
+			continue;
+		if (event == BUS_NOTIFY_ADD_DEVICE) {
+			introduce(pci);
+			set_dev_node(&pci->dev, dev_to_node(&card->pci->dev));
+			card->pci = pci_dev_get(pci);
+		} else if (event == BUS_NOTIFY_BIND_DRIVER && pci->resource[2].parent) {
+			if (furnish(card))
+				pr_err("fakedfl: %s cannot be furnished\n", pci_name(pci));
+		}
+	}
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block bus_notes = { .notifier_call = on_bus };
+
+static int disguise(struct card *card, struct pci_dev *pci)
+{
+	int failed;
+
+	card->pci = pci;
+	failed = furnish(card);
+	if (failed)
+		return failed;
+	introduce(pci);
+	set_dev_node(&pci->dev, ncards % num_online_nodes());
 	hrtimer_init(&card->stall, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	card->stall.function = stall_over;
 	card->ports = 3;
@@ -601,7 +644,9 @@ static int __init fakedfl_init(void)
 		ncards++;
 	}
 
-	failed = register_kprobe(&times);
+	failed = bus_register_notifier(&pci_bus_type, &bus_notes);
+	if (!failed)
+		failed = register_kprobe(&times);
 	if (!failed)
 		failed = register_kprobe(&streams);
 	for (i = 0; !failed && i < ARRAY_SIZE(stores); i++)

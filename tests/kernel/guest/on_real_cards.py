@@ -58,7 +58,6 @@ NOT_HERE = {
     "test_a_card_that_is_swapped_during": "Linux 6.1 does not survive it: a port is open",
     "test_a_card_that_is_swapped_in_an_instant_during": "the same",
     "test_a_pr_that_never_ends": "it runs beside other nodes; test_drivers.py has one of its own",
-    "test_a_card_whose_driver_cannot_be_put_on": "a card that is pulled only loses its driver here",
     "test_garbage_among_faults_and_cards_is_ignored": "a matter of the simulation's files",
 }
 

@@ -136,15 +136,36 @@ def bound(card: str) -> bool:
     return (PCI / address(card) / "driver").exists()
 
 
-def unplug(card: str) -> None:
-    """Unbind the driver, once no port of it is open or mapped: Linux 6.1 would not survive that."""
+def take_driver_off(card: str) -> None:
+    """Once no port of it is open or mapped: Linux 6.1 would not survive that."""
     if bound(card):
         daemon_support.eventually(lambda: not any(map(openers, nodes(card))))
         daemon_support.eventually(lambda: not any(map(mapped, nodes(card))))
         (DRIVER / "unbind").write_text(address(card))
 
 
+def unplug(card: str) -> None:
+    """Take it off the bus, with the same care."""
+    take_driver_off(card)
+    knob(card, "absent", 1)
+    if there(card):
+        (PCI / address(card) / "remove").write_text("1")
+
+
+def there(card: str) -> bool:
+    """Whether the card is on its bus: what was taken off and is found there by chance is none."""
+    try:
+        return (PCI / address(card) / "vendor").read_text() == "0x8086\n"
+    except FileNotFoundError:
+        return False
+
+
 def plug(card: str) -> None:
+    if not there(card):
+        if (PCI / address(card)).exists():
+            (PCI / address(card) / "remove").write_text("1")
+        knob(card, "absent", 0)
+        (PCI.parent / "rescan").write_text("1")
     if not bound(card):
         (DRIVER / "bind").write_text(address(card))
 
@@ -177,7 +198,7 @@ def lay_out(spec: str) -> None:
     wanted = described(spec)
     assert len(wanted) <= len(cards()), f"the machine has {len(cards())} cards: {spec}"
     for card in cards():
-        unplug(card)
+        take_driver_off(card)
     for card, (ports, interface) in zip(cards(), wanted, strict=False):
         power_up(card, ports, interface)
         plug(card)
@@ -348,7 +369,7 @@ class RealNode(daemon_support.Node):
         unplug(card)
 
     def take_driver_off(self, card: str) -> None:
-        unplug(card)
+        take_driver_off(card)
 
     def plug(self, card: str) -> None:
         """A simulated card that was pulled comes back with the factory's image."""
@@ -364,4 +385,4 @@ class RealNode(daemon_support.Node):
             if fault.descriptor >= 0:
                 os.close(fault.descriptor)
         for card in cards():
-            unplug(card)
+            take_driver_off(card)

@@ -38,6 +38,15 @@ def card(backend: DflBackend) -> Card:
     return found
 
 
+def test_an_unplugged_card_is_off_the_bus_until_it_is_plugged(backend: DflBackend, card: Card):
+    rack.unplug(CARD)
+    assert not rack.there(CARD)
+    assert CARD not in backend.scan().cards
+    rack.power_up(CARD)
+    rack.plug(CARD)
+    assert backend.scan().cards[CARD] == card
+
+
 def test_a_mapping_alone_keeps_the_port_in_use(backend: DflBackend, card: Card):
     with rack.Mapping(card.regions[0].id) as tenant:
         assert tenant.afu_id() == rack.daemon_support.FACTORY
