@@ -64,6 +64,8 @@ class StatusService:
             lambda site: site.public,
             lambda listener: listener.open_tcp(address.host, address.port),
             f"FPGA_PLUGIN_HTTP_ADDRESS={address.host}:{address.port}",
+            hint="another process has the address, or it is not this node's:"
+            " FPGA_PLUGIN_HTTP_ADDRESS names another, or switches it off when empty",
         )
         log.info("serving metrics", addresses=listener.addresses)
 
@@ -75,6 +77,8 @@ class StatusService:
             lambda site: site.local,
             lambda listener: listener.open_unix(directory, SOCKET),
             os.path.join(directory, SOCKET),
+            hint="remove what is in its place; until then `fpga-plugin status` and `card` have nobody"
+            " to ask",
         )
 
     async def _retried(
@@ -82,6 +86,8 @@ class StatusService:
         handler: "Callable[[Site], Handler]",
         listen: "Callable[[Listener], Coroutine[Any, Any, None]]",
         where: str,
+        *,
+        hint: str,
     ) -> "Listener":
         from fpga_plugin.status.http import Listener  # h11: 5 ms that no registration waits for
         from fpga_plugin.status.site import Site
@@ -97,8 +103,7 @@ class StatusService:
                     address=where,
                     error=error.strerror or str(error),
                     retry_in=delay,
-                    hint="another process has the address, or it is not this node's:"
-                    " FPGA_PLUGIN_HTTP_ADDRESS names another, or switches it off when empty",
+                    hint=hint,
                 )
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, LAST_RETRY)

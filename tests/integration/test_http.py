@@ -247,6 +247,20 @@ def test_a_port_that_is_taken_disturbs_nobody_and_is_taken_later(node):
     assert get(plugin, "/healthz")[0] == 200
 
 
+def test_a_directory_in_the_place_of_the_status_socket_disturbs_nobody(node):
+    socket_path = node.state_dir / "status.sock"
+    socket_path.mkdir(parents=True)
+    plugin = serve(node)
+    line = plugin.until_logged(
+        "metrics and status are not served there; the plugin goes on without"
+    )
+    assert (line["address"], line["error"]) == (str(socket_path), "Is a directory")
+    assert "remove what is in its place" in line["hint"]
+    node.kubelet.allocate(P0)
+    socket_path.rmdir()
+    eventually(socket_path.is_socket)
+
+
 def test_metrics_are_served_before_kubelet_is_there():
     with Node("1x2", http_address="127.0.0.1:0") as node:
         plugin = node.start()
