@@ -77,8 +77,7 @@ class StatusService:
             lambda site: site.local,
             lambda listener: listener.open_unix(directory, SOCKET),
             os.path.join(directory, SOCKET),
-            hint="remove what is in its place; until then `fpga-plugin status` and `card` have nobody"
-            " to ask",
+            hint="remove what is in its place: `fpga-plugin status` and `card` have nobody to ask",
         )
 
     async def _retried(
