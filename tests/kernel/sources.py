@@ -1,7 +1,7 @@
 """Debian's kernel, its headers and its source, unpacked into the clone and installed nowhere.
 
 All are of one version: what `linux-image-amd64` stands for in the system's package lists. Of the
-source only the DFL drivers are unpacked, which Debian's kernel is built without.
+source only the drivers of DFL cards are unpacked, which Debian's kernel is built without.
 """
 
 import re
