@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from fpga_plugin import __version__
-from fpga_plugin.allocation.journal import Journal
+from fpga_plugin.allocation.journal import JOURNAL_FILE, Journal
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
@@ -191,7 +191,7 @@ class Daemon:
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
         self.watched.phase = "starting"
         self._status.locked()
-        journal = self._journal = Journal(os.path.join(settings.state_dir, "journal.sqlite3"))
+        journal = self._journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
         _say_of_journal(journal)
         hardware = open_hardware(settings, owner=True)
         # Events first: what changes during the scan is scanned again. And privileges before any

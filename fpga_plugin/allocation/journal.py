@@ -21,6 +21,9 @@ from fpga_plugin.errors import FpgaPluginError, quote
 
 log = structlog.get_logger()
 
+JOURNAL_FILE: Final = "journal.sqlite3"
+"""In the state directory."""
+
 SCHEMA_VERSION: Final = 1
 
 _FILES: Final = ("", "-wal", "-shm")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from fpga_plugin.allocation.journal import JournalError
+from fpga_plugin.allocation.journal import JOURNAL_FILE, JournalError
 from fpga_plugin.allocation.records import Ownership
 
 
@@ -33,7 +33,7 @@ def peek(state_dir: str) -> Peek:
     Raises:
         JournalError: it cannot be read.
     """
-    path = os.path.join(state_dir, "journal.sqlite3")
+    path = os.path.join(state_dir, JOURNAL_FILE)
     if not os.path.exists(path):
         return Peek()
     # What was not folded in yet is read with the log, by its rules. Without a log SQLite would make
