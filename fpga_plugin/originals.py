@@ -49,6 +49,15 @@ class Original:
         """Whether somebody wrote to it since it was opened."""
         return version_of(os.fstat(self.file.fileno())) != self.version
 
+    def check_read(self, count: int) -> None:
+        """Whether the bytes that were read, `count` from its beginning on, are the whole file.
+
+        Raises:
+            BitstreamError: there are more or fewer, or somebody wrote to it.
+        """
+        if count != self.size or self.changed():
+            raise BitstreamError(f"{self.path}: changed while it was read", hint=RENAME)
+
 
 def version_of(found: os.stat_result) -> Version:
     """The version of a file."""

@@ -3,10 +3,9 @@
 import contextlib
 import os
 
-from fpga_plugin.bitstream.files import MAX_FILE_BYTES, Progress, no_progress, read_bytes
+from fpga_plugin.bitstream.files import Progress, no_progress, open_file, read_bytes
 from fpga_plugin.bitstream.trust import Content, Trust
-from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
-from fpga_plugin.originals import RENAME, opened
+from fpga_plugin.errors import BitstreamNotFoundError
 
 _PIECE = 1 << 20
 
@@ -24,14 +23,13 @@ def digest_of(
 
     digest = hashlib.sha256()
     try:
-        with opened(path, inside=inside, guarded=guarded, limit=MAX_FILE_BYTES) as original:
+        with open_file(path, inside=inside, guarded=guarded) as original:
             done = 0
             while piece := original.file.read(_PIECE):
                 digest.update(piece)
                 done += len(piece)
                 progress(done, original.size)
-            if done != original.size or original.changed():
-                raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
+            original.check_read(done)
     except (FileNotFoundError, NotADirectoryError):
         raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
     return Content(digest.hexdigest(), done, lambda: contextlib.nullcontext(read_bytes(path)))

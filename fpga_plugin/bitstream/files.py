@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.originals import RENAME, Original, opened
+from fpga_plugin.originals import Original, opened
 
 MAX_FILE_BYTES = 1 << 30
 """A bitstream is read into memory; whole-device images of large FPGAs stay well below 1 GiB."""
@@ -32,6 +32,16 @@ def no_progress(_done: int, _size: int) -> None:
     """Tell nobody."""
 
 
+def open_file(
+    path: str, *, inside: str | None, guarded: bool = False, limit: int = MAX_FILE_BYTES
+) -> AbstractContextManager[Original]:
+    """Open a file of at most so many bytes; `originals.opened` has the rest.
+
+    `guarded` where the file is to be trusted: nobody asks who may write what is only looked at.
+    """
+    return opened(path, inside=inside, guarded=guarded, limit=limit)
+
+
 def read_header(path: str, *, inside: str | None = None) -> tuple[Header, int]:
     """The header of a GBS file, and the file's size in bytes; the image is not read.
 
@@ -39,7 +49,7 @@ def read_header(path: str, *, inside: str | None = None) -> tuple[Header, int]:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used.
     """
-    with _opened(path, inside=inside) as original:
+    with open_file(path, inside=inside) as original:
         return _header(original), original.size
 
 
@@ -54,12 +64,11 @@ def read_gbs(path: str, *, inside: str | None = None) -> Gbs:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used, or it changed while it was read.
     """
-    with _opened(path, inside=inside) as original:
+    with open_file(path, inside=inside) as original:
         header = _header(original)
         original.file.seek(header.image_offset)
         image = original.file.read(original.size - header.image_offset)
-        if len(image) != original.size - header.image_offset or original.changed():
-            raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
+        original.check_read(header.image_offset + len(image))
     return Gbs(metadata=header.metadata, image=image)
 
 
@@ -74,7 +83,7 @@ def map_gbs(path: str) -> Gbs:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used.
     """
-    with _opened(path, inside=None) as original:
+    with open_file(path, inside=None) as original:
         header = _header(original)
         descriptor = original.file.fileno()
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
@@ -96,7 +105,7 @@ def read_bytes(
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no regular file, cannot be read, or has more than `limit` bytes.
     """
-    with _opened(path, inside=None, limit=limit) as original:
+    with open_file(path, inside=None, limit=limit) as original:
         data = io.BytesIO()  # gives out what it holds without another copy of it
         while piece := original.file.read(min(_PIECE, original.size - data.tell())):
             data.write(piece)
@@ -149,13 +158,6 @@ def sync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _opened(
-    path: str, *, inside: str | None, limit: int = MAX_FILE_BYTES
-) -> AbstractContextManager[Original]:
-    """Whoever may write it: who may is asked where a file is to be trusted."""
-    return opened(path, inside=inside, guarded=False, limit=limit)
 
 
 def _header(original: Original) -> Header:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from fpga_plugin.bitstream.files import MAX_FILE_BYTES, read_header
+from fpga_plugin.bitstream.files import open_file, read_header
 from fpga_plugin.bitstream.store import (
     Bitstream,
     Store,
@@ -34,7 +34,7 @@ from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.bitstream.verified import Copies, Taken
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
-from fpga_plugin.originals import RENAME, Version, being_written, opened
+from fpga_plugin.originals import RENAME, Version, being_written
 from fpga_plugin.telemetry.tally import Tally
 
 log = structlog.get_logger()
@@ -247,9 +247,7 @@ class Library(Store):
             known = self._verdicts.get(relative)
         if known is None:
             return None
-        with opened(
-            path, inside=self.root, guarded=self._guarded, limit=MAX_FILE_BYTES
-        ) as original:
+        with open_file(path, inside=self.root, guarded=self._guarded) as original:
             if original.version != known.version:
                 return None
         trust = self.trust.version(relative)
@@ -288,9 +286,7 @@ class Library(Store):
             NotFinishedError: it is still being written.
         """
         trust = self.trust.version(relative)  # before the judging: a change in between shows
-        with opened(
-            path, inside=self.root, guarded=self._guarded, limit=MAX_FILE_BYTES
-        ) as original:
+        with open_file(path, inside=self.root, guarded=self._guarded) as original:
             if being_written(original.file):
                 raise NotFinishedError(
                     f"{path}: still being written",

@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from fpga_plugin.bitstream.files import MAX_FILE_BYTES, map_gbs, read_gbs, read_header
+from fpga_plugin.bitstream.files import map_gbs, open_file, read_gbs, read_header
 from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
@@ -27,7 +27,6 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
-from fpga_plugin.originals import RENAME, opened
 
 BLANK = "blank"
 """The name of a blank bitstream's file, without its ending."""
@@ -305,10 +304,9 @@ def read_contents(
     if not is_aocx(bitstream_id):
         gbs = map_gbs(path) if mapped else read_gbs(path, inside=inside)
         return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
-    with opened(path, inside=inside, guarded=False, limit=MAX_FILE_BYTES) as original:
+    with open_file(path, inside=inside) as original:
         data = original.file.readall()
-        if len(data) != original.size or original.changed():
-            raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
+        original.check_read(len(data))
     return parse_contents(data, bitstream_id, where=path, keep_image=keep_image)
 
 

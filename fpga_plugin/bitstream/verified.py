@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fpga_plugin.bitstream.trust import Content
-from fpga_plugin.errors import BitstreamError
-from fpga_plugin.originals import RENAME, Original
+from fpga_plugin.originals import Original
 
 if TYPE_CHECKING:
     from cryptography.utils import Buffer
@@ -222,8 +221,7 @@ def _copy(
             break
         if progress is not None:
             progress(done)
-    if done != original.size or original.changed():
-        raise BitstreamError(f"{original.path}: changed while it was read", hint=RENAME)
+    original.check_read(done)
     return digest.hexdigest(), None
 
 
