@@ -39,8 +39,9 @@ def own(listed: Listed, fme_sysfs: str) -> Iterator[str]:
 
 def board(listed: Listed, fme_sysfs: str) -> Iterator[str]:
     """The directories of the management controller's."""
-    for way in _WAYS:
-        yield from _found(listed, fme_sysfs, (r"dfl_dev\.[0-9]{1,9}", *way, _BMC, *_HWMON))
+    for device in listed(fme_sysfs, r"dfl_dev\.[0-9]{1,9}"):
+        for way in _WAYS:
+            yield from _found(listed, device, (*way, _BMC, *_HWMON))
 
 
 def _found(listed: Listed, directory: str, steps: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ What they mean for the card's health is `health`'s affair. Only attributes that 
 not block are read (facts: linux-fpga.md section 0), so this may be called at any time.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 from fpga_plugin.errors import HardwareError
@@ -21,7 +22,7 @@ def readings(kernel: Kernel, card: Card) -> Readings:
     listed = partial(_listed, kernel)
     for devices in (hwmon.own, hwmon.board):
         for device in devices(listed, card.fme_sysfs):
-            _add(kernel, device, found)
+            _add(kernel, hwmon.channels(listed, device), found)
     errors: dict[str, int] = {}
     for register in ("catfatal_errors", "nonfatal_errors"):
         value = _value(kernel, f"{card.fme_sysfs}/errors/{register}")
@@ -34,10 +35,10 @@ def readings(kernel: Kernel, card: Card) -> Readings:
     return Readings(found["temp"], found["power"], errors)
 
 
-def _add(kernel: Kernel, device: str, found: dict[str, dict[str, float]]) -> None:
+def _add(kernel: Kernel, channels: Iterable[str], found: dict[str, dict[str, float]]) -> None:
     """A device's channels, up to one that does not answer: each might take a time-out."""
     try:
-        for channel in hwmon.channels(partial(_listed, kernel), device):
+        for channel in channels:
             value = hwmon.value(kernel, channel)
             if value is not None:
                 kind = hwmon.kind(channel)
