@@ -13,7 +13,7 @@ from html import escape
 from typing import Final
 
 from fpga_plugin.status.style import SCRIPT, STYLE
-from fpga_plugin.status.table import measured, printable, span
+from fpga_plugin.status.table import measured, printable, skipped, span
 from fpga_plugin.status.view import CardView, OwnerView, RefusalView, RegionView, StatusView
 
 
@@ -81,7 +81,7 @@ def _main(status: StatusView, node: str) -> str:
     parts += [
         f'<section class="card failed"><h2>Card {_text(problem["card"])}</h2>'
         f'<p class="note"><strong>Skipped:</strong> '
-        f"{_text(': '.join(filter(None, (problem['error'], problem['hint']))))}</p></section>"
+        f"{_text(skipped(problem))}</p></section>"
         for problem in status["problems"]
     ]
     parts.append(_refusals(status["refusals"], now))

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the daemon's side of it would make the command three times as slow
     from fpga_plugin.status.cards import CardStateView
-    from fpga_plugin.status.view import CardView, OwnerView, RefusalView, RegionView, StatusView
+    from fpga_plugin.status.view import (
+        CardView,
+        OwnerView,
+        ProblemView,
+        RefusalView,
+        RegionView,
+        StatusView,
+    )
 
 MIN_WIDTH: Final = 60
 NO_LIMIT: Final = 10_000
@@ -58,7 +65,7 @@ def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
         lines += ["", *_card(card, now, width)]
     for problem in status["problems"]:
         lines += ["", f"card {problem['card']}  skipped"]
-        lines += _noted([": ".join(filter(None, (problem["error"], problem["hint"])))], width)
+        lines += _noted([skipped(problem)], width)
     if status["refusals"]:
         lines += ["", "refused, the last time of each pod:"]
         for refusal in status["refusals"]:
@@ -84,6 +91,11 @@ def _noted(notes: Iterable[str], width: int) -> list[str]:
     for note in notes:
         lines += _wrapped(printable(note), width, "  ! ", "    ")
     return lines
+
+
+def skipped(problem: "ProblemView") -> str:
+    """Why a card is left alone, and what helps."""
+    return ": ".join(filter(None, (problem["error"], problem["hint"])))
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
