@@ -6,10 +6,12 @@ the log, the content of `state.json`.
 """
 
 import base64
+import contextlib
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -600,6 +602,13 @@ class Node:
             if region.startswith(f"{card}-p"):
                 what |= {"bound": False, "node": None, "fme": None}
         path.write_text(json.dumps(state))
+
+    def die_between_unbind_and_bind(self, card: str) -> None:
+        """What a plugin leaves behind that is killed while it rebinds a card."""
+        self.plugin.kill()
+        self.take_driver_off(card)
+        with contextlib.closing(sqlite3.connect(self.state_dir / "journal.sqlite3")) as db, db:
+            db.execute("INSERT INTO rebinding VALUES (?)", (card,))
 
     def plug(self, card: str) -> None:
         (self.simulated / "cards" / card).touch()

@@ -1,7 +1,5 @@
 """Cards out of service: nobody new gets them, over restarts too; who has something keeps it."""
 
-import contextlib
-import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,10 +121,7 @@ def test_a_drained_card_that_may_be_pulled_is_rebound_only_when_asked() -> None:
 
 def test_a_card_whose_driver_cannot_be_put_on_again_is_said_to_who_asks() -> None:
     with Node("2x1").up() as node:
-        node.plugin.kill()
-        node.take_driver_off(CARD)
-        with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db, db:
-            db.execute("INSERT INTO rebinding VALUES (?)", (CARD,))
+        node.die_between_unbind_and_bind(CARD)
         node.unplug(CARD)
         node.again()
         with pytest.raises(RefusedError, match="is gone"):

@@ -1,8 +1,6 @@
 """Poisoned ports that are recovered by rebinding, where that harms nobody; cards out of service."""
 
-import contextlib
 import itertools
-import sqlite3
 from collections.abc import Iterator
 
 import grpc
@@ -174,10 +172,7 @@ def test_a_pod_whose_device_node_was_renumbered_by_the_rebind_is_refused() -> No
 
 def test_a_plugin_that_died_between_unbind_and_bind_binds_the_card_when_it_is_back() -> None:
     with Node("2x1").up() as node:
-        node.plugin.kill()
-        node.take_driver_off(CARD)
-        with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db, db:
-            db.execute("INSERT INTO rebinding VALUES (?)", (CARD,))
+        node.die_between_unbind_and_bind(CARD)
         node.again()
         node.plugin.until_logged("card bound again", card=CARD)
         node.settled()

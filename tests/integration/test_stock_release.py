@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from daemon_support import AFU_2, BLANK, CARDS, P0, P1
@@ -57,6 +58,18 @@ def test_a_region_is_clean_and_offered_after_at_most_three_lists_without_its_pod
     on_stock_kubelet(story, reconcile_interval="0.1")
 
 
+async def listed_again(double, times: int) -> None:
+    """Until the plugin has asked for so many Lists more."""
+    before = double.podresources_calls["List"]
+    while double.podresources_calls["List"] < before + times:  # noqa: ASYNC110  # no event
+        await asyncio.sleep(INTERVAL)
+
+
+def write_half_a_checkpoint(node) -> None:
+    (node.kubelet_dir / "new").write_text('{"Data": {"PodDevice')
+    (node.kubelet_dir / "new").replace(node.kubelet_dir / "kubelet_internal_checkpoint")
+
+
 def test_nothing_is_asked_while_nothing_is_owned():
     async def story(node, double, server):
         await quiet(double)
@@ -86,9 +99,7 @@ def test_while_podresources_fails_nothing_is_released_and_then_it_is():
         double.podresources_error = GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
         await double.end_pod(pod)
         await logged(node, "kubelet's records cannot be read: nothing is released")
-        before = double.podresources_calls["List"]
-        while double.podresources_calls["List"] < before + 5:  # noqa: ASYNC110  # no event
-            await asyncio.sleep(INTERVAL)
+        await listed_again(double, 5)
         assert node.afu(P0) == AFU_2
         double.podresources_error = None
         await all_free(double)
@@ -112,14 +123,9 @@ def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing
         double.pods.clear()
         server.pods.clear()
         if checkpoint == "not readable":
-            path = node.kubelet_dir / "kubelet_internal_checkpoint"
             await double.stop()
             await logged(node, "waiting for kubelet")
-
-            def spoil() -> None:
-                (node.kubelet_dir / "new").write_text('{"Data": {"PodDevice')
-                (node.kubelet_dir / "new").replace(path)
-
+            spoil = partial(write_half_a_checkpoint, node)
             before, double.write_checkpoint = double.write_checkpoint, spoil
             await double.start()
             await double.wait_for(REGION, lambda listed: P0 in listed.ids)
@@ -130,9 +136,7 @@ def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing
             double.write_checkpoint = spoil
         else:
             await double.restart()
-        lists = double.podresources_calls["List"]
-        while double.podresources_calls["List"] < lists + 10:  # noqa: ASYNC110  # no event
-            await asyncio.sleep(INTERVAL)
+        await listed_again(double, 10)
         assert node.afu(P0) == AFU_2
         assert node.plugin.logged("released") == []
         assert P0 in double.lists[REGION].healthy
@@ -153,17 +157,10 @@ def test_a_kubelet_that_restarts_and_does_not_know_its_pods_yet_releases_nothing
 def test_where_the_checkpoint_cannot_be_read_the_pods_api_ends_a_claim():
     async def story(node, double, server):
         pod = await running(double, server)
-
-        def spoil() -> None:
-            (node.kubelet_dir / "new").write_text('{"Data": {"PodDevice')
-            (node.kubelet_dir / "new").replace(node.kubelet_dir / "kubelet_internal_checkpoint")
-
-        double.write_checkpoint = spoil
-        spoil()
+        double.write_checkpoint = partial(write_half_a_checkpoint, node)
+        double.write_checkpoint()
         await double.end_pod(pod)
-        lists = double.podresources_calls["List"]
-        while double.podresources_calls["List"] < lists + 6:  # noqa: ASYNC110  # no event
-            await asyncio.sleep(INTERVAL)
+        await listed_again(double, 6)
         assert node.afu(P0) == AFU_2, "the Pods API still has the pod"
         del server.pods[pod.uid]
         await all_free(double)

@@ -80,6 +80,13 @@ class Kubelet:
             json.dump({"Data": data, "Checksum": 1}, file)
         os.replace(self.path + ".new", self.path)
 
+    def spoil(self) -> None:
+        """Write what nobody can read, when a list is sent again."""
+        self.resends += 1
+        with open(self.path + ".new", "w") as file:
+            file.write("{")
+        os.replace(self.path + ".new", self.path)
+
     def resend(self) -> None:
         self.resends += 1
         if self.rewrites:
@@ -266,13 +273,7 @@ def test_what_cannot_be_read_is_told_once_not_each_time(directory: str) -> None:
     world.play(lambda: bool(world.gates))
     world.ledger.allocate(RESOURCE, [REGION])
 
-    def spoil() -> None:
-        world.kubelet.resends += 1
-        with open(world.kubelet.path + ".new", "w") as file:
-            file.write("{")
-        os.replace(world.kubelet.path + ".new", world.kubelet.path)
-
-    world.reconciler._resend = spoil
+    world.reconciler._resend = world.kubelet.spoil
     with capture_logs() as logs:
         world.play(lambda: world.kubelet.resends > 3)
     told = [line for line in logs if line["log_level"] == "warning"]
@@ -339,12 +340,7 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
         world.ledger.allocate(RESOURCE, [device])
         world.ledger.bind_pod([DeviceId(device)], PodUid(f"{POD[:-1]}{number}"))
 
-    def spoil() -> None:
-        with open(world.kubelet.path + ".new", "w") as file:
-            file.write("{")
-        os.replace(world.kubelet.path + ".new", world.kubelet.path)
-
-    world.reconciler._resend = spoil
+    world.reconciler._resend = world.kubelet.spoil
     world.play(lambda: False in world.gates)
     assert len(asked) == 1
     assert world.released == []
