@@ -11,6 +11,11 @@ systemd driver each part repeats its parents' names and `-` in a uid becomes `_`
 own (as kind has) makes that `kubelet.slice/kubelet-kubepods.slice/...`. In cgroup v1 each
 controller has such a tree. With `--cgroups-per-qos=false` there is none, and nothing can be said.
 
+Which tree is kubelet's: a leftover of another driver, or of another cgroup root, looks like the real
+one and lacks every pod. So all trees are searched, and that a pod is in none of them proves that it
+is gone only where it was seen in one before, or where one of them is known to be kubelet's: the
+plugin's own pod, or one that kubelet runs, is in it. Otherwise the answer is UNKNOWN.
+
 How it is asked: `cgroup.events` (v2) and `pids.current` (the pids controller of v1) count the whole
 subtree, whoever reads them. v1's `cgroup.procs` is not like that: it leaves out processes of other
 pid namespaces (kernel/cgroup/cgroup-v1.c, pidlist_array_load; seen on Linux 6.18), so in a plugin
@@ -23,15 +28,32 @@ import errno
 import os
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
+import structlog
+
 from fpga_plugin.ids import PodUid
+
+log = structlog.get_logger()
 
 _UID: Final = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 
-_LEVELS: Final = 3
-"""How far below a hierarchy's top `kubepods` is looked for: a cgroup root of two parts."""
+_OWN: Final = "/proc/self/cgroup"
+
+_OWN_POD: Final = re.compile(r"(?:/|-)pod([A-Za-z0-9_-]{1,64}?)(?:\.slice)?(?=/|$)", re.ASCII)
+"""A pod in a cgroup's path, of either driver."""
+
+_LONE_SANDBOX: Final = re.compile(r"(?:cri-containerd-|docker-)?[0-9a-f]{64}(?:\.scope)?")
+"""Containers of the runtimes whose every sandbox has a process of its own, `pause`. CRI-O's
+(`crio-<id>`) need not have one."""
+
+_LEVELS: Final = 6
+"""How far below a hierarchy's top `kubepods` is looked for: a cgroup root of five parts."""
+
+_KEPT_PODS: Final = 1024
+"""Pods of which is remembered where they were seen; kubelet runs 110 unless told otherwise."""
 
 _MAX_LISTED: Final = 4096
 """Directories that the search lists before it gives up."""
@@ -57,7 +79,7 @@ class PodPresence(enum.Enum):
     """What a pod's cgroup says."""
 
     GONE = "gone"
-    """Kubelet's tree is there and has no cgroup of the pod."""
+    """Kubelet's tree is there, is known to be kubelet's, and has no cgroup of the pod."""
 
     EMPTY = "empty"
     """The pod's cgroup is there, without a process in it or below."""
@@ -66,7 +88,8 @@ class PodPresence(enum.Enum):
     """There are processes."""
 
     UNKNOWN = "unknown"
-    """Cgroups cannot be seen: not mounted, unreadable, or pods have none."""
+    """Cgroups cannot be seen (not mounted, unreadable, or pods have none), or which of them are
+    kubelet's is not known."""
 
 
 class _Answer(enum.Enum):
@@ -79,18 +102,32 @@ class _Answer(enum.Enum):
     UNREADABLE = enum.auto()
 
 
+_MOST_ALIVE_FIRST: Final = (
+    _Answer.ALIVE,
+    _Answer.UNREADABLE,
+    _Answer.EMPTY,
+    _Answer.NO_PID_SEEN,
+    _Answer.ABSENT,
+)
+
+
 class PodCgroups:
     """The cgroups of a node's pods. Blocks: call it from a thread; any thread will do.
 
     Args:
         root: where the node's /sys/fs/cgroup is seen; None or empty: nowhere.
+        pods: where kubelet keeps its pods' files, a folder a uid; need not be there.
     """
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self, root: str | None, pods: str = "") -> None:
         self._root = root or None
+        self._pods = pods
         self._trees: tuple[str, ...] = ()
         self._searched: float | None = None
-        self._distrusted = False
+        self._kubelets: set[str] = set()
+        self._seen: OrderedDict[PodUid, frozenset[str]] = OrderedDict()
+        self._missed: PodUid | None = None
+        self._told_unknown = False
 
     def state(self, pod_uid: PodUid) -> PodPresence:
         """Whether the pod has processes; never raises.
@@ -98,42 +135,142 @@ class PodCgroups:
         In cgroup v1 every controller's tree is asked, and the most alive answer counts.
         """
         presence = self._presence(pod_uid)
-        if presence is PodPresence.GONE and self._distrusted:
-            return PodPresence.UNKNOWN
+        if presence is PodPresence.GONE and not self._was_seen(pod_uid):
+            self._searched = None  # a tree that came since the last search may have it
+            presence = self._presence(pod_uid)
+            if presence is PodPresence.GONE and not self._knows_kubelets_tree():
+                return PodPresence.UNKNOWN
         return presence
+
+    def may_live(self, pod_uid: PodUid) -> bool:
+        """Whether the pod has processes, or may have; never raises.
+
+        What is UNKNOWN may live wherever any pod is seen to. Only where none is seen, because
+        cgroups are not, or pods have none, does kubelet's word count in their stead.
+        """
+        return self._may(pod_uid, self.state(pod_uid))
+
+    def may_run_containers(self, pod_uid: PodUid) -> bool:
+        """Whether the pod runs a container, or may; its sandbox is none. Never raises."""
+        presence = self.state(pod_uid)
+        if presence is PodPresence.ALIVE:
+            return not self._is_sandbox_only(pod_uid)
+        return self._may(pod_uid, presence)
 
     def expect(self, pod_uid: PodUid) -> bool:
         """Check what is seen against a pod that kubelet is just starting; never raises.
 
-        Such a pod has a cgroup. If none is seen, the tree that is seen is not kubelet's (a leftover
-        of another driver, or of a time before `--cgroups-per-qos=false`), and GONE would be said of
-        living pods: from then on it is UNKNOWN, until an expected pod is found.
+        Such a pod has a cgroup. If none is seen, kubelet's tree is none of those that are seen, and
+        pods that were never seen are UNKNOWN from then on, until an expected pod is found.
 
         Returns:
             Whether the pod's cgroup was found.
         """
-        self._searched = None
-        found = self._presence(pod_uid) in {PodPresence.ALIVE, PodPresence.EMPTY}
-        self._distrusted = not found
-        return found
+        found = self._where(pod_uid)
+        if not found:
+            self._searched = None
+            found = self._where(pod_uid)
+        if found:
+            self._missed = None
+            self._kubelets |= found
+        else:
+            self._missed = pod_uid
+        return bool(found)
+
+    def _may(self, pod_uid: PodUid, presence: PodPresence) -> bool:
+        if presence is not PodPresence.UNKNOWN:
+            return presence is PodPresence.ALIVE
+        alive = self._any_pod_lives()
+        if alive and not self._told_unknown:
+            self._told_unknown = True
+            log.warning(
+                "cgroups do not tell whether a pod still runs",
+                pod=pod_uid,
+                trees=self._trees,
+                missed=self._missed,
+                hint="what it had is held back: mount the node's whole /sys/fs/cgroup at"
+                " FPGA_PLUGIN_CGROUP_ROOT, and restart the plugin",
+            )
+        return alive
+
+    def _any_pod_lives(self) -> bool:
+        return any(map(_has_living_pod, self._find_trees()))
+
+    def _was_seen(self, pod_uid: PodUid) -> bool:
+        """Whether the pod's cgroup was in trees that are still there: it was removed since."""
+        trees = self._seen.get(pod_uid)
+        return trees is not None and all(map(os.path.isdir, trees))
+
+    def _knows_kubelets_tree(self) -> bool:
+        """Whether the cgroup of any pod that is there would be seen."""
+        if self._missed is not None:
+            return False
+        if not any(tree in self._kubelets for tree in self._trees):
+            self._look_for_running_pods()
+        return any(tree in self._kubelets for tree in self._trees)
+
+    def _look_for_running_pods(self) -> None:
+        """Find kubelet's tree by the plugin's own pod, or by those that kubelet runs."""
+        if (own := _own_pod()) is not None and (trees := self._where(own)):
+            self._kubelets |= trees
+            return
+        for name in _names(self._pods):
+            if _UID.fullmatch(name) and self._presence(PodUid(name)) is PodPresence.ALIVE:
+                return  # which notes its tree
 
     def _presence(self, pod_uid: PodUid) -> PodPresence:
-        """What is seen, trusted or not."""
-        # Checked here too: whatever made the uid, this module builds paths of it.
-        if not _UID.fullmatch(pod_uid):
+        """What is seen, whichever tree is kubelet's."""
+        answers = self._ask_for(pod_uid)
+        if _Answer.ALIVE in answers.values():
+            self._kubelets |= {tree for tree, each in answers.items() if each is _Answer.ALIVE}
+            return PodPresence.ALIVE
+        if not answers or _Answer.UNREADABLE in answers.values():
             return PodPresence.UNKNOWN
-        answers: set[_Answer] = set()
-        for tree in self._find_trees():
-            answers.update(_ask(candidate) for candidate in _candidates(tree, pod_uid))
-            if _Answer.ALIVE in answers:
-                return PodPresence.ALIVE
-        if not answers or _Answer.UNREADABLE in answers:
-            return PodPresence.UNKNOWN
-        if _Answer.EMPTY in answers:
+        if _Answer.EMPTY in answers.values():
             return PodPresence.EMPTY
-        if _Answer.NO_PID_SEEN in answers:
+        if _Answer.NO_PID_SEEN in answers.values():
             return PodPresence.EMPTY if _sees_all_pids() else PodPresence.UNKNOWN
         return PodPresence.GONE
+
+    def _where(self, pod_uid: PodUid) -> set[str]:
+        """Trees that have a cgroup of the pod."""
+        answers = self._ask_for(pod_uid)
+        return {tree for tree, answer in answers.items() if answer is not _Answer.ABSENT}
+
+    def _ask_for(self, pod_uid: PodUid) -> dict[str, _Answer]:
+        """What each tree says of the pod."""
+        # Checked here too: whatever made the uid, this module builds paths of it.
+        if not _UID.fullmatch(pod_uid):
+            return {}
+        answers: dict[str, _Answer] = {}
+        for tree in self._find_trees():
+            said = {_ask(candidate) for candidate in _candidates(tree, pod_uid)}
+            answers[tree] = next(answer for answer in _MOST_ALIVE_FIRST if answer in said)
+        seen = frozenset(t for t, answer in answers.items() if answer is not _Answer.ABSENT)
+        if seen:
+            self._seen[pod_uid] = seen
+            self._seen.move_to_end(pod_uid)
+            if len(self._seen) > _KEPT_PODS:
+                self._seen.popitem(last=False)
+        return answers
+
+    def _is_sandbox_only(self, pod_uid: PodUid) -> bool:
+        """Whether one process is all that the pod has, and it is the sandbox's own.
+
+        Only trees that count tasks are asked: v2's one, and v1's pids controller.
+        """
+        told = False
+        for tree in self._find_trees():
+            for candidate in _candidates(tree, pod_uid):
+                if not os.path.exists(os.path.join(candidate, "pids.current")):
+                    continue
+                told = True
+                try:
+                    if not _has_lone_sandbox(candidate):
+                        return False
+                except (OSError, ValueError):
+                    return False  # something ends or begins just now
+        return told
 
     def _find_trees(self) -> tuple[str, ...]:
         """Every `kubepods` directory, from a recent search."""
@@ -149,6 +286,39 @@ class PodCgroups:
         return self._trees
 
 
+def _own_pod() -> PodUid | None:
+    """The pod that the plugin runs in; None: in none, or a cgroup namespace hides it."""
+    try:
+        with open(_OWN, encoding="ascii") as file:
+            found = [match for line in file for match in _OWN_POD.findall(line.rstrip("\n"))]
+    except (OSError, ValueError):
+        return None
+    return PodUid(found[-1].replace("_", "-")) if found else None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory) if directory else []
+    except OSError:
+        return []
+
+
+def _has_lone_sandbox(pod: str) -> bool:
+    """Whether a pod's cgroup has one populated child, with one task, that can be a sandbox.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    if _read(pod, "cgroup.procs").strip():
+        return False
+    populated = [child for child in _directories(pod) if _count(child) is not _Answer.EMPTY]
+    return (
+        len(populated) == 1
+        and _LONE_SANDBOX.fullmatch(os.path.basename(populated[0])) is not None
+        and int(_read(populated[0], "pids.current")) == 1
+    )
+
+
 def _search(root: str) -> Iterator[str]:
     """`kubepods` directories below `root`: v2's one, or those of v1's controllers."""
     # Controllers that share a hierarchy (cpu,cpuacct) are also there as links: left out.
@@ -160,7 +330,7 @@ def _search(root: str) -> Iterator[str]:
 
 
 def _search_hierarchy(top: str) -> Iterator[str]:
-    """Level by level; what lies below a found tree, or deeper than one, is somebody else's."""
+    """Level by level; what lies below a found tree is a pod's own."""
     level = [top]
     listed = 0
     for _ in range(_LEVELS):
@@ -169,11 +339,11 @@ def _search_hierarchy(top: str) -> Iterator[str]:
             listed += 1
             if listed > _MAX_LISTED:
                 return
-            below += _directories_if_readable(directory)
-        found = [directory for directory in below if _is_tree(directory)]
-        yield from found
-        if found:
-            return
+            for each in _directories_if_readable(directory):
+                if _is_tree(each):
+                    yield each
+                else:
+                    below.append(each)
         level = below
 
 
@@ -207,6 +377,17 @@ def _candidates(tree: str, pod_uid: PodUid) -> Iterator[str]:
     else:
         for qos in _QOS:
             yield os.path.join(tree, qos, f"pod{pod_uid}")
+
+
+def _has_living_pod(tree: str) -> bool:
+    """Whether a tree has processes, which are pods'."""
+    if (answer := _ask(tree)) is not _Answer.UNREADABLE:
+        return answer is _Answer.ALIVE
+    for qos in _directories_if_readable(tree):
+        for cgroup in (qos, *_directories_if_readable(qos)):
+            if _ask(cgroup) is _Answer.ALIVE:
+                return True
+    return False
 
 
 def _ask(cgroup: str) -> _Answer:

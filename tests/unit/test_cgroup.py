@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods import cgroup
@@ -58,8 +59,11 @@ def pids(directory: Path, *numbers: int) -> Path:
 def test_v2_tells_whether_the_pod_is_populated(v2, place, populated, state):
     populate(v2 / place, populated)
     pods = PodCgroups(str(v2))
+    assert pods.expect(UID)
     assert pods.state(UID) is state
+    assert pods.may_live(UID) is bool(populated)
     assert pods.state(OTHER) is PodPresence.GONE
+    assert not pods.may_live(OTHER)
 
 
 @pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
@@ -111,6 +115,7 @@ def test_no_pid_seen_from_another_pid_namespace_proves_nothing(tmp_path, monkeyp
     monkeypatch.setattr(cgroup, "_sees_all_pids", lambda: False)
     pod = pids(tmp_path / "memory" / "kubepods" / f"pod{UID}")
     pods = PodCgroups(str(tmp_path))
+    assert pods.expect(UID)
     assert pods.state(UID) is PodPresence.UNKNOWN
     assert pods.state(OTHER) is PodPresence.GONE
     pids(pod, 9)
@@ -131,7 +136,9 @@ def test_both_drivers_trees_are_asked(v2):
 def test_a_tree_inside_a_pod_is_not_kubelets(v2):
     inside = populate(v2 / f"kubepods/pod{OTHER}") / "kubepods" / f"pod{UID}"
     populate(inside)
-    assert PodCgroups(str(v2)).state(UID) is PodPresence.GONE
+    pods = PodCgroups(str(v2))
+    assert pods.state(OTHER) is PodPresence.ALIVE
+    assert pods.state(UID) is PodPresence.GONE
 
 
 def test_links_are_not_followed(tmp_path):
@@ -205,9 +212,9 @@ def test_a_pod_with_too_many_cgroups_is_held_for_alive(tmp_path, monkeypatch):
 
 
 def test_the_search_is_bounded(v2, monkeypatch):
-    populate(v2 / "a" / "b" / "c" / CGROUPFS[0])
+    populate(v2 / "a/b/c/d/e/f" / CGROUPFS[0])
     assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
-    populate(v2 / "z" / CGROUPFS[0])
+    populate(v2 / "a/b/c/d/e" / CGROUPFS[0])
     assert PodCgroups(str(v2)).state(UID) is PodPresence.ALIVE
     monkeypatch.setattr(cgroup, "_MAX_LISTED", 1)
     assert PodCgroups(str(v2)).state(UID) is PodPresence.UNKNOWN
@@ -227,16 +234,184 @@ def test_a_tree_that_appears_later_is_found(v2, monkeypatch):
     assert pods.state(UID) is PodPresence.ALIVE
 
 
-def test_a_tree_that_does_not_have_a_starting_pod_is_not_believed(v2):
-    (v2 / "kubepods").mkdir()
+# ------------------------------------------------------------------ which tree is kubelet's
+
+
+def remove(cgroup: Path) -> None:
+    for file in cgroup.iterdir():
+        file.unlink()
+    cgroup.rmdir()
+
+
+def test_a_tree_in_which_no_pod_was_ever_seen_proves_nobody_gone(v2):
+    populate(v2 / f"kubepods/pod{OTHER}")
     pods = PodCgroups(str(v2))
-    assert pods.state(UID) is PodPresence.GONE
-    assert not pods.expect(OTHER)
     assert pods.state(UID) is PodPresence.UNKNOWN
+    assert pods.may_live(UID), "some pod lives, so cgroups can be seen"
+    populate(v2 / f"kubepods/pod{OTHER}", 0)
+    assert pods.state(UID) is PodPresence.UNKNOWN
+    assert not pods.may_live(UID), "pods seem to have no cgroups"
+
+
+def test_a_leftover_tree_does_not_hide_the_real_one_below_another_slice(v2):
+    (v2 / "kubepods.slice").mkdir()
+    populate(v2 / SYSTEMD[3])
+    assert PodCgroups(str(v2)).state(UID) is PodPresence.ALIVE
+
+
+@pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
+@pytest.mark.parametrize("below", ["", "/cri-containerd-1.scope/init"])
+def test_the_plugins_own_pod_shows_which_tree_is_kubelets(v2, tmp_path, monkeypatch, place, below):
+    (v2 / "kubepods.slice").mkdir(exist_ok=True)
+    populate(v2 / place)
+    own = tmp_path / "own"
+    own.write_text(f"12:pids:/\n0::/{place}{below}\n")
+    monkeypatch.setattr(cgroup, "_OWN", str(own))
+    assert PodCgroups(str(v2)).state(OTHER) is PodPresence.GONE
+    own.write_text(f"0::/kubepods/pod{STATIC}\n")  # none of those that are seen
+    assert PodCgroups(str(v2)).state(OTHER) is PodPresence.UNKNOWN
+
+
+def test_pods_that_kubelet_runs_show_which_tree_is_kubelets(v2, tmp_path):
+    kubelets = tmp_path / "pods"
+    for name in ("not a uid", UID, STATIC):
+        (kubelets / name).mkdir(parents=True)
+    populate(v2 / CGROUPFS[0], 0)
+    assert PodCgroups(str(v2), str(kubelets)).state(OTHER) is PodPresence.UNKNOWN, "ended"
+    populate(v2 / CGROUPFS[0])
+    assert PodCgroups(str(v2), str(kubelets)).state(OTHER) is PodPresence.GONE
+
+
+def test_a_pod_whose_cgroup_was_seen_is_gone_once_it_is_removed(v2):
+    pods = PodCgroups(str(v2))
+    populate(v2 / CGROUPFS[0], 0)
+    assert pods.state(UID) is PodPresence.EMPTY
+    remove(v2 / CGROUPFS[0])
+    assert pods.state(UID) is PodPresence.GONE
+    (v2 / "kubepods").rmdir()  # with the whole tree: what is seen now is another one
+    (v2 / "kubepods.slice").mkdir()
+    assert pods.state(UID) is PodPresence.UNKNOWN
+
+
+def test_after_a_starting_pod_was_not_found_only_pods_that_were_seen_are_gone(v2):
+    populate(v2 / CGROUPFS[0])
+    pods = PodCgroups(str(v2))
+    assert pods.expect(UID)
+    assert pods.state(STATIC) is PodPresence.GONE
+    assert not pods.expect(OTHER)
+    assert pods.state(STATIC) is PodPresence.UNKNOWN
+    assert pods.state(OTHER) is PodPresence.UNKNOWN
+    assert pods.may_live(OTHER)
+    remove(v2 / CGROUPFS[0])
+    assert pods.state(UID) is PodPresence.GONE
     populate(v2 / "kubepods.slice" / f"kubepods-pod{OTHER.replace('-', '_')}.slice", 0)
     assert pods.expect(OTHER)
-    assert pods.state(UID) is PodPresence.GONE
+    assert pods.state(STATIC) is PodPresence.GONE
     assert pods.state(OTHER) is PodPresence.EMPTY
+
+
+def test_a_tree_that_came_since_the_last_search_is_searched_before_a_pod_is_gone(v2):
+    populate(v2 / f"kubepods/pod{OTHER}")
+    pods = PodCgroups(str(v2))
+    assert pods.expect(OTHER)
+    assert pods.state(STATIC) is PodPresence.GONE
+    populate(v2 / SYSTEMD[3])
+    assert pods.state(UID) is PodPresence.ALIVE
+
+
+def test_in_v1_any_living_pod_holds_what_is_unknown(tmp_path):
+    tree = tmp_path / "pids" / "kubepods"
+    pids(tree / f"pod{OTHER}", 7)
+    pods = PodCgroups(str(tmp_path))
+    assert pods.may_live(UID)
+    pids(tree)
+    (tree / "pids.current").write_text("0\n")
+    assert not pods.may_live(UID)
+
+
+def test_that_cgroups_do_not_tell_is_said_once(v2):
+    populate(v2 / f"kubepods/pod{OTHER}")
+    pods = PodCgroups(str(v2))
+    with capture_logs() as logs:
+        assert pods.may_live(UID)
+        assert pods.may_live(STATIC)
+    assert [line["event"] for line in logs] == ["cgroups do not tell whether a pod still runs"]
+
+
+# ------------------------------------------------------------------ containers of a pod
+
+ID_1, ID_2 = "a" * 64, "b" * 64
+
+
+def child(pod: Path, name: str, tasks: int) -> Path:
+    path = populate(pod / name, int(tasks > 0))
+    (path / "pids.current").write_text(f"{tasks}\n")
+    return path
+
+
+@pytest.fixture
+def pod(v2):
+    path = populate(v2 / CGROUPFS[0])
+    (path / "cgroup.procs").write_text("")
+    (path / "pids.current").write_text("9\n")
+    return path
+
+
+@pytest.mark.parametrize("name", [f"cri-containerd-{ID_1}.scope", ID_1, f"docker-{ID_1}.scope"])
+def test_a_pod_with_nothing_but_its_pause_process_runs_no_container(v2, pod, name):
+    child(pod, name, 1)
+    child(pod, ID_2, 0)
+    pods = PodCgroups(str(v2))
+    assert not pods.may_run_containers(UID)
+    assert pods.may_live(UID)
+
+
+@pytest.mark.parametrize(
+    "children",
+    [
+        {ID_1: 1, ID_2: 1},
+        {ID_1: 2},
+        {f"crio-{ID_1}.scope": 1},  # CRI-O makes sandboxes without a process
+        {f"crio-conmon-{ID_1}.scope": 1},
+        {"kata_1": 1},
+        {},
+    ],
+)
+def test_whatever_else_a_pod_has_may_be_a_container(v2, pod, children):
+    for name, tasks in children.items():
+        child(pod, name, tasks)
+    assert PodCgroups(str(v2)).may_run_containers(UID)
+
+
+def test_a_process_beside_the_sandbox_may_be_a_containers(v2, pod):
+    child(pod, ID_1, 1)
+    (pod / "cgroup.procs").write_text("0\n")  # of another pid namespace
+    assert PodCgroups(str(v2)).may_run_containers(UID)
+
+
+def test_where_tasks_are_not_counted_a_sandbox_is_not_told_from_a_container(v2, pod):
+    (child(pod, ID_1, 1) / "pids.current").unlink()
+    assert PodCgroups(str(v2)).may_run_containers(UID)
+    (pod / "pids.current").unlink()
+    assert PodCgroups(str(v2)).may_run_containers(UID)
+
+
+def test_in_v1_the_pids_controller_tells_a_sandbox_from_a_container(tmp_path):
+    pids(tmp_path / "memory" / CGROUPFS[0])
+    pod = pids(tmp_path / "pids" / CGROUPFS[0])
+    (pod / "pids.current").write_text("1\n")
+    (pids(pod / ID_1) / "pids.current").write_text("1\n")
+    pods = PodCgroups(str(tmp_path))
+    assert not pods.may_run_containers(UID)
+    (pids(pod / ID_2) / "pids.current").write_text("1\n")
+    assert pods.may_run_containers(UID)
+
+
+def test_a_pod_that_is_gone_runs_no_container(v2, pod):
+    pods = PodCgroups(str(v2))
+    assert pods.may_run_containers(UID)
+    remove(pod)
+    assert not pods.may_run_containers(UID)
 
 
 def test_this_machines_own_cgroups_do_no_harm():
