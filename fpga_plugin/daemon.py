@@ -32,6 +32,7 @@ from fpga_plugin.lifecycle.cards import CardActions
 from fpga_plugin.lifecycle.identity import Identities
 from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.prestart import PreStarts
@@ -228,7 +229,10 @@ class Daemon:
             backend=hardware.backend,
             blanks=blanks,
             workers=workers,
-            cgroups=PodCgroups(settings.cgroup_root),
+            cgroups=PodCgroups(
+                settings.cgroup_root,
+                os.path.join(os.path.dirname(settings.kubelet_dir), "pods"),
+            ),
             report=self._report,
         )
         releaser = self._releaser = Releaser(bench, interval=settings.reconcile_interval)
@@ -253,10 +257,12 @@ class Daemon:
         releaser.use(recovery)
         self.card_actions = CardActions(bench, recovery, look=self._look_now, poke=releaser.poke)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
+        owners = Owners(ledger=ledger, identities=identities, kubelet_dir=settings.kubelet_dir)
         envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
         reconciler = Reconciler(
             ledger=ledger,
             identities=identities,
+            owners=owners,
             podresources=podresources,
             kubelet_dir=settings.kubelet_dir,
             prefix=settings.resource_prefix,
@@ -294,6 +300,7 @@ class Daemon:
         )
         claims = self.claims = ClaimService(
             ledger=ledger,
+            owners=owners,
             lists=DeviceLists(
                 ledger,
                 prefix=settings.resource_prefix,
@@ -334,6 +341,7 @@ class Daemon:
             self._policy.start()
         self._tasks = [
             asyncio.create_task(self._supervised(reconciler.run()), name="reconcile"),
+            asyncio.create_task(self._supervised(owners.run()), name="owners"),
             asyncio.create_task(self._supervised(index.run()), name="store"),
             asyncio.create_task(self._supervised(self._check_health()), name="health"),
             asyncio.create_task(self._supervised(self._fold(journal)), name="journal"),

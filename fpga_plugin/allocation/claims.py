@@ -82,14 +82,7 @@ class Claims(Book):
                     " ends it with `fpga-plugin card undrain`",
                 )
             if held is not None and not held.touched and not held.exposed:
-                try:
-                    self.check_nodes(held)
-                except RefusedError:
-                    # Whoever was given the old nodes could never start, nor can whoever shares
-                    # them; kept, the claim would refuse every later pod too.
-                    self.release([device])
-                    raise
-                granted.append(held)
+                granted.append(self._grant_again(change, held))
                 continue
             if held is not None:
                 self._release(change, held)
@@ -109,6 +102,23 @@ class Claims(Book):
         self._commit(change)
         self.ends["implied"] += implied
         return tuple(granted)
+
+    def _grant_again(self, change: Change, held: Claim) -> Claim:
+        """A claim of which nothing began: to the same pod, or to another after one that failed.
+
+        Raises:
+            RefusedError: its nodes are other devices' by now; the claim is ended.
+        """
+        try:
+            self.check_nodes(held)
+        except RefusedError:
+            # Whoever was given the old nodes could never start, nor can whoever shares them;
+            # kept, the claim would refuse every later pod too.
+            self.release([held.device])
+            raise
+        if held.pod is not None:  # whose it is now has to be learnt anew
+            held = change.claims[held.device] = replace(held, pod=None)
+        return held
 
     def _check_mode(self, device: DeviceId, with_: Sequence[DeviceId]) -> None:
         card = card_of(device)
@@ -255,7 +265,9 @@ class Claims(Book):
                     record = self.record(region)
                     if record.condition not in (Condition.FAULTED, Condition.SCRUBBING):
                         change.regions[region] = replace(
-                            record, condition=Condition.DIRTY, reason="its container stopped"
+                            record,
+                            condition=Condition.DIRTY,
+                            reason="as many containers of its owner ended as began",
                         )
         self._commit(change)
         return tuple(balanced)
@@ -305,11 +317,13 @@ class Claims(Book):
         # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
         unseen = 0 if self._countable(claim) else 1
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
-        former = pods([claim.pod]) if (claim.touched or claim.used) and not stopped else frozenset()
+        owner = pods([claim.pod]) if claim.touched or claim.used else frozenset()
         for region, _ in claim.nodes:
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason
             unused = (stopped or not claim.used) and condition in CLEAN
+            # That word may be one container's, said twice: only a scrub showed that it is true.
+            former = frozenset() if stopped and condition in CLEAN else owner
             if condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
                 condition = Condition.DIRTY
                 reason = "its owner left" if claim.used else reason or "its owner left"
@@ -325,4 +339,4 @@ class Claims(Book):
                 record = replace(
                     record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
                 )
-            change.regions[region] = replace(record, former=record.former | former)
+            change.regions[region] = replace(record, former=record.former | owner)

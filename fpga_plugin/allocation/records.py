@@ -103,7 +103,10 @@ class Claim:
 
     @property
     def used(self) -> bool:
-        """Whether a container of the owner may have had the device."""
+        """Whether a container of the owner may have had the device.
+
+        Else none can have it before its PreStart is answered with OK: kubelet asks for one.
+        """
         return self.started or self.exposed
 
 

@@ -29,7 +29,7 @@ from fpga_plugin.lifecycle import steps
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.reports import Report, Reporter
 from fpga_plugin.lifecycle.workers import CardWorkers
-from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+from fpga_plugin.pods.cgroup import PodCgroups
 
 log = structlog.get_logger()
 
@@ -55,12 +55,12 @@ class Bench:
     doubted: set[RegionId] = field(default_factory=set)
 
     async def living(self, former: Iterable[PodUid]) -> PodUid | None:
-        """A former owner whose processes still run; None where all are gone as far as is known.
+        """A former owner whose processes run, or may; None where all are gone as far as is known.
 
-        Where cgroups cannot be seen, kubelet's word stands: the claim ended (invariant 7).
+        Where no pod's cgroup can be seen, kubelet's word stands: the claim ended (invariant 7).
         """
         for uid in sorted(former):
-            if await asyncio.to_thread(self.cgroups.state, uid) is PodPresence.ALIVE:
+            if await asyncio.to_thread(self.cgroups.may_live, uid):
                 return uid
         return None
 

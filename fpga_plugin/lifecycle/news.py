@@ -98,17 +98,30 @@ class News:
             )
         )
 
-    def ungated(self, pod: "Pod", container: str, devices: frozenset[str]) -> None:
-        """Kubelet restarted and started a container without asking."""
+    def ungated(
+        self,
+        pod: "Pod",
+        container: str,
+        devices: frozenset[str],
+        unscrubbed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Kubelet restarted and started a container without asking.
+
+        `unscrubbed`: devices on which something of an earlier pod was left.
+        """
         if self._events is not None:
+            what = f"{', '.join(sorted(devices)[:3])} not programmed anew; restart the container"
+            what += " if that matters"
+            if unscrubbed:
+                what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"
+                what += " delete the pod"
             self._events.record(
                 Event(
                     Subject("Pod", pod.name, pod.namespace, pod.uid),
                     "FpgaNotProgrammed",
                     "Programming",
                     f"container {container} was started without PreStart after kubelet's restart:"
-                    f" {', '.join(sorted(devices)[:3])} not programmed anew; restart the container"
-                    " if that matters",
+                    f" {what}",
                     warning=True,
                 )
             )

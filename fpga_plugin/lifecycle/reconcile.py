@@ -25,6 +25,7 @@ from fpga_plugin.allocation.ledger import Ledger, resource_names
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
 from fpga_plugin.lifecycle.identity import Identities, granted_nodes
+from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.standing import Standing
 from fpga_plugin.lifecycle.ungated import Ungated
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
@@ -55,6 +56,7 @@ class Reconciler:
     """Belongs to the event loop.
 
     Args:
+        owners: learns whose claims these are from each life's first answer.
         podresources: None where FPGA_PLUGIN_PODRESOURCES_SOCKET switches it off: then an open
             ListAndWatch stream is the answer that opens the gate, and nothing is polled.
         interval: seconds between two Lists.
@@ -73,6 +75,7 @@ class Reconciler:
         *,
         ledger: Ledger,
         identities: Identities,
+        owners: Owners,
         podresources: PodResourcesClient | None,
         kubelet_dir: str,
         prefix: str,
@@ -87,6 +90,7 @@ class Reconciler:
     ) -> None:
         self._ledger = ledger
         self._identities = identities
+        self._owners = owners
         self._podresources = podresources
         self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
         self._prefix = prefix
@@ -112,6 +116,7 @@ class Reconciler:
         self._answered = False
         self._streaming = False
         self._absences.clear()
+        self._owners.new_kubelet()
         if self._standing is not None:
             self._standing.new_kubelet()
         if self._ungated is not None:
@@ -189,6 +194,7 @@ class Reconciler:
         try:
             if self._podresources is not None:
                 await self._podresources.snapshot()
+            unknown = self._owners.unknown()
             checkpoint = await self._identities.checkpoint()
         except FpgaPluginError as error:
             self._report(error)
@@ -196,14 +202,15 @@ class Reconciler:
         if epoch != self._ledger.epoch:
             return False
         fresh = self._fresh or self._ledger.fresh
-        if fresh:
-            try:
+        try:
+            self._owners.learn(unknown, checkpoint)
+            if fresh:
                 self._adopt(checkpoint)
                 self._ledger.adopted()
-            except JournalError as error:
-                self._report(error)
-                return False
-            self._fresh = False
+        except JournalError as error:
+            self._report(error)
+            return False
+        self._fresh = False
         self._look_for_foreign(checkpoint)
         self._said = ""
         self.last_read = time.time()

@@ -1,8 +1,12 @@
-"""Release: what nobody owns any more is scrubbed and comes back to the list.
+"""Release: what nobody uses any more is scrubbed, and comes back to the list if it has no owner.
+
+An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
+kubelet may yet start the new owner's container without asking (after its restart).
 
 One task a card, while there is something to do on it. A region whose former owner still runs, or
 whose port somebody has open, waits; everything else goes on. Nothing is scrubbed before kubelet has
-said what is in use (`open_gate`).
+said what is in use (`open_gate`), and what had begun stops between two regions when kubelet
+restarts.
 """
 
 import asyncio
@@ -23,7 +27,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, RegionId
+from fpga_plugin.ids import CardId, PodUid, RegionId
 from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.reports import Report
@@ -115,17 +119,21 @@ class Releaser:
         ledger = self._bench.ledger
         if card.id in ledger.foreign:
             return []
-        due = []
-        for region in card.regions:
-            claim = ledger.region_claim(region.id)
-            ended = claim is None or ledger.balanced(claim.device)
-            if (
-                ended
-                and ledger.record(region.id).condition is Condition.DIRTY
-                and not ledger.trouble(region.id)
-            ):
-                due.append(region)
-        return due
+        return [
+            region
+            for region in card.regions
+            if ledger.record(region.id).condition is Condition.DIRTY
+            and self._nobody_runs(region)
+            and not ledger.trouble(region.id)
+        ]
+
+    def _nobody_runs(self, region: Region) -> bool:
+        """Whether no container has the region, as far as kubelet told.
+
+        It has no owner, or none of its owner's containers began yet, or as many ended as began.
+        """
+        claim = self._bench.ledger.region_claim(region.id)
+        return claim is None or not claim.used or self._bench.ledger.balanced(claim.device)
 
     def _owes(self, card: Card) -> bool:
         """Whether a memory debt can be paid without a scrub."""
@@ -204,7 +212,7 @@ class Releaser:
             return Outcome.DONE if clean and all(clean) else Outcome.WAIT
 
     async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
-        """Hold the ports of those regions that nobody uses any more."""
+        """Hold the ports of those regions that nobody uses."""
         bench = self._bench
         held: dict[Region, Port] = {}
         for region in self._due(card):
@@ -212,8 +220,11 @@ class Releaser:
             if (uid := await bench.living(former)) is not None:
                 self._wait_for(region.id, f"pod {uid}, its last owner, still runs")
                 continue
-            if region not in self._due(card):
-                continue  # it got an owner while we looked
+            if (uid := await self._running_owner(region)) is not None:
+                self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+                continue
+            if not self._open or region not in self._due(card):
+                continue  # a container may have begun while we looked
             try:
                 ports = await stack.enter_async_context(bench.ports(card, [region]))
             except (PortInUseError, CardGoneError, NotFinishedError) as error:
@@ -222,6 +233,17 @@ class Releaser:
             held[region] = ports[region.id]
             self._waits.pop(region.id, None)
         return held
+
+    async def _running_owner(self, region: Region) -> PodUid | None:
+        """The owner whose containers ended as often as they began, and which runs some.
+
+        Kubelet may tell the end of one container twice, while its successor runs.
+        """
+        claim = self._bench.ledger.region_claim(region.id)
+        if claim is None or claim.pod is None or not claim.used:
+            return None
+        runs = await asyncio.to_thread(self._bench.cgroups.may_run_containers, claim.pod)
+        return claim.pod if runs else None
 
     def _begin_report(self, region: RegionId) -> Report:
         # A claim that is there has its containers behind it; the pod may start another one.
@@ -252,11 +274,15 @@ class Releaser:
             ledger.set_debt(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
+            if not self._open:
+                break  # another kubelet, which may start an owner's containers without PreStart
             try:
                 await bench.scrub(card, region, port, blank, reports[region.id])
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
+        if not self._open:
+            return []
         if done:
             try:
                 await bench.clear_memory(card, done)

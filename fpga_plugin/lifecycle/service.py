@@ -14,6 +14,7 @@ from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.allocation.preferred import preferred
 from fpga_plugin.ids import DeviceId, ResourceName, device_variable
 from fpga_plugin.lifecycle.calls import Caller, Grant
+from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.prestart import PreStarts
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.sources import EnvSource
@@ -26,6 +27,7 @@ class ClaimService:
 
     Args:
         ledger: who has what.
+        owners: finds out whose claims these are.
         lists: what is advertised of it.
         prestarts: the call that waits.
         releaser: is told where there may be something to scrub.
@@ -38,6 +40,7 @@ class ClaimService:
         self,
         *,
         ledger: Ledger,
+        owners: Owners,
         lists: DeviceLists,
         prestarts: PreStarts,
         releaser: Releaser,
@@ -46,6 +49,7 @@ class ClaimService:
         stream_opened: Callable[[ResourceName], None],
     ) -> None:
         self._ledger = ledger
+        self._owners = owners
         self._lists = lists
         self._prestarts = prestarts
         self._releaser = releaser
@@ -83,6 +87,7 @@ class ClaimService:
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Grant:
         """Grant devices to a container, journalled before it returns."""
         claims = self._ledger.allocate(resource, ids)
+        self._owners.allocated(claim.device for claim in claims)
         nodes = [(region, node) for claim in claims for region, node in claim.nodes]
         return Grant(
             envs={device_variable(region): node for region, node in nodes},

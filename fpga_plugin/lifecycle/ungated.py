@@ -2,8 +2,9 @@
 
 After its own restart kubelet starts containers of known pods without asking until the plugin has
 registered again (facts: kubelet.md section 1.6). Such a container runs on whatever its region held:
-as a rule its own bitstream as its predecessor left it, in no case another pod's, for the claim
-never ended. Nothing can be done for it behind its back, so it is reported: who minds restarts it.
+as a rule its own bitstream as its predecessor left it, or a blank region; but what an earlier pod
+left, if that pod had not ended for certain by the time of the restart. Nothing can be done for it
+behind its back, so it is reported, and which of the two it is.
 
 When it began tells it from the others: after the birth of kubelet's socket, before kubelet opened
 the stream of the resource. A status has whole seconds: what began in the second of that birth may
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.allocation.records import CLEAN, Condition
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
 from fpga_plugin.lifecycle.identity import Identities
@@ -47,7 +49,8 @@ class Ungated:
         identities: reads kubelet's checkpoint.
         kubelet_dir: where kubelet's socket is.
         pod: tells a pod as it is now; raises NoSourceError.
-        told: is told of each that was found: pod, container, devices.
+        told: is told of each that was found: pod, container, devices, and those of them on which
+            something of an earlier pod was left.
         looks: see `LOOKS`.
     """
 
@@ -58,7 +61,7 @@ class Ungated:
         identities: Identities,
         kubelet_dir: str,
         pod: Callable[[PodUid, frozenset[str]], Awaitable["Pod"]],
-        told: Callable[["Pod", str, frozenset[str]], None],
+        told: Callable[["Pod", str, frozenset[str], frozenset[str]], None],
         looks: tuple[float, ...] = LOOKS,
     ) -> None:
         self._ledger = ledger
@@ -69,6 +72,7 @@ class Ungated:
         self._looks = looks
         self._opened: dict[ResourceName, float] = {}
         self._before: dict[DeviceId, int] = {}
+        self._unscrubbed: frozenset[str] = frozenset()
         self._new = False
         self._task: asyncio.Task[None] | None = None
         self.found: set[tuple[PodUid, str, int]] = set()
@@ -80,6 +84,15 @@ class Ungated:
         self._opened.clear()
         self.found.clear()
         self._before = {device: self._ledger.activity[device] for device in self._ledger.claims}
+        self._unscrubbed = frozenset(
+            device
+            for device, claim in self._ledger.claims.items()
+            if not claim.started
+            and any(
+                self._ledger.record(region).condition not in {*CLEAN, Condition.PROGRAMMED}
+                for region, _ in claim.nodes
+            )
+        )
 
     def stream_opened(self, resource: ResourceName) -> None:
         """From now on kubelet asks before it starts a container with this resource."""
@@ -115,7 +128,9 @@ class Ungated:
             log.exception("containers that started without PreStart cannot be looked for")
         if problem is not None:  # of the last look: at the first, kubelet is often still starting
             log.warning(
-                "whether containers started without PreStart cannot be told", error=str(problem)
+                "whether containers started without PreStart cannot be told",
+                error=str(problem),
+                unscrubbed=sorted(filter(self._may_have_run, self._unscrubbed)),
             )
 
     async def _look(self, birth: float) -> NoSourceError | None:
@@ -155,6 +170,7 @@ class Ungated:
             if key in self.found or not all(map(self._may_have_run, entry.devices)):
                 continue
             self.found.add(key)
+            unscrubbed = entry.devices & self._unscrubbed
             log.warning(
                 "container started without PreStart",
                 pod=uid,
@@ -163,7 +179,11 @@ class Ungated:
                 container=entry.container,
                 devices=sorted(entry.devices),
                 started=started,
-                hint="kubelet restarted and did not ask; its region was neither scrubbed nor"
+                unscrubbed=sorted(unscrubbed),
+                hint="kubelet restarted and did not ask, while what an earlier pod left was still on"
+                " the region: delete the pod"
+                if unscrubbed
+                else "kubelet restarted and did not ask; its region was neither scrubbed nor"
                 " programmed anew: restart the container if that matters",
             )
-            self._told(pod, entry.container, entry.devices)
+            self._told(pod, entry.container, entry.devices, unscrubbed)

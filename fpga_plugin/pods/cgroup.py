@@ -11,10 +11,10 @@ systemd driver each part repeats its parents' names and `-` in a uid becomes `_`
 own (as kind has) makes that `kubelet.slice/kubelet-kubepods.slice/...`. In cgroup v1 each
 controller has such a tree. With `--cgroups-per-qos=false` there is none, and nothing can be said.
 
-Which tree is kubelet's: a leftover of another driver, or of another cgroup root, looks like the real
-one and lacks every pod. So all trees are searched, and that a pod is in none of them proves that it
-is gone only where it was seen in one before, or where one of them is known to be kubelet's: the
-plugin's own pod, or one that kubelet runs, is in it. Otherwise the answer is UNKNOWN.
+Which tree is kubelet's: a leftover of another driver, or of another cgroup root, looks like the
+real one and lacks every pod. So all trees are searched, and that a pod is in none of them proves
+that it is gone only where it was seen in one before, or where one of them is known to be kubelet's:
+the plugin's own pod, or one that kubelet runs, is in it. Otherwise the answer is UNKNOWN.
 
 How it is asked: `cgroup.events` (v2) and `pids.current` (the pids controller of v1) count the whole
 subtree, whoever reads them. v1's `cgroup.procs` is not like that: it leaves out processes of other

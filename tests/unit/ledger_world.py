@@ -38,6 +38,7 @@ from fpga_plugin.lifecycle.cards import CardActions
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.prestart import PreStarts
@@ -393,6 +394,11 @@ class Cgroups:
         alive = any(pod.running for pod in self._pods if pod.uid == uid)
         return PodPresence.ALIVE if alive else PodPresence.GONE
 
+    def may_live(self, uid: PodUid) -> bool:
+        return self.state(uid) is PodPresence.ALIVE
+
+    may_run_containers = may_live
+
     def expect(self, _uid: PodUid) -> bool:
         return True
 
@@ -492,6 +498,11 @@ class Plugin:
         )
         self.claims = ClaimService(
             ledger=ledger,
+            owners=Owners(
+                ledger=ledger,
+                identities=Checkpoint(pods),  # type: ignore[arg-type]
+                kubelet_dir="/nowhere",
+            ),
             lists=self.lists,
             prestarts=prestarts,
             releaser=self.releaser,

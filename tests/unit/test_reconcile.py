@@ -15,6 +15,7 @@ from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.lifecycle.identity import Identities
+from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.pods.podresources import (
     NoListReason,
@@ -103,9 +104,12 @@ class World:
         self.kubelet = Kubelet(directory)
         self.gates: list[bool] = []
         self.released: list[DeviceId] = []
+        identities = Identities(kubelet_dir=directory, prefix=PREFIX)
+        self.owners = Owners(ledger=self.ledger, identities=identities, kubelet_dir=directory)
         self.reconciler = Reconciler(
             ledger=self.ledger,
-            identities=Identities(kubelet_dir=directory, prefix=PREFIX),
+            identities=identities,
+            owners=self.owners,
             podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
             kubelet_dir=directory,
             prefix=PREFIX,

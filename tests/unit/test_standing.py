@@ -12,7 +12,7 @@ from fpga_plugin.allocation.ledger import Ledger
 from fpga_plugin.allocation.records import Snapshot
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import DeviceId, InterfaceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId, InterfaceId, PciAddress, PodUid, RegionId, ResourceName
 from fpga_plugin.lifecycle.identity import Identities
 from fpga_plugin.lifecycle.standing import GIVE_UP, LASTING, QUIET, Standing
 from fpga_plugin.lifecycle.ungated import Ungated
@@ -160,14 +160,21 @@ class World:
         self.ledger.card_found(card, {}, None)
         self.ledger.kubelet_epoch("k1")
         self.ledger.allocate(RESOURCE, [REGION])
+        self.started_claim()
         self.directory = directory
         self.socket = os.path.join(directory, "kubelet.sock")
         self.started = 0
         self.asked = 0
         self.error: NoSourceError | None = None
-        self.told: list[tuple[str, str, frozenset[str]]] = []
+        self.told: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
         self.checkpoint()
         self.ungated = self.plugin()
+
+    def started_claim(self) -> None:
+        """Its container had a PreStart."""
+        claims = self.ledger.claims.values()
+        self.ledger.prestart_seen([claim.device for claim in claims])
+        self.ledger.started(claims)
 
     def plugin(self) -> Ungated:
         return Ungated(
@@ -175,7 +182,7 @@ class World:
             identities=Identities(kubelet_dir=self.directory, prefix=PREFIX),
             kubelet_dir=self.directory,
             pod=self.pod,
-            told=lambda pod, container, devices: self.told.append((pod.uid, container, devices)),
+            told=lambda pod, *rest: self.told.append((pod.uid, *rest)),
             looks=(0.0, 0.001),
         )
 
@@ -231,8 +238,30 @@ def test_a_container_that_began_before_the_stream_opened_is_reported_once(world:
     (line,) = world.look()
     assert "PreStart" in line["event"]
     assert (line["pod"], line["container"], line["devices"]) == (UID, "app", [REGION])
-    assert world.told == [(UID, "app", {REGION})]
+    assert line["unscrubbed"] == []
+    assert world.told == [(UID, "app", {REGION}, frozenset())]
     assert world.look() == []
+
+
+def test_one_that_began_on_what_an_earlier_pod_left_is_told_apart(world: World):
+    world.ledger.allocate(RESOURCE, [REGION])  # an implied release
+    world.started = int(world.restart_kubelet()) + 2
+    world.error = NoSourceError("nobody answers")
+    (unknown,) = world.look()
+    assert unknown["unscrubbed"] == [REGION], "what may be, where no pod is told"
+    world.error = None
+    (line,) = world.look()
+    assert line["unscrubbed"] == [REGION]
+    assert world.told == [(UID, "app", {REGION}, {REGION})]
+
+
+def test_one_that_began_on_a_blank_region_is_none_of_those(world: World):
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.ledger.working([RegionId(REGION)])
+    world.ledger.clean(RegionId(REGION), None, blank=True)
+    world.started = int(world.restart_kubelet()) + 2
+    (line,) = world.look()
+    assert line["unscrubbed"] == []
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, 7])
