@@ -180,8 +180,8 @@ class Ungated:
                 devices=sorted(entry.devices),
                 started=started,
                 unscrubbed=sorted(unscrubbed),
-                hint="kubelet restarted and did not ask, while what an earlier pod left was still on"
-                " the region: delete the pod"
+                hint="kubelet restarted and did not ask, while what an earlier pod left was still"
+                " on the region: delete the pod"
                 if unscrubbed
                 else "kubelet restarted and did not ask; its region was neither scrubbed nor"
                 " programmed anew: restart the container if that matters",

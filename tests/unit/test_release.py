@@ -1,0 +1,309 @@
+"""What the release may scrub, with everything that can come between two of its steps.
+
+The real ledger and lifecycle on the doubles of `ledger_world`: the test lets each thread of the
+plugin finish when it wants.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, device
+from ledger_world import AFUS, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
+
+from fpga_plugin.allocation.records import Condition
+from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.ids import DeviceId, PodUid, RegionId
+
+AFU = AFUS[0]
+
+
+class World:
+    """A node with one card; `plugin` answers its kubelet."""
+
+    def __init__(self, *, clears_memory: bool = False) -> None:
+        self.pods: list[Pod] = []
+        self.touched: list[RegionId] = []
+        self.on_touch: Callable[[], object] = lambda: None
+        (board,) = make_boards([(2, clears_memory)])
+        self.board = board
+        self.rack = Rack([board], self._touch)
+        self.p0, self.p1 = (device(board.card, port) for port in (0, 1))
+        self.r0, self.r1 = RegionId(self.p0), RegionId(self.p1)
+        self.plugin = Plugin(
+            self.rack, self.pods, Images(), MemoryJournal(), scrub=ScrubPolicy.REQUIRED
+        )
+
+    def _touch(self, region: RegionId) -> None:
+        self.touched.append(region)
+        self.on_touch()
+
+    def begin(self) -> "World":
+        self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.work()
+        self.restart_kubelet("life 1")
+        self.answer()
+        self.settle()
+        assert {self.condition(self.r0), self.condition(self.r1)} == {Condition.BLANK}
+        self.touched.clear()
+        return self
+
+    def restart_kubelet(self, epoch: str) -> None:
+        self.plugin.call(lambda: self.plugin.claims.kubelet_epoch(epoch))
+
+    def answer(self) -> None:
+        self.plugin.call(self.plugin.releaser.open_gate)
+
+    def settle(self) -> None:
+        """Let threads finish and waits end, some seconds of them."""
+        for _ in range(50):
+            self.plugin.work()
+            if not self.plugin.loop.pass_time():
+                break
+
+    def condition(self, region: RegionId) -> Condition:
+        return self.plugin.ledger.record(region).condition
+
+    def admit(self, uid: str, *devices: DeviceId, resource: str = REGIONS) -> Pod:
+        self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
+        nodes = {r.id: r.node for d in devices for r in self.plugin.ledger.regions_of(d)}
+        pod = Pod(PodUid(uid), resource, devices, nodes)
+        self.pods.append(pod)
+        return pod
+
+    def prestart(self, pod: Pod) -> None:
+        task = self.begin_prestart(pod)
+        self.plugin.work()
+        assert task.exception() is None
+
+    def begin_prestart(self, pod: Pod):
+        env = env_for([AFU] * len(pod.nodes))
+        return self.plugin.begin(self.plugin.claims.prestart(pod.resource, pod.devices, env, 20.0))
+
+    def run(self, uid: str, *devices: DeviceId, resource: str = REGIONS) -> Pod:
+        """A pod that runs."""
+        pod = self.admit(uid, *devices, resource=resource)
+        self.prestart(pod)
+        pod.running = True
+        self.touched.clear()
+        return pod
+
+    def end(self, pod: Pod) -> None:
+        pod.running = False
+
+    def forget(self, pod: Pod) -> None:
+        """Kubelet gave its devices on."""
+        pod.active = False
+
+    def deallocate(self, pod: Pod) -> None:
+        self.forget(pod)
+        self.plugin.call(lambda: self.plugin.claims.deallocate(pod.resource, pod.devices))
+
+    def poststop(self, pod: Pod) -> None:
+        self.plugin.call(lambda: self.plugin.claims.poststop(pod.resource, pod.devices))
+
+
+@pytest.fixture
+def make(monkeypatch) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+
+    async def to_thread(function, *args, **kwargs):
+        return await start_job(worlds[0].plugin, functools.partial(function, *args, **kwargs))
+
+    monkeypatch.setattr("asyncio.to_thread", to_thread)
+
+    def make(**more: bool) -> World:
+        worlds.append(World(**more))
+        return worlds[0].begin()
+
+    yield make
+    for world in worlds:
+        world.plugin.end()
+
+
+@pytest.fixture
+def world(make) -> World:
+    return make()
+
+
+# ------------------------------------------------------------------ an implied release
+
+
+def test_what_an_implied_release_left_is_scrubbed_once_its_pod_is_gone(world: World) -> None:
+    a = world.run("a", world.p0)
+    world.forget(a)
+    world.admit("b", world.p0)
+    world.settle()
+    assert world.condition(world.r0) is Condition.DIRTY
+    assert not world.touched, "a still runs"
+    world.end(a)
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+    assert world.rack.slot(world.r0).afu == BLANK
+    assert world.plugin.ledger.claims[world.p0].ownership == "CLAIMED"
+
+
+def test_the_same_holds_for_a_whole_card(world: World) -> None:
+    card = DeviceId(world.board.card.id)
+    a = world.run("a", card, resource=WHOLE)
+    world.forget(a)
+    world.end(a)
+    world.admit("b", card, resource=WHOLE)
+    world.settle()
+    assert {world.condition(world.r0), world.condition(world.r1)} == {Condition.BLANK}
+
+
+def test_a_start_that_was_refused_while_the_last_owner_ran_changes_nothing_about_that(
+    world: World,
+) -> None:
+    a = world.run("a", world.p0)
+    world.forget(a)
+    b = world.admit("b", world.p0)
+    refused = world.begin_prestart(b)
+    world.plugin.work()
+    assert "still has running processes" in str(refused.exception())
+    world.end(a)
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+
+
+def test_an_owner_that_may_have_begun_without_prestart_is_let_alone(world: World) -> None:
+    a = world.run("a", world.p0)
+    world.forget(a)
+    world.admit("b", world.p0)
+    world.restart_kubelet("life 2")
+    world.answer()
+    world.end(a)
+    world.settle()
+    assert not world.touched
+    assert world.condition(world.r0) is Condition.DIRTY
+
+
+def test_an_owner_that_began_is_let_alone(world: World) -> None:
+    world.run("a", world.p0)
+    world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "its card came back"))
+    world.settle()
+    assert not world.touched
+
+
+# ------------------------------------------------------------------ what comes between
+
+
+def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_let_alone(
+    world: World,
+) -> None:
+    a = world.run("a", world.p0)
+    world.end(a)
+    world.deallocate(a)
+    assert world.plugin.jobs, "the cgroup is about to be read"
+    # A container that kubelet started unasked: its claim is taken from kubelet's records.
+    world.plugin.call(lambda: world.plugin.ledger.adopt(REGIONS, world.p0, PodUid("b"), {}))
+    world.settle()
+    assert not world.touched
+
+
+def test_a_kubelet_that_restarts_while_a_cgroup_is_read_shuts_the_gate(world: World) -> None:
+    a = world.run("a", world.p0)
+    world.end(a)
+    world.deallocate(a)
+    assert world.plugin.jobs, "the cgroup is about to be read"
+    world.restart_kubelet("life 2")
+    world.settle()
+    assert not world.touched
+    world.answer()
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+
+
+def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make) -> None:
+    world = make(clears_memory=True)
+    pods = [world.run("a", world.p0), world.run("b", world.p1)]
+    for pod in pods:
+        world.end(pod)
+        world.forget(pod)
+    world.board.memory.add("c")
+    for uid, region in (("c", world.p0), ("d", world.p1)):
+        world.admit(uid, region)
+
+    def restart() -> None:
+        world.on_touch = lambda: None
+        world.plugin.loop.call_soon(world.plugin.claims.kubelet_epoch, "life 2")
+
+    world.on_touch = restart
+    world.settle()
+    assert set(world.touched) == {world.r0}
+    assert world.board.memory == {"c"}, "an owner may have begun to use it"
+    assert world.condition(world.r0) is Condition.DIRTY
+    assert world.condition(world.r1) is Condition.DIRTY
+
+
+# ------------------------------------------------------------------ PostStops
+
+
+def test_poststops_that_balance_scrub_where_the_pod_runs_no_container(world: World) -> None:
+    a = world.run("a", world.p0)
+    world.end(a)
+    world.poststop(a)
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+
+
+def test_the_end_of_one_container_told_twice_blanks_nothing_under_its_successor(
+    world: World,
+) -> None:
+    a = world.run("a", world.p0)
+    world.prestart(a)  # the first container died, this is the next
+    world.touched.clear()
+    world.poststop(a)
+    world.poststop(a)
+    world.settle()
+    assert not world.touched
+    assert world.rack.slot(world.r0).afu == AFU
+    world.deallocate(a)  # by force: it still runs
+    world.settle()
+    assert not world.touched
+    world.end(a)
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+
+
+def test_a_port_that_a_container_has_open_is_scrubbed_under_no_word_of_kubelets(
+    world: World,
+) -> None:
+    a = world.run("a", world.p0)
+    world.end(a)  # as far as its cgroup tells
+    world.rack.slot(world.r0).opens.add("a")
+    world.poststop(a)
+    world.settle()
+    assert not world.touched
+    world.rack.slot(world.r0).opens.clear()
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+
+
+# ------------------------------------------------------------------ cards that are left alone
+
+
+def test_a_card_that_another_plugins_pods_hold_is_not_scrubbed(make) -> None:
+    world = make(clears_memory=True)
+    ledger, card = world.plugin.ledger, world.board.card.id
+    world.plugin.call(lambda: ledger.set_foreign({card: "drain the node"}))
+    world.plugin.call(lambda: ledger.dirty([world.r0], "a pod may have used it"))
+    world.settle()
+    assert not world.touched
+    world.plugin.call(lambda: ledger.set_foreign({}))
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+
+
+def test_nor_is_its_memory_cleared(make) -> None:
+    world = make(clears_memory=True)
+    ledger, card = world.plugin.ledger, world.board.card.id
+    world.board.memory.add("another plugin's pod")
+    world.plugin.call(lambda: ledger.set_foreign({card: "drain the node"}))
+    world.plugin.call(lambda: ledger.set_debt(card, open_=True))
+    world.settle()
+    assert world.board.memory
+    world.plugin.call(lambda: ledger.set_foreign({}))
+    world.settle()
+    assert not world.board.memory
