@@ -356,11 +356,9 @@ class Reconciler:
         all_ended = True
         for device in devices:
             claim, absence = self._ledger.claims.get(device), self._absences.get(device)
-            if claim is None or absence is None:
+            if claim is None or absence is None:  # the latter with another kubelet's life
                 continue
             if self._ledger.activity[device] != absence.activity:
-                continue
-            if absence.epoch[0] != self._ledger.epoch:
                 continue
             try:
                 self._release(claim.resource, device)

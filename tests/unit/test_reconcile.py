@@ -373,6 +373,94 @@ def test_lists_of_two_kubelets_do_not_add_up(directory: str) -> None:
     assert world.released == []
 
 
+def restart_kubelet(world: World, epoch: str) -> None:
+    """As the plugin hears of it."""
+    world.ledger.kubelet_epoch(epoch)
+    world.reconciler.epoch_changed(epoch)
+
+
+def test_another_kubelet_shuts_the_gate_until_it_has_answered(directory: str) -> None:
+    world = World(directory)
+    world.play(lambda: world.gates == [True])
+    restart_kubelet(world, "k2")
+    assert world.gates == [True, False]
+    world.play(lambda: len(world.gates) == 3)
+    assert world.gates[-1]
+
+
+def test_the_answer_of_the_last_kubelet_does_not_open_the_gate(directory: str) -> None:
+    world = World(directory)
+
+    def restart() -> None:
+        if world.ledger.epoch == "k1":
+            restart_kubelet(world, "k2")  # while it answers
+
+    world.kubelet.on_list = restart
+    world.play(lambda: world.gates == [False])
+
+    async def answer() -> None:
+        task = asyncio.create_task(world.reconciler.run())
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(answer())  # no stream of the next one is open
+    assert world.gates == [False]
+    assert not world.reconciler.answered
+
+
+def test_a_list_that_the_last_kubelet_was_asked_for_does_not_count(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([])
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def once() -> None:
+        if world.kubelet.lists == 2:  # the first was the first answer
+            restart_kubelet(world, "k2")
+            world.reconciler.stream_opened(RESOURCE)
+        elif world.kubelet.lists == 5:  # one of k2's was its first answer, one lacked the device
+            world.kubelet.listed = {REGION}
+
+    world.kubelet.on_list = once
+    world.play(lambda: world.kubelet.lists > 8)
+    assert world.released == []
+
+
+@pytest.mark.parametrize("call", ["Allocate", "PreStart"])
+def test_a_call_while_the_checkpoint_is_rewritten_keeps_the_claim(
+    directory: str, call: str
+) -> None:
+    world = World(directory)
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def resend() -> None:
+        world.kubelet.resend()
+        if call == "Allocate":
+            world.ledger.allocate(RESOURCE, [REGION])
+        else:
+            world.ledger.prestart_seen([DeviceId(REGION)])
+        world.kubelet.listed = {REGION}
+
+    world.reconciler._resend = resend
+    world.play(lambda: world.kubelet.resends > 0 and world.kubelet.lists > 8)
+    assert world.released == []
+
+
+def test_another_kubelet_while_the_checkpoint_is_rewritten_keeps_the_claim(directory: str) -> None:
+    world = World(directory)
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def resend() -> None:
+        world.kubelet.resend()
+        restart_kubelet(world, "k2")
+        world.kubelet.listed = {REGION}
+
+    world.reconciler._resend = resend
+    world.play(lambda: world.kubelet.resends > 0 and not world.reconciler.answered)
+    assert world.released == []
+
+
 @pytest.mark.parametrize("call", ["Allocate", "PreStart"])
 def test_a_list_begun_before_the_last_call_does_not_count(directory: str, call: str) -> None:
     world = World(directory)

@@ -1,0 +1,263 @@
+"""Whose claims these are, learnt from kubelet's checkpoint as soon as it shows it."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ledger_support import BLANK, PREFIX, REGIONS, WHOLE, MemoryJournal, device, make_card
+from structlog.testing import capture_logs
+
+from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.lifecycle import owners
+from fpga_plugin.lifecycle.identity import Identities
+from fpga_plugin.lifecycle.owners import Owners
+from fpga_plugin.pods.checkpoint import FILE_NAME
+
+A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
+B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")
+CARD = make_card(1)
+P0, P1 = device(CARD, 0), device(CARD, 1)
+BOARD = DeviceId(CARD.id)
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE_NAME
+        self.journal = MemoryJournal()
+        self.begin()
+
+    def begin(self) -> None:
+        """The plugin's first life, or its next."""
+        self.ledger = Ledger(
+            prefix=PREFIX, journal=self.journal, snapshot=self.journal.snapshot, boot_id=""
+        )
+        self.ledger.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
+        directory = str(self.path.parent)
+        self.owners = Owners(
+            ledger=self.ledger,
+            identities=Identities(kubelet_dir=directory, prefix=PREFIX),
+            kubelet_dir=directory,
+        )
+
+    def write(self, *entries: tuple[str, DeviceId], resource: ResourceName = REGIONS) -> None:
+        """As kubelet writes it: pods and their devices."""
+        data = {
+            "PodDeviceEntries": [
+                {
+                    "PodUID": pod,
+                    "ContainerName": "app",
+                    "ResourceName": resource,
+                    "DeviceIDs": {"-1": [name]},
+                    "AllocResp": "",
+                }
+                for pod, name in entries
+            ],
+            "RegisteredDevices": {},
+        }
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps({"Data": data, "Checksum": 1}))
+        new.replace(self.path)
+
+    def allocate(self, name: DeviceId = P0, resource: ResourceName = REGIONS) -> None:
+        self.ledger.allocate(resource, [name])
+        self.owners.allocated([name])
+
+    def look(self) -> None:
+        asyncio.run(self.owners._look())
+
+    def pod(self, name: DeviceId = P0) -> PodUid | None:
+        return self.ledger.claims[name].pod
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_the_pod_is_learnt_once_kubelet_has_written_it_down(world: World) -> None:
+    world.allocate()
+    world.look()
+    assert world.pod() is None
+    world.write((A, P0))
+    world.look()
+    assert world.pod() == A
+
+
+def test_so_is_that_of_a_whole_card(world: World) -> None:
+    world.allocate(BOARD, WHOLE)
+    world.write((A, BOARD), resource=WHOLE)
+    world.look()
+    assert world.pod(BOARD) == A
+
+
+def test_what_was_written_before_the_allocate_is_about_another_pod(world: World) -> None:
+    world.write((A, P0))  # it ended, and kubelet has not written since
+    world.allocate()
+    world.look()
+    assert world.pod() is None
+    world.write((B, P0))
+    world.look()
+    assert world.pod() == B
+
+
+def test_an_allocate_while_the_file_is_read_is_not_about_what_was_read(world: World) -> None:
+    world.allocate()
+    world.write((A, P0))
+    asked = world.owners.unknown()
+    checkpoint = asyncio.run(world.owners._identities.checkpoint())
+    world.allocate()  # a's pod failed, this is another's
+    world.owners.learn(asked, checkpoint)
+    assert world.pod() is None
+
+
+def test_an_allocate_of_what_nobody_began_to_use_forgets_whose_it_was(world: World) -> None:
+    world.allocate()
+    world.write((A, P0))
+    world.look()
+    world.allocate()
+    assert world.pod() is None
+    world.look()
+    assert world.pod() is None
+    world.write((B, P0))
+    world.look()
+    assert world.pod() == B
+
+
+@pytest.mark.parametrize("entries", [[(A, P1)], [(A, P0), (B, P0)], []])
+def test_a_file_that_does_not_name_one_pod_names_none(world: World, entries) -> None:
+    world.allocate()
+    world.write(*entries)
+    world.look()
+    assert world.pod() is None
+
+
+def test_an_entry_of_another_resource_names_none(world: World) -> None:
+    world.allocate()
+    world.write((A, P0), resource=ResourceName(f"{PREFIX}/region-{'0' * 32}"))
+    world.look()
+    assert world.pod() is None
+
+
+def test_after_the_plugins_restart_the_file_as_it_is_counts(world: World) -> None:
+    world.allocate()
+    world.write((A, P0))
+    world.begin()
+    world.look()
+    assert world.pod() == A
+
+
+def test_where_the_file_could_not_be_seen_at_allocate_the_next_writing_counts(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "away")
+    world.allocate()
+    world.path.parent.mkdir()
+    world.write((A, P0))
+    world.look()
+    assert world.pod() is None, "it may be from before"
+    world.write((B, P0))
+    world.look()
+    assert world.pod() == B
+
+
+def test_what_cannot_be_read_or_written_down_is_said_once_and_tried_again(world: World) -> None:
+    world.allocate()
+    world.path.write_text("{")
+    with capture_logs() as logs:
+        world.look()
+        world.look()
+        world.write((A, P0))
+        world.journal.failing = 1
+        world.look()
+    assert [line["event"] for line in logs] == ["the pods of claims cannot be learnt"] * 2
+    assert world.pod() is None
+    world.look()
+    assert world.pod() == A
+
+
+def test_claims_that_ended_are_forgotten(world: World) -> None:
+    world.allocate()
+    world.ledger.release([P0])
+    world.owners.unknown()
+    assert not world.owners._grants
+
+
+# ------------------------------------------------------------------ when it looks
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+def play(world: World, story: Callable[[], object]) -> None:
+    async def run() -> None:
+        task = asyncio.create_task(world.owners.run())
+        await story()  # type: ignore[misc]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_it_looks_again_and_again_until_every_pod_is_known(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(owners, "FIRST_LOOK", 0.001)
+    monkeypatch.setattr(owners, "LONGEST_WAIT", 0.004)
+
+    async def story() -> None:
+        world.allocate(P0)
+        world.allocate(P1)
+        world.write((A, P0))
+        await until(lambda: world.pod(P0) == A)
+        assert world.pod(P1) is None
+        world.write((A, P0), (B, P1))
+        await until(lambda: world.pod(P1) == B)
+
+    play(world, story)
+
+
+def test_another_kubelet_is_reason_to_look_at_once(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(owners, "FIRST_LOOK", 1000.0)
+
+    async def story() -> None:
+        world.allocate()
+        world.write((A, P0))
+        await asyncio.sleep(0)
+        world.ledger.kubelet_epoch("life 2")
+        world.owners.new_kubelet()
+        await until(lambda: world.pod() == A)
+
+    play(world, story)
+
+
+def test_with_every_pod_known_nothing_is_read(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(owners, "FIRST_LOOK", 0.0)
+    monkeypatch.setattr(owners, "LONGEST_WAIT", 0.0)
+    reads = 0
+
+    async def read() -> object:
+        nonlocal reads
+        reads += 1
+        return await Identities.checkpoint(world.owners._identities)
+
+    monkeypatch.setattr(world.owners._identities, "checkpoint", read)
+
+    async def story() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert reads == 0, "nothing is owned"
+        world.allocate()
+        world.write((A, P0))
+        await until(lambda: world.pod() == A)
+        before = reads
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert reads == before
+
+    play(world, story)
+    assert os.path.exists(world.path)
