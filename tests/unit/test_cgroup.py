@@ -293,6 +293,17 @@ def test_a_pod_whose_cgroup_was_seen_is_gone_once_it_is_removed(v2):
     assert pods.state(UID) is PodPresence.UNKNOWN
 
 
+def test_a_tree_that_was_kubelets_proves_nothing_once_it_is_gone(v2):
+    populate(v2 / CGROUPFS[0])
+    pods = PodCgroups(str(v2))
+    assert pods.expect(UID)
+    assert pods.state(OTHER) is PodPresence.GONE
+    remove(v2 / CGROUPFS[0])
+    (v2 / "kubepods").rmdir()
+    (v2 / "kubepods.slice").mkdir()
+    assert pods.state(OTHER) is PodPresence.UNKNOWN
+
+
 def test_after_a_starting_pod_was_not_found_only_pods_that_were_seen_are_gone(v2):
     populate(v2 / CGROUPFS[0])
     pods = PodCgroups(str(v2))
