@@ -267,7 +267,6 @@ class Daemon:
             kubelet_dir=settings.kubelet_dir,
             prefix=settings.resource_prefix,
             interval=settings.reconcile_interval,
-            fresh_journal=not journal.snapshot.boot_id,
             gate=self._gate,
             release=self._released,
             resend=self._resend,

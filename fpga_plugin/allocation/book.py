@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from fpga_plugin.allocation.journal import JournalError, JournalWriter
 from fpga_plugin.allocation.names import DELETE_THE_POD, card_of, is_card, resource_names
 from fpga_plugin.allocation.records import (
+    CLEAN,
     Change,
     Claim,
     Condition,
+    Loan,
     Mode,
     Ownership,
     RegionRecord,
@@ -82,11 +84,14 @@ class Book:
         self.debts: set[CardId] = set(snapshot.debts)
         self.drained: set[CardId] = set(snapshot.drained)
         self.rebinding: set[CardId] = set(snapshot.rebinding)
+        self.unreconciled: set[CardId] = set(snapshot.unreconciled)
+        self.loans: dict[str, set[Loan]] = {}  # by node
+        for loan in snapshot.loans if same_boot else ():
+            self.loans.setdefault(loan.node, set()).add(loan)
         self.resources: set[ResourceName] = set(snapshot.resources)
         self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
         self.epoch = snapshot.epoch
         self.env_epoch = snapshot.env_epoch
-        self.fresh = snapshot.fresh
         self.failing: dict[RegionId, str] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
@@ -102,6 +107,7 @@ class Book:
         change = Change()
         if not same_boot:
             change.strays = dict.fromkeys(snapshot.strays, 0)
+            change.loans = dict.fromkeys(snapshot.loans, False)
         for claim in snapshot.claims:
             taken = replace(
                 _claim_at_start(claim, same_boot=same_boot), generation=next(self._generations)
@@ -145,19 +151,15 @@ class Book:
             raise
 
     def _apply(self, change: Change) -> None:
-        cards: set[CardId] = {*change.debts, *change.drained, *change.rebinding}
+        cards = self._apply_to_cards(change)
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
         for region, record in change.regions.items():
             cards.add(card_of(region))
             self.regions[region] = record
-        for known, told in (
-            (self.debts, change.debts),
-            (self.drained, change.drained),
-            (self.rebinding, change.rebinding),
-        ):
-            known |= {card for card, on in told.items() if on}
-            known -= {card for card, on in told.items() if not on}
+        for loan, on in change.loans.items():
+            self._set_loan(loan, on=on)
+            cards |= self._shown_by.get(loan.node, set())
         for device, number in change.strays.items():
             self.strays.pop(device, None)
             if number:
@@ -168,11 +170,24 @@ class Book:
             self.epoch = change.epoch
         if change.env_epoch is not None:
             self.env_epoch = change.env_epoch
-        self.fresh = self.fresh and not change.adopted
         if new_resources:
             self._notify(None)
         for card in cards:
             self._notify(card)
+
+    def _apply_to_cards(self, change: Change) -> set[CardId]:
+        """Of what is known of whole cards; returns those that are concerned."""
+        cards: set[CardId] = set()
+        for known, told in (
+            (self.debts, change.debts),
+            (self.drained, change.drained),
+            (self.rebinding, change.rebinding),
+            (self.unreconciled, change.unreconciled),
+        ):
+            known |= {card for card, on in told.items() if on}
+            known -= {card for card, on in told.items() if not on}
+            cards |= told.keys()
+        return cards
 
     def _set_claim(self, device: DeviceId, claim: Claim | None) -> set[CardId]:
         """Returns the cards whose devices may be listed otherwise now."""
@@ -189,6 +204,12 @@ class Book:
             for _, node in () if holder is None else holder.nodes:
                 cards |= self._shown_by.get(node, set())
         return cards
+
+    def _set_loan(self, loan: Loan, *, on: bool) -> None:
+        of_node = self.loans.setdefault(loan.node, set())
+        (of_node.add if on else of_node.discard)(loan)
+        if not of_node:
+            del self.loans[loan.node]
 
     def _index(self, claim: Claim) -> None:
         self._by_card.setdefault(card_of(claim.device), {})[claim.device] = claim
@@ -272,18 +293,44 @@ class Book:
                 return device
         return None
 
-    def _lent(self, claim: Claim) -> list[RegionId]:
-        """Regions that now have a node which the claim was given for another region."""
-        return [
+    def lent_node(self, region: Region) -> Loan | None:
+        """The loan under which a pod without a claim may still open this region by its node."""
+        of_node = self.loans.get(region.node, ())
+        return next((loan for loan in of_node if loan.region != region.id), None)
+
+    def own_node(self, region: Region) -> bool:
+        """Whether nobody was given this region's present node for another region."""
+        return self.borrowed_node(region) is None and self.lent_node(region) is None
+
+    def _reached(self, nodes: Iterable[tuple[RegionId, str]]) -> set[RegionId]:
+        """Regions that now have one of these nodes, each of which was given for another region."""
+        return {
             region.id
-            for granted, node in claim.nodes
+            for granted, node in nodes
             for card in self._shown_by.get(node, ())
             for region in self.cards[card].regions
             if region.node == node and region.id != granted
-        ]
+        }
+
+    def _end_loans(self, change: Change, pods: Iterable[PodUid]) -> None:
+        """These pods have no processes any more: nobody opens a region by their nodes."""
+        gone = frozenset(pods)
+        ended = [loan for of_node in self.loans.values() for loan in of_node if loan.pod in gone]
+        change.loans.update(dict.fromkeys(ended, False))
+        for region in self._reached((loan.region, loan.node) for loan in ended):
+            record = change.regions.get(region) or self.record(region)
+            if record.condition in CLEAN:
+                change.regions[region] = replace(
+                    record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
+                )
 
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
-        """Whether any region of the card but `regions` has an owner."""
+        """Whether any region of the card but `regions` has an owner, or may have one.
+
+        Before kubelet's records were read nobody knows who else is on the card.
+        """
+        if card in self.unreconciled:
+            return True
         mine = set(regions)
         whole = self.card_claim(card)
         for claim in self.claims_on(card):
@@ -292,6 +339,29 @@ class Book:
         if whole is None:
             return False
         return any(region not in mine for region, _ in whole.nodes)
+
+    def reconciled_cards(self) -> set[CardId]:
+        """Cards whose owners are all known, whether the card is there or not."""
+        return {card_of(region) for region in self.regions} - self.unreconciled
+
+    def others_clean(self, card: Card, regions: Iterable[RegionId]) -> bool:
+        """Whether nothing on the card but `regions` can write its memory any more."""
+        mine = set(regions)
+        return card.complete and all(
+            region.id in mine or self.record(region.id).condition in CLEAN
+            for region in card.regions
+        )
+
+    def former_owners(self, card: CardId, *, but: Iterable[RegionId] = ()) -> frozenset[PodUid]:
+        """Pods that had a region of the card since it was last scrubbed, `but` these regions."""
+        mine = set(but)
+        return frozenset[PodUid]().union(
+            *(
+                record.former
+                for record in self.regions.values()
+                if card_of(record.region) == card and record.region not in mine
+            )
+        )
 
     def device_resource(self, device: DeviceId) -> ResourceName | None:
         """Under which resource a device is known: its claim's, else its card's."""
@@ -373,6 +443,12 @@ class Book:
                 f"{region.node} of region {region.id} is also in the hands of the pod that was"
                 f" given {other} when device numbers were others",
                 hint=f"delete the pod that holds {other}",
+            )
+        if (loan := self.lent_node(region)) is not None:
+            raise RefusedError(
+                f"{region.node} of region {region.id} is also in the hands of pod {loan.pod}, which"
+                f" was given it as {loan.region} and was not seen to end",
+                hint="see why that pod's processes do not end",
             )
 
 

@@ -4,10 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fpga_plugin.allocation.book import Book
-from fpga_plugin.allocation.names import DELETE_THE_POD, card_of, is_card
-from fpga_plugin.allocation.records import CLEAN, Change, Claim, Condition, pods
+from fpga_plugin.allocation.names import (
+    DELETE_THE_POD,
+    card_of,
+    granted_nodes,
+    is_card,
+    names_kind_of,
+)
+from fpga_plugin.allocation.records import CLEAN, Change, Claim, Condition, Loan, pods
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName, device_variable
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 
 
 class Claims(Book):
@@ -67,20 +73,8 @@ class Claims(Book):
                         + DELETE_THE_POD,
                     )
                 self._check_borrowed(region)
-            if (why := self.foreign.get(card_of(device))) is not None:
-                raise RefusedError(f"card {card_of(device)} is left alone: {why}")
             held = self.claims.get(device)
-            if card_of(device) in self.rebinding:
-                raise RefusedError(
-                    f"the driver of card {card_of(device)} is being rebound",
-                    hint="the pod's controller makes a new pod, which is placed anew",
-                )
-            if held is None and card_of(device) in self.drained:
-                raise RefusedError(
-                    f"card {card_of(device)} is being taken out of service",
-                    hint="the pod's controller makes a new pod, which is placed anew; the operator"
-                    " ends it with `fpga-plugin card undrain`",
-                )
+            self._check_in_service(card_of(device), owned=held is not None)
             if held is not None and not held.touched and not held.exposed:
                 granted.append(self._grant_again(change, held))
                 continue
@@ -120,6 +114,31 @@ class Claims(Book):
             held = change.claims[held.device] = replace(held, pod=None)
         return held
 
+    def _check_in_service(self, card: CardId, *, owned: bool) -> None:
+        """Whether devices of a card are given to anybody, or only to those that own them.
+
+        Raises:
+            RefusedError: they are not.
+        """
+        another = "the pod's controller makes a new pod, which is placed anew"
+        if (why := self.foreign.get(card)) is not None:
+            raise RefusedError(f"card {card} is left alone: {why}")
+        if card in self.rebinding:
+            raise RefusedError(f"the driver of card {card} is being rebound", hint=another)
+        if owned:
+            return
+        if card in self.unreconciled:
+            raise RefusedError(
+                f"who has card {card} is not known: kubelet's records were not read since it was"
+                " found",
+                hint=f"{another}; the plugin's log says what keeps it from reading them",
+            )
+        if card in self.drained:
+            raise RefusedError(
+                f"card {card} is being taken out of service",
+                hint=f"{another}; the operator ends it with `fpga-plugin card undrain`",
+            )
+
     def _check_mode(self, device: DeviceId, with_: Sequence[DeviceId]) -> None:
         card = card_of(device)
         whole = is_card(device)
@@ -146,27 +165,25 @@ class Claims(Book):
 
         Args:
             resource: under which kubelet has it.
-            device: which.
+            device: which; its card need not be there.
             pod: whose.
             granted: the nodes that the pod was given, by `FPGA_DEVICE_` variable; where kubelet
                 kept none, the present ones are taken for them.
 
         Raises:
-            RefusedError: it conflicts with what the ledger knows, or the device is gone.
+            RefusedError: it conflicts with what the ledger knows, or nothing tells its nodes.
         """
         if device in self.claims:
             raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
+        if not names_kind_of(resource, device):
+            raise RefusedError(f"{device} is no device of {resource}")
         self._check_mode(device, ())
-        regions = self.regions_of(device)
-        for region in regions:
-            self._check_borrowed(region)
+        nodes = granted_nodes(device, granted)
+        nodes = nodes or tuple((region.id, region.node) for region in self.regions_of(device))
         claim = Claim(
             device=device,
             resource=resource,
-            nodes=tuple(
-                (region.id, granted.get(device_variable(region.id), region.node))
-                for region in regions
-            ),
+            nodes=nodes,
             exposed=True,
             pod=pod,
             epoch=self.epoch,
@@ -175,19 +192,20 @@ class Claims(Book):
             since=self._clock(),
         )
         change = Change(claims={device: claim}, strays={device: 0})
-        for region in regions:
-            record = self.record(region.id)
+        change.resources = {resource} - self.resources  # kubelet re-admits its pods by this name
+        for region, _ in nodes:
+            record = self.record(region)
             if record.condition in CLEAN:
-                change.regions[region.id] = replace(
+                change.regions[region] = replace(
                     record, condition=Condition.DIRTY, reason="a pod may have used it"
                 )
         self._commit(change)
         return claim
 
-    def adopted(self) -> None:
-        """What kubelet's records show was adopted: from now on the journal knows all claims."""
-        if self.fresh:
-            self._commit(Change(adopted=True))
+    def reconciled(self, cards: Iterable[CardId]) -> None:
+        """What kubelet's records show of these cards was adopted: all their owners are known."""
+        known = self.unreconciled.intersection(cards)
+        self._commit(Change(unreconciled=dict.fromkeys(known, False)))
 
     def bind_pod(self, devices: Iterable[DeviceId], pod: PodUid) -> None:
         """Kubelet's records name the pod that owns these devices.
@@ -318,22 +336,23 @@ class Claims(Book):
         unseen = 0 if self._countable(claim) else 1
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         owner = pods([claim.pod]) if claim.touched or claim.used else frozenset()
-        for region, _ in claim.nodes:
+        for region, node in claim.nodes:
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason
             unused = (stopped or not claim.used) and condition in CLEAN
             # That word may be one container's, said twice: only a scrub showed that it is true.
             former = frozenset() if stopped and condition in CLEAN else owner
+            change.loans.update({Loan(uid, region, node): True for uid in former})
             if condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
                 condition = Condition.DIRTY
                 reason = "its owner left" if claim.used else reason or "its owner left"
             new = replace(record, condition=condition, reason=reason, former=record.former | former)
             if new != record:
                 change.regions[region] = new
-        if not claim.exposed:
+        if not claim.used:
             return
-        for region in self._lent(claim):
-            # Started without PreStart, its container may have come by a region that is not its own.
+        for region in self._reached(claim.nodes):
+            # Its container may have come by a region that is not its own.
             record = change.regions.get(region) or self.record(region)
             if record.condition is not Condition.FAULTED:
                 record = replace(

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fpga_plugin.allocation.book import Begun, Book
-from fpga_plugin.allocation.records import CLEAN, Change, Condition, RegionRecord
+from fpga_plugin.allocation.records import CLEAN, Change, Condition, RegionRecord, pods
 from fpga_plugin.errors import NotFinishedError
-from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
 
 
 class Conditions(Book):
@@ -65,11 +65,15 @@ class Conditions(Book):
             NotFinishedError: something came between since the work began.
         """
         record = self.record(region)
+        gone: frozenset[PodUid] = frozenset()
         if record.condition not in CLEAN:
             self._check_undisturbed(record)
+            gone = record.former
             record = replace(record, former=frozenset())
         condition = Condition.BLANK if blank else Condition.UNBLANKED
-        self._commit(_change([record], condition, "", afu_id))
+        change = _change([record], condition, "", afu_id)
+        self._end_loans(change, gone)
+        self._commit(change)
 
     def programmed(self, region: RegionId, afu_id: AfuId) -> None:
         """Scrubbed since its last owner, programmed for the present one, and verified.
@@ -82,8 +86,17 @@ class Conditions(Book):
         claim = self.region_claim(region)
         if claim is None or claim.generation != begun.generation:
             raise _disturbed(region, "its owner left")
+        gone = record.former - pods([claim.pod])
         record = replace(record, former=frozenset())
-        self._commit(_change([record], Condition.PROGRAMMED, "", afu_id))
+        change = _change([record], Condition.PROGRAMMED, "", afu_id)
+        self._end_loans(change, gone)
+        self._commit(change)
+
+    def pods_gone(self, pods: Iterable[PodUid]) -> None:
+        """Of these former owners no process runs any more."""
+        change = Change()
+        self._end_loans(change, pods)
+        self._commit(change)
 
     def _check_undisturbed(self, record: RegionRecord) -> Begun:
         begun = self._begun.get(record.region)

@@ -138,10 +138,7 @@ class Journal:
         for statement in rows.SCHEMA.split(";"):
             db.execute(statement)
         if db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone() is None:
-            db.executemany(
-                "INSERT INTO meta VALUES (?, ?)",
-                [("schema", str(SCHEMA_VERSION)), ("fresh", "1")],
-            )
+            db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
         # A file that can be read and not written is better known now than by the first Allocate.
         db.execute("UPDATE meta SET value = value WHERE key = 'schema'")
         db.execute("COMMIT")

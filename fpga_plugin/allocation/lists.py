@@ -147,5 +147,6 @@ class DeviceLists:
             and not ledger.trouble(region.id)
             and card.id not in ledger.foreign
             and card.id not in ledger.rebinding
-            and ledger.borrowed_node(region) is None
+            and card.id not in ledger.unreconciled
+            and ledger.own_node(region)
         )

@@ -1,9 +1,19 @@
 """Names that the whole of allocation shares: of resources, of cards, and the usual advice."""
 
 import functools
+import re
+from collections.abc import Mapping
 
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName, device_order
+from fpga_plugin.ids import (
+    CardId,
+    DeviceId,
+    RegionId,
+    ResourceName,
+    device_order,
+    device_variable,
+    region_id,
+)
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
@@ -14,6 +24,29 @@ def resource_names(prefix: str, card: Card) -> tuple[ResourceName, ResourceName]
         ResourceName(f"{prefix}/region-{card.interface_id}"),
         ResourceName(f"{prefix}/fpga-{card.interface_id}"),
     )
+
+
+def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
+    """Whether a resource is of cards where the device is a card, of regions where it is a region.
+
+    The interface id is not compared: a card may have got another static part since.
+    """
+    kind = "fpga" if is_card(device) else "region"
+    return bool(re.fullmatch(rf".+/{kind}-[0-9a-f]{{32}}", resource, re.ASCII))
+
+
+def granted_nodes(device: DeviceId, granted: Mapping[str, str]) -> tuple[tuple[RegionId, str], ...]:
+    """The nodes of a device among those that a pod was given, by `FPGA_DEVICE_` variable."""
+    if not is_card(device):
+        node = granted.get(device_variable(RegionId(device)))
+        return () if node is None else ((RegionId(device), node),)
+    stem = device_variable(RegionId(f"{device}-p"))
+    ports = (
+        (int(name.removeprefix(stem)), node)
+        for name, node in granted.items()
+        if re.fullmatch(rf"{stem}(0|[1-9][0-9]{{0,4}})", name, re.ASCII)
+    )
+    return tuple((region_id(card_of(device), port), node) for port, node in sorted(ports))
 
 
 def is_card(device: DeviceId) -> bool:

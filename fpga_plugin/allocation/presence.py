@@ -31,8 +31,7 @@ class Presence(Book):
         change = Change(resources=set(resource_names(self._prefix, card)) - self.resources)
         before = self.cards.get(card.id)
         known_nodes = {} if before is None else {r.id: r.node for r in before.regions}
-        if card.clears_memory and not any(r.id in self.regions for r in card.regions):
-            change.debts[card.id] = True
+        self._new_to_journal(change, card)
         present = {r.id: r.node for r in card.regions}
         if any(present.get(region) != node for region, node in known_nodes.items()):
             self.lives[card.id] += 1
@@ -66,6 +65,14 @@ class Presence(Book):
             self._learn(change)
         finally:
             self._notify(card.id)
+
+    def _new_to_journal(self, change: Change, card: Card) -> None:
+        """What the journal never knew of, or lost: its memory, and its owners."""
+        unknown = [region.id not in self.regions for region in card.regions]
+        if any(unknown):
+            change.unreconciled[card.id] = True
+        if card.clears_memory and all(unknown):
+            change.debts[card.id] = True
 
     def _first_sight(  # noqa: PLR0911  # a table: one return a row
         self, record: RegionRecord, observed: AfuId | None, blank: AfuId | None

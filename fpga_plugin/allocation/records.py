@@ -110,12 +110,27 @@ class Claim:
         return self.started or self.exposed
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Loan:
+    """A device node that is still in the hands of a pod whose claim ended.
+
+    The pod's device cgroup allows the node's number for as long as the pod has processes, whatever
+    kubelet says of it, and whichever region has that number by then.
+
+    Attributes:
+        pod: who has it.
+        region: for which region it was granted.
+        node: the device node.
+    """
+
+    pod: PodUid
+    region: RegionId
+    node: str
+
+
 @dataclass(slots=True)
 class Change:
-    """What one transaction writes; None deletes.
-
-    `adopted`: kubelet's records became claims, so the journal is fresh no more.
-    """
+    """What one transaction writes; None and False delete."""
 
     claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
     regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
@@ -124,9 +139,10 @@ class Change:
     strays: dict[DeviceId, int] = field(default_factory=dict)
     drained: dict[CardId, bool] = field(default_factory=dict)
     rebinding: dict[CardId, bool] = field(default_factory=dict)
+    unreconciled: dict[CardId, bool] = field(default_factory=dict)
+    loans: dict[Loan, bool] = field(default_factory=dict)
     epoch: str | None = None
     env_epoch: str | None = None
-    adopted: bool = False
 
     def __bool__(self) -> bool:
         return bool(
@@ -137,9 +153,10 @@ class Change:
             or self.strays
             or self.drained
             or self.rebinding
+            or self.unreconciled
+            or self.loans
             or self.epoch is not None
             or self.env_epoch is not None
-            or self.adopted
         )
 
 
@@ -158,7 +175,8 @@ class Snapshot:
         strays: PostStops of ended claims that may still come, by device.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
-        fresh: a new journal, which does not know the claims that kubelet's records may show.
+        unreconciled: cards of which kubelet's records may show owners that the journal lacks.
+        loans: nodes in the hands of pods whose claims ended.
     """
 
     boot_id: str = ""
@@ -171,7 +189,8 @@ class Snapshot:
     strays: Mapping[DeviceId, int] = field(default_factory=dict)
     drained: frozenset[CardId] = frozenset()
     rebinding: frozenset[CardId] = frozenset()
-    fresh: bool = False
+    unreconciled: frozenset[CardId] = frozenset()
+    loans: frozenset[Loan] = frozenset()
 
 
 def pods(uids: Iterable[PodUid | None]) -> frozenset[PodUid]:

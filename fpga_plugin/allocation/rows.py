@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias, TypeVar, cast
 
-from fpga_plugin.allocation.names import card_of, is_card
-from fpga_plugin.allocation.records import Change, Claim, Condition, RegionRecord, Snapshot
+from fpga_plugin.allocation.names import card_of, is_card, names_kind_of
+from fpga_plugin.allocation.records import Change, Claim, Condition, Loan, RegionRecord, Snapshot
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import (
     AfuId,
@@ -40,6 +40,10 @@ CREATE TABLE IF NOT EXISTS debts (card TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS strays (device TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS drained (card TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rebinding (card TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unreconciled (card TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS loans (
+  pod TEXT NOT NULL, region TEXT NOT NULL, node TEXT NOT NULL,
+  PRIMARY KEY (pod, region, node)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS since (device TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS resources (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
@@ -61,6 +65,8 @@ _COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "strays": ("device", "number"),
     "drained": ("card",),
     "rebinding": ("card",),
+    "unreconciled": ("card",),
+    "loans": ("pod", "region", "node"),
     "since": ("device", "at"),
     "resources": ("name",),
 }
@@ -137,12 +143,13 @@ def load(db: sqlite3.Connection) -> Loaded:
         boot_id=meta.get("boot_id", ""),
         epoch=meta.get("epoch", ""),
         env_epoch=meta.get("env_epoch", ""),
-        fresh="fresh" in meta,
         claims=tuple(each("claims", lambda row: _claim(row, since))),
         regions=tuple(each("regions", _record)),
         debts=frozenset(each("debts", lambda row: _card(row[0]))),
         drained=frozenset(each("drained", lambda row: _card(row[0]))),
         rebinding=frozenset(each("rebinding", lambda row: _card(row[0]))),
+        unreconciled=frozenset(each("unreconciled", lambda row: _card(row[0]))),
+        loans=frozenset(each("loans", _loan)),
         resources=frozenset(each("resources", lambda row: _resource(row[0]))),
         strays=dict(each("strays", lambda row: (_device(row[0]), _count(row[1])))),
     )
@@ -155,8 +162,6 @@ def replacement(snapshot: Snapshot) -> Iterable[Statement]:
         if table != "meta":
             yield f"DELETE FROM {table}", [()]  # noqa: S608  # a word of this module
     yield "DELETE FROM meta WHERE key IS NOT ?", [("schema",)]
-    if snapshot.fresh:
-        yield "INSERT INTO meta VALUES (?, ?)", [("fresh", "1")]
     yield "INSERT INTO meta VALUES ('boot_id', ?)", [(snapshot.boot_id,)]
     yield from statements(
         Change(
@@ -165,6 +170,8 @@ def replacement(snapshot: Snapshot) -> Iterable[Statement]:
             debts=dict.fromkeys(snapshot.debts, True),
             drained=dict.fromkeys(snapshot.drained, True),
             rebinding=dict.fromkeys(snapshot.rebinding, True),
+            unreconciled=dict.fromkeys(snapshot.unreconciled, True),
+            loans=dict.fromkeys(snapshot.loans, True),
             resources=set(snapshot.resources),
             strays=dict(snapshot.strays),
             epoch=snapshot.epoch,
@@ -212,6 +219,7 @@ def statements(change: Change) -> Iterable[Statement]:
         ("debts", change.debts),
         ("drained", change.drained),
         ("rebinding", change.rebinding),
+        ("unreconciled", change.unreconciled),
     ):
         yield (
             f"INSERT OR IGNORE INTO {table} VALUES (?)",  # noqa: S608  # a word of this module
@@ -232,15 +240,19 @@ def statements(change: Change) -> Iterable[Statement]:
         "INSERT OR REPLACE INTO meta VALUES (?, ?)",
         [(key, value) for key, value in told.items() if value is not None],
     )
-    if change.adopted:
-        yield "DELETE FROM meta WHERE key = ?", [("fresh",)]
+    loans = [((loan.pod, loan.region, loan.node), on) for loan, on in change.loans.items()]
+    yield "INSERT OR IGNORE INTO loans VALUES (?, ?, ?)", [row for row, on in loans if on]
+    yield (
+        "DELETE FROM loans WHERE pod = ? AND region = ? AND node = ?",
+        [row for row, on in loans if not on],
+    )
 
 
 def _claim(row: Row, since: Mapping[DeviceId, float]) -> Claim:
     device, resource, nodes, started, touched, exposed, pod, epoch, prestarts, poststops = row
     found = _device(device)
     name = _resource(resource)
-    if f"/{'fpga' if is_card(found) else 'region'}-" not in name:
+    if not names_kind_of(name, found):
         _nonsense(resource)
     return Claim(
         device=found,
@@ -268,14 +280,23 @@ def _record(row: Row) -> RegionRecord:
     )
 
 
+def _loan(row: Row) -> Loan:
+    pod, region, node = row
+    return Loan(_uid(pod), _region(region), _node(node))
+
+
+def _node(value: object) -> str:
+    return _text(value) if _NODE.fullmatch(_text(value)) else _nonsense(value)
+
+
 def _nodes(value: object, device: DeviceId) -> tuple[tuple[RegionId, str], ...]:
     nodes: dict[RegionId, str] = {}
     for pair in _list(value):
         if not isinstance(pair, list) or len(pair) != 2:  # noqa: PLR2004  # region and node
             _nonsense(pair)
-        region, node = _region(pair[0]), _text(pair[1])
+        region, node = _region(pair[0]), _node(pair[1])
         ours = device in {DeviceId(region), DeviceId(card_of(region))}
-        if not ours or region in nodes or not _NODE.fullmatch(node):
+        if not ours or region in nodes:
             _nonsense(pair)
         nodes[region] = node
     if not nodes:

@@ -30,7 +30,13 @@ def salvaged(loaded: Loaded) -> Loaded:
         loaded.snapshot,
         claims=tuple(c for c in loaded.snapshot.claims if card_of(c.device) not in impossible),
         regions=tuple(_doubted(record) for record in loaded.snapshot.regions),
-        fresh=True,
+        unreconciled=frozenset(
+            {
+                *(card_of(record.region) for record in loaded.snapshot.regions),
+                *(card_of(claim.device) for claim in loaded.snapshot.claims),
+                *loaded.snapshot.unreconciled,
+            }
+        ),
     )
     return Loaded(snapshot, tuple(left_out))
 

@@ -223,14 +223,27 @@ class Bench:
         )
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
-        """Clear the card's memory unless another region has an owner; then the debt stays open.
+        """Clear the card's memory, unless somebody may still use it; then the debt stays open.
 
-        The knobs belong to the card: they would wipe a neighbour's memory too.
+        The knobs belong to the card: they would wipe a neighbour's memory too. And while another
+        region is not clean, what is on it may write the memory again: only when all are, the debt
+        is paid.
 
         Raises:
             FpgaPluginError: it failed; none of `reports`' regions may be given out.
         """
-        if not card.clears_memory or self.ledger.others_owned(card.id, reports):
+        if not card.clears_memory:
+            return
+        former = self.ledger.former_owners(card.id, but=reports)
+        if (uid := await self.living(former)) is not None:
+            log.info(
+                "memory is not cleared while a former owner runs",
+                card=card.id,
+                pod=uid,
+                regions=list(reports),
+            )
+            return
+        if self.ledger.others_owned(card.id, reports):
             return
         first, *others = reports.values()
         try:
@@ -249,7 +262,8 @@ class Bench:
             raise
         for report in others:
             report.steps.append(first.steps[-1])
-        self.ledger.set_debt(card.id, open_=False)
+        if self.ledger.others_clean(card, reports):
+            self.ledger.set_debt(card.id, open_=False)
 
     def settle(self, regions: Iterable[RegionId]) -> None:
         """No region may stay SCRUBBING when nobody works on it."""

@@ -151,7 +151,9 @@ class CardActions:
         if present is not None:
             if not drained:
                 waits.append(f"it is in service: `fpga-plugin card drain {card_id}` comes first")
-            if self._bench.workers.locked(card_id):
+            if card_id in ledger.unreconciled:
+                waits.append("kubelet's records were not read since it was found")
+            elif self._bench.workers.locked(card_id):
                 waits.append("work on it is under way")
             elif not holders:  # the very look would disturb an owner (invariant 7)
                 waits += await self._open_ports(present)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import structlog
 
 from fpga_plugin.allocation.journal import JournalError
-from fpga_plugin.allocation.ledger import Ledger, resource_names
+from fpga_plugin.allocation.ledger import Ledger, card_of, resource_names
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
 from fpga_plugin.lifecycle.identity import Identities, granted_nodes
@@ -60,7 +60,6 @@ class Reconciler:
         podresources: None where FPGA_PLUGIN_PODRESOURCES_SOCKET switches it off: then an open
             ListAndWatch stream is the answer that opens the gate, and nothing is polled.
         interval: seconds between two Lists.
-        fresh_journal: nothing was known at start: the checkpoint's entries become claims.
         gate: is told True when kubelet's records were read, False when another kubelet began.
         release: ends the claim of a device.
         resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
@@ -80,7 +79,6 @@ class Reconciler:
         kubelet_dir: str,
         prefix: str,
         interval: float,
-        fresh_journal: bool,
         gate: Callable[[bool], None],
         release: Callable[[ResourceName, DeviceId], None],
         resend: Callable[[], None],
@@ -95,7 +93,6 @@ class Reconciler:
         self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
         self._prefix = prefix
         self._interval = interval
-        self._fresh = fresh_journal
         self._gate = gate
         self._release = release
         self._resend = resend
@@ -108,6 +105,7 @@ class Reconciler:
         self._absences: dict[DeviceId, _Absence] = {}
         self._said = ""
         self._waiting: list[DeviceId] | None = None
+        self._not_adopted: dict[CardId, str] = {}
         self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
         self._unsubscribe = ledger.subscribe(lambda _: self._changed())
 
@@ -146,13 +144,13 @@ class Reconciler:
                 elif not self._answered:
                     if not await self._first_answer():
                         await asyncio.sleep(self._interval)
-                elif self._podresources is not None and (
-                    self._ledger.claims or self._ledger.foreign
-                ):
+                elif self._new_cards() and not await self._read_records():
+                    await asyncio.sleep(self._interval)
+                elif self._podresources is not None and (self._ledger.claims or self._doubtful()):
                     await self._round(self._podresources)
                     await self._compare(self._podresources)
                     await asyncio.sleep(self._interval)
-                elif self._ledger.foreign:
+                elif self._doubtful():
                     await self._settle([])
                     await asyncio.sleep(self._interval)
                 elif self._podresources is not None and self._standing_due:
@@ -191,56 +189,75 @@ class Reconciler:
 
     async def _first_answer(self) -> bool:
         epoch = self._ledger.epoch
+        journalled = not self._ledger.unreconciled
+        if not await self._read_records():
+            return False
+        self._answered = True
+        log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
+        self._gate(True)
+        if self._ungated is not None and journalled:  # else nobody knows who was served
+            self._ungated.look()
+        return True
+
+    async def _read_records(self) -> bool:
+        """Learn from kubelet's records who has the cards; returns whether they could be read."""
+        epoch = self._ledger.epoch
         try:
             if self._podresources is not None:
                 await self._podresources.snapshot()
             unknown = self._owners.unknown()
             checkpoint = await self._identities.checkpoint()
+            if epoch != self._ledger.epoch:
+                return False
+            self._owners.learn(unknown, checkpoint)
+            self._learn_owners(checkpoint)
         except FpgaPluginError as error:
             self._report(error)
             return False
-        if epoch != self._ledger.epoch:
-            return False
-        fresh = self._fresh or self._ledger.fresh
-        try:
-            self._owners.learn(unknown, checkpoint)
-            if fresh:
-                self._adopt(checkpoint)
-                self._ledger.adopted()
-        except JournalError as error:
-            self._report(error)
-            return False
-        self._fresh = False
-        self._look_for_foreign(checkpoint)
         self._said = ""
         self.last_read = time.time()
-        self._answered = True
-        log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
-        self._gate(True)
-        if self._ungated is not None and not fresh:  # without a journal nobody knows who was served
-            self._ungated.look()
         return True
 
-    def _adopt(self, checkpoint: Checkpoint) -> None:
-        """Without a journal kubelet's records tell the owners; a stale entry is released later."""
+    def _new_cards(self) -> bool:
+        """Whether there is a card of which kubelet's records were not read yet."""
+        present = self._ledger.unreconciled & self._ledger.cards.keys()
+        return bool(present - self._not_adopted.keys())
+
+    def _doubtful(self) -> bool:
+        """Whether kubelet's records name somebody who keeps a card from being given out."""
+        return bool(self._ledger.foreign or self._not_adopted)
+
+    def _learn_owners(self, checkpoint: Checkpoint) -> None:
+        """Make the claims that kubelet's records show and the journal lost.
+
+        A stale entry is released later. What cannot become a claim keeps its card from being given
+        out, and is tried again until it can, or kubelet has forgotten it.
+
+        Raises:
+            JournalError: they cannot be written down.
+        """
+        ledger = self._ledger
+        cards = ledger.unreconciled & ledger.cards.keys()
+        known = ledger.reconciled_cards()
+        problems: dict[CardId, str] = {}
         for entry in checkpoint.entries:
-            for text in sorted(entry.devices):
-                device = DeviceId(text)
-                if (
-                    device in self._ledger.claims
-                    or not _is_ours(text)
-                    or self._ledger.device_resource(device) != entry.resource
-                ):
-                    continue
-                try:
-                    nodes = granted_nodes(entry)
-                    self._ledger.adopt(entry.resource, device, entry.pod_uid, nodes)
-                except JournalError:
-                    raise
-                except FpgaPluginError as error:
-                    log.warning("claim not adopted", device=device, error=str(error))
-                else:
-                    log.warning("claim adopted", device=device, pod=entry.pod_uid)
+            for device in sorted(map(DeviceId, filter(_is_ours, entry.devices))):
+                # Of a card that is not there yet the pod holds nodes, which another card may get.
+                if device not in ledger.claims and card_of(device) not in known:
+                    try:
+                        ledger.adopt(entry.resource, device, entry.pod_uid, granted_nodes(entry))
+                    except JournalError:
+                        raise
+                    except FpgaPluginError as error:
+                        problems[card_of(device)] = f"{device} of pod {entry.pod_uid}: {error}"
+                    else:
+                        log.warning("claim adopted", device=device, pod=entry.pod_uid)
+        for card, problem in problems.items():
+            if self._not_adopted.get(card) != problem:
+                log.warning("claim not adopted", card=card, error=problem)
+        self._not_adopted = problems
+        ledger.reconciled(cards - problems.keys())
+        self._look_for_foreign(checkpoint)
 
     def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
         """Devices under our names that this plugin never advertised: another plugin's pods."""
@@ -280,7 +297,7 @@ class Reconciler:
             return
         self._count(before, listed)
         ended = [d for d, absence in self._absences.items() if absence.count >= NEEDED_LISTS]
-        if ended or ledger.foreign:
+        if ended or self._doubtful():
             await self._settle(ended)
         else:
             self._said, self._waiting = "", None
@@ -305,7 +322,7 @@ class Reconciler:
             checkpoint = await self._fresh_checkpoint(ended)
             if checkpoint is not None:
                 self._waiting = None
-                self._look_for_foreign(checkpoint)
+                self._learn_owners(checkpoint)
                 if self._release_all([d for d in ended if not checkpoint.owners(d)]):
                     self._said = ""
         except NoSourceError as error:

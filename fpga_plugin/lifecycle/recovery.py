@@ -175,10 +175,14 @@ class Recovery:
         ledger = self._ledger
         if others := [c.device for c in ledger.claims_on(card.id) if c.device not in owner]:
             return f"{', '.join(sorted(others))} has an owner"
+        if card.id in ledger.unreconciled:
+            return "kubelet's records were not read since it was found: it may have an owner"
         former: set[PodUid] = set()
         for region in card.regions:
             if (lender := ledger.borrowed_node(region)) is not None:
                 return f"{region.node} is in the hands of the pod that was given {lender}"
+            if (loan := ledger.lent_node(region)) is not None:
+                return f"{region.node} is in the hands of pod {loan.pod}, which had {loan.region}"
             former |= ledger.record(region.id).former
         former -= {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
         if (uid := await self._bench.living(former)) is not None:

@@ -62,6 +62,7 @@ class Releaser:
         self._tasks: dict[CardId, asyncio.Task[None]] = {}
         self._poked: dict[CardId, asyncio.Event] = {}
         self._waits: dict[RegionId, str] = {}
+        self._lenders: dict[CardId, set[PodUid]] = {}
         self._closing = False
         bench.ledger.subscribe(self._changed)
 
@@ -106,7 +107,11 @@ class Releaser:
     def _has_work(self, card_id: CardId) -> bool:
         card = self._bench.ledger.cards.get(card_id)
         return card is not None and bool(
-            self._due(card) or self._owes(card) or self._mendable(card) or self._left_over(card)
+            self._due(card)
+            or self._owes(card)
+            or self._lent(card)
+            or self._mendable(card)
+            or self._left_over(card)
         )
 
     def _left_over(self, card: Card) -> bool:
@@ -115,9 +120,18 @@ class Releaser:
     def _mendable(self, card: Card) -> bool:
         return self._recovery is not None and self._recovery.due(card)
 
+    def _lent(self, card: Card) -> set[PodUid]:
+        """Pods without a claim that have a node of the card in their hands."""
+        loans = map(self._bench.ledger.lent_node, card.regions)
+        return {loan.pod for loan in loans if loan is not None}
+
+    def _left_alone(self, card: CardId) -> bool:
+        ledger = self._bench.ledger
+        return card in ledger.foreign or card in ledger.unreconciled
+
     def _due(self, card: Card) -> list[Region]:
         ledger = self._bench.ledger
-        if card.id in ledger.foreign:
+        if self._left_alone(card.id):
             return []
         return [
             region
@@ -125,6 +139,7 @@ class Releaser:
             if ledger.record(region.id).condition is Condition.DIRTY
             and self._nobody_runs(region)
             and not ledger.trouble(region.id)
+            and ledger.own_node(region)
         ]
 
     def _nobody_runs(self, region: Region) -> bool:
@@ -142,7 +157,8 @@ class Releaser:
             card.clears_memory
             and card.id in ledger.debts
             and not ledger.claims_on(card.id)
-            and card.id not in ledger.foreign
+            and not self._left_alone(card.id)
+            and ledger.others_clean(card, ())
             and all(
                 ledger.record(region.id).condition in CLEAN and not ledger.trouble(region.id)
                 for region in card.regions
@@ -187,8 +203,11 @@ class Releaser:
             if self._mendable(card) and self._recovery is not None:
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
+            lent = await self._end_loans(card)
             if not self._due(card):
-                return await self._pay(card) if self._owes(card) else Outcome.NOTHING
+                if self._owes(card):
+                    return await self._pay(card)
+                return Outcome.WAIT if lent else Outcome.NOTHING
             try:
                 blank = await bench.blanks.load(card.interface_id)
             except RefusedError as error:
@@ -210,6 +229,25 @@ class Releaser:
                     bench.report(report)
             clean = [bench.ledger.record(region).condition in CLEAN for region in reports]
             return Outcome.DONE if clean and all(clean) else Outcome.WAIT
+
+    async def _end_loans(self, card: Card) -> bool:
+        """Whether a node of the card is still in the hands of a pod whose claim ended."""
+        living: set[PodUid] = set()
+        for uid in self._lent(card):
+            if await self._bench.living([uid]) is None:
+                self._bench.ledger.pods_gone([uid])
+            else:
+                living.add(uid)
+        if living - self._lenders.get(card.id, set()):
+            log.warning(
+                "a card waits: a pod that still runs may open one of its regions",
+                card=card.id,
+                pods=sorted(living),
+                hint="the device numbers changed after the pod was given its node; see why its"
+                " processes do not end",
+            )
+        self._lenders[card.id] = living
+        return bool(living)
 
     async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
         """Hold the ports of those regions that nobody uses."""
@@ -309,4 +347,4 @@ class Releaser:
         except FpgaPluginError as error:
             log.warning("memory not cleared", card=card.id, error=str(error))
             return Outcome.NOTHING
-        return Outcome.DONE
+        return Outcome.WAIT if card.id in self._bench.ledger.debts else Outcome.DONE

@@ -10,6 +10,7 @@ from fpga_plugin.allocation.records import (
     Change,
     Claim,
     Condition,
+    Loan,
     RegionRecord,
     Snapshot,
 )
@@ -109,6 +110,8 @@ def applied(snapshot: Snapshot, change: Change) -> Snapshot:
     strays = dict(snapshot.strays) | change.strays
     drained = dict.fromkeys(snapshot.drained, True) | change.drained
     rebinding = dict.fromkeys(snapshot.rebinding, True) | change.rebinding
+    unreconciled = dict.fromkeys(snapshot.unreconciled, True) | change.unreconciled
+    loans = dict.fromkeys(snapshot.loans, True) | change.loans
     return replace(
         snapshot,
         epoch=snapshot.epoch if change.epoch is None else change.epoch,
@@ -120,6 +123,8 @@ def applied(snapshot: Snapshot, change: Change) -> Snapshot:
         strays={device: number for device, number in strays.items() if number},
         drained=frozenset(card for card, out in drained.items() if out),
         rebinding=frozenset(card for card, off in rebinding.items() if off),
+        unreconciled=frozenset(card for card, on in unreconciled.items() if on),
+        loans=frozenset(loan for loan, on in loans.items() if on),
     )
 
 
@@ -136,6 +141,8 @@ def content(snapshot: Snapshot) -> tuple[object, ...]:
         dict(snapshot.strays),
         snapshot.drained,
         snapshot.rebinding,
+        snapshot.unreconciled,
+        snapshot.loans,
     )
 
 
@@ -152,6 +159,8 @@ def remembered(ledger: Ledger, boot_id: str) -> tuple[object, ...]:
         dict(ledger.strays),
         ledger.drained,
         ledger.rebinding,
+        ledger.unreconciled,
+        frozenset[Loan]().union(*ledger.loans.values()),
     )
 
 
@@ -180,8 +189,9 @@ def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Led
 
 
 def found(ledger: Ledger, card: Card, afu: AfuId | None = BLANK) -> None:
-    """The card is there, and every region reads `afu`."""
+    """The card is there, every region reads `afu`, and kubelet's records name no more owners."""
     ledger.card_found(card, {r.id: afu for r in card.regions}, BLANK)
+    ledger.reconciled([card.id])
 
 
 def scrub(ledger: Ledger, card: Card, *ports: int) -> None:
@@ -227,7 +237,8 @@ def table(
 ) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
     """The table of DESIGN.md section 4, row by row, without any of the ledger's indexes."""
     expected: dict[ResourceName, dict[DeviceId, bool]] = {}
-    granted = [(c, region, node) for c in ledger.claims.values() for region, node in c.nodes]
+    granted = [(region, node) for c in ledger.claims.values() for region, node in c.nodes]
+    granted += [(loan.region, loan.node) for of_node in ledger.loans.values() for loan in of_node]
     good = {Condition.BLANK} | (
         {Condition.UNBLANKED} if scrub is ScrubPolicy.BEST_EFFORT else set()
     )
@@ -242,11 +253,12 @@ def table(
 
     def free_and_healthy(card: Card, region: Region) -> bool:
         record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
-        borrowed = any(node == region.node and r != region.id for _, r, node in granted)
+        borrowed = any(node == region.node and r != region.id for r, node in granted)
         return (
             record.condition in good
             and sound(region)
             and card.id not in ledger.foreign
+            and card.id not in ledger.unreconciled
             and not borrowed
         )
 

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 from ledger_support import (
+    BLANK,
     PREFIX,
     REGIONS,
     WHOLE,
@@ -171,7 +172,6 @@ def begins_anew(path: str) -> None:
     assert journal.set_aside == f"{path}.unreadable"
     assert os.path.exists(journal.set_aside)
     assert content(journal.snapshot) == content(Snapshot())
-    assert journal.snapshot.fresh
     opened(journal)
     journal.close()
     again = Journal(path)
@@ -284,7 +284,7 @@ def test_rows_that_no_plugin_wrote_are_left_out(path: str, statement: str) -> No
     assert journal.set_aside == f"{path}.unreadable"
     snapshot = journal.snapshot
     # No condition counts, and kubelet is asked for owners that may be missing.
-    assert snapshot.fresh
+    assert snapshot.unreconciled >= {CARD.id, OTHER.id}
     assert {r.condition for r in snapshot.regions} <= {Condition.DIRTY, Condition.FAULTED}
     # The other card's claim, fault and debts are as they were.
     assert snapshot.debts == {CARD.id}
@@ -298,7 +298,7 @@ def test_rows_that_no_plugin_wrote_are_left_out(path: str, statement: str) -> No
     again = Journal(path)
     assert not again.left_out
     assert device(OTHER) not in {claim.device for claim in again.snapshot.claims}
-    assert again.snapshot.fresh
+    assert again.snapshot.unreconciled >= {OTHER.id}
     again.close()
     with sqlite3.connect(f"{path}.unreadable") as db:
         assert db.execute("SELECT count(*) FROM claims").fetchone() >= (2,)
@@ -391,26 +391,26 @@ def test_a_locked_journal_is_not_taken_for_an_unreadable_one(path: str) -> None:
     assert Journal(path).snapshot.claims
 
 
-# ------------------------------------------------------------------ a fresh journal
+# ------------------------------------------------------------------ a new journal
 
 
-def test_a_fresh_journal_stays_fresh_until_kubelets_records_were_adopted(path: str) -> None:
+def test_until_kubelets_records_were_adopted_the_journal_knows_that_they_were_not(
+    path: str,
+) -> None:
     """The plugin may die between its first start and kubelet's first answer."""
     journal = Journal(path)
-    assert journal.snapshot.fresh
-    found(opened(journal), CARD)
+    opened(journal).card_found(CARD, {}, BLANK)
     journal.close()
     journal = Journal(path)
     assert journal.snapshot.boot_id == "boot"
+    assert journal.snapshot.unreconciled == {CARD.id}
     ledger = opened(journal)
-    assert ledger.fresh
-    found(ledger, CARD)
+    ledger.card_found(CARD, {}, BLANK)
     ledger.adopt(REGIONS, P0, PodUid("pod-a"), {})
-    assert ledger.fresh
-    ledger.adopted()
-    assert not ledger.fresh
+    assert ledger.unreconciled == {CARD.id}
+    ledger.reconciled([CARD.id])
     journal.close()
-    assert not Journal(path).snapshot.fresh
+    assert not Journal(path).snapshot.unreconciled
 
 
 def test_a_condition_is_written_before_its_work_begins(path: str) -> None:

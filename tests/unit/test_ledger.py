@@ -7,6 +7,7 @@ from ledger_support import (
     AFU,
     BLANK,
     OTHER_INTERFACE,
+    PREFIX,
     REGIONS,
     WHOLE,
     MemoryJournal,
@@ -15,9 +16,11 @@ from ledger_support import (
     found,
     make_card,
     make_ledger,
+    make_lists,
     remembered,
     reopened,
     scrub,
+    shown,
     start,
 )
 
@@ -27,7 +30,7 @@ from fpga_plugin.allocation.records import Condition, Mode, Ownership
 from fpga_plugin.config import ScrubPolicy
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import PodUid, RegionId, device_variable
+from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))
@@ -209,20 +212,133 @@ def test_a_node_in_other_hands_is_not_given_out_until_they_let_go(ledger: Ledger
     ledger.allocate(WHOLE, [device(OTHER)])
 
 
-@pytest.mark.parametrize("exposed", [True, False])
+@pytest.mark.parametrize("started", [True, False])
 def test_a_region_under_a_stale_node_is_dirty_where_it_may_have_been_used(
-    ledger: Ledger, *, exposed: bool
+    ledger: Ledger, *, started: bool
 ) -> None:
     ledger.allocate(REGIONS, [P0])
     ledger.bind_pod([P0], POD_A)
-    start(ledger, P0)
+    if started:
+        start(ledger, P0)
     found(ledger, renumbered(CARD, 1, 0))
     scrub(ledger, CARD, 1)
-    if exposed:
-        ledger.kubelet_epoch("life 2")
     ledger.release([P0])
-    assert condition(ledger, R1) is (Condition.DIRTY if exposed else Condition.BLANK)
-    assert ledger.record(R1).former == ({POD_A} if exposed else set())
+    assert condition(ledger, R1) is (Condition.DIRTY if started else Condition.BLANK)
+    assert ledger.record(R1).former == ({POD_A} if started else set())
+
+
+def ghost_with_node_0(ledger: Ledger) -> RegionId:
+    """Pod A ran on port 0 and was deleted by force; another card has its node now."""
+    ledger.allocate(REGIONS, [P0])
+    ledger.bind_pod([P0], POD_A)
+    start(ledger, P0)
+    ledger.card_gone(CARD.id)
+    ledger.release([P0])
+    found(ledger, renumbered(OTHER, 0, 3))
+    scrub(ledger, OTHER)
+    return RegionId(device(OTHER, 0))
+
+
+def test_the_node_of_a_pod_whose_claim_ended_is_not_given_out_while_it_lives(
+    ledger: Ledger,
+) -> None:
+    lent = ghost_with_node_0(ledger)
+    lists = make_lists(ledger)
+    assert shown(lists) == {lent: False, device(OTHER, 1): True}
+    assert shown(lists, WHOLE) == {device(OTHER): False}
+    with pytest.raises(RefusedError, match="in the hands of pod"):
+        ledger.allocate(REGIONS, [DeviceId(lent)])
+    with pytest.raises(RefusedError, match="in the hands of pod"):
+        ledger.allocate(WHOLE, [device(OTHER)])
+
+
+def test_what_a_pod_may_have_opened_by_its_old_node_is_scrubbed_when_it_is_gone(
+    ledger: Ledger,
+) -> None:
+    lent = ghost_with_node_0(ledger)
+    ledger.pods_gone([POD_A])
+    assert condition(ledger, lent) is Condition.DIRTY
+    scrub(ledger, OTHER, 0)
+    assert shown(make_lists(ledger)) == {lent: True, device(OTHER, 1): True}
+    ledger.allocate(REGIONS, [DeviceId(lent)])
+
+
+def test_the_own_region_of_a_former_owner_ends_his_loan_when_it_is_scrubbed(
+    ledger: Ledger,
+) -> None:
+    lent = ghost_with_node_0(ledger)
+    found(ledger, renumbered(CARD, 7, 8))
+    scrub(ledger, CARD)  # nobody scrubs before pod A is gone
+    assert not ledger.loans
+    assert condition(ledger, lent) is Condition.DIRTY
+
+
+def test_a_pod_that_never_ran_keeps_no_node(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    ledger.bind_pod([P0], POD_A)
+    ledger.release([P0])
+    assert not ledger.loans
+
+
+@pytest.mark.parametrize("boot_id", ["boot", "another boot"])
+def test_a_loan_outlives_the_plugin_and_not_the_boot(boot_id: str) -> None:
+    ledger, journal = make_ledger(CARD, OTHER)
+    lent = ghost_with_node_0(ledger)
+    again = reopened(journal, renumbered(OTHER, 0, 3), boot_id=boot_id)
+    node = next(r for r in again.cards[OTHER.id].regions if r.id == lent)
+    assert (again.lent_node(node) is not None) == (boot_id == "boot")
+
+
+# ------------------------------------------------------------------ cards nobody was asked about
+
+
+def test_a_card_that_the_journal_does_not_know_is_not_given_out_before_its_owners_are_known(
+    ledger: Ledger,
+) -> None:
+    new = make_card(5, nodes=(8, 9))
+    ledger.card_found(new, dict.fromkeys((r.id for r in new.regions), BLANK), BLANK)
+    scrub(ledger, new)
+    lists = make_lists(ledger)
+    devices = [device(new, 0), device(new, 1)]
+    assert [shown(lists)[one] for one in devices] == [False, False]
+    assert shown(lists, WHOLE)[device(new)] is False
+    for resource, one in ((REGIONS, devices[0]), (WHOLE, device(new))):
+        with pytest.raises(RefusedError, match="kubelet's records were not read"):
+            ledger.allocate(resource, [one])
+    assert ledger.others_owned(new.id, [RegionId(d) for d in devices])
+    ledger.reconciled([new.id])
+    assert [shown(lists)[one] for one in devices] == [True, True]
+    ledger.allocate(WHOLE, [device(new)])
+
+
+def test_a_port_that_comes_later_is_asked_about_too(ledger: Ledger) -> None:
+    new = make_card(5, nodes=(8, 9))
+    found(ledger, replace(new, regions=new.regions[:1]))
+    assert not ledger.unreconciled
+    ledger.card_found(new, {}, BLANK)
+    assert ledger.unreconciled == {new.id}
+
+
+def test_that_nobody_was_asked_about_a_card_outlives_the_plugin() -> None:
+    ledger, journal = make_ledger()
+    ledger.card_found(CARD, {}, BLANK)
+    again = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    again.card_found(CARD, {}, BLANK)
+    assert again.unreconciled == {CARD.id}
+
+
+def test_an_adopted_claim_may_be_of_another_interface_but_not_of_another_kind(
+    ledger: Ledger,
+) -> None:
+    old = ResourceName(f"{PREFIX}/region-{OTHER_INTERFACE}")
+    with pytest.raises(RefusedError, match="is no device of"):
+        ledger.adopt(WHOLE, P0, POD_A, {})
+    ledger.adopt(old, P0, POD_A, {})
+    assert shown(make_lists(ledger), old) == {P0: True}
+    assert old in make_lists(ledger).resources()
+
+
+# ------------------------------------------------------------------ stale nodes at PreStart
 
 
 def test_prestart_finds_that_the_numbers_changed(ledger: Ledger) -> None:

@@ -27,8 +27,8 @@ from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import card_of, is_card
 from fpga_plugin.allocation.records import Condition
 from fpga_plugin.config import Recovery, ScrubPolicy
-from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId
+from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
 
 INDEX = st.integers(0, 7)
 JOBS = st.sampled_from([99, 99, 0, 1, 2, 3, 5])
@@ -67,6 +67,8 @@ class Life(RuleBasedStateMachine):
         self.epoch = 1
         self.uids = 0
         self.admitting: Pod | None = None
+        self.answered = False
+        self.bound: set[PodUid | None] = set()
         self.view: dict[str, dict[DeviceId, bool]] = {}
 
     async def to_thread(self, function, *args, **kwargs):
@@ -130,6 +132,8 @@ class Life(RuleBasedStateMachine):
                 break
             self.write()
         self.write()
+        if self.answered and not self.journal.died:
+            self.plugin.call(self.learn_owners)
         if self.journal.died:
             self.restart()
 
@@ -164,8 +168,17 @@ class Life(RuleBasedStateMachine):
                 self.failures.append(f"{region} is worked on under pod {pod.uid}")
 
     def write(self) -> None:
-        """Containers use their regions and the memory of their cards."""
+        """Containers use their regions and the memory of their cards.
+
+        What a container reaches follows the numbers of its nodes, and those move. A pod of which
+        nobody told the plugin uses its own region only, which it has open.
+        """
+        self.bound |= {claim.pod for claim in self.plugin.ledger.claims.values()}
         for pod in self.pods:
+            for node in pod.nodes.values() if pod.running and pod.uid in self.bound else ():
+                slot = self.rack.find(node)
+                if slot is not None and not slot.held:
+                    pod.attached.add(slot.id)
             for region in pod.attached if pod.running else ():
                 self.rack.slot(region).data.add(pod.uid)
                 self.rack.boards[card_of(region)].memory.add(pod.uid)
@@ -396,9 +409,31 @@ class Life(RuleBasedStateMachine):
         """Kubelet's records were read: the gate opens."""
         self.tell_epoch()
         if self.plugin.ledger.epoch == f"life {self.epoch}":
-            self.plugin.call(self.plugin.releaser.open_gate)
-            self.answered = True
+            self.answered = self.learn_owners()
+            if self.answered:
+                self.plugin.call(self.plugin.releaser.open_gate)
         self.after(jobs)
+
+    def learn_owners(self) -> bool:
+        """What `Reconciler` does with kubelet's records; returns whether it came to an end."""
+        ledger = self.plugin.ledger
+        cards = ledger.unreconciled & ledger.cards.keys()
+        known = ledger.reconciled_cards()
+        try:
+            for pod in self.active():
+                for device in pod.devices:
+                    if card_of(device) not in known and device not in ledger.claims:
+                        granted = {device_variable(r): node for r, node in pod.nodes.items()}
+                        try:
+                            ledger.adopt(pod.resource, device, pod.uid, granted)
+                        except RefusedError:
+                            cards -= {card_of(device)}
+                    elif device in ledger.claims and ledger.claims[device].pod is None:
+                        ledger.bind_pod([device], pod.uid)
+            ledger.reconciled(cards)
+        except (JournalError, ProcessDiedError):
+            return False
+        return True
 
     # -------------------------------------------------------------- hardware
 
@@ -539,7 +574,7 @@ class Life(RuleBasedStateMachine):
             self.answer(jobs)
             self.settle_all()
 
-    @rule(kind=st.sampled_from(["boot", "disk", "death", "blank", "pr"]), number=INDEX)
+    @rule(kind=st.sampled_from(["boot", "disk", "death", "blank", "pr", "journal"]), number=INDEX)
     def misfortune(self, kind, number) -> None:
         match kind:
             case "boot":
@@ -553,6 +588,32 @@ class Life(RuleBasedStateMachine):
                 self.blank_image(there=number > 0)
             case "pr":
                 self.rack.bad_prs = ["error" if number % 2 else "poison"]
+            case "journal":
+                self.journal_is_lost(absent=number)
+
+    def journal_is_lost(self, *, absent: int) -> None:
+        """With it goes what was known of pods that kubelet has forgotten; those have ended.
+
+        A card may not be there yet when the plugin starts again.
+        """
+        for pod in self.pods:
+            if not pod.active:
+                self.stop_container(pod)
+                pod.owed = 0
+        boards = list(self.rack.boards.values())
+        late = boards[absent] if absent < len(boards) and boards[absent].present else None
+        if late is not None:
+            self.pull(late)
+        self.plugin.end()
+        self.journal = MemoryJournal()
+        for pod in self.pods:
+            pod.call = None
+        self.begin_plugin()
+        self.answer()
+        if late is not None:
+            self.push(late, absent)
+            self.event(late)
+            self.after(99)
 
     def blank_image(self, *, there: bool) -> None:
         self.images.has_blank = there

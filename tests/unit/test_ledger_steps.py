@@ -94,6 +94,7 @@ class Steps(RuleBasedStateMachine):
         for card in CARDS if found else ():
             with tolerated:
                 self.ledger.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
+                self.ledger.reconciled([card.id])
 
     def open(self, expected: Snapshot | None = None) -> None:
         self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
@@ -125,9 +126,10 @@ class Steps(RuleBasedStateMachine):
         clears_memory=st.booleans(),
         afu=st.sampled_from([BLANK, BLANK, AFU, None]),
         blank=st.sampled_from([BLANK, BLANK, None]),
+        reconciled=st.sampled_from([True, True, False]),
     )
     def found(  # noqa: PLR0917  # hypothesis passes by name
-        self, number, nodes, ports, other, clears_memory, afu, blank
+        self, number, nodes, ports, other, clears_memory, afu, blank, reconciled
     ) -> None:
         interface = OTHER_INTERFACE if other else INTERFACE
         card = make_card(
@@ -139,6 +141,8 @@ class Steps(RuleBasedStateMachine):
         )
         self.learns(lambda: self.ledger.card_found(card, {r.id: afu for r in card.regions}, blank))
         assert self.ledger.cards[card.id] == card
+        if reconciled:
+            self.happens_or_not(lambda: self.ledger.reconciled([card.id]))
 
     @rule(card=st.sampled_from(CARDS))
     def gone(self, card) -> None:
@@ -179,6 +183,9 @@ class Steps(RuleBasedStateMachine):
             present = {r.id: r.node for r in self.ledger.regions_of(claim.device)}
             assert dict(claim.nodes) == present
             assert not any(self.ledger.trouble(region) for region in present)
+            reached = {loan for loans in self.ledger.loans.values() for loan in loans}
+            for region, node in present.items():
+                assert not any(loan.node == node and loan.region != region for loan in reached)
 
     @rule(one=st.sampled_from(DEVICES), pod=pods, node=st.integers(0, 6), told=st.booleans())
     def adopt(self, one, pod, node, told) -> None:
@@ -233,6 +240,13 @@ class Steps(RuleBasedStateMachine):
                         Condition.SCRUBBING,
                         Condition.FAULTED,
                     }
+
+    @rule(uids=st.sets(pods))
+    def processes_end(self, uids) -> None:
+        self.happens_or_not(lambda: self.ledger.pods_gone(uids))
+        if not self.journal.failing:
+            of = [loan.pod for loans in self.ledger.loans.values() for loan in loans]
+            assert not uids.intersection(of)
 
     # -------------------------------------------------------------- work
 
@@ -353,6 +367,7 @@ class Steps(RuleBasedStateMachine):
                 mine = [r.id for r in card.regions[:1]]
                 covered = {r for d in on_card for r, _ in claims[d].nodes}
                 others = bool(covered - set(mine)) or bool(on_card - {DeviceId(card.id), *mine})
+                others = others or card.id in self.ledger.unreconciled
                 assert self.ledger.others_owned(card.id, mine) == others
 
     @invariant()

@@ -101,6 +101,8 @@ class World:
         )
         self.ledger.card_found(card(), {}, BLANK)
         self.ledger.kubelet_epoch("k1")
+        if not fresh:
+            self.ledger.reconciled(self.ledger.cards)
         self.kubelet = Kubelet(directory)
         self.gates: list[bool] = []
         self.released: list[DeviceId] = []
@@ -114,7 +116,6 @@ class World:
             kubelet_dir=directory,
             prefix=PREFIX,
             interval=0.01,
-            fresh_journal=fresh,
             gate=self.gates.append,
             release=self._release,
             resend=self.kubelet.resend,
