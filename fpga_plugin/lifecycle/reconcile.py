@@ -107,7 +107,7 @@ class Reconciler:
         self._waiting: list[DeviceId] | None = None
         self._not_adopted: dict[CardId, str] = {}
         self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
-        self._unsubscribe = ledger.subscribe(lambda _: self._changed())
+        self._unsubscribe = ledger.subscribe(self._card_changed)
 
     def epoch_changed(self, _epoch: str) -> None:
         """Another kubelet: what is in use is not known until it has answered."""
@@ -127,6 +127,11 @@ class Reconciler:
         self._streaming = True
         if self._ungated is not None:
             self._ungated.stream_opened(resource)
+        self._changed()
+
+    def _card_changed(self, card: CardId | None) -> None:
+        if card is not None:
+            self._not_adopted.pop(card, None)  # what stood in the way may be gone
         self._changed()
 
     def _changed(self) -> None:
@@ -249,7 +254,8 @@ class Reconciler:
                     except JournalError:
                         raise
                     except FpgaPluginError as error:
-                        problems[card_of(device)] = f"{device} of pod {entry.pod_uid}: {error}"
+                        if card_of(device) in cards:  # else it is asked about when it comes
+                            problems[card_of(device)] = f"{device} of pod {entry.pod_uid}: {error}"
                     else:
                         log.warning("claim adopted", device=device, pod=entry.pod_uid)
         for card, problem in problems.items():

@@ -432,6 +432,23 @@ class Plugin:
         return "".join(self.raw)
 
 
+class Cgroups:
+    """A node's cgroups (v2, cgroupfs driver), in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+        folder.mkdir()
+        (folder / "cgroup.controllers").write_text("cpu memory pids\n")
+        (folder / "kubepods" / "burstable").mkdir(parents=True)
+
+    def populate(self, uid: str, *, processes: bool = True) -> None:
+        """A pod has processes, or all of them ended."""
+        pod = self.root / "kubepods" / "burstable" / f"pod{uid}"
+        pod.mkdir(exist_ok=True)
+        (pod / "new").write_text(f"populated {int(processes)}\n")
+        (pod / "new").replace(pod / "cgroup.events")
+
+
 class Node:
     """A node: what outlives the plugin, and the plugin's present life.
 
