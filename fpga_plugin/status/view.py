@@ -240,10 +240,25 @@ def _note(parts: Parts, card_id: CardId, card: Card | None) -> str:
         notes.append(f"no-blank-image: {problem}")
     if not card.complete:
         notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
+    if card_id in ledger.unreconciled:
+        notes.append("who has it is not known: kubelet's records were not read since it was found")
+    if lent := sorted({loan.pod for r in card.regions if (loan := ledger.lent_node(r))}):
+        notes.append(
+            f"pod {', '.join(lent)} still runs and may open a region of it: device numbers changed"
+            " after it was given its node"
+        )
     if card_id in ledger.debts:
-        used = bool(ledger.claims_on(card_id))
-        notes.append("its memory is not cleared yet" + ", because a region of it is in use" * used)
+        notes.append("its memory is not cleared yet" + _memory_waits_for(parts, card_id))
     return "; ".join(notes)
+
+
+def _memory_waits_for(parts: Parts, card_id: CardId) -> str:
+    ledger = parts.ledger
+    if ledger.claims_on(card_id):
+        return ", because a region of it is in use"
+    if former := sorted(ledger.former_owners(card_id)):
+        return f", because pod {', '.join(former)}, which had a region of it, may still run"
+    return ""
 
 
 def _region(
