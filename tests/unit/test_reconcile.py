@@ -489,6 +489,50 @@ def test_without_a_journal_the_checkpoint_names_the_owners(directory: str) -> No
     assert claim.pod == "0a0a0a0a-0000-4000-8000-000000000001"
 
 
+def test_an_owner_that_cannot_be_adopted_keeps_its_card_from_being_given_out(
+    directory: str,
+) -> None:
+    """A region that the card does not show, of which kubelet kept no grant."""
+    world = World(directory, fresh=True)
+    away = f"{ADDRESS.card_id}-p7"
+    world.kubelet.checkpoint = {away}
+    world.kubelet.write([away])
+    world.play(lambda: world.kubelet.resends > 1)
+    assert world.ledger.unreconciled == {ADDRESS.card_id}
+    world.kubelet.checkpoint = set()
+    world.play(lambda: not world.ledger.unreconciled)
+
+
+def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
+    world = World(directory, fresh=True)
+    world.ledger.card_gone(ADDRESS.card_id)
+    world.ledger.regions.clear()
+    world.kubelet.write([])
+    world.play(lambda: bool(world.gates))
+    world.kubelet.write([REGION])
+    world.kubelet.listed = {REGION}
+    world.ledger.card_found(card(), {}, BLANK)
+    world.play(lambda: not world.ledger.unreconciled)
+    assert DeviceId(REGION) in world.ledger.claims
+    assert world.kubelet.resends == 0
+
+
+def test_records_that_another_kubelet_told_meanwhile_name_no_owners(directory: str) -> None:
+    world = World(directory, fresh=True)
+    world.kubelet.write([REGION])
+
+    def restart() -> None:
+        world.kubelet.on_list = lambda: None
+        world.ledger.kubelet_epoch("k2")
+
+    world.kubelet.on_list = restart
+    adopted: list[str] = []
+    world.ledger.subscribe(lambda _: adopted.append(world.ledger.epoch))
+    world.play(lambda: bool(world.gates))
+    assert world.ledger.claims[DeviceId(REGION)].epoch == "k2"
+    assert world.kubelet.lists > 1
+
+
 def test_with_a_journal_a_stale_entry_makes_no_claim(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([REGION])

@@ -6,6 +6,7 @@ plugin finish when it wants.
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -43,6 +44,7 @@ class World:
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
         self.restart_kubelet("life 1")
+        self.plugin.call(lambda: self.plugin.ledger.reconciled(self.plugin.ledger.cards))
         self.answer()
         self.settle()
         assert {self.condition(self.r0), self.condition(self.r1)} == {Condition.BLANK}
@@ -323,3 +325,146 @@ def test_nor_is_its_memory_cleared(make) -> None:
     world.plugin.call(lambda: ledger.set_foreign({}))
     world.settle()
     assert not world.board.memory
+
+
+# ------------------------------------------------------------------ cards whose owners are unknown
+
+
+def unreconcile(world: World) -> None:
+    """A region comes of which the journal knows nothing."""
+    ledger, card = world.plugin.ledger, world.board.card
+    del ledger.regions[world.r1]
+    world.plugin.call(lambda: ledger.card_found(card, {world.r1: BLANK}, BLANK))
+    assert ledger.unreconciled == {card.id}
+
+
+def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make) -> None:
+    world = make(clears_memory=True)
+    ledger, card = world.plugin.ledger, world.board.card.id
+    unreconcile(world)
+    world.board.memory.add("a")
+    opened = world.rack.open_port = mock.Mock(wraps=world.rack.open_port)
+    world.plugin.call(lambda: ledger.dirty([world.r0], "a pod may have used it"))
+    world.settle()
+    assert not opened.called, "the very look would disturb an owner"
+    assert world.board.memory
+    world.plugin.call(lambda: ledger.reconciled([card]))
+    world.settle()
+    assert world.condition(world.r0) is world.condition(world.r1) is Condition.BLANK
+    assert not world.board.memory
+
+
+def test_nobody_looks_into_the_ports_of_such_a_card_to_tell_whether_it_may_be_pulled(make) -> None:
+    world = make()
+    unreconcile(world)
+    opened = world.rack.open_port = mock.Mock(wraps=world.rack.open_port)
+    task = world.plugin.begin(world.plugin.actions.drain(world.board.card.id))
+    world.settle()
+    assert any("kubelet's records" in why for why in task.result().waits_for)
+    assert not opened.called
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_a_neighbours_memory_is_not_cleared_by_a_release(make) -> None:
+    world = make(clears_memory=True)
+    a, _ = world.run("a", world.p0), world.run("b", world.p1)
+    world.board.memory |= {"a", "b"}
+    world.end(a)
+    world.deallocate(a)
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+    assert world.board.memory == {"a", "b"}
+    assert world.plugin.ledger.debts == {world.board.card.id}
+
+
+def test_a_neighbours_memory_is_not_cleared_by_a_start(make) -> None:
+    world = make(clears_memory=True)
+    world.run("b", world.p1)
+    world.board.memory.add("b")
+    world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "a pod may have used it"))
+    world.run("a", world.p0)
+    assert world.board.memory == {"b"}
+    assert world.plugin.ledger.debts == {world.board.card.id}
+
+
+def test_nor_that_of_a_pod_that_kubelet_has_forgotten(make) -> None:
+    world = make(clears_memory=True)
+    a, b = world.run("a", world.p0), world.run("b", world.p1)
+    world.deallocate(b)  # by force: it still runs
+    world.board.memory |= {"a", "b"}
+    world.end(a)
+    world.deallocate(a)
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+    assert world.board.memory
+    assert world.plugin.ledger.debts == {world.board.card.id}
+    world.end(b)
+    world.settle()
+    assert not world.board.memory
+    assert not world.plugin.ledger.debts
+
+
+def test_the_debt_stays_while_a_region_that_nobody_has_may_still_write(make) -> None:
+    """It is DIRTY and cannot be scrubbed: somebody has its port open."""
+    world = make(clears_memory=True)
+    world.rack.slot(world.r1).opens.add("somebody")
+    world.plugin.call(
+        lambda: world.plugin.ledger.dirty([world.r0, world.r1], "a pod may have used it")
+    )
+    world.settle()
+    assert world.condition(world.r0) is Condition.BLANK
+    assert world.plugin.ledger.debts == {world.board.card.id}
+    world.rack.slot(world.r1).opens.clear()
+    world.settle()
+    assert not world.plugin.ledger.debts
+
+
+def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
+    world = make(clears_memory=True)
+    card = world.board.card
+    half = replace(card, regions=card.regions[:1])
+    world.board.card = half
+    world.plugin.begin(world.plugin.hardware.rescan(card.id))
+    world.plugin.work()
+    world.plugin.call(lambda: world.plugin.ledger.set_debt(card.id, open_=True))
+    world.board.memory.add("a")
+    world.settle()
+    assert world.board.memory, "the region that is away may write it"
+
+
+def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
+    world = make(clears_memory=True)
+    world.run("b", world.p1)
+    world.plugin.call(lambda: world.plugin.ledger.set_debt(world.board.card.id, open_=False))
+    world.plugin.releaser.close_gate()
+    world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "a pod may have used it"))
+    debts: list[bool] = []
+    world.on_touch = lambda: debts.append(bool(world.plugin.ledger.debts))
+    world.run("a", world.p0)
+    assert debts
+    assert all(debts)
+
+
+# ------------------------------------------------------------------ rebinding the driver
+
+
+@pytest.mark.parametrize("kept", ["by a loan", "by owners that are not known"])
+def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
+    world = make()
+    ledger = world.plugin.ledger
+    if kept == "by a loan":
+        a = world.run("a", world.p0)
+        world.deallocate(a)
+        one, other = world.board.card.regions
+        swapped = (replace(one, node=other.node), replace(other, node=one.node))
+        world.board.card = replace(world.board.card, regions=swapped)
+        world.plugin.call(lambda: ledger.card_found(world.board.card, {}, BLANK))
+        assert ledger.lent_node(world.board.card.regions[1])
+    else:
+        unreconcile(world)
+    hindrance = world.plugin.begin(world.plugin.recovery._hindrance(world.board.card, frozenset()))
+    world.plugin.work()
+    expected = "in the hands of pod a" if kept == "by a loan" else "kubelet's records"
+    assert expected in hindrance.result()
