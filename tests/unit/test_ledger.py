@@ -273,6 +273,18 @@ def test_the_own_region_of_a_former_owner_ends_his_loan_when_it_is_scrubbed(
     assert condition(ledger, lent) is Condition.DIRTY
 
 
+def test_a_pod_that_gets_its_region_again_keeps_what_it_was_given_before(ledger: Ledger) -> None:
+    for _ in range(2):
+        ledger.allocate(REGIONS, [P0])
+        ledger.bind_pod([P0], POD_A)
+        start(ledger, P0)
+        ledger.release([P0])
+    ledger.allocate(REGIONS, [P0])
+    ledger.bind_pod([P0], POD_A)
+    start(ledger, P0)
+    assert set(ledger.loans) == {"/dev/dfl-port.0"}
+
+
 def test_a_pod_that_never_ran_keeps_no_node(ledger: Ledger) -> None:
     ledger.allocate(REGIONS, [P0])
     ledger.bind_pod([P0], POD_A)
