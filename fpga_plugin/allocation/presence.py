@@ -18,33 +18,35 @@ class Presence(Book):
         card: Card,
         observed: Mapping[RegionId, AfuId | None],
         blank: AfuId | None,
-    ) -> None:
-        """A card is there, or changed.
+    ) -> frozenset[RegionId]:
+        """A card is there, or changed; returns the regions that are others than before.
 
         Args:
             card: as it is now.
             observed: AFU id of each region; None where it could not be read (poisoned).
             blank: AFU id of the blank bitstream for its interface id, None without one.
 
-        What was journalled holds where the hardware agrees; everything else is DIRTY.
+        A region that went is another one when it is back, even where nobody saw it go: its
+        instance tells. What was journalled holds where the hardware agrees; everything else is
+        DIRTY.
         """
         change = Change(resources=set(resource_names(self._prefix, card)) - self.resources)
         before = self.cards.get(card.id)
-        known_nodes = {} if before is None else {r.id: r.node for r in before.regions}
         self._new_to_journal(change, card)
-        present = {r.id: r.node for r in card.regions}
-        if any(present.get(region) != node for region, node in known_nodes.items()):
+        known = {} if before is None else {region.id: region for region in before.regions}
+        present = {region.id: region for region in card.regions}
+        went = frozenset(r for r, region in known.items() if present.get(r) != region)
+        if went:
             self.lives[card.id] += 1
-        for region in () if before is None else before.regions:
-            if region.id not in present:
-                self._went(change, region.id)
+        for region_id in went:
+            self._went(change, region_id)
         for region in card.regions:
             record = self.regions.get(region.id)
             if (
                 record is not None
                 and before is not None
                 and before.interface_id == card.interface_id
-                and known_nodes.get(region.id) == region.node
+                and known.get(region.id) == region
             ):
                 continue  # nothing new about it
             new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
@@ -65,6 +67,7 @@ class Presence(Book):
             self._learn(change)
         finally:
             self._notify(card.id)
+        return went & present.keys()
 
     def _new_to_journal(self, change: Change, card: Card) -> None:
         """What the journal never knew of, or lost: its memory, and its owners."""
@@ -149,25 +152,38 @@ class Presence(Book):
             if changed:
                 self._notify(card)
 
-    def verify_clean(self, card: CardId, observed: Mapping[RegionId, AfuId | None]) -> None:
-        """A free region that no longer reads as it was left is DIRTY.
+    def as_left(self, region: RegionId, observed: AfuId | None) -> bool:
+        """Whether a region still reads as the plugin left it, as far as that can be told.
 
-        Somebody else may program a card, and a card that was swapped or rebound between two events
-        looks as if it had never gone.
+        None of an owned region says nothing: its health signals tell why it cannot be read, and it
+        is read again before a container gets it.
+        """
+        record = self.record(region)
+        if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
+            return True
+        return observed is None and self.region_claim(region) is not None
+
+    def verify(
+        self, card: CardId, observed: Mapping[RegionId, AfuId | None]
+    ) -> dict[RegionId, RegionRecord]:
+        """A region that no longer reads as it was left is DIRTY; returns these as they were.
+
+        Somebody else may program a card, whoever has it. To say it of an owned region takes nothing
+        from its owner: it stays on the list, and is scrubbed before its next container starts.
         """
         change = Change()
+        found: dict[RegionId, RegionRecord] = {}
         for region, afu_id in observed.items():
-            record = self.record(region)
-            if (
-                record.condition in CLEAN
-                and record.afu_id != afu_id
-                and self.region_claim(region) is None
-                and card_of(region) == card
-            ):
+            if card_of(region) == card and not self.as_left(region, afu_id):
+                found[region] = record = self.record(region)
                 change.regions[region] = replace(
-                    record, condition=Condition.DIRTY, reason="it changed behind the plugin's back"
+                    record,
+                    condition=Condition.DIRTY,
+                    afu_id=None,
+                    reason="it changed behind the plugin's back",
                 )
         self._learn(change)
+        return found
 
     def set_drained(self, card: CardId, *, drained: bool) -> None:
         """Whether the operator takes a card out of service: nobody new gets it or its regions.

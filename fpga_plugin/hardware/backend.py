@@ -93,11 +93,17 @@ class Backend(Protocol):
 
         Raises:
             PortInUseError: a process has it open, or memory of it mapped.
-            CardGoneError: the node is not there.
+            CardGoneError: the region is gone, or is another instance than `region` by now.
         """
 
     def afu_id(self, region: Region) -> AfuId:
-        """Like `Port.afu_id`, without opening the port; says nothing during a PR (EBUSY)."""
+        """Like `Port.afu_id`, without opening the port; says nothing during a PR (EBUSY).
+
+        Waits for no PR, so any thread may ask.
+
+        Raises:
+            CardGoneError: the region is gone, or is another instance than `region` by now.
+        """
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
         """Limits of the region's user clock; None where there is no documented way to set it."""

@@ -15,12 +15,15 @@ class Region:
         port_id: the port's number on the card; stable, unlike the node's number.
         node: the port's device node as containers see it (`/dev/dfl-port.3`).
         sysfs: the port's directory below the root of sysfs (`/sys/devices/.../dfl-port.3`).
+        instance: tells the port from a later one that has the same id, node and directory: a card
+            that went and came back, or whose driver was rebound, has ports of other instances.
     """
 
     card: CardId
     port_id: int
     node: str
     sysfs: str
+    instance: int = 0
 
     @property
     def id(self) -> RegionId:

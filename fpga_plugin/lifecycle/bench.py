@@ -97,7 +97,9 @@ class Bench:
     def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
         """Work on these regions is about the card that is there now, and no later one."""
         for region in regions:
-            self.lives[region] = self.ledger.lives[card.id]
+            if self.lives.get(region) != (life := self.ledger.lives[card.id]):
+                self.doubted.discard(region)
+            self.lives[region] = life
 
     async def step(
         self,
@@ -120,12 +122,13 @@ class Bench:
         """
         region = report.region
         try:
-            self._check_still_there(card, region)
             if pr:
                 with self.workers.in_flight(region):
                     await self.workers.run(card.id, function)
             else:
                 await self.workers.run(card.id, function)
+            # Asked before, too, it would protect nobody: as long as the card's lock is held, no
+            # container starts on whatever card is there by now.
             self._check_still_there(card, region)
             if pr:
                 self.doubted.discard(region)

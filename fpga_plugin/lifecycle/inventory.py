@@ -7,7 +7,7 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 
 from fpga_plugin.allocation.ledger import Ledger, card_of
-from fpga_plugin.allocation.records import CLEAN, pods
-from fpga_plugin.errors import FpgaPluginError, HardwareError
+from fpga_plugin.allocation.records import pods
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
 from fpga_plugin.hardware.model import Inventory as Hardware
@@ -29,6 +29,12 @@ from fpga_plugin.lifecycle.workers import CardWorkers
 log = structlog.get_logger()
 
 Selects = Callable[[CardId], bool]
+
+_SETTLING = 1.0
+"""Seconds until a card that comes and goes is looked at again."""
+
+_Observed = dict[RegionId, AfuId | None]
+_Signals = tuple[CardHealth, _Observed]
 
 
 class Inventory:
@@ -92,35 +98,54 @@ class Inventory:
                 blank = await self._blanks.afu_id(card.interface_id)
                 if not self._selects(card.id) or self._changes[card.id] != before[card.id]:
                     continue
-                known = card.id in self._ledger.cards
-                self._found(card, observed[card.id], blank)
-                if (health := healths.get(card.id)) is None:
-                    continue
-                if not known:
-                    self._judged(card, health)
-                elif not self._as_before(card, health, observed[card.id]):
-                    # Work may have begun on it while it was read: a PR looks like a poisoned port.
-                    self._spawn(self.check(card.id))
+                if card.id in observed:
+                    self._scanned(card, observed[card.id], healths.get(card.id), blank)
+                else:
+                    self._look_later(card.id)
+
+    def _scanned(
+        self, card: Card, observed: _Observed, health: CardHealth | None, blank: AfuId | None
+    ) -> None:
+        known = card.id in self._ledger.cards
+        self._found(card, observed, blank)
+        if health is None:
+            return
+        if not known:
+            self._judged(card, health)
+        elif not self._as_before(card, health, observed):
+            # Work may have begun on it while it was read: a PR looks like a poisoned port.
+            self._spawn(self.check(card.id))
 
     def _scan(
         self,
-    ) -> tuple[Hardware, dict[CardId, dict[RegionId, AfuId | None]], dict[CardId, CardHealth]]:
+    ) -> tuple[Hardware, dict[CardId, _Observed], dict[CardId, CardHealth]]:
+        """A card that went while it was looked at has nothing in the second."""
         inventory = self._backend.scan()
         observed = {}
         healths = {}
         for card in inventory.cards.values():
             if not self._selects(card.id):
                 continue
-            observed[card.id] = self._observe(card)
+            try:
+                observed[card.id] = self._observe(card)
+            except CardGoneError:
+                continue
             if not self._workers.locked(card.id):
                 healths[card.id] = self._backend.health(card)
         return inventory, observed, healths
 
-    def _observe(self, card: Card) -> dict[RegionId, AfuId | None]:
-        observed: dict[RegionId, AfuId | None] = {}
+    def _observe(self, card: Card) -> _Observed:
+        """What the regions show; None: it cannot be read.
+
+        Raises:
+            CardGoneError: a region went, if only to be replaced.
+        """
+        observed: _Observed = {}
         for region in card.regions:
             try:
                 observed[region.id] = self._backend.afu_id(region)
+            except CardGoneError:
+                raise
             except FpgaPluginError:
                 observed[region.id] = None
         return observed
@@ -137,6 +162,10 @@ class Inventory:
             if card not in self._again:
                 self._again.add(card)
                 self._spawn(self.rescan(card))
+
+    def _look_later(self, card: CardId) -> None:
+        """A card is not what it was said to be a moment ago: it comes and goes."""
+        asyncio.get_running_loop().call_later(_SETTLING, self.changed, card)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._logged(work))
@@ -172,12 +201,15 @@ class Inventory:
                     self._gone(card_id)
                     return
             self.problems.pop(card_id, None)
-            observed = await asyncio.to_thread(self._observe, found)
+            try:
+                observed = await asyncio.to_thread(self._observe, found)
+            except CardGoneError:
+                self._gone(card_id)
+                self._look_later(card_id)
+                return
             self._found(found, observed, await self._blanks.afu_id(found.interface_id))
 
-    def _found(
-        self, card: Card, observed: dict[RegionId, AfuId | None], blank: AfuId | None
-    ) -> None:
+    def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
         if self._ledger.cards.get(card.id) != card:
             log.info(
                 "card found",
@@ -187,23 +219,31 @@ class Inventory:
                 ports=card.ports,
                 numa_node=card.numa_node,
             )
-        self._ledger.card_found(card, observed, blank)
+        replaced = self._ledger.card_found(card, observed, blank)
+        if replaced:
+            log.warning(
+                "card went and came back",
+                card=card.id,
+                regions=sorted(replaced),
+                **self._owners(card.id),
+            )
+            self._news.card_failed(card.id, "it went and came back")
         self._poke(card.id)
 
     def _gone(self, card_id: CardId) -> None:
         if card_id in self._ledger.cards:
-            claims = self._ledger.claims_on(card_id)
-            log.warning(
-                "card gone",
-                card=card_id,
-                owned=[claim.device for claim in claims],
-                pods=pods(claim.pod for claim in claims),
-            )
+            log.warning("card gone", card=card_id, **self._owners(card_id))
             self._news.card_failed(card_id, "gone")
             self._ledger.card_gone(card_id)
             self._degraded.pop(card_id, None)
-            for region in [r for r in self._well_since if card_of(r) == card_id]:
-                del self._well_since[region]
+
+    def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
+        """Who has something of a card, as values of a log line."""
+        claims = self._ledger.claims_on(card_id)
+        return {
+            "owned": [claim.device for claim in claims],
+            "pods": pods(claim.pod for claim in claims),
+        }
 
     def _problem(self, problem: CardProblem) -> None:
         card_id = problem.address.card_id
@@ -226,7 +266,9 @@ class Inventory:
         same = {
             card.id
             for card, seen in zip(idle, signals, strict=True)
-            if self._as_before(card, *seen)
+            if seen is not None
+            and self._ledger.cards.get(card.id) == card
+            and self._as_before(card, *seen)
         }
         for card_id in tuple(self._ledger.cards):
             if card_id in same:
@@ -244,10 +286,7 @@ class Inventory:
             {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
             and self._degraded.get(card.id, ()) == health.degraded
             and not any(r in self._debugged for r in regions)
-            and all(
-                ledger.record(r).condition not in CLEAN or ledger.record(r).afu_id == observed[r]
-                for r in regions
-            )
+            and all(ledger.as_left(r, observed[r]) for r in regions)
         )
 
     async def check(self, card_id: CardId) -> None:
@@ -257,17 +296,39 @@ class Inventory:
             if card is None or self._closing:
                 return
             # One thread's turn for both: on an idle node nothing else wakes the process.
-            health, observed = await asyncio.to_thread(self._signals, card)
+            signals = await asyncio.to_thread(self._signals, card)
             await self._log_port_errors(card)
-            self._ledger.verify_clean(card.id, observed)
+            if self._ledger.cards.get(card_id) != card:
+                return  # whoever found that out looks at its health next
+            if signals is None:
+                self._look_later(card_id)
+                return
+            health, observed = signals
+            self._verify(card, observed)
             self._judged(card, health)
 
-    def _signals(self, card: Card) -> tuple[CardHealth, dict[RegionId, AfuId | None]]:
+    def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
+        for region, record in self._ledger.verify(card.id, observed).items():
+            log.error(
+                "region changed behind the plugin's back",
+                region=region,
+                afu_id=observed[region],
+                expected=record.afu_id,
+                **self._owner(region),
+            )
+            shows = f"shows AFU {observed[region] or 'none'} where {record.afu_id} was left"
+            self._news.card_failed(card.id, f"region {region} {shows}")
+
+    def _signals(self, card: Card) -> _Signals | None:
+        """The card's health and AFU ids; None: it went, or another one has come in its place."""
         try:
             health = self._backend.health(card)
         except HardwareError as error:
             health = CardHealth({region.id: str(error) for region in card.regions})
-        return health, self._observe(card)
+        try:
+            return health, self._observe(card)
+        except CardGoneError:
+            return None
 
     async def _log_port_errors(self, card: Card) -> None:
         """Where the owner asked for `debug=1`: each new set of errors, once."""

@@ -59,6 +59,11 @@ class Permission:
         self._podresources = podresources
         self._names: OrderedDict[PodUid, _Name] = OrderedDict()
 
+    @property
+    def policy(self) -> Policy | None:
+        """What is in force, to tell whether it still is what `check` asked."""
+        return None if self._file is None else self._file.policy
+
     async def check(
         self,
         identity: Identity,

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.allocation.records import Claim, Condition, RegionRecord
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import HardwareError, RefusedError
-from fpga_plugin.hardware.backend import DriverSettings, Port
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    HardwareError,
+    NotFinishedError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
 from fpga_plugin.lifecycle import steps
 from fpga_plugin.lifecycle.bench import Bench
 from fpga_plugin.lifecycle.recovery import Recovery
@@ -58,7 +63,10 @@ class Preparer:
         self._recovery = recovery
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
-        """Do it; returns each region's record as the preparation left it.
+        """Do it; returns each region's record as its own card's work left it.
+
+        The cards end at different times: what happens to one of them while another is still worked
+        on makes its record another one than is returned.
 
         Raises:
             FpgaPluginError: not all regions are as asked; the ledger knows what each one is.
@@ -70,10 +78,70 @@ class Preparer:
             *(self._card(plan, card, regions) for card, regions in cards.items()),
             return_exceptions=True,
         )
+        records: dict[RegionId, RegionRecord] = {}
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        return {region: self._bench.ledger.record(region) for region in plan.wants}
+            records.update(outcome)
+        return records
+
+    async def read_back(self, plan: Plan) -> dict[RegionId, AfuId | None]:
+        """What is on the plan's regions now; None: it cannot be read, or a region is gone.
+
+        Each card is read in a thread of its own: one that hangs holds up no other.
+
+        Raises:
+            NotFinishedError: the plugin is ending.
+        """
+        cards: dict[CardId, list[Region]] = {}
+        for region_id in plan.wants:
+            if (region := self._bench.ledger.region(region_id)) is not None:
+                cards.setdefault(region.card, []).append(region)
+        found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.wants)
+        for observed in await asyncio.gather(
+            *(
+                self._bench.workers.read(card, _afu_ids, self._bench.backend, regions)
+                for card, regions in cards.items()
+            )
+        ):
+            found.update(observed)
+        return found
+
+    def check_result(
+        self,
+        plan: Plan,
+        records: Mapping[RegionId, RegionRecord],
+        observed: Mapping[RegionId, AfuId | None],
+    ) -> None:
+        """What was prepared is still there, as it was left and as the container asks for.
+
+        Args:
+            plan: what was carried out.
+            records: what `prepare` returned.
+            observed: what `read_back` returned, just now.
+
+        Raises:
+            RefusedError: the plan no longer holds.
+            NotFinishedError: a region is another, or changed; what changed unseen is DIRTY now.
+        """
+        self.check(plan)
+        ledger = self._bench.ledger
+        for region, want in plan.wants.items():
+            record = records[region]
+            asked = Condition.BLANK if want is None else Condition.PROGRAMMED
+            if ledger.record(region) is not record or record.condition is not asked:
+                raise NotFinishedError(
+                    f"region {region} changed after it was prepared",
+                    hint="kubelet's next try prepares it anew",
+                )
+        changed = [region for region in plan.wants if observed[region] != records[region].afu_id]
+        if changed:
+            ledger.dirty(changed, "it changed after it was prepared")
+            shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
+            raise NotFinishedError(
+                f"the AFU ids are no longer those that were prepared: {shows}",
+                hint="kubelet's next try prepares the regions anew",
+            )
 
     def check(self, plan: Plan, *, mending: bool = False) -> None:
         """The plan still holds: same claims, same nodes, sound hardware.
@@ -107,7 +175,10 @@ class Preparer:
                     hint = self._recovery.advice(card)
                 raise RefusedError(f"region {region} is faulted: {reason}", hint=hint)
 
-    async def _card(self, plan: Plan, card_id: CardId, region_ids: list[RegionId]) -> None:
+    async def _card(
+        self, plan: Plan, card_id: CardId, region_ids: list[RegionId]
+    ) -> dict[RegionId, RegionRecord]:
+        """One card's part of a plan; returns what is known of its regions at the end."""
         async with self._bench.workers.lock(card_id):
             self.check(plan, mending=True)
             card = self._bench.ledger.cards[card_id]
@@ -122,6 +193,7 @@ class Preparer:
                 if not await self._recovery.rebind(card, owner={c.device for c in plan.claims}):
                     raise type(error)(error.message, hint=self._recovery.advice(card)) from error
                 await self._attempt(plan, card_id, region_ids)
+            return {region: self._bench.ledger.record(region) for region in region_ids}
 
     def _poisoned(self, plan: Plan, card_id: CardId) -> bool:
         card = self._bench.ledger.cards.get(card_id)
@@ -157,18 +229,6 @@ class Preparer:
                 for report in reports.values():
                     if report.steps:
                         bench.report(report)
-        self._still_owned(plan, reports)
-
-    def _still_owned(self, plan: Plan, reports: Mapping[RegionId, Report]) -> None:
-        """A claim that ended in the meantime leaves its regions dirty."""
-        try:
-            self.check(plan)
-        except RefusedError:
-            self._bench.ledger.dirty(
-                [r for r in reports if self._condition(r) is not Condition.FAULTED],
-                "its owner left while it was prepared",
-            )
-            raise
 
     def _condition(self, region: RegionId) -> Condition:
         return self._bench.ledger.record(region).condition
@@ -277,6 +337,16 @@ class Preparer:
         if want.settings.debug:
             bench.debugged.add(region.id)
         ledger.programmed(region.id, want.bitstream.afu_id)
+
+
+def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:
+    observed: dict[RegionId, AfuId | None] = {}
+    for region in regions:
+        try:
+            observed[region.id] = backend.afu_id(region)
+        except FpgaPluginError:
+            observed[region.id] = None
+    return observed
 
 
 def _rest(

@@ -2,8 +2,9 @@
 
 It finds out who asks and for what, has the regions prepared, and hands them over. It waits for the
 preparation, but not longer than the call has time: the preparation goes on, and its result serves
-exactly one later PreStart that asks for the same. Whatever may change while it waits for somebody
-is looked at again before anything is built on it.
+exactly one later PreStart that asks for the same and comes before it expires. Whatever may change
+while it waits for somebody is looked at again before anything is built on it: at the end the AFU
+ids are read once more, and from then to the hand-over nothing is waited for.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from functools import partial
 
 import structlog
 
+from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, Ledger, card_of
 from fpga_plugin.allocation.records import Claim, RegionRecord
 from fpga_plugin.bitstream.store import Bitstream, Store
@@ -23,7 +25,7 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings
-from fpga_plugin.ids import BitstreamId, DeviceId, InterfaceId, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, BitstreamId, DeviceId, InterfaceId, RegionId, ResourceName
 from fpga_plugin.lifecycle.calls import Caller
 from fpga_plugin.lifecycle.identity import Identities, Identity
 from fpga_plugin.lifecycle.news import News
@@ -41,6 +43,12 @@ _MAX_AT_ONCE = 1000
 
 LONGEST_ANSWER = 25.0
 """Seconds after which a PreStart is answered whatever its deadline (DESIGN.md section 6)."""
+
+UNCLAIMED_FOR = 600.0
+"""Seconds for which a result waits for the PreStart that it serves.
+
+Twice the longest time that kubelet lets pass between two tries to start a container
+(MaxContainerBackOff, pkg/kubelet/kubelet.go)."""
 
 ANSWER_MARGIN = 3.0
 """Seconds before its deadline at which a PreStart is answered."""
@@ -77,6 +85,7 @@ class _Preparation:
     task: asyncio.Task[None] | None = None
     records: dict[RegionId, RegionRecord] = field(default_factory=dict)
     error: FpgaPluginError | None = None
+    expiry: asyncio.TimerHandle | None = None
 
 
 class PreStarts:
@@ -129,6 +138,7 @@ class PreStarts:
         self._ledger.prestart_seen(devices)
         begun = {d: claim for d in devices if (claim := self._ledger.claims.get(d)) is not None}
         identity = Identity()
+        late = "preparation is not finished"
         try:
             try:
                 async with asyncio.timeout(budget):
@@ -143,14 +153,24 @@ class PreStarts:
                     preparation = await self._find_or_begin(identity, claims, requests)
                     assert preparation.task is not None, "set where it is made"
                     await asyncio.wait({preparation.task})
+                    late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
                     await self._permission.check(identity, resource, devices, requests, same)
+                    policy = self._permission.policy
+                    observed: dict[RegionId, AfuId | None] = {}
+                    if preparation.error is None:
+                        observed = await self._preparer.read_back(preparation.plan)
             except TimeoutError:
                 raise NotFinishedError(
-                    f"{', '.join(devices)}: preparation is not finished after {budget:.1f} s",
+                    f"{', '.join(devices)}: {late} after {budget:.1f} s",
                     hint="it goes on; kubelet's next try finds it done",
                 ) from None
-            self._hand_over(frozenset(devices), preparation)
+            if self._permission.policy != policy:
+                raise NotFinishedError(
+                    f"{', '.join(devices)}: the policy changed during the call",
+                    hint="kubelet's next try is judged by the policy that is in force now",
+                )
+            self._hand_over(frozenset(devices), preparation, observed)
         except FpgaPluginError as error:
             self._envs.refused(identity, devices, str(error))
             self._news.refused(identity, devices, error)
@@ -161,29 +181,52 @@ class PreStarts:
                 caller.namespace, caller.name = identity.namespace, identity.name
         self._envs.started(identity, devices)
 
-    def _hand_over(self, devices: frozenset[DeviceId], preparation: _Preparation) -> None:
+    def _hand_over(
+        self,
+        devices: frozenset[DeviceId],
+        preparation: _Preparation,
+        observed: Mapping[RegionId, AfuId | None],
+    ) -> None:
         """Give a finished preparation to the one call that waits for it.
+
+        `observed`: what its regions read as just now.
 
         Raises:
             FpgaPluginError: it failed, or something came between.
         """
-        if self._preparations.get(devices) is not preparation:
+        if (
+            self._preparations.get(devices) is not preparation
+            or preparation.key.epoch != self._ledger.epoch
+        ):
             raise NotFinishedError(
                 f"{', '.join(sorted(devices))}: another call took the preparation, or it was"
                 " overtaken by a later one",
                 hint="kubelet's next try begins anew",
             )
-        del self._preparations[devices]
+        self._drop(devices)
         if preparation.error is not None:
             raise preparation.error
-        self._preparer.check(preparation.plan)
-        for region, record in preparation.records.items():
-            if self._ledger.record(region) is not record:
-                raise NotFinishedError(
-                    f"region {region} changed after it was prepared",
-                    hint="kubelet's next try prepares it anew",
-                )
+        self._preparer.check_result(preparation.plan, preparation.records, observed)
         self._ledger.started(preparation.plan.claims)
+
+    def _drop(self, devices: frozenset[DeviceId]) -> None:
+        """What was prepared for these devices serves no later call."""
+        dropped = self._preparations.pop(devices, None)
+        if dropped is not None and dropped.expiry is not None:
+            dropped.expiry.cancel()
+
+    def _expire(self, devices: frozenset[DeviceId]) -> None:
+        """Nobody fetched a result for so long that nobody knows any more what it is worth."""
+        records = self._preparations[devices].records
+        self._drop(devices)
+        log.info("nobody fetched what was prepared", devices=sorted(devices))
+        unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
+        try:
+            self._ledger.dirty(unchanged, "nobody fetched what was prepared")
+        except JournalError as error:
+            log.warning(
+                "what nobody fetched is not journalled", regions=unchanged, error=str(error)
+            )
 
     async def _find_or_begin(
         self,
@@ -214,6 +257,7 @@ class PreStarts:
         )
         self._tasks.add(preparation.task)
         preparation.task.add_done_callback(self._tasks.discard)
+        self._drop(frozenset(devices))
         self._preparations[frozenset(devices)] = preparation
         return preparation
 
@@ -367,6 +411,11 @@ class PreStarts:
             },
             error=None if preparation.error is None else str(preparation.error),
         )
+        devices = frozenset(claim.device for claim in plan.claims)
+        if self._preparations.get(devices) is preparation:
+            preparation.expiry = asyncio.get_running_loop().call_later(
+                UNCLAIMED_FOR, self._expire, devices
+            )
         for card in {card_of(claim.device) for claim in plan.claims}:
             self._releaser.poke(card)
 
@@ -374,12 +423,14 @@ class PreStarts:
         """The claims on these devices ended: what was prepared for them serves nobody."""
         gone = frozenset(ended)
         for devices in [d for d in self._preparations if d & gone]:
-            del self._preparations[devices]
+            self._drop(devices)
 
     async def close(self) -> None:
         """Wait for the preparations that run; begin none."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for devices in [*self._preparations]:
+            self._drop(devices)
 
 
 async def _parse(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:

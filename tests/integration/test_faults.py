@@ -283,6 +283,26 @@ def test_a_card_that_is_swapped_in_an_instant_is_scrubbed():
         assert [node.afu(region) for region in (P0, P1)] == [BLANK, BLANK]
 
 
+def test_what_was_prepared_for_a_card_that_was_swapped_in_an_instant_serves_nobody():
+    with Node(simulated_pr_seconds="0.3").up() as node:
+        node.kubelet.allocate(P0)
+        call = node.kubelet.begin_prestart(P0, env=request(AFU))
+        node.until_programming(P0, AFU)
+        call.cancel()
+        node.plugin.until_logged("prepared")
+        assert node.afu(P0) == AFU
+        mark = node.plugin.mark
+        node.unplug(CARD)
+        node.plug(CARD)
+        node.plugin.until_logged("card found", mark)
+        assert refused(node, P0).code in {"UNAVAILABLE", "FAILED_PRECONDITION"}
+        assert node.afu(P0) != AFU
+        node.kubelet.prestart(P0, env=request(AFU))
+        assert node.afu(P0) == AFU
+        steps = node.steps(P0, mark)
+        assert steps.index("program blank") < steps.index("program")
+
+
 def test_a_card_that_is_swapped_during_its_scrub_is_not_blamed_for_what_went():
     with Node("1x3", simulated_pr_seconds="0.2") as node:
         node.kubelet.start()

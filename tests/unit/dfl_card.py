@@ -29,6 +29,7 @@ class FakeKernel:
 
     files: dict[str, str | int] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    instances: dict[str, int] = field(default_factory=dict)
     stores: dict[str, Callable[[str], None]] = field(default_factory=dict)
     open_errors: dict[str, int] = field(default_factory=dict)
     pr: Callable[[int, bytes], int] = lambda port, image: 0
@@ -70,6 +71,9 @@ class FakeKernel:
         except FileNotFoundError:
             return False
         return True
+
+    def instance(self, path: str) -> int:
+        return self.instances.get(self.realpath(path), 1)
 
     def read(self, path: str) -> str:
         value = self.files.get(self.realpath(path))

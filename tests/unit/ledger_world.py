@@ -7,9 +7,10 @@ happen, the death of its process included.
 
 import asyncio
 import asyncio.base_events
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ledger_support import AFU, BLANK, INTERFACE, PREFIX, MemoryJournal, ProcessDiedError, make_card
 
@@ -48,9 +49,11 @@ from fpga_plugin.lifecycle.service import ClaimService
 from fpga_plugin.lifecycle.sources import NoEnvSource
 from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.pods.cgroup import PodPresence
+from fpga_plugin.policy.file import PolicyFile
 
 AFUS = (AFU, AfuId("a" * 32))
 FACTORY = AfuId("f0" * 16)
+INSTANCES = itertools.count(1)
 SILENT = News(None, node_name=None, podresources=None)
 
 
@@ -216,6 +219,9 @@ class Rack:
                 slot.held = None
 
     def afu_id(self, region: Region) -> AfuId:
+        board = self.boards[region.card]
+        if not board.present or region not in board.card.regions:
+            raise CardGoneError(f"region {region.id} is gone")
         afu = self.slot(region.id).afu
         if afu is None:
             raise PortPoisonedError(f"region {region.id} is poisoned")
@@ -251,6 +257,10 @@ class Rack:
         board.present, board.unbound = False, True
         self._operate()
         self.bind(card.id)
+        board.card = replace(
+            board.card,
+            regions=tuple(replace(r, instance=next(INSTANCES)) for r in board.card.regions),
+        )
         for slot in board.slots.values():
             slot.afu = slot.afu or FACTORY
 
@@ -437,6 +447,7 @@ class Plugin:
         *,
         scrub: ScrubPolicy,
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
+        policy: PolicyFile | None = None,
     ) -> None:
         self.rack = rack
         self.loop = StillLoop()
@@ -484,7 +495,7 @@ class Plugin:
             bench, self.recovery, look=self.hardware.rescan, poke=self.releaser.poke
         )
         envs = NoEnvSource()
-        prestarts = PreStarts(
+        prestarts = self.prestarts = PreStarts(
             ledger=ledger,
             backend=rack,
             store=images,  # type: ignore[arg-type]
@@ -494,7 +505,7 @@ class Plugin:
             preparer=Preparer(bench, self.recovery),
             releaser=self.releaser,
             news=SILENT,
-            permission=Permission(None),
+            permission=Permission(policy),
         )
         self.claims = ClaimService(
             ledger=ledger,
@@ -576,7 +587,7 @@ class _Workers(CardWorkers):
         super().__init__()
         self._plugin = plugin
 
-    async def _run(self, card: CardId, function: Callable[[], object]) -> object:  # type: ignore[override]
+    async def _run(self, name: str, function: Callable[[], object]) -> object:  # type: ignore[override]
         return await start_job(self._plugin, function)
 
 

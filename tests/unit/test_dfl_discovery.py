@@ -1,4 +1,5 @@
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,9 @@ def test_a_tree_mounted_elsewhere_gives_the_nodes_own_paths(tmp_path: Path):
     kernel.add_card(ports=(0, 1))
     del kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/compat_id"]
     kernel.on_disk(tmp_path)
+    for port in (0, 1):
+        path = f"/sys/devices/pci0000:3a/{ADDRESS}/fpga_region/region0/dfl-port.{port}"
+        kernel.instances[path] = os.stat(f"{tmp_path}{path.removeprefix('/sys')}").st_ino
     assert scan(LinuxKernel(str(tmp_path))) == scan(kernel)
     assert scan(kernel).cards
 

@@ -78,17 +78,59 @@ def test_a_port_in_use_is_told_from_one_that_is_gone():
         backend.open_port(card, region)
 
 
-@pytest.mark.parametrize("now", ["gone", "another port"])
+@pytest.mark.parametrize("now", ["gone", "another instance"])
 def test_a_node_that_became_another_cards_port_is_closed_untouched(now: str):
     kernel, backend, card, region = one_card()
     if now == "gone":
         kernel.remove(region.sysfs)
     else:
-        kernel.files[f"{region.sysfs}/id"] = "0"
+        kernel.instances[region.sysfs] = 2
     with pytest.raises(CardGoneError, match="no longer the port"):
         backend.open_port(card, region)
     assert not kernel.opened
     assert not kernel.ioctls
+
+
+@pytest.mark.parametrize("reads", [AFU, errno.EBUSY, errno.EIO])
+@pytest.mark.parametrize("now", ["gone", "another instance"])
+def test_what_a_successor_shows_is_not_taken_for_the_regions_own(now: str, reads: str | int):
+    kernel, backend, card, region = one_card()
+    kernel.files[f"{region.sysfs}/afu_id"] = reads
+    if now == "gone":
+        kernel.remove(region.sysfs)
+    else:
+        kernel.instances[region.sysfs] = 2
+    with pytest.raises(CardGoneError, match="no longer the port"):
+        backend.afu_id(region)
+    assert region.id in backend.health(card).failed
+
+
+@pytest.mark.parametrize("now", ["gone", "another instance"])
+def test_a_card_that_came_meanwhile_is_not_programmed_through_its_node(now: str):
+    kernel, backend, card, region = one_card()
+    with backend.open_port(card, region) as port:
+        if now == "gone":
+            kernel.remove(card.fme_sysfs)
+        else:
+            kernel.instances[region.sysfs] = 2
+        with pytest.raises(ProgrammingError, match="no longer the FME"):
+            port.program(b"image")
+    assert not kernel.opened
+    assert not kernel.ioctls
+
+
+def test_a_region_that_is_replaced_while_it_is_read_does_not_lend_its_id():
+    kernel, backend, _, region = one_card()
+    read = kernel.read
+
+    def replaced(path: str) -> str:
+        text = read(path)
+        kernel.instances[region.sysfs] = 2
+        return text
+
+    kernel.read = replaced
+    with pytest.raises(CardGoneError):
+        backend.afu_id(region)
 
 
 def test_a_reset_passes_zero():

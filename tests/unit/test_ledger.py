@@ -667,11 +667,31 @@ def test_a_poisoned_port_that_answers_again_is_worth_a_scrub(ledger: Ledger) -> 
     assert condition(ledger) is Condition.DIRTY
 
 
-def test_a_clean_region_that_reads_otherwise_is_dirty_unless_owned(ledger: Ledger) -> None:
+def test_a_region_that_reads_otherwise_than_it_was_left_is_dirty(ledger: Ledger) -> None:
     ledger.allocate(REGIONS, [P0])
-    ledger.verify_clean(CARD.id, {R0: AFU, R1: AFU})
-    assert condition(ledger) is Condition.BLANK
-    assert condition(ledger, R1) is Condition.DIRTY
+    start(ledger, P0)
+    assert not ledger.verify(CARD.id, {R0: AFU, R1: BLANK})
+    assert not ledger.verify(CARD.id, {R0: None}), "its health tells why it cannot be read"
+    assert condition(ledger) is Condition.PROGRAMMED
+    before = ledger.record(R0), ledger.record(R1)
+    assert ledger.verify(CARD.id, {R0: BLANK, R1: None}) == {R0: before[0], R1: before[1]}
+    assert condition(ledger) is condition(ledger, R1) is Condition.DIRTY
+    assert not ledger.verify(CARD.id, {R0: BLANK, R1: None}), "told once"
+    assert ledger.ownership(R0) is Ownership.STARTED
+
+
+def test_a_region_of_another_instance_is_dirty_and_no_other(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    ledger.set_failing(CARD.id, {R0: "thermal"})
+    lives = ledger.lives[CARD.id]
+    again = replace(CARD, regions=(replace(CARD.regions[0], instance=2), *CARD.regions[1:]))
+    assert ledger.card_found(again, {R0: AFU, R1: BLANK}, BLANK) == {R0}
+    assert condition(ledger) is Condition.DIRTY
+    assert condition(ledger, R1) is Condition.BLANK
+    assert not ledger.trouble(R0), "that was another's"
+    assert ledger.lives[CARD.id] == lives + 1
+    assert not ledger.card_found(again, {R0: AFU, R1: BLANK}, BLANK)
 
 
 @pytest.mark.parametrize("step", ["gone", "found", "failing", "verify", "dirty", "faulted"])
@@ -692,7 +712,7 @@ def test_what_takes_trust_away_holds_though_it_cannot_be_written(step: str) -> N
             case "failing":
                 ledger.set_failing(CARD.id, {})
             case "verify":
-                ledger.verify_clean(CARD.id, {R0: AFU})
+                ledger.verify(CARD.id, {R0: AFU})
             case "dirty":
                 ledger.dirty([R0], "x")
             case "faulted":

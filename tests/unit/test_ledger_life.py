@@ -21,7 +21,18 @@ from hypothesis.stateful import (
     rule,
 )
 from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, ProcessDiedError, listed, table
-from ledger_world import AFUS, Board, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
+from ledger_world import (
+    AFUS,
+    INSTANCES,
+    Board,
+    Images,
+    Plugin,
+    Pod,
+    Rack,
+    env_for,
+    make_boards,
+    start_job,
+)
 
 from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import card_of, is_card
@@ -480,13 +491,13 @@ class Life(RuleBasedStateMachine):
         board.card = replace(
             board.card,
             regions=tuple(
-                replace(region, card=board.card.id, node=node)
+                replace(region, card=board.card.id, node=node, instance=next(INSTANCES))
                 for region, node in zip(model.regions, nodes, strict=True)
             ),
         )
         board.present, board.unbound = True, False
         for slot in board.slots.values():
-            if slot.afu is None:
+            if slot.afu is None or order % 2:
                 slot.afu = AfuId("c" * 32)
 
     @rule(

@@ -167,9 +167,13 @@ def test_an_unplugged_card_is_gone_and_comes_back(backend, card, tmp_path):
     with pytest.raises(CardGoneError):
         backend.open_port(card, card.regions[0])
     file.touch()
-    assert backend.scan_card(CARD) == dataclasses.replace(
-        card, fme_sysfs=backend.scan().cards[CARD].fme_sysfs
-    )
+    again = backend.scan_card(CARD)
+    assert [(r.id, r.node) for r in again.regions] == [(r.id, r.node) for r in card.regions]
+    for before, now in zip(card.regions, again.regions, strict=True):
+        assert now.instance != before.instance
+        assert backend.afu_id(now)
+        with pytest.raises(CardGoneError, match="no longer the port"):
+            backend.afu_id(before)
 
 
 def test_a_reader_sees_what_the_daemon_has(hardware, card, tmp_path):
@@ -178,8 +182,13 @@ def test_a_reader_sees_what_the_daemon_has(hardware, card, tmp_path):
     reader = simulated_backend(
         str(tmp_path), (SimulatedGroup(2, 3, INTERFACE),), pr_seconds=0, owner=False
     )
-    assert reader.backend.scan() == hardware.backend.scan()
-    assert reader.backend.afu_id(card.regions[0]) == AFU
+    seen = reader.backend.scan_card(CARD)
+    as_the_daemon_has_it = [
+        dataclasses.replace(there, instance=here.instance)
+        for here, there in zip(seen.regions, card.regions, strict=True)
+    ]
+    assert seen == dataclasses.replace(card, regions=tuple(as_the_daemon_has_it))
+    assert reader.backend.afu_id(seen.regions[0]) == AFU
 
 
 def test_a_directory_that_cannot_be_made_names_the_setting(tmp_path):

@@ -267,6 +267,8 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[R
     regions: dict[int, Region] = {}
     for port in (port for base in bases for port in base.ports):
         path = f"{port}/id"
+        # First: a port that is replaced while it is read must not pass for its successor.
+        instance = kernel.instance(port)
         text = optional(kernel, path)
         if text is None or not kernel.exists(f"{port}/driver"):
             continue
@@ -277,7 +279,7 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[R
                 f"{regions[port_id].sysfs} and {port}"
             )
         node = f"/dev/{os.path.basename(port)}"
-        regions[port_id] = Region(address.card_id, port_id, node, port)
+        regions[port_id] = Region(address.card_id, port_id, node, port, instance)
     if not regions:
         raise HardwareError(
             f"no port of card {address} has a driver",

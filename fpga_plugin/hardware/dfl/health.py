@@ -12,7 +12,7 @@ programmed it has looked.
 import errno
 from collections.abc import Callable
 
-from fpga_plugin.errors import HardwareError, PortPoisonedError
+from fpga_plugin.errors import CardGoneError, HardwareError, PortPoisonedError
 from fpga_plugin.hardware.dfl import defs, hwmon
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.kernel import Kernel
@@ -207,5 +207,5 @@ def _judge_port(reading: _Reading, region: Region) -> None:
         read_afu_id(reading.kernel, region)
     except PortPoisonedError as error:
         reading.failed.append(f"poisoned: {error.message}")
-    except HardwareError as error:
+    except (HardwareError, CardGoneError) as error:
         reading.failed.append(f"unreadable: {error.message}")

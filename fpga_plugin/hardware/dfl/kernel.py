@@ -29,6 +29,9 @@ class Kernel(Protocol):
     def exists(self, path: str) -> bool:
         """Whether a sysfs path leads anywhere."""
 
+    def instance(self, path: str) -> int:
+        """A number that a sysfs directory shares with no later one of the same path."""
+
     def read(self, path: str) -> str:
         """A sysfs attribute, without the newline at its end."""
 

@@ -76,6 +76,15 @@ class LinuxKernel:
             return False
         return True
 
+    def instance(self, path: str) -> int:
+        """The directory's inode number.
+
+        sysfs numbers its nodes upwards, and when it begins anew it raises the number's upper half
+        (fs/kernfs/dir.c, __kernfs_new_node; before Linux 5.5 the same number may come again after
+        2^31 others). The times of a directory say nothing: they are those of its cached inode.
+        """
+        return os.stat(self._host(path)).st_ino
+
     def read(self, path: str) -> str:
         """A sysfs attribute, without the newline at its end."""
         descriptor = os.open(self._host(path), os.O_RDONLY | os.O_CLOEXEC)

@@ -92,9 +92,10 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
         raise _failure(f"{region.node} (region {region.id}) cannot be opened", error) from error
     port = DflPort(kernel, card, region, handle)
     try:
-        # The node's number may have gone to another card's port since the last scan. While its
-        # directory is where it was, dfl-port.N is this port: the kernel gives each N once.
-        _still_there(kernel, region)
+        # The node's number may have gone to another card's port since the last scan, or to a port
+        # of the card that is in this slot now. While its directory is the one that was scanned,
+        # dfl-port.N is this port: the kernel gives each N once.
+        _check_instance(kernel, region)
     except BaseException:
         port.close()
         raise
@@ -241,8 +242,10 @@ class DflPort:
                 hint=hint,
             ) from error
         try:
+            # Its node may have gone to another card's FME, or to that of the card in this slot now.
+            _check_instance(self._kernel, self._region)
             there = self._kernel.exists(self._card.fme_sysfs)
-        except OSError:
+        except (OSError, CardGoneError, HardwareError):
             there = False
         if not there:
             _close(self._kernel, handle, node)
@@ -347,12 +350,14 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
 
     Raises:
         PortPoisonedError: the port is held in reset; outside a PR that is what a failed PR leaves.
+        CardGoneError: the port is gone, or is another instance than `region` by now.
         HardwareError: it cannot be read, or is no id (all ones).
     """
     path = f"{region.sysfs}/afu_id"
     try:
         text = kernel.read(path).strip()
     except OSError as error:
+        _check_instance(kernel, region)
         if error.errno == errno.EBUSY:
             raise PortPoisonedError(
                 f"region {region.id} ({region.node}) is held in reset, as after a failed "
@@ -360,6 +365,7 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
                 hint=rebind_hint(PciAddress.parse(region.card)),
             ) from error
         raise _failure(f"the AFU id of region {region.id} cannot be read", error) from error
+    _check_instance(kernel, region)  # afterwards: it holds for the time of the read too
     try:
         found = parse_afu_id(text)
     except ValueError as error:
@@ -372,13 +378,20 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     return found
 
 
-def _still_there(kernel: Kernel, region: Region) -> None:
-    path = f"{region.sysfs}/id"
+def _check_instance(kernel: Kernel, region: Region) -> None:
+    """Make sure that a region's directory is the one that was scanned.
+
+    Raises:
+        CardGoneError: it is not.
+        HardwareError: that cannot be told.
+    """
     try:
-        text = optional(kernel, path)
+        instance = kernel.instance(region.sysfs)
+    except (FileNotFoundError, NotADirectoryError):
+        instance = None
     except OSError as error:
-        raise _failure(f"{path} cannot be read", error) from error
-    if text is None or number(path, text) != region.port_id:
+        raise _failure(f"{region.sysfs} cannot be looked up", error) from error
+    if instance != region.instance:
         raise CardGoneError(
             f"{region.node} is no longer the port of region {region.id}",
             hint="the card was removed or its driver rebound; delete the pod",

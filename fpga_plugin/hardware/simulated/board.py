@@ -6,6 +6,7 @@ PR never asks whether the port is in use, and it holds the FME's lock to its end
 """
 
 import errno
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,6 +30,8 @@ AP6_ERROR = 1 << 50
 ALL_ONES = 0xFFFF_FFFF_FFFF_FFFF
 """What a read from a device that no longer answers gives on PCI Express."""
 
+_INSTANCES = itertools.count(1)
+
 AFU_BYTES = 16
 """How many bytes at the start of an image name its AFU, on every fake card of this project."""
 
@@ -42,6 +45,7 @@ class Binding:
         base: N of the base region, the container of FME and ports.
         nodes: M of each port, by port id.
         regions: N of each port's FPGA region, by port id.
+        instance: tells it from any other one of this process.
         manager_state: `state` of the FPGA manager.
         manager_status: `status` of the FPGA manager: errors of the last PR.
         fme_open: descriptors open on the FME's node.
@@ -54,6 +58,7 @@ class Binding:
     base: int
     nodes: tuple[int, ...]
     regions: tuple[int, ...]
+    instance: int
     manager_state: str = "unknown"
     manager_status: str = ""
     fme_open: int = 0
@@ -137,6 +142,7 @@ class Board:
             base=machine.regions.allocate(),
             nodes=tuple(_number(machine.ports, keep.get(port)) for port in self.ports),
             regions=tuple(machine.regions.allocate() for _ in self.ports),
+            instance=next(_INSTANCES),
         )
         for port in self.ports:
             state = replace(

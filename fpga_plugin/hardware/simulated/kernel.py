@@ -24,7 +24,7 @@ from fpga_plugin.hardware.simulated.driver import PciDriver
 from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.pr import STUCK_SECONDS, Reconfiguration
 from fpga_plugin.hardware.simulated.rack import Rack
-from fpga_plugin.hardware.simulated.tree import Attribute, Link, Node, failure, resolve
+from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, resolve
 from fpga_plugin.ids import CardId
 
 # Numbers of include/uapi/linux/fpga-dfl.h, once more and not from the code above this seam: a
@@ -122,6 +122,11 @@ class SimulatedKernel:
         except OSError:
             return False
         return True
+
+    def instance(self, path: str) -> int:
+        """Which life of the drivers a port's directory is of; 0 for directories without one."""
+        node = self._node(path)
+        return node.instance if isinstance(node, Lazy) else 0
 
     def read(self, path: str) -> str:
         """A sysfs attribute."""

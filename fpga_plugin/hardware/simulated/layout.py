@@ -98,7 +98,9 @@ def _base(board: Board, binding: Binding) -> dict[str, Node]:
         f"dfl-fme.{binding.fme}": Lazy(partial(_fme, board, binding)),
     }
     for port in board.ports:
-        entries[f"dfl-port.{binding.nodes[port]}"] = Lazy(partial(_port, board, binding, port))
+        entries[f"dfl-port.{binding.nodes[port]}"] = Lazy(
+            partial(_port, board, binding, port), instance=binding.instance
+        )
     return entries
 
 

@@ -66,14 +66,19 @@ class Lazy:
     """A directory whose entries are computed once, when first asked for.
 
     `guard` is called before every look inside; it raises OSError when what the directory stands for
-    has gone.
+    has gone. `instance` tells it from a later directory of the same path.
     """
 
-    __slots__ = ("_build", "_children", "_guard")
+    __slots__ = ("_build", "_children", "_guard", "instance")
 
     def __init__(
-        self, build: Callable[[], Mapping[str, Node]], *, guard: Callable[[], None] | None = None
+        self,
+        build: Callable[[], Mapping[str, Node]],
+        *,
+        guard: Callable[[], None] | None = None,
+        instance: int = 0,
     ) -> None:
+        self.instance = instance
         self._build = build
         self._guard = guard
         self._children: Mapping[str, Node] | None = None

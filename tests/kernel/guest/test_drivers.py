@@ -294,5 +294,25 @@ def test_a_card_that_goes_and_comes_is_told(rig: Rig):
     assert list(rig.backend.scan().cards) == [CARD, OTHER]
 
 
+def test_a_card_that_went_and_came_back_is_another_one_under_the_same_numbers(rig: Rig):
+    before = rig.card()
+    region = before.regions[0]
+    assert rig.card() == before
+    rig.unbind()
+    rig.bind()
+    after = rig.card()
+    for old, new in zip(before.regions, after.regions, strict=True):
+        assert (new.id, new.node, new.sysfs) == (old.id, old.node, old.sysfs)
+        assert new.instance != old.instance
+    assert rig.backend.afu_id(after.regions[0]) == FACTORY
+    with pytest.raises(CardGoneError):
+        rig.backend.afu_id(region)
+    with pytest.raises(CardGoneError):
+        rig.backend.open_port(before, region)
+    with rig.backend.open_port(after, after.regions[0]) as port:
+        port.program(image())
+        assert port.afu_id() == AFU
+
+
 def test_memory_can_be_cleared(rig: Rig):
     rig.backend.clear_memory(rig.card())

@@ -6,11 +6,19 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import rack
 
-from fpga_plugin.errors import HardwareError, PortInUseError, PortPoisonedError, ProgrammingError
+from fpga_plugin.errors import (
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    PortPoisonedError,
+    ProgrammingError,
+)
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
@@ -44,7 +52,22 @@ def test_an_unplugged_card_is_off_the_bus_until_it_is_plugged(backend: DflBacken
     assert CARD not in backend.scan().cards
     rack.power_up(CARD)
     rack.plug(CARD)
-    assert backend.scan().cards[CARD] == card
+    again = backend.scan().cards[CARD]
+    assert replace(again, regions=()) == replace(card, regions=())
+    for before, after in zip(card.regions, again.regions, strict=True):
+        assert after == replace(before, instance=after.instance)
+        assert after.instance != before.instance
+        with pytest.raises(CardGoneError):
+            backend.afu_id(before)
+
+
+def test_a_card_that_stays_is_the_same_one_whatever_the_kernel_forgets(
+    backend: DflBackend, card: Card
+):
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    assert backend.scan_card(CARD) == card
+    rack.unplug(rack.daemon_support.CARD_2)
+    assert backend.scan_card(CARD) == card
 
 
 def test_a_mapping_alone_keeps_the_port_in_use(backend: DflBackend, card: Card):

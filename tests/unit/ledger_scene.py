@@ -1,0 +1,171 @@
+"""A small node on `ledger_world`, and one instant after the other at which a test may step in."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import structlog
+from ledger_support import REGIONS, WHOLE, MemoryJournal
+from ledger_world import (
+    FACTORY,
+    INSTANCES,
+    Images,
+    Plugin,
+    Pod,
+    Rack,
+    env_for,
+    make_boards,
+    start_job,
+)
+
+from fpga_plugin.allocation.records import Condition
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
+from fpga_plugin.policy.file import PolicyFile
+
+
+class RememberedImages(Images):
+    """Tells which images somebody still has."""
+
+    def __init__(self) -> None:
+        self.loaded: list[weakref.ref[Bitstream]] = []
+        self.mislabelled: AfuId | None = None
+
+    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+        image = super().load(interface_id, bitstream_id)
+        if self.mislabelled is not None:
+            image = replace(image, image=self.mislabelled.encode())
+        self.loaded.append(weakref.ref(image))
+        return image
+
+
+class Scene:
+    """Two cards, the first of two regions and the second of one; all clean, nobody has any."""
+
+    def __init__(self, *, memory: bool = False, policy: PolicyFile | None = None) -> None:
+        self.pods: list[Pod] = []
+        self.images = RememberedImages()
+        self.logged: list[str] = []
+        self.rack = Rack(make_boards([(2, memory), (1, False)]), lambda _: None)
+        self.journal = MemoryJournal()
+        self.plugin = Plugin(
+            self.rack,
+            self.pods,
+            self.images,
+            self.journal,
+            scrub=ScrubPolicy.REQUIRED,
+            policy=policy,
+        )
+        self.ledger = self.plugin.ledger
+
+    def power_on(self) -> None:
+        self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.call(lambda: self.plugin.claims.kubelet_epoch("life 1"))
+        self.plugin.call(self.plugin.releaser.open_gate)
+        self.plugin.work()
+        assert all(r.condition is Condition.BLANK for r in self.ledger.regions.values())
+
+    def admit(self, *regions: RegionId) -> Pod:
+        return self._admit(REGIONS, tuple(map(DeviceId, regions)))
+
+    def admit_whole(self, card: CardId) -> Pod:
+        return self._admit(WHOLE, (DeviceId(card),))
+
+    def _admit(self, resource, devices) -> Pod:
+        for pod in self.pods:
+            pod.active &= not set(pod.devices) & set(devices)
+        self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
+        nodes = {r: n for d in devices for r, n in self.ledger.claims[d].nodes}
+        pod = Pod(PodUid(f"pod-{len(self.pods)}"), resource, devices, nodes)
+        self.pods.append(pod)
+        return pod
+
+    def prestart(self, pod: Pod, *wants: AfuId):
+        return self.plugin.begin(
+            self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+        )
+
+    def start(self, pod: Pod, *wants: AfuId) -> None:
+        task = self.prestart(pod, *wants)
+        self.plugin.work()
+        task.result()
+
+    def until(self, done: Callable[[], bool], job: int = 0) -> None:
+        """Let threads end, one after the other."""
+        while not done():
+            assert len(self.plugin.jobs) > job, "nothing goes on, and it has not happened"
+            self.plugin.job(job)
+
+    def prepare(self, pod: Pod, *wants: AfuId):
+        """A PreStart that waits for nothing but the last look at its regions."""
+        before = self.logged.count("prepared")
+        task = self.prestart(pod, *wants)
+        self.until(lambda: self.logged.count("prepared") > before)
+        assert not task.done()
+        assert self.plugin.jobs
+        return task
+
+    def swap(self, card: CardId, *, told: bool) -> None:
+        """Another card comes into the slot, with the same number of everything."""
+        board = self.rack.boards[card]
+        board.card = replace(
+            board.card,
+            regions=tuple(replace(r, instance=next(INSTANCES)) for r in board.card.regions),
+        )
+        for slot in board.slots.values():
+            slot.afu, slot.data = FACTORY, {"somebody else"}
+        board.memory = {"somebody else"}
+        if told:
+            waiting = len(self.plugin.jobs)
+            self.plugin.call(lambda: self.plugin.hardware.changed(card))
+            self.until(lambda: len(self.plugin.jobs) <= waiting, job=waiting)
+
+    def refused(self, task, kind: type[FpgaPluginError], words: str | None = None) -> None:
+        """The container does not start, and nothing is left that would let the next one."""
+        self.plugin.work()
+        with pytest.raises(kind, match=words):
+            task.result()
+        started = [c.device for c in self.ledger.claims.values() if c.started]
+        assert not started, "a refused container has its region"
+
+    @property
+    def regions(self) -> list[RegionId]:
+        """All three."""
+        return [r.id for board in self.rack.boards.values() for r in board.card.regions]
+
+    def condition(self, region: RegionId) -> Condition:
+        return self.ledger.record(region).condition
+
+
+@contextmanager
+def scenes() -> Iterator[Callable[..., Scene]]:
+    """Makes scenes, of which the last one's threads run."""
+    made: list[Scene] = []
+
+    async def to_thread(function, *args, **kwargs):
+        return await start_job(made[-1].plugin, functools.partial(function, *args, **kwargs))
+
+    def logged(_logger, _method, event):
+        for scene in made:
+            scene.logged.append(event["event"])
+        raise structlog.DropEvent
+
+    def make(**options) -> Scene:
+        made.append(Scene(**options))
+        made[-1].power_on()
+        return made[-1]
+
+    structlog.configure(processors=[logged], cache_logger_on_first_use=False)
+    try:
+        with mock.patch("asyncio.to_thread", to_thread):
+            yield make
+            for scene in made:
+                scene.plugin.end()
+    finally:
+        structlog.reset_defaults()

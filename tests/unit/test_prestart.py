@@ -1,0 +1,332 @@
+"""The gate at its narrowest: what comes between a preparation and the container that it is for.
+
+The real ledger and lifecycle run on `ledger_world`, whose threads end when a test says so. In each
+test something happens at one chosen instant, and the container must not start.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ledger_scene import Scene, scenes
+from ledger_support import BLANK, REGIONS
+from ledger_world import AFUS, FACTORY, Hand
+
+from fpga_plugin.allocation.ledger import card_of
+from fpga_plugin.allocation.records import Condition, Ownership
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    HardwareError,
+    NotFinishedError,
+    NotPermittedError,
+    RefusedError,
+    WrongImageError,
+)
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import AfuId, DeviceId
+from fpga_plugin.lifecycle import prestart
+from fpga_plugin.policy.file import PolicyFile
+
+AFU, OTHER_AFU = AFUS
+ALLOW, DENY = (f"version: 1\ndefault: {word}\nrules: []\n" for word in ("allow", "deny"))
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Scene]]:
+    with scenes() as make:
+        yield make
+
+
+@pytest.fixture
+def scene(begin) -> Scene:
+    return begin()
+
+
+# ------------------------------------------------------------------ while it is prepared
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["it is done", "its port is to be closed"])
+def test_what_happens_to_one_card_while_another_is_still_prepared_is_seen(
+    scene: Scene, *, ended: bool
+):
+    first, _, second = scene.regions
+    pod = scene.admit(first, second)
+    task = scene.prestart(pod, AFU, OTHER_AFU)
+    scene.until(lambda: len(scene.plugin.jobs) == 2)  # each card's thread has something to do
+    scene.plugin.job(0)  # the first card's; from here on its next one comes after the second's
+    scene.until(lambda: scene.condition(first) is Condition.PROGRAMMED, job=1)
+    if ended:
+        scene.until(lambda: len(scene.plugin.jobs) == 1, job=1)
+    assert not scene.rack.slot(second).held
+    scene.swap(card_of(first), told=True)
+    assert scene.condition(first) is Condition.DIRTY
+    scene.refused(task, NotFinishedError, f"region {first} changed")
+    scene.start(pod, AFU, OTHER_AFU)
+    assert [scene.rack.slot(r).afu for r in (first, second)] == [AFU, OTHER_AFU]
+    assert not scene.rack.slot(first).data
+
+
+def test_a_mislabelled_image_is_found_out_by_its_afu_id_and_condemns_no_region(scene: Scene):
+    region = scene.regions[0]
+    scene.images.mislabelled = FACTORY
+    scene.refused(scene.prestart(scene.admit(region), AFU), WrongImageError, "shows AFU f0f0")
+    assert scene.condition(region) is Condition.DIRTY
+    scene.images.mislabelled = None
+    scene.start(scene.pods[-1], AFU)
+
+
+def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(begin):
+    scene = begin(memory=True)
+    board = next(iter(scene.rack.boards.values()))
+    tenant = scene.admit_whole(board.card.id)
+    scene.start(tenant, AFU, AFU)
+    clear = scene.rack.clear_memory
+
+    def cleared_and_swapped(card: Card) -> None:
+        scene.rack.clear_memory = clear
+        clear(card)
+        scene.swap(card.id, told=True)
+
+    scene.rack.clear_memory = cleared_and_swapped
+    pod = scene.admit_whole(board.card.id)
+    scene.refused(scene.prestart(pod, AFU, AFU), CardGoneError, "went while")
+    assert board.card.id in scene.ledger.debts
+    scene.start(pod, AFU, AFU)
+    assert not board.memory
+
+
+# ------------------------------------------------------------------ while its owner is looked for
+
+
+@pytest.mark.parametrize("jobs", [0, 1], ids=["records", "cgroup"])
+def test_whoever_has_the_region_by_now_is_not_told_from_the_callers_records(
+    scene: Scene, jobs: int
+):
+    """Kubelet's records are read in a thread, and meanwhile the region changes hands."""
+    region = scene.regions[0]
+    caller = scene.admit(region)
+    task = scene.prestart(caller, AFU)
+    for _ in range(jobs):
+        scene.plugin.job(0)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    successor = scene.admit(region)
+    scene.refused(task, RefusedError, "ended before its container started")
+    assert scene.ledger.claims[DeviceId(region)].pod in {None, successor.uid}
+
+
+def test_a_claim_that_ends_while_its_pod_is_looked_up_is_not_made_again(scene: Scene):
+    """Kubelet's records may show the pod for a while after its Deallocate."""
+    region = scene.regions[0]
+    task = scene.prestart(scene.admit(region), AFU)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.refused(task, RefusedError, "ended before its container started")
+    assert not scene.ledger.claims
+
+
+def test_a_pod_that_nobody_knows_does_not_start_on_its_successors_claim(scene: Scene):
+    region = scene.regions[0]
+    task = scene.prestart(scene.admit(region), AFU)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.admit(region).active = False  # kubelet's records do not show it yet
+    scene.refused(task, RefusedError, "ended before its container started")
+    assert scene.rack.slot(region).afu == BLANK
+
+
+def test_what_a_card_did_is_not_held_against_its_successor(scene: Scene, monkeypatch):
+    """Work that fails on a card of good health gets one more try, and so on the next card."""
+    region = scene.regions[0]
+
+    def reset(_hand):
+        raise HardwareError("the port did not acknowledge")
+
+    pod = scene.admit(region)
+    scene.start(pod, AFU)
+    monkeypatch.setattr(Hand, "reset", reset)
+    seen = []
+    for swapped in (False, True, False):
+        if swapped:
+            scene.swap(card_of(region), told=True)
+        task = scene.prestart(pod, AFU)
+        scene.plugin.work()
+        with pytest.raises(HardwareError):
+            task.result()
+        seen.append(scene.condition(region))
+    assert seen == [Condition.DIRTY, Condition.DIRTY, Condition.FAULTED]
+
+
+# ------------------------------------------------------------------ at the hand-over
+
+
+def test_a_container_starts_on_what_it_asked_for(scene: Scene):
+    first, other, second = scene.regions
+    scene.start(scene.admit(first, second), AFU)
+    scene.start(scene.admit(other))
+    assert [scene.rack.slot(r).afu for r in (first, second, other)] == [AFU, BLANK, BLANK]
+    assert scene.ledger.ownership(first) is Ownership.STARTED
+
+
+@pytest.mark.parametrize("wants", [(AFU,), ()], ids=["programmed", "blank"])
+@pytest.mark.parametrize("shows", [FACTORY, None], ids=["another image", "nothing"])
+def test_what_changed_unseen_is_read_once_more(scene: Scene, wants, shows: AfuId | None):
+    region = scene.regions[0]
+    task = scene.prepare(scene.admit(region), *wants)
+    scene.rack.slot(region).afu = shows
+    scene.refused(task, NotFinishedError, "shows (f0f0|none)")
+    assert scene.condition(region) is Condition.DIRTY
+    scene.rack.slot(region).afu = FACTORY
+    scene.start(scene.pods[-1], *wants)
+    assert scene.rack.slot(region).afu == (AFU if wants else BLANK)
+
+
+@pytest.mark.parametrize(("told", "late"), [(True, False), (False, False), (True, True)])
+def test_a_card_that_came_in_place_of_the_prepared_one_serves_nobody(
+    scene: Scene, *, told: bool, late: bool
+):
+    """After the last look (`late`) only what the plugin is told of can be known."""
+    first, _, second = scene.regions
+    task = scene.prepare(scene.admit(first, second), AFU, AFU)
+    if late:
+        scene.plugin.job(0)  # the first card was looked at; the second answers late
+    # The new card holds the very image that was asked for, from whomever.
+    scene.swap(card_of(first), told=told)
+    scene.rack.slot(first).afu = AFU
+    scene.refused(task, NotFinishedError)
+
+
+def test_a_claim_that_ends_during_the_last_look_ends_its_prestart(scene: Scene):
+    region = scene.regions[0]
+    task = scene.prepare(scene.admit(region), AFU)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.refused(task, FpgaPluginError)
+    assert scene.condition(region) is Condition.BLANK, "scrubbed for nobody"
+
+
+def test_of_two_calls_that_wait_for_the_same_one_gets_it(scene: Scene):
+    pod = scene.admit(scene.regions[0])
+    calls = [scene.prestart(pod, AFU) for _ in range(2)]
+    scene.plugin.work()
+    assert [call.exception() for call in calls].count(None) == 1
+    assert "another call took the preparation" in str([call.exception() for call in calls])
+    assert scene.logged.count("prepared") == 1
+
+
+def test_a_successor_does_not_start_on_what_its_predecessors_call_prepared(scene: Scene):
+    region = scene.regions[0]
+    task = scene.prepare(scene.admit(region), AFU)
+    scene.admit(region)  # an implied release: kubelet says nothing else
+    scene.refused(task, RefusedError, "ended before its container started")
+
+
+def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(scene: Scene):
+    task = scene.prepare(scene.admit(scene.regions[0]), AFU)
+    scene.plugin.call(lambda: scene.plugin.claims.kubelet_epoch("life 2"))
+    scene.refused(task, NotFinishedError)
+
+
+def test_hardware_that_fails_during_the_last_look_is_given_to_nobody(scene: Scene):
+    region = scene.regions[0]
+    task = scene.prepare(scene.admit(region), AFU)
+    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: "thermal: AP6"}))
+    scene.refused(task, RefusedError, "thermal")
+
+
+def test_one_card_that_does_not_answer_holds_up_no_other(scene: Scene):
+    first, other, second = scene.regions
+    hangs = scene.prepare(scene.admit(first), AFU)
+    (stuck,) = scene.plugin.jobs
+    scene.plugin.jobs.clear()  # a thread that never ends
+    scene.start(scene.admit(second), AFU)
+    scene.plugin.loop.pass_time()  # the call's own time
+    assert "last checks are not done" in str(hangs.exception())
+    stuck.run()
+    scene.start(scene.pods[0], AFU)  # what was prepared is still there
+    assert scene.logged.count("prepared") == 2
+    assert scene.condition(other) is Condition.BLANK
+
+
+@pytest.mark.parametrize("when", ["while it is prepared", "during the last look"])
+def test_a_policy_that_forbids_it_by_now_is_obeyed(begin, tmp_path: Path, when: str):
+    path = tmp_path / "policy.yaml"
+    path.write_text(ALLOW)
+    policy = PolicyFile(str(path), guarded=False)
+    scene = begin(policy=policy)
+    pod = scene.admit(scene.regions[0])
+    task = scene.prestart(pod, AFU) if when.startswith("while") else scene.prepare(pod, AFU)
+    if when.startswith("while"):
+        scene.until(lambda: scene.rack.slot(pod.devices[0]).afu == AFU)
+    waiting = len(scene.plugin.jobs)
+    path.write_text(DENY + "# another length\n")
+    scene.plugin.begin(policy.reload())
+    scene.until(lambda: policy.policy.default.value == "deny", job=waiting)
+    kind = NotPermittedError if when.startswith("while") else NotFinishedError
+    scene.refused(task, kind)
+    scene.refused(scene.prestart(pod, AFU), NotPermittedError, "the default is deny")
+
+
+# ------------------------------------------------------------------ results that nobody fetches
+
+
+def test_what_nobody_fetched_serves_the_next_call_until_it_expires(scene: Scene):
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    task = scene.prepare(pod, AFU)
+    task.cancel()
+    scene.plugin.work()
+    scene.start(pod, AFU)
+    assert scene.logged.count("prepared") == 1
+
+    task = scene.prepare(pod, AFU)
+    task.cancel()
+    begun = scene.plugin.loop.time()
+    while scene.plugin.loop.time() < begun + prestart.UNCLAIMED_FOR:
+        assert "nobody fetched what was prepared" not in scene.logged
+        assert scene.plugin.loop.pass_time()
+    assert scene.plugin.loop.time() - begun == prestart.UNCLAIMED_FOR
+    assert scene.condition(region) is Condition.DIRTY
+    assert scene.ledger.ownership(region) is Ownership.STARTED
+    scene.plugin.work()
+    assert scene.rack.slot(region).afu == AFU, "nothing is scrubbed under an owner"
+    scene.start(pod, AFU)
+    assert scene.logged.count("prepared") == 3
+
+
+def test_what_was_fetched_does_not_expire(scene: Scene):
+    region = scene.regions[0]
+    scene.start(scene.admit(region), AFU)
+    while scene.plugin.loop.pass_time():
+        pass
+    assert scene.condition(region) is Condition.PROGRAMMED
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_each_result_has_its_own_time(scene: Scene, *, fetched: bool):
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    task = scene.prepare(pod, AFU)
+    if not fetched:
+        task.cancel()
+    scene.plugin.work()
+    half = scene.plugin.loop.time() + prestart.UNCLAIMED_FOR / 2
+    scene.plugin.loop.call_at(half, bool)
+    while scene.plugin.loop.time() < half:
+        scene.plugin.loop.pass_time()
+    scene.prepare(pod, OTHER_AFU).cancel()
+    scene.plugin.work()
+    while scene.condition(region) is Condition.PROGRAMMED:
+        assert scene.plugin.loop.pass_time()
+    assert scene.plugin.loop.time() == half + prestart.UNCLAIMED_FOR
+
+
+def test_an_ended_claim_keeps_no_image_in_memory(scene: Scene):
+    region = scene.regions[0]
+    task = scene.prepare(scene.admit(region), AFU)
+    task.cancel()
+    scene.plugin.work()
+    (image,) = scene.images.loaded
+    assert image() is not None
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    del task
+    gc.collect()
+    assert image() is None

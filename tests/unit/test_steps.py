@@ -1,0 +1,74 @@
+"""What is done to a region, against a port that fails at a chosen step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import pytest
+from ledger_support import AFU, BLANK, INTERFACE, make_card
+
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.errors import HardwareError, WrongImageError
+from fpga_plugin.ids import AfuId, BitstreamId
+from fpga_plugin.lifecycle import steps
+from fpga_plugin.lifecycle.reports import Report
+
+CARD = make_card()
+REGION = CARD.regions[0]
+
+
+@dataclass
+class FakePort:
+    """A port that takes every image; what `clear_errors` finds is given, call by call."""
+
+    errors: list[Mapping[str, int]] = field(default_factory=list)
+    shows: AfuId | None = None
+    programmed: list[bytes] = field(default_factory=list)
+
+    def reset(self) -> None:
+        pass
+
+    def clear_errors(self) -> Mapping[str, int]:
+        return self.errors.pop(0) if self.errors else {}
+
+    def program(self, image: bytes) -> None:
+        self.programmed.append(image)
+
+    def afu_id(self) -> AfuId:
+        return self.shows or AfuId(self.programmed[-1].decode())
+
+
+def image(afu: AfuId) -> Bitstream:
+    return Bitstream("/srv/x.gbs", INTERFACE, BitstreamId(afu), afu, afu.encode())
+
+
+def scrub(port: FakePort) -> Report:
+    report = Report(REGION.id)
+    steps.scrub(mock.Mock(), CARD, REGION, port, image(BLANK), report)
+    return report
+
+
+def test_errors_of_the_last_image_are_cleared_and_told():
+    report = scrub(FakePort([{"errors": 0x2, "errors_left": 0x2}, {"errors": 0x2}]))
+    assert report.afu_id == BLANK
+    assert "errors was 0x2" in report.steps[1].note
+
+
+def test_errors_that_stay_after_blanking_fail_the_scrub():
+    """Under the last image they may be its doing; under the blank one the hardware is at fault."""
+    with pytest.raises(HardwareError, match="keeps port errors 0x2 after it was blanked"):
+        scrub(FakePort([{}, {"errors": 0x3, "errors_left": 0x2}]))
+
+
+@pytest.mark.parametrize("shows", [BLANK, AfuId("0" * 32)])
+def test_an_image_counts_as_programmed_only_when_its_afu_id_reads_back(shows: AfuId):
+    report = Report(REGION.id)
+    with pytest.raises(WrongImageError, match=f"shows AFU {shows} where {AFU} was programmed"):
+        steps.program(FakePort(shows=shows), image(AFU), report, name="program")
+    steps.program(FakePort(), image(AFU), report, name="program")
+    assert report.afu_id == AFU
+
+
+def test_a_blank_whose_afu_id_does_not_read_back_is_no_scrub():
+    with pytest.raises(WrongImageError):
+        scrub(replace(FakePort(), shows=AFU))
