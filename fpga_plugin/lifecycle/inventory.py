@@ -228,6 +228,7 @@ class Inventory:
                 **self._owners(card.id),
             )
             self._news.card_failed(card.id, "it went and came back")
+            self._backend.accept_errors(card.id)  # those that it came with are not its own failing
         self._poke(card.id)
 
     def _gone(self, card_id: CardId) -> None:

@@ -159,6 +159,7 @@ class Rack:
     Attributes:
         touched: is told of each region that an operation is about to disturb.
         operations: how many more the process lives for; None: for ever.
+        accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
     """
 
@@ -168,6 +169,7 @@ class Rack:
         self.boot = 1
         self.operations: int | None = None
         self.bad_prs: list[str] = []
+        self.accepted: list[CardId] = []
         self.programs = 0
 
     def _operate(self) -> None:
@@ -281,7 +283,7 @@ class Rack:
         return CardHealth(failed)
 
     def accept_errors(self, card: CardId) -> None:
-        """Its health counts nothing."""
+        self.accepted.append(card)
 
 
 @dataclass(eq=False)
