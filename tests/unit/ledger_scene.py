@@ -66,10 +66,15 @@ class Scene:
 
     def power_on(self) -> None:
         self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.work()
         self.plugin.call(lambda: self.plugin.claims.kubelet_epoch("life 1"))
-        self.plugin.call(self.plugin.releaser.open_gate)
+        self.plugin.kubelet_answers()
         self.plugin.work()
         assert all(r.condition is Condition.BLANK for r in self.ledger.regions.values())
+
+    def hold_releases(self) -> None:
+        """Nothing is scrubbed in the background from now on: what is left behind can be seen."""
+        self.plugin.releaser.close_gate()
 
     def admit(self, *regions: RegionId) -> Pod:
         return self._admit(REGIONS, tuple(map(DeviceId, regions)))

@@ -524,6 +524,11 @@ class Plugin:
             stream_opened=lambda _: None,
         )
 
+    def kubelet_answers(self) -> None:
+        """Kubelet's records were read, and name no owners that the journal lacks."""
+        self.call(lambda: self.ledger.reconciled(self.ledger.cards))
+        self.call(self.releaser.open_gate)
+
     def begin(self, work: object) -> "asyncio.Task[None]":
         """Start a coroutine of the plugin."""
         task = self.loop.create_task(work)  # type: ignore[arg-type,var-annotated]

@@ -70,6 +70,7 @@ def test_a_card_that_went_and_came_back_unseen_is_another_card(
 def test_an_owned_region_that_somebody_else_programmed_is_told_and_stays_on_the_list(
     scene: Scene, look: Callable[[Scene], None], *, started: bool
 ):
+    scene.hold_releases()
     region = scene.regions[0]
     pod = scene.admit(region)
     if started:

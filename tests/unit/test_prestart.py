@@ -51,6 +51,7 @@ def scene(begin) -> Scene:
 def test_what_happens_to_one_card_while_another_is_still_prepared_is_seen(
     scene: Scene, *, ended: bool
 ):
+    scene.hold_releases()
     first, _, second = scene.regions
     pod = scene.admit(first, second)
     task = scene.prestart(pod, AFU, OTHER_AFU)
@@ -69,6 +70,7 @@ def test_what_happens_to_one_card_while_another_is_still_prepared_is_seen(
 
 
 def test_a_mislabelled_image_is_found_out_by_its_afu_id_and_condemns_no_region(scene: Scene):
+    scene.hold_releases()
     region = scene.regions[0]
     scene.images.mislabelled = FACTORY
     scene.refused(scene.prestart(scene.admit(region), AFU), WrongImageError, "shows AFU f0f0")
@@ -79,6 +81,7 @@ def test_a_mislabelled_image_is_found_out_by_its_afu_id_and_condemns_no_region(s
 
 def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(begin):
     scene = begin(memory=True)
+    scene.hold_releases()
     board = next(iter(scene.rack.boards.values()))
     tenant = scene.admit_whole(board.card.id)
     scene.start(tenant, AFU, AFU)
@@ -170,6 +173,7 @@ def test_a_container_starts_on_what_it_asked_for(scene: Scene):
 @pytest.mark.parametrize("wants", [(AFU,), ()], ids=["programmed", "blank"])
 @pytest.mark.parametrize("shows", [FACTORY, None], ids=["another image", "nothing"])
 def test_what_changed_unseen_is_read_once_more(scene: Scene, wants, shows: AfuId | None):
+    scene.hold_releases()
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), *wants)
     scene.rack.slot(region).afu = shows

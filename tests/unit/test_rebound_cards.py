@@ -21,7 +21,8 @@ def test_a_card_that_is_back_is_in_service_once_the_journal_takes_it(monkeypatch
     )
     try:
         plugin.begin(plugin.hardware.scan())
-        plugin.call(plugin.releaser.open_gate)
+        plugin.work()
+        plugin.kubelet_answers()
         plugin.work()
         assert all(r.condition is Condition.BLANK for r in plugin.ledger.regions.values())
         ledger = plugin.ledger

@@ -44,8 +44,7 @@ class World:
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
         self.restart_kubelet("life 1")
-        self.plugin.call(lambda: self.plugin.ledger.reconciled(self.plugin.ledger.cards))
-        self.answer()
+        self.plugin.kubelet_answers()
         self.settle()
         assert {self.condition(self.r0), self.condition(self.r1)} == {Condition.BLANK}
         self.touched.clear()
