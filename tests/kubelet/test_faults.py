@@ -1,6 +1,6 @@
 """What goes wrong on nodes, and what the plugin makes of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,6 +48,87 @@ def test_a_force_deleted_pods_region_waits_for_its_processes(
     node.freeze(pod, thaw=True)
     node.until_offered(CARDS, [CARD])
     assert node.afu(P0) == BLANK
+
+
+@pytest.fixture
+def leftover_tree() -> Iterator[None]:
+    """What another driver, or a kubelet without a cgroup root of its own, would have left."""
+    made = [top / "kubepods.slice" for top in Path("/sys/fs/cgroup").iterdir() if top.is_dir()]
+    for cgroup in made:
+        cgroup.mkdir()
+    yield
+    for cgroup in made:
+        cgroup.rmdir()
+
+
+@api_server
+@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
+@pytest.mark.usefixtures("leftover_tree")
+def test_a_leftover_tree_of_cgroups_does_not_hide_that_a_pod_lives(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = node.pod("asks", container(env=request()))
+    pod.until_running()
+    node.freeze(pod)
+    pod.delete(grace=0)
+    pod.until_gone()
+    node.plugin.until_logged("scrub waits", region=P0)
+    assert node.afu(P0) == AFU
+    node.freeze(pod, thaw=True)
+    node.until_offered(CARDS, [CARD])
+    assert node.afu(P0) == BLANK
+
+
+@api_server
+@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
+def test_a_force_deleted_pod_that_kubelet_may_have_started_unasked_is_waited_for(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = node.pod("waits", container(env=request(), image="localhost/never-there:1"))
+    pod.until_waiting("ErrImageNeverPull")
+    node.plugin.until_logged("pod of a claim learnt", device=P0, pod=pod.uid)
+    node.freeze(pod)
+    mark = node.plugin.mark
+    node.kubelet.restart()
+    node.plugin.until_logged("kubelet's records read", mark)
+    pod.delete(grace=0)
+    pod.until_gone()
+    waits = node.plugin.until_logged("scrub waits", mark, region=P0)
+    assert pod.uid in waits["reason"]
+    node.until_offered(REGIONS, [])
+    assert not node.plugin.logged("region scrubbed", mark)
+    node.freeze(pod, thaw=True)
+    node.until_offered(CARDS, [CARD])
+
+
+@api_server
+@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
+def test_the_next_pods_region_is_blank_as_soon_as_the_last_one_is_gone(
+    make_node: Callable[..., Node],
+) -> None:
+    # The interval is so long that the next Allocate tells of the first pod's end.
+    node = make_node("1x1", reconcile_interval="600")
+    first = node.pod("first", container(env=request()))
+    first.until_running()
+    node.freeze(first)
+    first.delete(grace=0)
+    first.until_gone()
+    image = "localhost/pulled-for-long:1"
+    second = node.pod("second", container(env=request(AFU_2), image=image))
+    second.until_waiting("ErrImageNeverPull")
+    node.plugin.until_logged("scrub waits", region=P0)
+    assert node.afu(P0) == AFU
+    node.freeze(first, thaw=True)
+    until(lambda: node.afu(P0) == BLANK, "the first pod's image is gone")
+    assert not second.container()["state"].get("running")
+    node.runtime.add_image(image)
+    try:
+        second.until_running()
+    finally:
+        node.runtime.ctr("images", "remove", image)
+    assert node.afu(P0) == AFU_2
 
 
 def test_a_container_that_started_without_prestart_is_reported(

@@ -114,6 +114,23 @@ def test_a_wrong_request_is_told_in_the_pods_status(make_node: Callable[..., Nod
     assert node.afu(P0) == BLANK
 
 
+def test_the_cgroup_tells_a_sandbox_from_a_container(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    cgroups = PodCgroups("/sys/fs/cgroup")
+    image = "localhost/later:1"
+    pod = node.pod("later", container(env=request(), image=image))
+    pod.until_waiting("ErrImageNeverPull")
+    uid = PodUid(pod.uid)
+    assert cgroups.state(uid) is PodPresence.ALIVE
+    assert not cgroups.may_run_containers(uid)
+    node.runtime.add_image(image)
+    try:
+        pod.until_running()
+    finally:
+        node.runtime.ctr("images", "remove", image)
+    assert cgroups.may_run_containers(uid)
+
+
 def test_the_cgroup_says_whether_a_pod_lives(make_node: Callable[..., Node]) -> None:
     node = make_node("1x1")
     cgroups = PodCgroups("/sys/fs/cgroup")
