@@ -9,19 +9,19 @@ later `wait_closed` waits until the client closes them, which kubelet does not.
 """
 
 import asyncio
-import weakref
 from collections.abc import Callable
 
 import structlog
-from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.kubelet.device_stream import DeviceStreams
 from fpga_plugin.kubelet.encoding import Codec
+from fpga_plugin.kubelet.http2 import CONFIGURATION, CallHandler, CalmProtocol, Connections
 from fpga_plugin.kubelet.servicer import CallObserver, Servicer
 from fpga_plugin.kubelet.sockets import listen, remove_socket, socket_identity
 from fpga_plugin.lifecycle.calls import DevicePluginCalls
+from fpga_plugin.telemetry.tally import Tally
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""
@@ -44,6 +44,7 @@ class Endpoint:
         directory: str,
         *,
         on_call: CallObserver | None = None,
+        dropped: Tally | None = None,
     ) -> None:
         self.name = ""
         self.streams = DeviceStreams(resource, calls)
@@ -51,6 +52,7 @@ class Endpoint:
         self._calls = calls
         self._directory = directory
         self._servicer = Servicer(resource, calls, self.streams, on_call=on_call)
+        self._dropped = dropped
         self._server: _ClosingServer | None = None
         self._identity: str | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -72,7 +74,7 @@ class Endpoint:
         listener, self.name = listen(self._directory)
         try:
             self._identity = socket_identity(self._directory, self.name)
-            server = _ClosingServer([self._servicer], codec=Codec())
+            server = _ClosingServer([self._servicer], self._dropped)
             await server.start(sock=listener)
         except BaseException:
             listener.close()
@@ -100,20 +102,21 @@ class Endpoint:
 
 
 class _ClosingServer(Server):
-    """grpclib's server that knows its connections, so that it can close them.
+    """grpclib's server that knows its connections, so that it can bound and close them.
 
-    Uses two names that grpclib (0.4) keeps to itself, `_protocol_factory` and `_transport`; it has
-    no public way to a connection (its issues 107 and 148).
+    Uses names that grpclib (0.4) keeps to itself, `_protocol_factory` and what that one uses; it
+    has no public way to a connection (its issues 107 and 148).
     """
 
-    def __init__(self, handlers: list[Servicer], *, codec: Codec) -> None:
-        super().__init__(handlers, codec=codec)
-        self._protocols: weakref.WeakSet[H2Protocol] = weakref.WeakSet()
+    def __init__(self, handlers: list[Servicer], dropped: Tally | None) -> None:
+        super().__init__(handlers, codec=Codec(), config=CONFIGURATION)
+        self._connections = Connections(dropped)
 
-    def _protocol_factory(self) -> H2Protocol:
-        protocol = super()._protocol_factory()
-        self._protocols.add(protocol)
-        return protocol
+    def _protocol_factory(self) -> CalmProtocol:
+        handler = CallHandler(
+            self._mapping, self._codec, self._status_details_codec, self.__dispatch__
+        )
+        return CalmProtocol(handler, self._config, self._h2_config, self._connections)
 
     async def close_all(self) -> None:
         """Stop listening, cancel the handlers, close every connection."""
@@ -121,16 +124,5 @@ class _ClosingServer(Server):
         # A connection that was accepted just now gets its transport within two turns of the loop.
         for _ in range(2):
             await asyncio.sleep(0)
-        for protocol in list(self._protocols):
-            _close_connection(protocol)
+        self._connections.close()
         await asyncio.sleep(0)  # transports close their sockets on the loop's next turn
-
-
-def _close_connection(protocol: H2Protocol) -> None:
-    connection = getattr(protocol, "connection", None)
-    if connection is None or connection.is_closing():
-        return
-    transport = connection._transport  # noqa: SLF001  # see _ClosingServer
-    protocol.processor.close("the endpoint ends")
-    if transport.get_write_buffer_size():
-        transport.abort()  # the peer does not read; nothing more would come of waiting

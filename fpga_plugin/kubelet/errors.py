@@ -21,3 +21,9 @@ class RequestTooLargeError(InvalidRequestError):
     """A call of kubelet's has more bytes than are read, as a server in Go says it."""
 
     status = Status.RESOURCE_EXHAUSTED
+
+
+class StalledCallError(FpgaPluginError):
+    """A client began a call and did not go on with it."""
+
+    status = Status.DEADLINE_EXCEEDED

@@ -31,6 +31,7 @@ from fpga_plugin.kubelet.servicer import OPTIONS, CallObserver
 from fpga_plugin.kubelet.sockets import KUBELET_SOCKET, check_directory, socket_path
 from fpga_plugin.kubelet.watch import KubeletDirectory
 from fpga_plugin.lifecycle.calls import DevicePluginCalls
+from fpga_plugin.telemetry.tally import Tally
 
 VERSION = "v1beta1"
 """The one version that kubelets of today accept (facts/kubelet.md section 1.1)."""
@@ -86,6 +87,7 @@ class Registration:
         timing: Timing,
         epochs: "Epochs",
         on_call: CallObserver | None = None,
+        dropped: Tally | None = None,
     ) -> None:
         self._resource = resource
         self._calls = calls
@@ -93,6 +95,7 @@ class Registration:
         self._timing = timing
         self._epochs = epochs
         self._on_call = on_call
+        self._dropped = dropped
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
         self._endpoint: Endpoint | None = None
@@ -188,7 +191,11 @@ class Registration:
             KubeletDirectoryError: no socket can be made.
         """
         endpoint = self._endpoint = Endpoint(
-            self._resource, self._calls, self._directory.path, on_call=self._on_call
+            self._resource,
+            self._calls,
+            self._directory.path,
+            on_call=self._on_call,
+            dropped=self._dropped,
         )
         outdated = ""
 

@@ -9,6 +9,7 @@ from fpga_plugin.kubelet.servicer import CallObserver
 from fpga_plugin.kubelet.sockets import remove_stale_sockets
 from fpga_plugin.kubelet.watch import KubeletDirectory
 from fpga_plugin.lifecycle.calls import DevicePluginCalls
+from fpga_plugin.telemetry.tally import Tally
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""
@@ -27,6 +28,9 @@ class KubeletService:
             refuse the start instead.
         on_call: is told of every answered call.
         timing: limits and delays.
+
+    Attributes:
+        dropped: connections to our sockets that were closed for what they sent, by reason.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class KubeletService:
     ) -> None:
         self._calls = calls
         self._on_call = on_call
+        self.dropped = Tally()
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
         self._epochs = Epochs(calls)
@@ -110,6 +115,7 @@ class KubeletService:
                 timing=self._timing,
                 epochs=self._epochs,
                 on_call=self._on_call,
+                dropped=self.dropped,
             )
             self._registrations[resource] = registration
             self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))

@@ -10,7 +10,8 @@ Each answer is logged, and told to an observer: method, devices, status, message
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ from fpga_plugin.api.messages.v1beta1 import (
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
 from fpga_plugin.kubelet.device_stream import DeviceStreams
-from fpga_plugin.kubelet.errors import RequestTooLargeError
+from fpga_plugin.kubelet.errors import RequestTooLargeError, StalledCallError
 from fpga_plugin.lifecycle.calls import Caller, DevicePluginCalls, Grant
 
 SERVICE = "v1beta1.DevicePlugin"
@@ -58,6 +59,12 @@ as all other device plugins are. A thousand devices have 64 KiB."""
 
 _MAX_AT_ONCE = 64 << 10
 """So many bytes are decoded within some 10 ms."""
+
+RECEIVE_SECONDS = 10.0
+"""Until a call's message is there, of which kubelet sends all at once."""
+
+SEND_SECONDS = 10.0
+"""Until the client takes a call's answer: a window of no bytes would keep it for ever."""
 
 _HEAD_BYTES = 5
 """Of a gRPC message: a flag for compression, four bytes of length."""
@@ -167,7 +174,9 @@ class Servicer:
             call = _Call(method, stream.deadline)
 
             async def served() -> None:
-                await stream.send_message(await answer(await _receive(stream), call))
+                reply = await answer(await _receive(stream), call)
+                async with _in_time(SEND_SECONDS, "the client did not take the answer"):
+                    await stream.send_message(reply)
 
             await self._serve(call, served())
 
@@ -308,6 +317,22 @@ class Servicer:
         task.add_done_callback(self.running.discard)
 
 
+@asynccontextmanager
+async def _in_time(seconds: float, what: str) -> AsyncIterator[None]:
+    """Wait for the client, but not for ever.
+
+    Raises:
+        StalledCallError: the time is up.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise StalledCallError(f"{what} within {seconds:g} s") from error
+
+
 async def _receive(stream: _Stream) -> Any:
     """The call's message; a long one is decoded beside the event loop.
 
@@ -318,19 +343,21 @@ async def _receive(stream: _Stream) -> Any:
 
     Raises:
         InvalidRequestError: the client sent none, too long a one, or none that can be read.
+        StalledCallError: it began one and did not go on.
     """
     source, codec, kind = stream._stream, stream._codec, stream._recv_type  # noqa: SLF001  # see above
     try:
-        head = await source.recv_data(_HEAD_BYTES)
-        if not head:
-            raise InvalidRequestError("the request has no message")
-        size = int.from_bytes(head[1:], "big")
-        if size > MAX_REQUEST_BYTES:
-            raise RequestTooLargeError(
-                f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are read",
-                hint="the container's environment is too large: leave something out of it",
-            )
-        data = await source.recv_data(size)
+        async with _in_time(RECEIVE_SECONDS, "the request did not arrive"):
+            head = await source.recv_data(_HEAD_BYTES)
+            if not head:
+                raise InvalidRequestError("the request has no message")
+            size = int.from_bytes(head[1:], "big")
+            if size > MAX_REQUEST_BYTES:
+                raise RequestTooLargeError(
+                    f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are read",
+                    hint="the container's environment is too large: leave something out of it",
+                )
+            data = await source.recv_data(size)
     except AssertionError as error:  # grpclib's word for a message that ends early
         raise InvalidRequestError("the request is cut off") from error
     if head[0]:
