@@ -35,6 +35,7 @@ from fpga_plugin.config_values import (
     parse_bool,
     parse_cards,
     parse_http_address,
+    parse_http_hosts,
     parse_path,
     parse_resource_prefix,
     parse_simulated_cards,
@@ -333,6 +334,17 @@ class Settings:
         "`host:port`, `:port`, `[IPv6 address]:port`, or empty",
         "Where /metrics, /healthz and /readyz are served. Port 0 takes any free one.",
         empty=_SWITCHED_OFF,
+    )
+    http_hosts: tuple[str, ...] | None = _optional(
+        "FPGA_PLUGIN_HTTP_HOSTS",
+        "",
+        parse_http_hosts,
+        "names separated by commas; `*.<domain>` stands for all names below it, `*` for every name",
+        "Further names by which FPGA_PLUGIN_HTTP_ADDRESS may be asked, for example an Ingress's. "
+        "Addresses, the node's own names, names without a dot and Services' names under `.svc` or "
+        "`.local` need not be listed. Whatever else a request has as its Host is answered with "
+        "421, so that a page in somebody's browser cannot read what is served here.",
+        empty="no further ones",
     )
     status_page: bool = _setting(
         "FPGA_PLUGIN_STATUS_PAGE",

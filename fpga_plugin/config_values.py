@@ -225,6 +225,14 @@ def parse_http_address(text: str) -> HttpAddress:
     return HttpAddress(parse_subdomain(host.lower()) if host else "", port)
 
 
+def parse_http_hosts(text: str) -> tuple[str, ...]:
+    """Names, separated by commas; `*.domain` for all names below it, `*` for every name."""
+    for item in (items := tuple(item.lower() for item in _items(text))):
+        if item != "*":
+            parse_subdomain(item.removeprefix("*."))
+    return items
+
+
 def parse_cards(text: str) -> CardSelection:
     """`all`, or PCI addresses, or both left out with `!`; separated by commas."""
     only: set[CardId] = set()

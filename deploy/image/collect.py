@@ -45,6 +45,10 @@ sys.exit(main())
 """
 """For `kubectl exec ... -- fpga-plugin status`: the kernel runs it without a shell."""
 
+PROBE = "#!/usr/bin/python3 -IS\n"
+"""Before the text of fpga_plugin/probe.py, for kubelet's probes. Without `site` there are no
+packages, of which it needs none."""
+
 
 def main(packages: Path, root: Path) -> None:
     """Make the root."""
@@ -67,8 +71,11 @@ def main(packages: Path, root: Path) -> None:
     site = root / "usr/local/lib" / PYTHON / "dist-packages"
     shutil.copytree(packages, site, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(site / "bin", ignore_errors=True)  # commands of libraries
-    (root / "usr/local/bin/fpga-plugin").write_text(COMMAND)
-    (root / "usr/local/bin/fpga-plugin").chmod(0o755)
+    commands = root / "usr/local/bin"
+    (commands / "fpga-plugin").write_text(COMMAND)
+    (commands / "fpga-plugin-probe").write_text(PROBE + (site / "fpga_plugin/probe.py").read_text())
+    for command in commands.iterdir():
+        command.chmod(0o755)
 
     for library in _libraries(root):
         _copy(library, root)

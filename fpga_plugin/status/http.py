@@ -3,7 +3,7 @@
 The standard library's server polls twice a second and takes a thread a connection; frameworks cost
 more memory than the rest of the plugin. h11 parses, so that what a hostile client sends is judged
 by code that was written for it. Request, time and number of connections are bounded: a client that
-is slow, or many of them, can only harm each other.
+is slow, or many of them, can only harm each other (`clients` tells who goes).
 """
 
 import asyncio
@@ -11,15 +11,18 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qs, unquote
 
 import h11
 import structlog
 
-from fpga_plugin.kubelet.sockets import socket_path
+from fpga_plugin.kubelet.sockets import socket_identity, socket_path
+from fpga_plugin.status.clients import Client, Clients, Stage
 
 log = structlog.get_logger()
 
@@ -29,16 +32,24 @@ MAX_HEAD: Final = 16384
 MAX_BODY: Final = 65536
 """Bytes of a request's body."""
 
-MAX_CONNECTIONS: Final = 32
-"""At a time and listener; further ones are closed unanswered."""
+HEAD_SECONDS: Final = 2.0
+"""From a connection to the end of its request's headers."""
 
 SECONDS: Final = 15.0
-"""From a connection's first byte to the last of its answer."""
-
-_REASONS: Final = {200: b"OK", 404: b"Not Found", 503: b"Service Unavailable"}
+"""From a connection to the last byte of its answer."""
 
 _READ = 4096
+
 _BACKLOG = 16
+"""Connections that asyncio accepts in one turn of its loop."""
+
+_QUEUE = 128
+"""Connections that the kernel keeps until then. It drops what comes to a full queue, and an honest
+client tries again after a second."""
+
+
+Headers = tuple[tuple[str, str], ...]
+"""Names and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class Request:
         query: the last value of each name.
         accept: the Accept header, in lower case.
         body: at most `MAX_BODY` bytes.
+        host: the Host header; None where there is none.
     """
 
     method: str
@@ -58,6 +70,7 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = ""
     body: bytes = b""
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +80,18 @@ class Response:
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Headers = ()
 
 
-def text(status: int, words: str) -> Response:
+def text(status: int, words: str, *, headers: Headers = ()) -> Response:
     """A plain answer."""
-    return Response(status, f"{words}\n".encode())
+    return Response(status, f"{words}\n".encode(), headers=headers)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+_Reached = Callable[..., None]
+"""Is told of a connection's stage, and of how many bytes it has to take."""
 
 
 class Listener:
@@ -83,23 +99,27 @@ class Listener:
 
     Args:
         handler: answers; what it raises is logged and becomes a 500.
-        seconds: how long a connection may take.
-        connections: how many there may be at a time.
+        clients: who is connected, and how many may be.
+        head_seconds: how long a connection may take until its request's headers are there.
+        seconds: how long it may take as a whole.
     """
 
     def __init__(
         self,
         handler: Handler,
         *,
+        clients: Clients | None = None,
+        head_seconds: float = HEAD_SECONDS,
         seconds: float = SECONDS,
-        connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._handler = handler
+        self._clients = Clients() if clients is None else clients
+        self._head_seconds = head_seconds
         self._seconds = seconds
-        self._most = connections
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unlink: tuple[str, str] | None = None
+        self._socket: tuple[str, str] | None = None
+        self._identity: str | None = None
         self.addresses: list[str] = []
 
     async def open_tcp(self, host: str, port: int) -> None:
@@ -111,8 +131,11 @@ class Listener:
         sockets = await _tcp_sockets(host, port)
         for one in sockets:
             self._servers.append(
-                await asyncio.start_server(self._connected, sock=one, limit=MAX_HEAD)
+                await asyncio.start_server(
+                    self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG
+                )
             )
+            one.listen(_QUEUE)
             shown = one.getsockname()
             shown_host = f"[{shown[0]}]" if ":" in shown[0] else shown[0]
             self.addresses.append(f"{shown_host}:{shown[1]}")
@@ -120,12 +143,14 @@ class Listener:
     async def open_unix(self, directory: str, name: str) -> None:
         """Listen on a unix socket that only its owner may connect to, in place of a left-over one.
 
+        A directory in its place is moved aside: a bind mount of a socket that was not there yet
+        makes one (Docker's `-v`, a hostPath).
+
         Raises:
             OSError: it cannot be made there.
         """
         with socket_path(directory, name) as path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            _clear(path)
             one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 one.bind(path)
@@ -134,25 +159,37 @@ class Listener:
             except BaseException:
                 one.close()
                 raise
-        self._unlink = directory, name
+        self._socket, self._identity = (directory, name), socket_identity(directory, name)
         self._servers.append(
-            await asyncio.start_unix_server(self._connected, sock=one, limit=MAX_HEAD)
+            await asyncio.start_unix_server(
+                self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG
+            )
         )
         self.addresses.append(os.path.join(directory, name))
 
     @property
+    def in_place(self) -> bool:
+        """Whether clients can find the unix socket: nobody removed or replaced it."""
+        return (
+            self._socket is not None
+            and self._identity is not None
+            and socket_identity(*self._socket) == self._identity
+        )
+
+    @property
     def connections(self) -> int:
         """How many there are now."""
-        return len(self._tasks)
+        return len(self._clients)
 
     async def close(self) -> None:
         """Listen no more and end the connections."""
         for server in self._servers:
             server.close()
         self._servers.clear()
-        if self._unlink is not None:
-            with contextlib.suppress(OSError), socket_path(*self._unlink) as path:
+        if self._socket is not None and self.in_place:
+            with contextlib.suppress(OSError), socket_path(*self._socket) as path:
                 os.unlink(path)
+        self._socket = None
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -161,35 +198,49 @@ class Listener:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "asyncio makes one for each connection"
-        if len(self._tasks) >= self._most:
-            writer.transport.abort()
-            return
         self._tasks.add(task)
+        client = Client(task, writer.transport, _source(writer.transport))
+        self._clients.enter(client)
+        began = asyncio.get_running_loop().time()
+        limit = asyncio.timeout_at(began + self._head_seconds)
+
+        def reached(stage: Stage, unread: int = 0) -> None:
+            if client.stage is Stage.HEAD:
+                limit.reschedule(began + self._seconds)
+            self._clients.reached(client, stage, unread)
+
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._serve(reader, writer)
+            async with limit:
+                await self._serve(reader, writer, reached)
                 # Waits for the client to take the answer, and for its end of the connection.
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # a client that went, was too slow, or is not waited for at the end
+        except (OSError, asyncio.CancelledError):  # a TimeoutError is an OSError
+            # A client that went, was too slow, had to make room, or is not waited for at the end.
+            if limit.expired():
+                self._clients.too_slow(client)
         except Exception:
             log.exception("unexpected error in an HTTP connection")
         finally:
             self._tasks.discard(task)
+            self._clients.leave(client)
             writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reached: _Reached
+    ) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         try:
-            request = await _receive(connection, reader)
+            request = await _receive(connection, reader, reached)
         except h11.RemoteProtocolError as error:
             request = None
             response = text(error.error_status_hint, "not an HTTP request that is understood here")
         else:
             if request is None:
                 return
+            reached(Stage.ANSWERING)
             response = await self._answer(request)
+        reached(Stage.READING, len(response.body))
         headers = [
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
@@ -202,7 +253,7 @@ class Listener:
             start = h11.Response(
                 status_code=response.status,
                 headers=headers,
-                reason=_REASONS.get(response.status, b""),
+                reason=HTTPStatus(response.status).phrase.encode(),
             )
             writer.write(connection.send(start) or b"")
             if request is None or request.method != "HEAD":
@@ -217,7 +268,9 @@ class Listener:
             return text(500, "an error in fpga-plugin: see its log")
 
 
-async def _receive(connection: h11.Connection, reader: asyncio.StreamReader) -> Request | None:
+async def _receive(
+    connection: h11.Connection, reader: asyncio.StreamReader, reached: _Reached
+) -> Request | None:
     """The request; None where the client went before it sent one.
 
     Raises:
@@ -231,6 +284,7 @@ async def _receive(connection: h11.Connection, reader: asyncio.StreamReader) -> 
             connection.receive_data(await reader.read(_READ))
         elif isinstance(event, h11.Request):
             head = event
+            reached(Stage.BODY)
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MAX_BODY:
@@ -250,13 +304,40 @@ def _request(head: h11.Request, body: bytes) -> Request:
     except ValueError as error:
         raise h11.RemoteProtocolError("too many parameters") from error
     accept = b", ".join(value for name, value in head.headers if name == b"accept")
+    host = next((value for name, value in head.headers if name == b"host"), None)
     return Request(
         method=head.method.decode("ascii", "replace"),
         path=unquote(path),
         query={name: values[-1] for name, values in parsed.items()},
         accept=accept.decode("ascii", "replace").lower(),
+        host=None if host is None else host.decode("ascii", "replace"),
         body=body,
     )
+
+
+def _source(transport: asyncio.WriteTransport) -> str:
+    """The address of the peer; empty for a unix socket."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def _clear(path: str) -> None:
+    """Make room for a socket.
+
+    Raises:
+        OSError: what is there cannot be removed or moved.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        aside = f"{path}.aside-{time.time_ns()}"
+        os.rename(path, aside)
+        log.warning(
+            "a directory in the place of the status socket is moved aside",
+            moved_to=os.path.basename(aside),
+        )
 
 
 async def _tcp_sockets(host: str, port: int) -> list[socket.socket]:

@@ -42,6 +42,8 @@ class Meters:
         """By resource."""
         self.reconciled = 0
         """Claims that ended because kubelet's records no longer showed them."""
+        self.http_dropped = Tally()
+        """HTTP connections that were closed before they had their answer, by reason."""
         self.port_failures = Tally()
         """By card: work on a region that failed."""
 

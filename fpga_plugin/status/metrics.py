@@ -94,6 +94,12 @@ def _counted(watched: Watched) -> Iterator[Metric]:
         ["resource"],
         meters.registrations.items(),
     )
+    yield _counter(
+        "http_connections_dropped",
+        "HTTP connections that were closed before they had their answer, by reason.",
+        ["reason"],
+        meters.http_dropped.items(),
+    )
 
 
 def _kubelet(parts: Parts) -> Iterator[Metric]:
@@ -134,6 +140,12 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
         "Whether kubelet's records could not be read at the last try: nothing is released.",
         [],
         [((), int(bool(parts.reconciler.problem)))],
+    )
+    yield _counter(
+        "kubelet_connections_dropped",
+        "Connections to the sockets for kubelet that were closed for what they sent, by reason.",
+        ["reason"],
+        parts.kubelet.dropped.items(),
     )
     yield _counter(
         "pod_source_answers",

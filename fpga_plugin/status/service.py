@@ -28,6 +28,10 @@ FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 """Seconds until an address that could not be had is tried again; doubles."""
 
+RECHECK: Final = 10.0
+"""Seconds between two looks whether the status socket is still there: the chart's liveness probe
+asks over it, and gives up after a minute."""
+
 
 class StatusService:
     """Belongs to the event loop.
@@ -35,10 +39,14 @@ class StatusService:
     Args:
         watched: what is shown.
         operations: what may be done to a card, by its word; may be filled later.
+        recheck: seconds between two looks whether the status socket is still there.
     """
 
-    def __init__(self, watched: Watched, operations: Mapping[str, Operation]) -> None:
+    def __init__(
+        self, watched: Watched, operations: Mapping[str, Operation], *, recheck: float = RECHECK
+    ) -> None:
         self._watched = watched
+        self._recheck = recheck
         self._operations = operations
         self._locked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,12 +81,21 @@ class StatusService:
         await self._locked.wait()
         await asyncio.sleep(START_DELAY)
         directory = self._watched.settings.state_dir
-        await self._retried(
-            lambda site: site.local,
-            lambda listener: listener.open_unix(directory, SOCKET),
-            os.path.join(directory, SOCKET),
-            hint="remove what is in its place: `fpga-plugin status` and `card` have nobody to ask",
-        )
+        while True:
+            listener = await self._retried(
+                lambda site: site.local,
+                lambda listener: listener.open_unix(directory, SOCKET),
+                os.path.join(directory, SOCKET),
+                hint="see to what is in its place: `fpga-plugin status` and `card` have nobody to"
+                " ask, and probes that ask there fail",
+            )
+            while listener.in_place:  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(self._recheck)
+            log.warning(
+                "the status socket was removed, and is made anew", address=listener.addresses[0]
+            )
+            self._listeners.remove(listener)
+            await listener.close()
 
     async def _retried(
         self,
@@ -88,11 +105,13 @@ class StatusService:
         *,
         hint: str,
     ) -> "Listener":
+        from fpga_plugin.status.clients import Clients
         from fpga_plugin.status.http import Listener  # h11: 5 ms that no registration waits for
         from fpga_plugin.status.site import Site
 
         delay = FIRST_RETRY
-        listener = Listener(handler(Site(self._watched, self._operations)))
+        clients = Clients(dropped=self._watched.meters.http_dropped)
+        listener = Listener(handler(Site(self._watched, self._operations)), clients=clients)
         while True:
             try:
                 await listen(listener)

@@ -1,22 +1,26 @@
 """Which path answers what, on the TCP address and on the local socket.
 
-Over TCP everything only looks: anybody who reaches the node's address may ask. What changes
-something is served on the local socket alone, whose file only its owner may open.
+Over TCP everything only looks: anybody who reaches the node's address may ask, by a name that is
+the node's (`hosts`). What changes something is served on the local socket alone, whose file only
+its owner may open; so is what kubelet's probes ask, so that nobody else can hold them up.
 """
 
 import json
+import socket
 from collections.abc import Mapping
 from typing import Final
 
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
 from fpga_plugin.status.health import not_live, not_ready
-from fpga_plugin.status.http import Request, Response, text
+from fpga_plugin.status.hosts import Hosts
+from fpga_plugin.status.http import Handler, Headers, Request, Response, text
 from fpga_plugin.status.view import view
 from fpga_plugin.status.watched import Operation, Watched
 
 JSON: Final = "application/json"
 
-_GET = frozenset({"GET", "HEAD"})
+_GET: Final = ("GET", "HEAD")
+_POST: Final = ("POST",)
 
 
 class Site:
@@ -31,18 +35,40 @@ class Site:
         self._watched = watched
         # Not `or`: it may be empty now and filled later.
         self._operations = {} if operations is None else operations
+        settings = watched.settings
+        self._hosts = Hosts(
+            (
+                socket.gethostname(),
+                settings.node_name or "",
+                settings.http_address.host if settings.http_address else "",
+                *(settings.http_hosts or ()),
+            )
+        )
+        self._local: dict[str, tuple[tuple[str, ...], Handler]] = {
+            "/status": (_GET, self._status),
+            "/metrics": (_GET, self._metrics),
+            "/healthz": (_GET, self._healthz),
+            "/readyz": (_GET, self._readyz),
+            "/card": (_POST, self._card),
+        }
         self._public = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
         }
-        if watched.settings.status_page:
+        if settings.status_page:
             self._public |= {"/": self._page, "/status.json": self._status}
 
     async def public(self, request: Request) -> Response:
         """On the TCP address."""
+        if not self._hosts.answers(request.host):
+            return text(
+                421,
+                "this Host is none of the node's names: ask by its address, or list the name in"
+                " FPGA_PLUGIN_HTTP_HOSTS",
+            )
         if request.method not in _GET:
-            return text(405, "only GET")
+            return text(405, "only GET", headers=_allow(_GET))
         answer = self._public.get(request.path)
         if answer is None:
             return text(404, f"there is nothing here: {' '.join(self._public)}")
@@ -50,15 +76,13 @@ class Site:
 
     async def local(self, request: Request) -> Response:
         """On the unix socket, which the node's root alone can open."""
-        match request.method, request.path:
-            case "GET", "/status":
-                return await self._status(request)
-            case "GET", "/metrics":
-                return await self._metrics(request)
-            case "POST", "/card":
-                return await self._card(request)
-            case _:
-                return _json(404, {"error": "this plugin does not know that request", "hint": ""})
+        methods, answer = self._local.get(request.path, ((), None))
+        if answer is None:
+            return _json(404, {"error": "this plugin does not know that request", "hint": ""})
+        if request.method not in methods:
+            error = {"error": f"{request.path} takes {' and '.join(methods)} alone", "hint": ""}
+            return _json(405, error, headers=_allow(methods))
+        return await answer(request)
 
     async def _healthz(self, _request: Request) -> Response:
         reason = await not_live()
@@ -111,5 +135,9 @@ def _operation(body: bytes) -> tuple[str, str]:
         raise InvalidRequestError("the request names no operation and card") from None
 
 
-def _json(status: int, value: object) -> Response:
-    return Response(status, json.dumps(value).encode(), JSON)
+def _allow(methods: tuple[str, ...]) -> Headers:
+    return (("Allow", ", ".join(methods)),)
+
+
+def _json(status: int, value: object, *, headers: Headers = ()) -> Response:
+    return Response(status, json.dumps(value).encode(), JSON, headers)

@@ -69,7 +69,7 @@ class _Writer:
         """It is all there."""
 
 
-_STATUSES = frozenset({200, 400, 404, 405, 409, 413, 414, 431, 501, 503})
+_STATUSES = frozenset({200, 400, 404, 405, 409, 413, 414, 421, 431, 501, 503})
 
 
 def _http(data: bytes) -> None:
@@ -81,7 +81,9 @@ def _http(data: bytes) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data[1:])
         reader.feed_eof()
-        await Listener(site.local if data[:1] == b"\1" else site.public)._serve(reader, writer)
+        await Listener(site.local if data[:1] == b"\1" else site.public)._serve(
+            reader, writer, lambda *_: None
+        )
 
     with capture_logs():
         asyncio.run(serve())
@@ -160,6 +162,7 @@ TARGETS = {
         _http,
         (
             b"\0GET /metrics?a=%41&b=1 HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n",
+            b"\0GET / HTTP/1.1\r\nHost: [::1]:9102\r\n\r\n",
             b"\0HEAD / HTTP/1.0\r\n\r\n",
             b"\0GET /readyz HTTP/1.0\r\n\r\n",
             b"\1GET /status HTTP/1.0\r\n\r\n",

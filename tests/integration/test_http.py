@@ -4,6 +4,8 @@ import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
 from urllib.parse import urlsplit
 
 import pytest
@@ -33,15 +35,30 @@ def address(plugin):
     return plugin.until_logged("serving metrics")["addresses"][0]
 
 
-def get(plugin, path, *, accept="", method="GET"):
-    """Status and body."""
+def ask(plugin, path, *, method="GET", **headers):
+    """The answer's head and body."""
     connection = http.client.HTTPConnection(address(plugin), timeout=20)
     try:
-        connection.request(method, path, headers={"Accept": accept} if accept else {})
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
-        return response.status, response.read().decode()
+        return response, response.read().decode()
     finally:
         connection.close()
+
+
+def get(plugin, path, *, accept="", method="GET"):
+    """Status and body."""
+    response, body = ask(plugin, path, method=method, **({"Accept": accept} if accept else {}))
+    return response.status, body
+
+
+def probe(node, word):
+    """Exit code and words of kubelet's exec probe."""
+    done = subprocess.run(
+        [sys.executable, "-IS", ROOT / "fpga_plugin/probe.py", word],
+        env=node.settings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def metrics(plugin, *, accept=OPENMETRICS):
@@ -232,6 +249,84 @@ def test_over_tcp_there_is_little_and_nothing_that_changes_anything(node, method
     assert get(serve(node), path, method=method)[0] == status
 
 
+def test_what_only_looks_says_so_and_does_not_answer_to_a_strangers_name(node):
+    plugin = serve(node)
+    response, _ = ask(plugin, "/metrics", method="POST")
+    assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+    for path in ("/metrics", "/healthz", "/nothing"):
+        response, body = ask(plugin, path, Host="rebound.example:9102")
+        assert response.status == 421
+        assert "FPGA_PLUGIN_HTTP_HOSTS" in body
+        assert "fpga_plugin_" not in body
+    for host in ("10.0.0.7:9102", "fpga-plugin.monitoring.svc:9102", "localhost"):
+        assert ask(plugin, "/healthz", Host=host)[0].status == 200
+
+
+def test_the_nodes_name_and_what_the_operator_lists_are_answered_to():
+    with Node("1x2", http_address="127.0.0.1:0", http_hosts="fpga.example.com") as node:
+        node.settings["NODE_NAME"] = "node7.example.com"
+        node.kubelet.start()
+        plugin = serve(node)
+        for host in ("node7.example.com:9102", "FPGA.example.com"):
+            assert ask(plugin, "/healthz", Host=host)[0].status == 200
+        assert ask(plugin, "/healthz", Host="example.com")[0].status == 421
+
+
+def test_the_status_socket_answers_the_probes(node):
+    plugin = serve(node)
+    eventually(lambda: probe(node, "readyz") == (0, "ok\n"))
+    assert probe(node, "healthz") == (0, "ok\n")
+    node.kubelet.stop()
+    code, reasons = eventually(lambda: said if (said := probe(node, "readyz"))[0] else None)
+    assert code == 1
+    assert REGIONS in reasons
+    assert probe(node, "healthz") == (0, "ok\n"), "starting anew would not help"
+    plugin.kill()
+    code, said = probe(node, "healthz")
+    assert code == 1
+    assert said.startswith(f"{node.state_dir}/status.sock does not answer: ")
+
+
+def test_the_status_socket_takes_no_other_method(node):
+    plugin = serve(node)
+    eventually(lambda: probe(node, "healthz")[0] == 0)
+    for path, method, allowed in (("/card", "GET", "POST"), ("/status", "POST", "GET, HEAD")):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(node.state_dir / "status.sock"))
+            client.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
+            response = http.client.HTTPResponse(client)
+            response.begin()
+            assert (response.status, response.headers["Allow"]) == (405, allowed)
+    assert plugin.process.poll() is None
+
+
+def test_half_sent_requests_hold_up_neither_the_probes_nor_other_requests(node):
+    """As many as may be open at once, and more: each new request takes the place of an old one."""
+    plugin = serve(node)
+    eventually(lambda: probe(node, "readyz") == (0, "ok\n"))
+    url = urlsplit(f"http://{address(plugin)}")
+
+    def half():
+        client = socket.create_connection((url.hostname, url.port))
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
+        return client
+
+    held = [half() for _ in range(200)]
+    try:
+        for _ in range(15):
+            assert get(plugin, "/healthz") == (200, "ok\n")
+            assert get(plugin, "/readyz") == (200, "ok\n")
+            assert probe(node, "healthz") == (0, "ok\n")
+            held += [half() for _ in range(5)]
+        seen = metrics(plugin)
+        assert seen['fpga_plugin_http_connections_dropped_total{reason="limit_of_address"}'] > 0
+        lines = plugin.logged("too many HTTP connections: the oldest unfinished ones are closed")
+        assert len(lines) == 1, "once a minute"
+    finally:
+        for one in held:
+            one.close()
+
+
 def test_a_port_that_is_taken_disturbs_nobody_and_is_taken_later(node):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -251,14 +346,9 @@ def test_a_directory_in_the_place_of_the_status_socket_disturbs_nobody(node):
     socket_path = node.state_dir / "status.sock"
     socket_path.mkdir(parents=True)
     plugin = serve(node)
-    line = plugin.until_logged(
-        "metrics and status are not served there; the plugin goes on without"
-    )
-    assert (line["address"], line["error"]) == (str(socket_path), "Is a directory")
-    assert "remove what is in its place" in line["hint"]
-    node.kubelet.allocate(P0)
-    socket_path.rmdir()
-    eventually(socket_path.is_socket)
+    line = plugin.until_logged("a directory in the place of the status socket is moved aside")
+    assert (node.state_dir / line["moved_to"]).is_dir()
+    eventually(lambda: probe(node, "healthz") == (0, "ok\n"))
 
 
 def test_metrics_are_served_before_kubelet_is_there():

@@ -6,6 +6,7 @@
 import copy
 import functools
 import json
+import socket
 import stat
 import subprocess
 import tarfile
@@ -226,6 +227,21 @@ def test_its_own_probes_find_it_ready_and_it_tells_who_has_what(
     assert tenant.uid not in text
     assert tenant.name not in text
     assert plugin_of(node).pod.container("fpga-plugin")["restartCount"] == 0
+
+
+def test_whoever_fills_its_port_does_not_hold_up_its_probes(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x2")
+    until(lambda: ready(node), "ready by the chart's probes")
+    held = [socket.create_connection(("127.0.0.1", 9102), timeout=10) for _ in range(300)]
+    try:
+        for word in ("healthz", "readyz"):
+            assert run_in(node, "/usr/local/bin/fpga-plugin-probe", word) == "ok\n"
+        assert "fpga_plugin_ready 1.0" in scraped()
+    finally:
+        for one in held:
+            one.close()
 
 
 def test_an_upgrade_leaves_a_running_pod_alone(make_node: Callable[..., Node]) -> None:

@@ -97,13 +97,45 @@ def test_its_rights_are_to_get_pods():
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
 
 
+def test_probes_ask_where_only_the_nodes_root_can_and_give_up_before_kubelet_does():
+    from fpga_plugin.probe import SECONDS
+
+    for kind, word in (("startup", "healthz"), ("liveness", "healthz"), ("readiness", "readyz")):
+        probe = container()[f"{kind}Probe"]
+        assert probe["exec"]["command"] == ["/usr/local/bin/fpga-plugin-probe", word]
+        assert probe["timeoutSeconds"] > SECONDS[word]
+        assert not {"httpGet", "tcpSocket", "grpc"} & probe.keys()
+
+
+def test_the_helm_chart_has_the_same_probes():
+    """What tests/deploy compares as a whole where helm is there."""
+    text = (CHART / "templates/daemonset.yaml").read_text()
+    own = (BASE / "daemonset.yaml").read_text()
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        (block,) = re.findall(rf"(?m)^ +{kind}:.*\n(?: {{10,}}.*\n)+", own)
+        assert block in text
+
+
+def test_the_image_has_the_probes_command_which_needs_no_package():
+    import ast
+
+    script = ROOT / "fpga_plugin/probe.py"
+    collect = (ROOT / "deploy/image/collect.py").read_text()
+    assert '"fpga-plugin-probe"' in collect
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(script.read_text()))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert imported == {"_socket", "os", "sys"}
+
+
 def test_probes_outlast_the_wait_for_a_predecessors_pr():
     from fpga_plugin.locks import WAIT_PROGRAMMING
 
     probe = container()["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > WAIT_PROGRAMMING
-    assert container()["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
-    assert container()["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     (port,) = container()["ports"]
     address = settings().http_address
     assert address is not None

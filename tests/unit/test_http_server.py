@@ -6,8 +6,11 @@ import socket
 import stat
 
 import pytest
+from structlog.testing import capture_logs
 
-from fpga_plugin.status.http import MAX_HEAD, Listener, Request, Response, text
+from fpga_plugin.status.clients import Clients
+from fpga_plugin.status.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
+from fpga_plugin.telemetry.tally import Tally
 
 LIMIT = 10.0
 
@@ -117,11 +120,26 @@ def test_an_error_of_ours_is_a_500_without_its_text():
     assert b"secret" not in answer
 
 
-def test_a_slow_client_is_ended_when_its_time_is_up():
+def test_a_client_that_does_not_finish_its_requests_head_is_ended_soon():
     async def test(listener):
         return await exchange(listener.addresses[0], b"GET / HT")  # never the rest
 
-    assert serve(test, seconds=0.05) == b""
+    dropped = Tally()
+    clients = Clients(dropped=dropped)
+    assert serve(test, clients=clients, head_seconds=0.05, seconds=3600) == b""
+    assert dict(dropped.items()) == {("slow_request",): 1}
+    assert HEAD_SECONDS == 2.0
+
+
+def test_a_client_that_does_not_finish_its_body_has_the_time_of_a_whole_request():
+    async def test(listener):
+        sent = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
+        return await exchange(listener.addresses[0], sent)
+
+    dropped = Tally()
+    clients = Clients(dropped=dropped)
+    assert serve(test, clients=clients, head_seconds=3600, seconds=0.05) == b""
+    assert dict(dropped.items()) == {("slow_request",): 1}
 
 
 def test_a_client_that_does_not_read_is_ended_and_others_are_served():
@@ -142,7 +160,54 @@ def test_a_client_that_does_not_read_is_ended_and_others_are_served():
     assert serve(test, large, seconds=0.3).endswith(b"a")
 
 
-def test_more_connections_than_allowed_are_closed_and_the_others_go_on():
+WHOLE = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+HALF = b"GET / HTTP/1.1\r\nHost:"
+
+
+async def begin(address: str, sent: bytes, *, source: str = "127.0.0.1"):
+    """A connection that has sent so much."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+    writer.write(sent)
+    return reader, writer
+
+
+async def ended(reader) -> bool:
+    async with asyncio.timeout(LIMIT):
+        try:
+            return await reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+
+def test_at_the_limit_the_oldest_unfinished_connection_makes_room_for_the_new_one():
+    dropped = Tally()
+
+    async def test(listener):
+        held = []
+        for number in range(3):
+            held.append(await begin(listener.addresses[0], HALF))
+            await connections(listener, number + 1)
+        with capture_logs() as lines:
+            answer = await exchange(listener.addresses[0], WHOLE)
+        gone = await ended(held[0][0])
+        still = listener.connections
+        for _, writer in held:
+            writer.close()
+        return answer, gone, still, lines
+
+    clients = Clients(most=3, dropped=dropped)
+    answer, gone, still, lines = serve(test, clients=clients, head_seconds=3600, seconds=3600)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert gone
+    assert still == 2, "the younger ones stay"
+    assert dict(dropped.items()) == {("limit",): 1}
+    (line,) = lines
+    assert line["event"] == "too many HTTP connections: the oldest unfinished ones are closed"
+    assert (line["reason"], line["source"], line["closed"]) == ("limit", "127.0.0.1", 1)
+
+
+def test_a_connection_that_is_being_answered_outlives_younger_ones_that_ask_for_nothing():
     release = asyncio.Event()
 
     async def waiting(_request):
@@ -150,17 +215,116 @@ def test_more_connections_than_allowed_are_closed_and_the_others_go_on():
         return text(200, "done")
 
     async def test(listener):
-        sent = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-        first = asyncio.create_task(exchange(listener.addresses[0], sent))
-        async with asyncio.timeout(LIMIT):
-            await connections(listener, 1)
-        second = await exchange(listener.addresses[0], sent)
+        first = asyncio.create_task(exchange(listener.addresses[0], WHOLE))
+        await connections(listener, 1)
+        halves = [await begin(listener.addresses[0], HALF) for _ in range(8)]
+        assert await ended(halves[0][0])
+        release.set()
+        for _, writer in halves:
+            writer.close()
+        return await first
+
+    clients = Clients(most=3)
+    assert serve(test, waiting, clients=clients, head_seconds=3600).endswith(b"done\n")
+
+
+def test_where_all_are_being_answered_the_new_one_is_still_not_refused():
+    release = asyncio.Event()
+
+    async def waiting(request):
+        if request.path == "/wait":
+            await release.wait()
+        return text(200, "done")
+
+    async def test(listener):
+        wait = b"GET /wait HTTP/1.0\r\n\r\n"
+        first = asyncio.create_task(exchange(listener.addresses[0], wait))
+        await connections(listener, 1)
+        second = await exchange(listener.addresses[0], WHOLE)
         release.set()
         return await first, second
 
-    first, second = serve(test, waiting, connections=1)
-    assert first.endswith(b"done\n")
-    assert second == b""
+    first, second = serve(test, waiting, clients=Clients(most=1))
+    assert first == b""
+    assert second.endswith(b"done\n")
+
+
+def test_a_flood_from_one_address_ends_its_own_connections_alone():
+    dropped = Tally()
+
+    async def test(listener):
+        other = await begin(listener.addresses[0], HALF, source="127.0.0.2")
+        await connections(listener, 1)
+        flood = [await begin(listener.addresses[0], HALF) for _ in range(20)]
+        assert await ended(flood[0][0])
+        other[1].write(b" h\r\n\r\n")
+        answer = await other[0].read()
+        for _, writer in [other, *flood]:
+            writer.close()
+        return answer
+
+    clients = Clients(most=10, most_from_one=4, dropped=dropped)
+    assert serve(test, clients=clients, head_seconds=3600).startswith(b"HTTP/1.1 200")
+    assert {reason for (reason,), _ in dropped.items()} == {"limit_of_address"}
+
+
+def test_a_prober_at_the_flooders_address_is_answered_each_time():
+    """A flood of half-sent requests, each of which comes back as soon as it is closed."""
+
+    async def flood(address):
+        while True:
+            reader, writer = await begin(address, HALF)
+            try:
+                await reader.read()
+            except ConnectionResetError:
+                pass
+            finally:
+                writer.close()
+
+    async def test(listener):
+        address = listener.addresses[0]
+        floods = [asyncio.create_task(flood(address)) for _ in range(40)]
+        await connections(listener, 32)
+        answers = [await exchange(address, WHOLE) for _ in range(15)]
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+        return answers
+
+    clients = Clients(most=64, most_from_one=32)
+    answers = serve(test, clients=clients, head_seconds=3600)
+    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 15
+
+
+def test_answers_that_nobody_reads_make_room_for_others():
+    dropped = Tally()
+
+    async def large(request):
+        return Response(200, b"a" * (8 << 20 if request.path == "/large" else 1))
+
+    async def test(listener):
+        ask = b"GET /large HTTP/1.0\r\n\r\n"
+        held = []
+        for _ in range(4):
+            held.append(await begin(listener.addresses[0], ask))
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(LIMIT):
+            await connections(listener, 2)
+        answer = await exchange(listener.addresses[0], WHOLE)
+        for _, writer in held:
+            writer.transport.abort()
+        return answer
+
+    clients = Clients(most_unread=17 << 20, dropped=dropped)
+    assert serve(test, large, clients=clients).endswith(b"\r\n\r\na")
+    assert dict(dropped.items()) == {("unread_answers",): 2}
+
+
+def test_one_answer_that_is_larger_than_all_may_be_is_given():
+    async def large(_request):
+        return Response(200, b"a" * 100_000)
+
+    assert ask(WHOLE, large, clients=Clients(most_unread=1000)).endswith(b"a" * 100_000)
 
 
 def test_closing_ends_a_connection_that_waits():
@@ -239,3 +403,35 @@ def test_a_directory_with_a_long_path_has_a_socket_too(tmp_path):
         return there
 
     assert asyncio.run(main())
+
+
+def test_a_directory_in_the_place_of_a_unix_socket_is_moved_aside(tmp_path):
+    (tmp_path / "s.sock").mkdir()
+    (tmp_path / "s.sock/kept").touch()
+
+    async def main():
+        listener = Listener(echo)
+        with capture_logs() as lines:
+            await listener.open_unix(str(tmp_path), "s.sock")
+        there = (tmp_path / "s.sock").is_socket()
+        await listener.close()
+        return there, lines
+
+    there, (line,) = asyncio.run(main())
+    assert there
+    assert (tmp_path / line["moved_to"] / "kept").exists()
+
+
+def test_a_unix_socket_that_was_replaced_is_noticed_and_not_removed(tmp_path):
+    async def main():
+        listener = Listener(echo)
+        await listener.open_unix(str(tmp_path), "s.sock")
+        before = listener.in_place
+        (tmp_path / "s.sock").unlink()
+        (tmp_path / "s.sock").touch()
+        after = listener.in_place
+        await listener.close()
+        return before, after
+
+    assert asyncio.run(main()) == (True, False)
+    assert (tmp_path / "s.sock").is_file()

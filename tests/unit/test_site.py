@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import cast
 
+from fpga_plugin.config import Settings
 from fpga_plugin.status.http import Request
 from fpga_plugin.status.site import Site
 from fpga_plugin.status.watched import Operation, Watched
@@ -15,7 +16,7 @@ def test_operations_that_come_after_the_socket_are_found():
         return {"card": card}
 
     operations: dict[str, Operation] = {}
-    watched = SimpleNamespace(settings=SimpleNamespace(status_page=False))
+    watched = SimpleNamespace(settings=Settings())
     site = Site(cast("Watched", watched), operations)
     body = json.dumps({"operation": "drain", "card": "0000-10-00.0"}).encode()
 

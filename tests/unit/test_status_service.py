@@ -1,0 +1,51 @@
+"""The two listeners as the daemon has them."""
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from fpga_plugin.config import Settings
+from fpga_plugin.status import SOCKET
+from fpga_plugin.status.service import RECHECK, StatusService
+from fpga_plugin.status.watched import Watched
+
+LIMIT = 10.0
+
+
+def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
+    path = tmp_path / SOCKET
+
+    async def there():
+        async with asyncio.timeout(LIMIT):
+            while not path.is_socket():  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(0.005)
+
+    async def healthz() -> bytes:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def main():
+        settings = Settings(state_dir=str(tmp_path), http_address=None)
+        service = StatusService(Watched(settings), {}, recheck=0.01)
+        service.start()
+        service.locked()
+        try:
+            await there()
+            path.unlink()
+            await there()
+            return await healthz()
+        finally:
+            await service.close()
+
+    with capture_logs() as lines:
+        answer = asyncio.run(main())
+    assert answer.endswith(b"ok\n")
+    assert [line["event"] for line in lines] == ["the status socket was removed, and is made anew"]
+    assert not path.exists()
+
+
+def test_the_look_for_it_comes_before_a_liveness_probe_gives_up():
+    assert RECHECK < 60
