@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.api.messages import v1beta1
-from fpga_plugin.api.wire import well_typed
+from fpga_plugin.api.wire import typed
 from fpga_plugin.pods.checkpoint import CheckpointEntry, CheckpointUnreadableError
 
 
@@ -38,7 +38,8 @@ def cached_grant(entry: CheckpointEntry) -> CachedGrant | None:
     if not entry.response:
         return None
     try:
-        answer = _decode(binascii.a2b_base64(entry.response, strict_mode=True))
+        raw = binascii.a2b_base64(entry.response, strict_mode=True)
+        answer = typed(v1beta1.ContainerAllocateResponse.parse(raw))
     except Exception as error:  # betterproto2 raises many types for bad bytes
         raise CheckpointUnreadableError(
             f"kubelet's cached answer to Allocate for {entry.resource} of pod {entry.pod_uid}"
@@ -48,10 +49,3 @@ def cached_grant(entry: CheckpointEntry) -> CachedGrant | None:
     return CachedGrant(
         envs=dict(answer.envs), nodes=frozenset(device.host_path for device in answer.devices)
     )
-
-
-def _decode(raw: bytes) -> v1beta1.ContainerAllocateResponse:
-    answer = v1beta1.ContainerAllocateResponse.parse(raw)
-    if not well_typed(answer):
-        raise ValueError("a field is of another type")
-    return answer

@@ -28,6 +28,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.api.messages import v1
+from fpga_plugin.api.wire import typed
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.pods.names import is_ours, parse_name, parse_resource
@@ -162,7 +163,7 @@ class PodResourcesClient:
             PodResourcesError: there is no answer; `reason` tells why.
         """
         async with self._call() as (stub, epoch):
-            answer = await _list(stub)
+            answer = typed(await _list(stub))
             devices = tuple(
                 PodDevices(
                     namespace=parse_name(pod.namespace),
@@ -185,7 +186,9 @@ class PodResourcesClient:
             PodResourcesError: there is no answer; NOT_SERVED before kubelet 1.23.
         """
         async with self._call() as (stub, _):
-            answer = await stub.get_allocatable_resources(v1.AllocatableResourcesRequest())
+            answer = typed(
+                await stub.get_allocatable_resources(v1.AllocatableResourcesRequest())
+            )
             return self._ours(answer.devices)
 
     def _ours(self, groups: Iterable[v1.ContainerDevices]) -> dict[ResourceName, frozenset[str]]:

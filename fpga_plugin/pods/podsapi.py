@@ -15,7 +15,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from fpga_plugin.api.messages import core_v1, v1alpha1
-from fpga_plugin.api.wire import well_typed
+from fpga_plugin.api.wire import typed
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.pod import (
@@ -110,9 +110,7 @@ def decode(raw: bytes) -> Pod:
         ValueError: it has no name, or a field is of another type.
         Exception: of many kinds, where `raw` is no protobuf.
     """
-    pod = core_v1.Pod.parse(raw)
-    if not well_typed(pod):
-        raise ValueError("a field is of another type")
+    pod = typed(core_v1.Pod.parse(raw))
     metadata = pod.metadata or core_v1.ObjectMeta()
     spec = pod.spec or core_v1.PodSpec()
     status = pod.status or core_v1.PodStatus()

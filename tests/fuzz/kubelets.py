@@ -9,6 +9,7 @@ from operators import AFU, INTERFACE, scratch
 from target import Target
 
 from fpga_plugin.api.messages import core_v1, v1, v1beta1
+from fpga_plugin.api.wire import typed
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.kubelet.encoding import Codec
 from fpga_plugin.pods import apiserver, podsapi
@@ -50,6 +51,9 @@ def _calls(data: bytes) -> None:
             if kind is v1beta1.PreStartContainerRequest:
                 assert all(isinstance(each, str) for each in message.devices_ids)
                 assert all(isinstance(each, str) for each in message.env.values())
+            if kind is v1beta1.PreferredAllocationRequest:
+                for container in message.container_requests:
+                    assert isinstance(container.allocation_size, int)
 
 
 def _understood(pod: Pod) -> None:
@@ -79,12 +83,12 @@ def _api_server(data: bytes) -> None:
 def _pod_resources(data: bytes) -> None:
     """What comes of kubelet's answer is a documented error or whole."""
     try:
-        answer = v1.ListPodResourcesResponse.parse(data)
+        answer = typed(v1.ListPodResourcesResponse.parse(data))
         for pod in answer.pod_resources:
             for container in pod.containers:
                 for resource, devices in _CLIENT._ours(container.devices).items():
                     assert resource.startswith("fpga.intel.com/")
-                    assert all(devices)
+                    assert all(isinstance(device, str) for device in devices)
     except AssertionError:
         raise
     except Exception:  # noqa: BLE001  # documented: each becomes a PodResourcesError

@@ -171,6 +171,30 @@ def test_whatever_a_prestart_carries_is_refused_and_the_next_one_is_served():
         node.kubelet.prestart(P0, env=NO_REQUEST)
 
 
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"\x1a\x01\x01",  # a packed list of one
+        b"\x1a\x02\x01\x01",
+        b"\x1a\x00",
+        b"\x1b\x1c",  # a group
+        b"\x1d\1\0\0\0",  # four bytes
+        b"\x1a\x02\xff\xff",  # a list that is cut off within a number
+    ],
+)
+def test_a_preferred_allocation_whose_size_is_no_number_is_refused(size):
+    with Node().up() as node:
+        call = node.kubelet.endpoint(REGIONS).channel.unary_unary(
+            "/v1beta1.DevicePlugin/GetPreferredAllocation"
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            call(_field(1, _field(1, P0.encode()) + size), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert _field(1, P0.encode()) in call(
+            _field(1, _field(1, P0.encode()) + b"\x18\1"), timeout=20
+        )
+
+
 def test_variables_that_are_made_of_each_other_do_not_fill_the_plugins_memory():
     """Kubelet expands `$(A)$(A)` before it calls: a few lines may become any number of bytes."""
     with Node().up() as node:

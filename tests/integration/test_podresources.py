@@ -145,6 +145,23 @@ def test_a_dead_pod_that_old_kubelets_list_without_ids_holds_nothing(path):
     assert ask(path, kubelet, "list_devices") == ()
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"\x10\x01",  # a number as a device's id
+        b"\x13\x14",  # a group as one
+        b"\x08\x01",  # a number as the resource's name
+    ],
+)
+@pytest.mark.parametrize("method", ["snapshot", "allocatable"])
+def test_an_answer_whose_fields_are_of_other_types_is_none(path, method, odd):
+    group = devices(REGION, "r0")
+    group._unknown_fields = odd
+    kubelet = Kubelet()
+    kubelet.pods, kubelet.devices = [pod(app=[group])], [group]
+    assert "not understood (a field is of another type)" in str(failure(path, kubelet, method))
+
+
 def test_no_pods_is_an_answer(path):
     assert ask(path, Kubelet(), "list_devices") == ()
 
