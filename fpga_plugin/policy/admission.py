@@ -2,9 +2,11 @@
 
 Made from the same `Policy`, so that there is one source of the rules; the plugin's own check stays
 the one that counts. CEL sees a pod's spec as it is written and not the values that kubelet makes of
-it. What it cannot see (`valueFrom`, `$(NAME)`, `envFrom` where env names no request) it judges like
-every bitstream at once: allowed if the first rule that could match allows all of them, else
-refused. Apart from that it decides as `Policy.judge` does, or more strictly where a pod is
+it. A container hides a request when a request variable has a `valueFrom` of any kind or a `$` in
+its value, or when an `envFrom` may define one, whatever its `env` names beside that: the ConfigMap
+or Secret may add a second request, or be written later. A hidden request is refused, unless there
+is nothing that it could be refused for: the first rule that could match allows every bitstream.
+Apart from that the admission policy decides as `Policy.judge` does, or more strictly where a pod is
 malformed and fails at PreStart anyway.
 
 The rules are data in one variable, not code: however many there are, the expressions stay the same.
@@ -25,10 +27,10 @@ _HIDDEN: Final = "?"
 MAX_EXPRESSION: Final = 90_000
 """Characters of one expression; the API server's parser takes 100 000."""
 
-_REQUEST: Final = (
-    "(e.name.startsWith('FPGA_REGION_') || e.name.startsWith('FPGA_BITSTREAM_ID_')"
-    " || e.name.startsWith('FPGA_AFU_'))"
-)
+_KINDS: Final = ("FPGA_REGION_", "FPGA_BITSTREAM_ID_", "FPGA_AFU_")
+"""What the names of variables begin with that the policy is asked about; it knows no parameters."""
+
+_REQUEST: Final = "(" + " || ".join(f"e.name.startsWith('{kind}')" for kind in _KINDS) + ")"
 _NAMES_BITSTREAM: Final = (
     "(e.name.startsWith('FPGA_BITSTREAM_ID_') || e.name.startsWith('FPGA_AFU_'))"
 )
@@ -177,11 +179,14 @@ def _refusals(prefix: str) -> str:
         f"k.substring(k.startsWith('{prefix}/region-') ?"
         f" {len(prefix) + len('/region-')} : {len(prefix) + len('/fpga-')})"
     )
+    # The name of a variable that comes by `envFrom` is its prefix with a key behind it.
+    may_define = "||".join(
+        f" '{kind}'.startsWith(s.prefix) || s.prefix.startsWith('{kind}') " for kind in _KINDS
+    ).strip()
     hidden = (
         f"((has(c.env) && c.env.exists(e, {_REQUEST} && (has(e.value) && e.value != ''"
         " ? e.value.contains('$') : has(e.valueFrom))))"
-        " || (has(c.envFrom) && size(c.envFrom) > 0"
-        " && !(has(c.env) && c.env.exists(e, e.name.startsWith('FPGA_REGION_')))))"
+        f" || (has(c.envFrom) && c.envFrom.exists(s, !has(s.prefix) || {may_define})))"
     )
     requested = (
         f"c.env.filter(e, {_NAMES_BITSTREAM} && c.env.exists(f,"

@@ -129,9 +129,35 @@ def test_it_decides_as_the_plugin_does(source: str, server: ControlPlane, namesp
             assert (f"rule {rule} denies it" if rule else "the default is deny") in str(told)
 
 
-HIDDEN_ID = [
+def hidden_id(**source: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": "FPGA_REGION_1", "value": ID},
+        {"name": "FPGA_AFU_1", "valueFrom": source},
+    ]
+
+
+KEY = {"name": "x", "key": "k"}
+FIELD = hidden_id(fieldRef={"fieldPath": "metadata.annotations['a']"})
+OPTIONAL = hidden_id(configMapKeyRef=KEY | {"optional": True})
+CONFIG_MAP, SECRET = hidden_id(configMapKeyRef=KEY), hidden_id(secretKeyRef=KEY)
+RESOURCE = hidden_id(resourceFieldRef={"resource": "limits.cpu", "divisor": "1m"})
+REGION_HIDDEN = [
+    {"name": "FPGA_REGION_1", "valueFrom": {"configMapKeyRef": KEY}},
+    {"name": "FPGA_AFU_1", "value": AFU},
+]
+SECOND_HIDDEN = [
+    *({"name": name, "value": value} for name, value in env().items()),
+    {"name": "FPGA_REGION_2", "value": ID},
+    {"name": "FPGA_BITSTREAM_ID_2", "valueFrom": {"secretKeyRef": KEY}},
+]
+OF_HIDDEN = [
+    {"name": "A", "valueFrom": {"secretKeyRef": KEY}},
     {"name": "FPGA_REGION_1", "value": ID},
-    {"name": "FPGA_AFU_1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}},
+    {"name": "FPGA_AFU_1", "value": "$(A)"},
+]
+EMPTY = [
+    {"name": "FPGA_REGION_1", "value": ID},
+    {"name": "FPGA_AFU_1", "value": "", "valueFrom": {"secretKeyRef": KEY}},
 ]
 EXPANDED = [
     {"name": "A", "value": AFU_3},
@@ -145,7 +171,13 @@ TWICE = [
 ]
 
 
-@pytest.mark.parametrize("variables", [HIDDEN_ID, EXPANDED, TWICE])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        FIELD, CONFIG_MAP, OPTIONAL, SECRET, RESOURCE, REGION_HIDDEN, SECOND_HIDDEN, EMPTY,
+        OF_HIDDEN, EXPANDED, TWICE,
+    ],
+)  # fmt: skip
 def test_what_it_cannot_see_is_refused_where_it_matters(
     source: str, server: ControlPlane, variables: Any
 ) -> None:
@@ -153,14 +185,76 @@ def test_what_it_cannot_see_is_refused_where_it_matters(
     assert refusal(server, "lab", container((REGION,), variables)) is None
 
 
-def test_variables_from_elsewhere_matter_where_env_has_no_request(
-    source: str, server: ControlPlane
-) -> None:
-    elsewhere = {"envFrom": [{"configMapRef": {"name": "x"}}]}
-    told = refusal(server, "team-a", container((REGION,), {}) | elsewhere)
+def test_a_request_made_of_a_file_is_refused(source: str, server: ControlPlane) -> None:
+    variables = hidden_id(fileKeyRef={"volumeName": "v", "path": "f", "key": "k"})
+    spec = {"volumes": [{"name": "v", "emptyDir": {}}]}
+    told = refusal(server, "team-a", container((REGION,), variables), **spec)
     assert told is not None
     assert "does not spell out" in told
+    assert refusal(server, "lab", container((REGION,), variables), **spec) is None
+
+
+ELSEWHERE = [
+    {"configMapRef": {"name": "x"}},
+    {"configMapRef": {"name": "x", "optional": True}},
+    {"secretRef": {"name": "x"}},
+    {"prefix": "", "secretRef": {"name": "x"}},
+    {"prefix": "F", "configMapRef": {"name": "x"}},
+    {"prefix": "FPGA_", "configMapRef": {"name": "x"}},
+    {"prefix": "FPGA_REGION_", "configMapRef": {"name": "x"}},
+    {"prefix": "FPGA_AFU_2", "secretRef": {"name": "x"}},
+    {"prefix": "FPGA_BITSTREAM_ID_2_", "secretRef": {"name": "x"}},
+]
+REGION_ONLY = {"FPGA_REGION_1": ID}
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE, ids=str)
+@pytest.mark.parametrize("variables", [{}, env(), REGION_ONLY, {"PATH": "/bin"}])
+def test_variables_from_elsewhere_are_refused_whatever_env_names(
+    source: str, server: ControlPlane, elsewhere: Any, variables: Any
+) -> None:
+    harmless = {"prefix": "APP_", "configMapRef": {"name": "y"}}
+    both = container((REGION,), variables) | {"envFrom": [harmless, elsewhere]}
+    told = refusal(server, "team-a", both)
+    assert told is not None
+    assert "does not spell out" in told
+    assert refusal(server, "lab", both) is None  # every bitstream is allowed there
+    assert refusal(server, "stranger", both) is not None
+
+
+@pytest.mark.parametrize("prefix", ["APP_", "FPGA_DEVICE_", "FPGA_DRIVER_PARAMS_", "fpga_region_"])
+def test_variables_that_cannot_be_requests_may_come_from_elsewhere(
+    source: str, server: ControlPlane, prefix: str
+) -> None:
+    elsewhere = {"envFrom": [{"prefix": prefix, "secretRef": {"name": "x"}}]}
     assert refusal(server, "team-a", container((REGION,), env()) | elsewhere) is None
+    assert refusal(server, "team-a", container((REGION,), env(AFU_3)) | elsewhere) is not None
+
+
+def test_hidden_requests_of_containers_without_a_device_are_nobodys_business(
+    source: str, server: ControlPlane
+) -> None:
+    plain = {"name": "side", "image": "i", "envFrom": [{"secretRef": {"name": "x"}}]}
+    assert refusal(server, "team-a", container((REGION,), env()), plain) is None
+
+
+def test_kubernetes_gives_an_ephemeral_container_no_device(
+    source: str, server: ControlPlane
+) -> None:
+    pods = "/api/v1/namespaces/team-a/pods"
+    pod = {
+        "metadata": {"name": "debugged"},
+        "spec": {"containers": [container((REGION,), env())], "nodeName": "nobody"},
+    }
+    server.call("POST", pods, pod)
+    debug = container((REGION,), env(AFU_3), "debug") | {"envFrom": [{"secretRef": {"name": "x"}}]}
+    there = server.call("GET", f"{pods}/debugged")
+    there["spec"]["ephemeralContainers"] = [debug]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.call("PUT", f"{pods}/debugged/ephemeralcontainers", there)
+    assert caught.value.code == 422
+    assert "ephemeralContainers[0].resources: Forbidden" in caught.value.read().decode()
+    server.call("DELETE", f"{pods}/debugged?gracePeriodSeconds=0")
 
 
 def test_init_containers_count(source: str, server: ControlPlane) -> None:
@@ -168,6 +262,12 @@ def test_init_containers_count(source: str, server: ControlPlane) -> None:
     told = refusal(server, "team-a", container((REGION,), env()), initContainers=[bad])
     assert told is not None
     assert "container first" in told
+    for more in ({}, {"restartPolicy": "Always"}):
+        hides = container((REGION,), env(), "first") | more | {"envFrom": [ELSEWHERE[0]]}
+        told = refusal(server, "team-a", container((REGION,), env()), initContainers=[hides])
+        assert told is not None
+        assert "container first: " in told
+        assert "does not spell out" in told
 
 
 def test_pods_without_an_fpga_are_none_of_its_business(source: str, server: ControlPlane) -> None:
