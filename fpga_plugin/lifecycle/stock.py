@@ -217,7 +217,7 @@ class PodEnvSource:
             except PodSourceError as error:
                 problems.append(error.message)
             else:
-                return pod.ended or not pod.is_kubelets(uid)
+                return pod.ended or pod.uid != uid
         raise NoSourceError(
             f"no source tells whether pod {uid} is still there: {'; '.join(problems)}",
             hint=_CONFIGURE,
@@ -358,7 +358,7 @@ class PodEnvSource:
         else:
             namespace, name = known.namespace, known.name
         pod = await (await self._api()).get(namespace, name)
-        if not pod.is_kubelets(question.uid):
+        if pod.uid != question.uid:
             raise PodSourceError(
                 f"the API server's pod {namespace}/{name} is another one ({pod.uid})"
             )

@@ -39,6 +39,10 @@ from fpga_plugin.pods.pod import (
     secret_key,
 )
 
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""On the API server's copy of a static pod: the uid under which kubelet runs it, which is another
+(pkg/kubelet/types, ConfigMirrorAnnotationKey)."""
+
 CALL_SECONDS = 5.0
 """PreStart has 25 s for everything."""
 
@@ -130,8 +134,9 @@ def convert(pod: ApiPod) -> Pod:
     metadata = pod.metadata or ObjectMeta()
     spec = pod.spec or core_v1.PodSpec(containers=[])
     status = pod.status or core_v1.PodStatus()
+    original = _original(metadata, spec)
     namespace, name, uid = parse_identity(
-        metadata.namespace or "", metadata.name or "", metadata.uid or ""
+        metadata.namespace or "", metadata.name or "", original or metadata.uid or ""
     )
     conditions = {one.type: one.status == "True" for one in status.conditions or ()}
     return Pod(
@@ -153,7 +158,26 @@ def convert(pod: ApiPod) -> Pod:
         },
         ended=status.phase in ENDED_PHASES,
         sandbox=conditions.get(SANDBOX_CONDITION),
+        static=original is not None,
     )
+
+
+def _original(metadata: ObjectMeta, spec: core_v1.PodSpec) -> str | None:
+    """Kubelet's uid of the static pod of which this is the mirror; None: it is no mirror.
+
+    Anybody who creates a pod may write the annotation, and so take the place of another pod. A
+    mirror that kubelet made has one owner besides, the node on which it runs
+    (pkg/kubelet/pod/mirror_client.go), and from kubelets the API server takes no others
+    (plugin/pkg/admission/noderestriction). A pod that names a Node of another uid as its owner is
+    removed by the garbage collector.
+    """
+    told = (metadata.annotations or {}).get(MIRROR_ANNOTATION)
+    owners = metadata.ownerReferences or ()
+    if told is None or len(owners) != 1:
+        return None
+    (owner,) = owners
+    of_node = (owner.apiVersion, owner.kind, owner.name) == ("v1", "Node", spec.nodeName)
+    return told if of_node and owner.controller else None
 
 
 def _container(container: core_v1.Container) -> Container:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fpga_plugin.errors import InvalidRequestError, quote
-from fpga_plugin.pods.pod import MIRROR_ANNOTATION, Container, Pod, Variable
+from fpga_plugin.pods.pod import Container, Pod, Variable
 from fpga_plugin.pods.requests import REQUEST_PREFIXES, is_request_variable
 
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
@@ -122,7 +122,7 @@ def _field(pod: Pod, path: str) -> _Value:
     fields = {
         "metadata.name": pod.name,
         "metadata.namespace": pod.namespace,
-        "metadata.uid": pod.annotations.get(MIRROR_ANNOTATION, pod.uid),
+        "metadata.uid": pod.uid,
         "spec.nodeName": pod.node,
         "spec.host": pod.node,  # its name in old manifests
         "spec.serviceAccountName": pod.service_account,

@@ -14,13 +14,6 @@ from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.names import parse_name, parse_pod_uid
 
-MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
-"""On the API server's copy of a static pod: the uid under which kubelet runs it, which is another
-(pkg/kubelet/types, ConfigMirrorAnnotationKey)."""
-
-SOURCE_ANNOTATION: Final = "kubernetes.io/config.source"
-"""Where kubelet has a pod from; `api` unless it is a static one (pkg/kubelet/types)."""
-
 SANDBOX_CONDITION: Final = "PodReadyToStartContainers"
 """False while kubelet is about to make a sandbox; on by default since Kubernetes 1.29."""
 
@@ -126,13 +119,16 @@ class Pod:
     """One pod, spec and status.
 
     Attributes:
-        uid: `metadata.uid`; of the API server's copy of a static pod it is not kubelet's.
+        uid: under which kubelet runs it.
+        labels: the tenant's own, as annotations are: they say nothing that the plugin may believe.
+        annotations: see `labels`.
         init: init containers in order, sidecars among them.
         containers: app containers in order.
         states: what kubelet says of each container; a missing one waits.
         ended: its phase is one that no pod leaves; its containers may still be on their way out.
         sandbox: whether the pod has its sandbox, so that init containers that completed stay
             completed; None: this kubelet does not say.
+        static: kubelet has it from a file or URL: its spec may change while its uid does not.
     """
 
     namespace: str
@@ -147,16 +143,7 @@ class Pod:
     states: Mapping[str, State] = field(default_factory=dict)
     ended: bool = False
     sandbox: bool | None = None
-
-    @property
-    def static(self) -> bool:
-        """Kubelet has it from a file or URL: its spec may change while its uid does not."""
-        from_api = self.annotations.get(SOURCE_ANNOTATION, "api") == "api"
-        return not from_api or MIRROR_ANNOTATION in self.annotations
-
-    def is_kubelets(self, uid: PodUid) -> bool:
-        """Whether this is the pod that kubelet knows by `uid`."""
-        return uid in {self.uid, self.annotations.get(MIRROR_ANNOTATION)}
+    static: bool = False
 
     def state(self, container: str) -> State:
         """What kubelet says of a container; it waits where kubelet says nothing."""

@@ -186,9 +186,7 @@ class PodResourcesClient:
             PodResourcesError: there is no answer; NOT_SERVED before kubelet 1.23.
         """
         async with self._call() as (stub, _):
-            answer = typed(
-                await stub.get_allocatable_resources(v1.AllocatableResourcesRequest())
-            )
+            answer = typed(await stub.get_allocatable_resources(v1.AllocatableResourcesRequest()))
             return self._ours(answer.devices)
 
     def _ours(self, groups: Iterable[v1.ContainerDevices]) -> dict[ResourceName, frozenset[str]]:

@@ -38,6 +38,10 @@ from fpga_plugin.pods.pod import (
     secret_key,
 )
 
+SOURCE_ANNOTATION = "kubernetes.io/config.source"
+"""Where kubelet has a pod from; `api` unless it is a static one. Kubelet writes it itself, over
+whatever a tenant wrote there (pkg/kubelet/config/config.go, updatePodsFunc)."""
+
 CALL_SECONDS = 3.0
 """Kubelet answers from memory, in milliseconds."""
 
@@ -80,7 +84,7 @@ class PodsApi:
             raise PodSourceError(
                 f"the answer of kubelet at {self._path} is not understood ({why})"
             ) from error
-        if not pod.is_kubelets(uid):
+        if pod.uid != uid:
             raise PodSourceError(f"kubelet at {self._path} answered with another pod: {pod.uid}")
         return pod
 
@@ -132,6 +136,7 @@ def decode(raw: bytes) -> Pod:
         },
         ended=status.phase in ENDED_PHASES,
         sandbox=conditions.get(SANDBOX_CONDITION),
+        static=metadata.annotations.get(SOURCE_ANNOTATION, "api") != "api",
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from daemon_support import AFU_2, ID, LIMIT, REGIONS, Node
 from grpclib.const import Status
@@ -24,14 +24,20 @@ def request(afu: str) -> dict[str, str]:
 
 
 APP_ENV = request(AFU_2)
+NODE = "node-a"
+OF_NODE = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "n", "controller": True}
+"""The owner of a mirror that kubelet made."""
 
 
 class FakePod:
     """A pod as kubelet knows it; what kubelet does with it is up to the test."""
 
-    def __init__(self, *, init=None, app=None, uid=UID, name="compress", annotations=None):
+    def __init__(
+        self, *, init=None, app=None, uid=UID, name="compress", annotations=None, owners=()
+    ):
         self.uid, self.name = uid, name
         self.annotations: dict[str, str] = annotations or {}
+        self.owners: Sequence[Mapping[str, object]] = owners
         self.labels: dict[str, str] = {}
         self.init: dict[str, Mapping[str, object]] = init or {}
         self.app: dict[str, Mapping[str, object]] = {"app": APP_ENV} if app is None else app
@@ -81,8 +87,13 @@ class FakePod:
                 "uid": self.uid,
                 "labels": self.labels,
                 "annotations": self.annotations,
+                "ownerReferences": list(self.owners),
             },
-            "spec": {"initContainers": containers(self.init), "containers": containers(self.app)},
+            "spec": {
+                "nodeName": NODE,
+                "initContainers": containers(self.init),
+                "containers": containers(self.app),
+            },
             "status": {
                 "phase": self.phase,
                 "conditions": [{"type": "PodReadyToStartContainers", "status": str(self.sandbox)}],
@@ -138,7 +149,9 @@ class FakePod:
             ]
 
         return core_v1.Pod(
-            metadata=core_v1.ObjectMeta(**told["metadata"]),
+            metadata=core_v1.ObjectMeta(
+                **{name: of for name, of in told["metadata"].items() if name != "ownerReferences"}
+            ),
             spec=core_v1.PodSpec(
                 init_containers=containers(told["spec"]["initContainers"]),
                 containers=containers(told["spec"]["containers"]),

@@ -19,6 +19,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import (
     APP_ENV,
+    OF_NODE,
     REGION,
     UID,
     FakePod,
@@ -45,6 +46,7 @@ from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podsapi import PodsApi
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
+MIRROR = {"kubernetes.io/config.mirror": UID}
 PREFIX = "fpga.intel.com"
 DEVICES = (DeviceId(P0),)
 
@@ -481,7 +483,7 @@ def test_a_copy_of_a_static_pod_that_somebody_deleted_ends_nothing(tmp_path, lis
         with pytest.raises(NoSourceError, match="its name is not known"):
             await source.ended(UID)
 
-    copy = FakePod(uid=OTHER_UID, annotations={"kubernetes.io/config.mirror": UID})
+    copy = FakePod(uid=OTHER_UID, annotations=MIRROR, owners=[OF_NODE])
     with ApiServerDouble(copy) as api:
         run(story(api))
 
@@ -534,10 +536,50 @@ def test_the_copy_of_a_static_pod_has_kubelets_uid_in_an_annotation(tmp_path, li
             for _ in range(2):
                 assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
 
-    copy = FakePod(uid=OTHER_UID, annotations={"kubernetes.io/config.mirror": UID})
+    copy = FakePod(uid=OTHER_UID, annotations=MIRROR, owners=[OF_NODE])
     with ApiServerDouble(copy) as api:
         run(story(api))
         assert len(api.asked) == 2
+
+
+def test_a_pod_that_says_it_is_a_mirror_takes_nobodys_place(tmp_path, list_socket):
+    """Its tenant deleted the pod that still runs, and made another one of the same name."""
+
+    async def story(api):
+        async with serving(PodResources(compress=P0), list_socket):
+            said = await unanswered(
+                from_api_server(api.kubeconfig(tmp_path), list_socket), identity()
+            )
+            assert f"is another one ({OTHER_UID})" in said
+
+    with ApiServerDouble(FakePod(uid=OTHER_UID, annotations=MIRROR)) as api:
+        run(story(api))
+
+
+def test_a_pod_that_says_it_is_a_mirror_keeps_no_other_pods_device(tmp_path, list_socket):
+    async def story(api):
+        async with serving(PodResources(compress=P0), list_socket):
+            source = from_api_server(api.kubeconfig(tmp_path), list_socket)
+            await source.ask(identity(), DEVICES, fresh=True)
+        assert not await source.ended(UID)
+        (path,) = api.pods
+        api.pods[path] = FakePod(uid=OTHER_UID, annotations=MIRROR)
+        assert await source.ended(UID)
+
+    with ApiServerDouble(FakePod()) as api:
+        run(story(api))
+
+
+def test_a_pod_that_says_it_is_static_is_asked_for_once(tmp_path, list_socket):
+    async def story(api):
+        async with serving(PodResources(compress=P0), list_socket):
+            source = from_api_server(api.kubeconfig(tmp_path), list_socket)
+            for _ in range(2):
+                assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+
+    with ApiServerDouble(FakePod(annotations={"kubernetes.io/config.source": "file"})) as api:
+        run(story(api))
+        assert len(api.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,17 @@ class Kubelet:
 
 
 class Pod:
-    """A pod of the test, as kubelet sees it: a file, or an object of the API server."""
+    """A pod of the test, as kubelet sees it: a file, or an object of the API server.
 
-    def __init__(self, node: "Node", manifest: Mapping[str, Any]) -> None:
+    Args:
+        node: where it runs.
+        manifest: without a uid.
+        static: a file even where there is an API server.
+    """
+
+    def __init__(self, node: "Node", manifest: Mapping[str, Any], *, static: bool = False) -> None:
         self._node = node
-        self._control_plane = node.kubelet.control_plane
+        self._control_plane = None if static else node.kubelet.control_plane
         self.name: str = manifest["metadata"]["name"]
         self._namespace: str = manifest["metadata"].get("namespace", "default")
         if self._control_plane is None:
@@ -304,7 +310,9 @@ class Node:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {allocatable().get(resource)}") from None
 
-    def pod(self, name: str, *containers: Mapping[str, Any], **spec: Any) -> Pod:
+    def pod(
+        self, name: str, *containers: Mapping[str, Any], static: bool = False, **spec: Any
+    ) -> Pod:
         """Give kubelet a pod; its containers are from `container`."""
         manifest = {
             "apiVersion": "v1",
@@ -321,7 +329,7 @@ class Node:
             }
             | spec,
         }
-        return Pod(self, manifest)
+        return Pod(self, manifest, static=static)
 
     def regions(self) -> dict[str, dict[str, Any]]:
         """The simulated cards' regions as they are."""

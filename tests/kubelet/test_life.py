@@ -32,6 +32,17 @@ def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[.
     until(lambda: pod.output() == "node /dev/dfl-port.0\nopened", "the container has its port")
 
 
+def test_a_static_pod_is_programmed_as_it_asks(make_node: Callable[..., Node]) -> None:
+    """With an API server its mirror tells what it asks for, once kubelet has made one."""
+    node = make_node("1x1")
+    pod = node.pod("asks", container(env=request()), static=True)
+    pod.until_running()
+    assert node.afu(P0) == AFU
+    if node.kubelet.control_plane is not None:
+        (told,) = node.plugin.logged("pod read", pod=pod.uid)
+        assert (told["source"], told["name"], told["kept"]) == ("api-server", "asks-node", False)
+
+
 def test_a_container_without_a_device_has_no_port(make_node: Callable[..., Node]) -> None:
     node = make_node("1x1")
     pod = node.pod(

@@ -10,6 +10,7 @@ import pytest
 from grpclib.const import Status
 from lightkube.resources.core_v1 import Pod as ApiPod
 
+from fpga_plugin.api.messages import core_v1
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods import apiserver, podsapi
@@ -145,9 +146,14 @@ def test_labels_and_annotations_may_change(path, expected):
 
 
 def test_the_uid_of_a_static_pod_is_kubelets():
+    found = env_of((REGION, field("metadata.uid")), uid=PodUid("static-uid"), static=True)
+    assert found.env == {REGION: "static-uid"}
+
+
+def test_no_annotation_changes_the_uid():
     annotations = {"kubernetes.io/config.mirror": "static-uid"}
     found = env_of((REGION, field("metadata.uid")), annotations=annotations)
-    assert found.env == {REGION: "static-uid"}
+    assert found.env == {REGION: UID}
 
 
 @pytest.mark.parametrize(
@@ -381,15 +387,66 @@ def test_values_never_show():
     assert "x$(Y)" not in repr(told)
 
 
-def test_static_pods_are_told_by_their_annotations():
-    assert not pod().static
-    assert not pod(annotations={"kubernetes.io/config.source": "api"}).static
-    assert pod(annotations={"kubernetes.io/config.source": "file"}).static
-    mirror = pod(annotations={"kubernetes.io/config.mirror": "other-uid"})
-    assert mirror.static
-    assert mirror.is_kubelets(PodUid("other-uid"))
-    assert not mirror.is_kubelets(PodUid("third-uid"))
-    assert not pod().is_kubelets(PodUid("other-uid"))
+def of_api_server(**metadata):
+    known = {"namespace": "tenant", "name": "compress", "uid": UID, **metadata}
+    told = {"metadata": known, "spec": {"containers": [], "nodeName": "node-a"}}
+    return apiserver.convert(msgspec.convert(told, type=ApiPod))
+
+
+def of_kubelet(**metadata):
+    known = core_v1.ObjectMeta(namespace="tenant", name="compress", uid=UID, **metadata)
+    return podsapi.decode(bytes(core_v1.Pod(metadata=known)))
+
+
+MIRROR = {"kubernetes.io/config.mirror": "0" * 32, "kubernetes.io/config.source": "file"}
+NODE = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "n", "controller": True}
+
+
+def test_kubelet_says_itself_which_pods_are_static():
+    assert not of_kubelet().static
+    assert not of_kubelet(annotations={"kubernetes.io/config.source": "api"}).static
+    assert of_kubelet(annotations={"kubernetes.io/config.source": "file"}).static
+    for annotations in (MIRROR, MIRROR | {"kubernetes.io/config.source": "api"}):
+        assert of_kubelet(annotations=annotations).uid == UID
+
+
+def test_a_mirror_belongs_to_the_node_that_it_is_on():
+    mirror = of_api_server(annotations=MIRROR, ownerReferences=[NODE])
+    assert (mirror.uid, mirror.static) == ("0" * 32, True)
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        None,
+        [],
+        [NODE | {"kind": "ReplicaSet"}],
+        [NODE | {"apiVersion": "example.com/v1"}],
+        [NODE | {"name": "node-b"}],
+        [NODE | {"controller": False}],
+        [{key: value for key, value in NODE.items() if key != "controller"}],
+        [NODE, NODE | {"kind": "ReplicaSet"}],
+        [NODE, NODE],
+    ],
+)
+@pytest.mark.parametrize(
+    "annotations", [MIRROR, {"kubernetes.io/config.source": "file"}], ids=["mirror", "source"]
+)
+def test_what_a_tenant_writes_makes_no_mirror(annotations, owners):
+    told = of_api_server(annotations=annotations, ownerReferences=owners)
+    assert (told.uid, told.static) == (UID, False)
+
+
+def test_a_pod_of_a_node_without_the_annotation_is_no_mirror():
+    told = of_api_server(annotations={"kubernetes.io/config.source": "file"},
+                         ownerReferences=[NODE])  # fmt: skip
+    assert (told.uid, told.static) == (UID, False)
+
+
+def test_a_mirror_of_no_uid_is_not_understood():
+    annotations = {"kubernetes.io/config.mirror": "../x"}
+    with pytest.raises(ValueError, match="is no pod uid"):
+        of_api_server(annotations=annotations, ownerReferences=[NODE])
 
 
 # -------------------------------------------------------------------- whose turn it is
