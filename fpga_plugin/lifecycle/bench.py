@@ -88,9 +88,9 @@ class Bench:
 
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
         self.begin(card, [region.id for region in regions])
-        held = await self.workers.run(card.id, open_all)
         try:
-            yield held
+            # Inside: who is cancelled meanwhile is told so when they are open.
+            yield await self.workers.run(card.id, open_all)
         finally:
             await self.workers.finish(card.id, stack.close)
 

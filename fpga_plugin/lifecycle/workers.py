@@ -5,6 +5,10 @@ behind a lock of its own and runs in a thread of its own: one stuck card never h
 What only reads, and what no PR holds up, has another: it neither waits for a neighbour's PR nor,
 where a read hangs, takes a thread from other cards. A thread ends when nobody wants it any more;
 256 idle cards cost nothing.
+
+A thread cannot be interrupted. Whoever is cancelled while one works for him waits for its end
+first: else the card's lock would be free while it is worked on, and what the thread opened would be
+nobody's to close.
 """
 
 import asyncio
@@ -50,7 +54,7 @@ class CardWorkers:
     async def run(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a blocking function in the card's thread.
+        """Call a blocking function in the card's thread; cancelled, it waits for its end.
 
         Raises:
             NotFinishedError: the plugin is ending; nothing was called.
@@ -81,7 +85,17 @@ class CardWorkers:
 
     async def _run(self, name: str, function: Callable[[], T]) -> T:
         with self._thread(name) as thread:
-            return await asyncio.get_running_loop().run_in_executor(thread, function)
+            work = asyncio.get_running_loop().run_in_executor(thread, function)
+            cancelled: asyncio.CancelledError | None = None
+            while not work.done():
+                try:
+                    await asyncio.wait([work])  # which, cancelled, leaves it alone
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            if cancelled is not None:
+                work.exception()  # nobody is told, and asyncio does not complain of that
+                raise cancelled
+            return work.result()
 
     @contextmanager
     def _thread(self, name: str) -> Iterator[ThreadPoolExecutor]:

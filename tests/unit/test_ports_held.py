@@ -1,0 +1,168 @@
+"""Ports that are held for a moment are closed again, whatever becomes of who held them."""
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from ledger_support import make_card
+
+from fpga_plugin.errors import PortInUseError
+from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.cards import CardActions
+from fpga_plugin.lifecycle.workers import CardWorkers
+
+CARD = make_card(0)
+
+
+class Backend:
+    """Opens a port when the test lets it, and counts those that are open."""
+
+    def __init__(self):
+        self.opening, self.closing = threading.Event(), threading.Event()
+        self.go_on = threading.Event()
+        self.slow = "open"
+        self.fails = False
+        self.open = []
+
+    @contextmanager
+    def open_port(self, _card, region):
+        if self.slow == "open":
+            self.opening.set()
+            assert self.go_on.wait(20)
+        if self.fails and self.open:
+            raise PortInUseError("somebody has it open")
+        self.open.append(region.id)
+        try:
+            yield object()
+        finally:
+            if self.slow == "close":
+                self.closing.set()
+                assert self.go_on.wait(20)
+            self.open.remove(region.id)
+
+
+def make_bench():
+    backend, workers = Backend(), CardWorkers()
+    ledger = SimpleNamespace(
+        lives=Counter(),
+        cards={CARD.id: CARD},
+        drained={CARD.id},
+        rebinding=set(),
+        claims_on=lambda _: (),
+        record=lambda _: SimpleNamespace(former=frozenset(), condition="blank", reason=""),
+    )
+    bench = Bench(
+        ledger=ledger, backend=backend, blanks=None, workers=workers, cgroups=None, report=None
+    )
+    return bench, backend
+
+
+async def reached(event):
+    assert await asyncio.to_thread(event.wait, 20)
+
+
+async def cancelled_while_the_thread_works(task, bench, backend, *, times):
+    """Cancel a task, see that it keeps the card's lock for as long as the thread works."""
+    for _ in range(times):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+        assert bench.workers.locked(CARD.id)
+    backend.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert backend.open == []
+    assert not bench.workers.locked(CARD.id)
+
+
+async def hold(bench, inside=lambda: asyncio.sleep(0)):
+    async with bench.workers.lock(CARD.id), bench.ports(CARD, CARD.regions):
+        await inside()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("slow", ["open", "close"])
+def test_ports_of_a_task_that_is_cancelled_are_closed(slow, times):
+    async def story():
+        bench, backend = make_bench()
+        backend.slow = slow
+        task = asyncio.create_task(hold(bench))
+        await reached(backend.opening if slow == "open" else backend.closing)
+        await cancelled_while_the_thread_works(task, bench, backend, times=times)
+
+    asyncio.run(story())
+
+
+def test_ports_of_a_task_that_is_cancelled_while_it_holds_them_are_closed():
+    async def story():
+        bench, backend = make_bench()
+        backend.slow = ""
+        holds = asyncio.Event()
+
+        async def inside():
+            holds.set()
+            await asyncio.sleep(20)
+
+        task = asyncio.create_task(hold(bench, inside))
+        await holds.wait()
+        assert len(backend.open) == len(CARD.regions)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert backend.open == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_of_ports_that_cannot_all_be_had_none_is_kept_by_who_is_cancelled():
+    async def story():
+        bench, backend = make_bench()
+        backend.fails = True
+        task = asyncio.create_task(hold(bench))
+        await reached(backend.opening)
+        await cancelled_while_the_thread_works(task, bench, backend, times=1)
+
+    asyncio.run(story())
+
+
+def test_a_call_that_runs_out_of_time_while_a_port_opens_leaves_none_open():
+    """`card drain` on a connection whose time is up, and on a plugin that ends."""
+
+    async def story():
+        bench, backend = make_bench()
+        recovery = SimpleNamespace(due=lambda _: False)
+        actions = CardActions(bench, recovery, look=None, poke=None)
+        bench.ledger.set_drained = lambda *_, **__: None
+
+        async def drain():
+            async with asyncio.timeout(None) as scope:
+                scopes.append(scope)
+                await actions.drain(CARD.id)
+
+        scopes = []
+        task = asyncio.create_task(drain())
+        await reached(backend.opening)
+        scopes[0].reschedule(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        backend.go_on.set()
+        with pytest.raises(TimeoutError):
+            await task
+        assert backend.open == []
+        assert not bench.workers.locked(CARD.id)
+
+    asyncio.run(story())
+
+
+def test_what_the_thread_raises_is_raised():
+    async def story():
+        workers = CardWorkers()
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(CARD.id, lambda: 1 // 0)
+
+    asyncio.run(story())
