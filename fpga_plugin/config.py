@@ -163,7 +163,8 @@ class Settings:
         parse_resource_prefix,
         "a DNS subdomain in lower case",
         "Domain of the resources: `<prefix>/region-<interface id>` for a region, "
-        "`<prefix>/fpga-<interface id>` for a whole card.",
+        "`<prefix>/fpga-<interface id>` for a whole card. Pods that have devices keep them under "
+        "the prefix that was set before, until they end.",
     )
     advertise: Advertise = _setting(
         "FPGA_PLUGIN_ADVERTISE",

@@ -45,8 +45,9 @@ class DeviceLists:
     def resources(self) -> tuple[ResourceName, ...]:
         """Resources to register: what was ever registered, less what never may be.
 
-        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out is registered only where there
-        is, or in this life was, a claim of it, so that its pods are re-admitted.
+        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, or of another prefix, is
+        registered only where there is, or in this life was, a claim of it, so that its pods are
+        re-admitted.
 
         Derives no list: this is asked for while kubelet waits for its Allocate.
         """
@@ -55,20 +56,22 @@ class DeviceLists:
             self._counted = counted
             self._registered = tuple(
                 name
-                for name in sorted(self._ledger.resources)
-                if name.startswith(f"{self._prefix}/")
-                and (self._wanted(name) or name in self._owned)
+                for name in sorted(self._ledger.resources | self._owned)
+                if self._wanted(name) or name in self._owned
             )
         return self._registered
 
     def _wanted(self, name: ResourceName) -> bool:
+        domain, _, kind = name.partition("/")
+        if domain != self._prefix:
+            return False
         match self._advertise:
             case Advertise.BOTH:
                 return True
             case Advertise.REGION:
-                return name.startswith(f"{self._prefix}/region-")
+                return kind.startswith("region-")
             case Advertise.WHOLE:
-                return name.startswith(f"{self._prefix}/fpga-")
+                return kind.startswith("fpga-")
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""

@@ -268,17 +268,17 @@ class Reconciler:
     def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
         """Devices under our names that this plugin never advertised: another plugin's pods."""
         foreign = {
-            entry.resource: entry.pod_uid
+            _kind(entry.resource): entry
             for entry in checkpoint.entries
             if not all(_is_ours(text) for text in entry.devices)
         }
         cards: dict[CardId, str] = {}
         for card in self._ledger.cards.values():
             for resource in resource_names(self._prefix, card):
-                if (pod := foreign.get(resource)) is not None:
+                if (entry := foreign.get(_kind(resource))) is not None:
                     cards[card.id] = (
-                        f"pod {pod} holds devices of {resource} that another plugin gave it; drain"
-                        " the node of such pods"
+                        f"pod {entry.pod_uid} holds devices of {entry.resource} that another plugin"
+                        " gave it; drain the node of such pods"
                     )
         if cards != self._ledger.foreign:
             for card_id, reason in cards.items():
@@ -411,6 +411,11 @@ class Reconciler:
                 return True
             await asyncio.sleep(REWRITE_POLL)
         return now is None and stamp is None
+
+
+def _kind(resource: ResourceName | None) -> str:
+    """What a resource is a resource of, whichever prefix was set when it was given away."""
+    return "" if resource is None else resource.partition("/")[2]
 
 
 def _is_ours(text: str) -> bool:

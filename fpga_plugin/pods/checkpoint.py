@@ -57,7 +57,7 @@ class CheckpointEntry:
     Attributes:
         pod_uid: the pod; may be dead.
         container: the container; init containers are there too.
-        resource: the resource, of our domain.
+        resource: the resource, one of ours (`is_ours`).
         devices: ids as their plugin wrote them, which need not have been this one.
         response: kubelet's cached answer to Allocate, a serialised ContainerAllocateResponse, in
             base64; empty where the file has none.
@@ -77,7 +77,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the checkpoint says of one domain's resources.
+    """What the checkpoint says of our resources.
 
     Attributes:
         entries: who holds what.
@@ -136,7 +136,7 @@ _IDS: Final[msgspec.json.Decoder[_Ids]] = msgspec.json.Decoder(_Ids)
 
 
 def read_checkpoint(path: str, prefix: str) -> Checkpoint:
-    """Read the checkpoint at `path`; entries of resources in the domain `prefix` only.
+    """Read the checkpoint at `path`; entries of our resources only (`is_ours`).
 
     Blocks: call it in a thread.
 

@@ -13,6 +13,7 @@ from fpga_plugin.ids import PodUid, ResourceName
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _RESOURCE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_FPGAS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}", re.ASCII)
 
 
 def parse_pod_uid(text: str) -> PodUid:
@@ -43,18 +44,24 @@ def parse_name(text: str) -> str:
 
 
 def is_ours(resource: str, prefix: str) -> bool:
-    """Whether a resource is in the domain `prefix` (`fpga.intel.com`), whoever serves it."""
-    return resource.startswith(f"{prefix}/")
+    """Whether devices of a resource may be devices of this node's cards.
+
+    So is every resource in the domain `prefix` (`fpga.intel.com`), whoever serves it. And every one
+    that is called as this plugin calls its own, in whatever domain: pods keep what they were given
+    when the operator changes the prefix, and kubelet keeps its name.
+    """
+    return resource.startswith(f"{prefix}/") or _FPGAS.fullmatch(resource) is not None
 
 
 def parse_resource(text: str, prefix: str) -> ResourceName:
-    """An extended resource in the domain `prefix`; kubelet's rule for the part after the `/`.
+    """A resource of `is_ours`; kubelet's rule for the part after the `/`.
 
     Raises:
         ValueError: `text` is something else.
     """
     domain, _, name = text.partition("/")
-    if domain != prefix or not _RESOURCE.fullmatch(name):
+    of_prefix = domain == prefix and _RESOURCE.fullmatch(name) is not None
+    if not of_prefix and not _FPGAS.fullmatch(text):
         msg = f"{quote(text)} is no resource of {quote(prefix)}"
         raise ValueError(msg)
     return ResourceName(text)

@@ -82,7 +82,7 @@ class PodDevices:
         namespace: the pod's namespace.
         pod: the pod's name.
         container: the container.
-        resource: the resource, of our domain.
+        resource: the resource, one of ours (`is_ours`).
         devices: ids as their plugin wrote them; at least one.
     """
 
@@ -125,7 +125,7 @@ class PodResourcesClient:
 
     Args:
         socket_path: `/var/lib/kubelet/pod-resources/kubelet.sock`, as this process sees it.
-        prefix: the domain whose resources are told.
+        prefix: of our resources (`is_ours`).
         call_seconds: how long a call may take, connecting included.
     """
 
@@ -157,7 +157,7 @@ class PodResourcesClient:
         return (await self.snapshot()).devices
 
     async def snapshot(self) -> PodList:
-        """List every container that holds devices of our domain.
+        """List every container that holds devices of ours.
 
         Raises:
             PodResourcesError: there is no answer; `reason` tells why.
@@ -180,7 +180,7 @@ class PodResourcesClient:
         return PodList(devices, epoch)
 
     async def allocatable(self) -> Mapping[ResourceName, frozenset[str]]:
-        """The healthy devices, free or not, of each resource of our domain that kubelet knows.
+        """The healthy devices, free or not, of each of our resources that kubelet knows.
 
         Raises:
             PodResourcesError: there is no answer; NOT_SERVED before kubelet 1.23.

@@ -122,12 +122,23 @@ def test_devices_of_our_resources_are_listed_by_container(path):
     kubelet.pods = [
         pod("a", "one", app=[devices(REGION, "r0"), devices("nvidia.com/gpu", "g")], side=[]),
         pod("b", "two", app=[devices(WHOLE, "c0")], other=[devices(REGION, "r1", "r2")]),
-        pod("c", "two", app=[devices("x" + REGION, "r3")]),
+        pod("c", "two", app=[devices("x" + PREFIX + "/region-odd", "r3")]),
+        pod("d", "two", app=[devices("example.com/gpu-" + "0" * 32, "g")]),
     ]
     assert ask(path, kubelet, "list_devices") == (
         PodDevices("one", "a", "app", REGION, frozenset({"r0"})),
         PodDevices("two", "b", "app", WHOLE, frozenset({"c0"})),
         PodDevices("two", "b", "other", REGION, frozenset({"r1", "r2"})),
+    )
+
+
+def test_devices_that_were_given_under_another_prefix_are_listed_too(path):
+    old = REGION.replace(PREFIX, "fpga.example.com")
+    kubelet = Kubelet()
+    kubelet.pods = [pod("a", "one", app=[devices(old, "r0"), devices(REGION, "r1")])]
+    assert ask(path, kubelet, "list_devices") == (
+        PodDevices("one", "a", "app", old, frozenset({"r0"})),
+        PodDevices("one", "a", "app", REGION, frozenset({"r1"})),
     )
 
 

@@ -199,3 +199,27 @@ def test_a_kubelet_that_lost_the_devices_is_registered_with_anew():
         assert node.afu(P0) == AFU_2, "whoever runs is not disturbed"
 
     on_stock_kubelet(story)
+
+
+def test_a_pod_keeps_its_device_when_the_operator_changes_the_prefix():
+    """Cgroups are not seen here: kubelet's records are all that keeps the region from a scrub."""
+    old, new = REGION, ResourceName(REGION.replace("fpga.intel.com", "fpga.example.com"))
+
+    async def story(node, double, server):
+        pod = await running(double, server)
+        await asyncio.to_thread(node.plugin.kill)
+        node.set(resource_prefix="fpga.example.com")
+        node.start()
+        await logged(node, "kubelet's records read")
+        await double.wait_for(new, lambda listed: listed.healthy == {P1})
+        await listed_again(double, 6)
+        assert node.afu(P0) == AFU_2
+        await double.wait_for(old, lambda listed: listed.healthy == {P0})
+        await double.start_container(pod, "app")  # again
+        assert node.afu(P0) == AFU_2
+        await double.end_pod(pod)
+        await double.wait_for(new, lambda listed: listed.healthy == {P0, P1})
+        await double.wait_for(old, lambda listed: not listed.healthy)
+        assert node.afu(P0) == BLANK
+
+    on_stock_kubelet(story)

@@ -102,7 +102,8 @@ READERS = {
     "resource": Reader(
         lambda text: parse_resource(text, "fpga.intel.com"),
         f"fpga.intel.com/region-{INTERFACE}",
-        r"fpga\.intel\.com/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+        r"fpga\.intel\.com/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+        r"|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}",
     ),
     "resource of a policy": Reader(
         lambda text: parse_device_resource(ids.ResourceName(text))[1],

@@ -221,6 +221,32 @@ def test_resources_of_another_prefix_are_not_registered() -> None:
     assert make_lists(ledger).resources() == (WHOLE, REGIONS)
 
 
+def test_a_resource_of_another_prefix_is_registered_while_its_devices_are_owned() -> None:
+    old = ResourceName(REGIONS.replace(PREFIX, "fpga.example.com"))
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    (claim,) = ledger.claims.values()
+    snapshot = replace(
+        journal.snapshot,
+        resources=frozenset({old}),
+        claims=(replace(claim, resource=old),),
+    )
+    ledger = reopened(MemoryJournal(snapshot), CARD)
+    lists = make_lists(ledger)
+    assert lists.resources() == tuple(sorted((old, WHOLE, REGIONS)))
+    assert shown(lists, old) == {P0: True}
+    assert P0 not in shown(lists)
+    assert shown(lists, WHOLE) == {}
+    ledger.allocate(old, [P0])  # kubelet's next container of the pod
+    ledger.release([P0])
+    assert shown(lists, old) == {}
+    assert P0 in shown(lists)
+    assert make_lists(reopened(MemoryJournal(journal.snapshot), CARD)).resources() == (
+        WHOLE,
+        REGIONS,
+    )
+
+
 def test_listeners_hear_which_card_changed_until_they_stop() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
     heard: list[object] = []

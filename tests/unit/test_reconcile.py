@@ -52,6 +52,7 @@ class Kubelet:
         self.epoch = "1:1:1"
         self.resends = 0
         self.rewrites = True
+        self.resource = RESOURCE
         self.on_list: Callable[[], None] = lambda: None
 
     async def snapshot(self) -> PodList:
@@ -60,7 +61,7 @@ class Kubelet:
         if self.failing:
             raise PodResourcesError("no answer", reason=NoListReason.RATE_LIMITED)
         pods = tuple(
-            PodDevices("default", "pod", "app", RESOURCE, frozenset({device}))
+            PodDevices("default", "pod", "app", self.resource, frozenset({device}))
             for device in sorted(self.listed)
         )
         return PodList(pods, self.epoch)
@@ -70,7 +71,7 @@ class Kubelet:
             {
                 "PodUID": "0a0a0a0a-0000-4000-8000-000000000001",
                 "ContainerName": "app",
-                "ResourceName": RESOURCE,
+                "ResourceName": self.resource,
                 "DeviceIDs": {"-1": [device]},
                 "AllocResp": "",
             }
@@ -548,6 +549,41 @@ def test_another_plugins_devices_leave_the_card_alone_until_they_are_gone(direct
     assert ADDRESS.card_id in world.ledger.foreign
     world.kubelet.checkpoint = set()
     world.play(lambda: not world.ledger.foreign)
+
+
+OLD = ResourceName(RESOURCE.replace(PREFIX, "fpga.example.com"))
+"""What the plugin called its regions when another prefix was set."""
+
+
+def test_a_device_that_a_pod_has_under_another_prefix_is_kept(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.resource = OLD
+    world.kubelet.checkpoint = {REGION}
+    world.kubelet.write([REGION])
+    world.ledger.adopt(OLD, DeviceId(REGION), POD, {})
+    world.play(lambda: world.kubelet.resends > 2)
+    assert world.released == []
+    world.kubelet.checkpoint = set()
+    world.play(lambda: world.released == [REGION])
+
+
+def test_without_a_journal_owners_under_another_prefix_are_learnt(directory: str) -> None:
+    world = World(directory, fresh=True)
+    world.kubelet.resource = OLD
+    world.kubelet.write([REGION])
+    world.kubelet.listed = {REGION}
+    world.play(lambda: bool(world.gates))
+    claim = world.ledger.claims[DeviceId(REGION)]
+    assert (claim.resource, claim.pod) == (OLD, POD)
+
+
+def test_another_plugins_devices_leave_the_card_alone_whatever_its_prefix(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.resource = OLD
+    world.kubelet.checkpoint = {"intel-fpga-port.0"}
+    world.kubelet.write(["intel-fpga-port.0"])
+    world.play(lambda: world.kubelet.resends > 1)
+    assert f"holds devices of {OLD}" in world.ledger.foreign[ADDRESS.card_id]
 
 
 def test_the_gate_stays_shut_while_kubelet_does_not_answer(directory: str) -> None:
