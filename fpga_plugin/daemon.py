@@ -67,7 +67,9 @@ KEEP_SECONDS = 30.0
 """How often an idle plugin looks whether its journal is still there."""
 
 
-def _pod_env_source(settings: Settings, podresources: PodResourcesClient | None) -> EnvSource:
+def _pod_env_source(
+    settings: Settings, podresources: PodResourcesClient | None, cgroups: PodCgroups
+) -> EnvSource:
     """What tells containers' environments on a stock kubelet."""
     from fpga_plugin.lifecycle.stock import PodEnvSource  # only where kubelet sends none
 
@@ -75,6 +77,7 @@ def _pod_env_source(settings: Settings, podresources: PodResourcesClient | None)
         pods_socket=settings.pods_socket,
         kubeconfig=settings.kubeconfig,
         podresources=podresources,
+        cgroups=cgroups,
     )
 
 
@@ -258,7 +261,7 @@ class Daemon:
         self.card_actions = CardActions(bench, recovery, look=self._look_now, poke=releaser.poke)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         owners = Owners(ledger=ledger, identities=identities, kubelet_dir=settings.kubelet_dir)
-        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources))
+        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources, bench.cgroups))
         reconciler = Reconciler(
             ledger=ledger,
             identities=identities,

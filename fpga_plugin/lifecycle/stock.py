@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -25,6 +25,7 @@ from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.sources import Asked
 from fpga_plugin.pods import turn
+from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.environment import request_variables
 from fpga_plugin.pods.pod import Container, NoSuchPodError, Pod, PodSourceError, Run
 from fpga_plugin.pods.podresources import PodResourcesClient
@@ -100,11 +101,38 @@ class _Told:
 
 @dataclass(slots=True)
 class _Trail:
-    """What became of a pod's PreStarts, by the devices that they named."""
+    """What became of a pod's PreStarts, by the devices that they named.
+
+    Attributes:
+        starts: the last that succeeded.
+        before: the container's latest run that had ended when its turn was proved.
+        refusals: the words of the last that was refused.
+        ran: cgroups of the pod's containers, its sandbox's among them, at the last question.
+        older: some of this may be of an older sandbox than the last question's.
+    """
 
     starts: dict[frozenset[DeviceId], turn.Start] = field(default_factory=dict)
     before: dict[frozenset[DeviceId], Run | None] = field(default_factory=dict)
     refusals: dict[frozenset[DeviceId], str] = field(default_factory=dict)
+    ran: frozenset[str] = frozenset()
+    older: bool = False
+
+    def forget(self) -> None:
+        """All begins anew."""
+        self.starts.clear()
+        self.before.clear()
+        self.refusals.clear()
+        self.older = False
+
+    def asked(self, running: frozenset[str]) -> None:
+        """Note what runs at a question.
+
+        While one of the cgroups of the question before is still there, so is its sandbox: kubelet
+        ends all containers before it makes a new one (pkg/kubelet/kuberuntime, SyncPod).
+        """
+        if running.isdisjoint(self.ran) and (self.starts or self.refusals):
+            self.older = True
+        self.ran = running
 
     def words(self, devices: frozenset[DeviceId]) -> tuple[str, ...]:
         """The last refusals: for these devices, then for others of the pod."""
@@ -119,6 +147,7 @@ class PodEnvSource:
         pods_socket: of kubelet's Pods API; None: it is not asked.
         kubeconfig: credentials for the API server; None: the plugin's service account.
         podresources: tells the names of pods; None: the API server cannot be asked for them.
+        cgroups: tell whether a pod keeps its sandbox where its status does not; None: nothing does.
         settle: see `SETTLE`.
     """
 
@@ -128,12 +157,14 @@ class PodEnvSource:
         pods_socket: str | None,
         kubeconfig: str | None,
         podresources: PodResourcesClient | None,
+        cgroups: PodCgroups | None = None,
         settle: float = SETTLE,
     ) -> None:
         self._pods_api = None if pods_socket is None else PodsApi(pods_socket)
         self._kubeconfig = kubeconfig
         self._api_server: ApiServer | None = None
         self._podresources = podresources
+        self._cgroups = cgroups
         self._settle = settle
         self._known: OrderedDict[PodUid, _Known] = OrderedDict()
         self._trails: OrderedDict[PodUid, _Trail] = OrderedDict()
@@ -261,12 +292,21 @@ class PodEnvSource:
         Raises:
             NoSourceError: it is not proved; the words are unlike any other refusal's.
         """
-        trail = self._trails.get(question.uid) or _Trail()
+        trail = self._trail(question.uid)
+        if self._cgroups is not None:
+            trail.asked(await asyncio.to_thread(self._cgroups.containers, question.uid))
+        else:
+            trail.asked(frozenset())
         words, last = trail.words(question.devices), trail.starts.get(question.devices)
 
         runs: dict[str, Run | None] = {}
+        untold = False
 
         def decide(pod: Pod) -> str | None:
+            nonlocal untold
+            if pod.sandbox is None and not trail.older:
+                pod = replace(pod, sandbox=True)
+            untold = pod.sandbox is None
             name = turn.refused(pod, holders, words)
             if name is None and last is not None:
                 name = turn.follows(pod, holders, last)
@@ -279,12 +319,18 @@ class PodEnvSource:
             if name is not None:
                 trail.before[question.devices] = runs[name]
                 return name
+        if untold:
+            trail.forget()
         raise NoSourceError(
             f"containers {', '.join(holder.name for holder in holders[:3])} of pod"
             f" {known.namespace}/{known.name} ask for different bitstreams on"
             f" {', '.join(sorted(question.devices)[:3])}, and it is not known yet which of them"
             f" starts (question {os.urandom(4).hex()})",
-            hint="kubelet tries again in about 10 s, and the pod's status names the container then",
+            hint="kubelet tries again in about 10 s, and the pod's status names the container then"
+            if trail.ran or not untold
+            else "this kubelet (before Kubernetes 1.29) does not tell whether the pod has its"
+            " sandbox, and its cgroups are not seen (FPGA_PLUGIN_CGROUP_ROOT): let all of its"
+            " containers ask for the same",
         )
 
     async def _proof(

@@ -272,6 +272,22 @@ class PodCgroups:
                     return False  # something ends or begins just now
         return told
 
+    def containers(self, pod_uid: PodUid) -> frozenset[str]:
+        """The cgroups of the pod's containers that have processes, its sandbox's among them.
+
+        By name, which holds the runtime's id and therefore never comes again. Empty where none is
+        seen. Never raises.
+        """
+        if not _UID.fullmatch(pod_uid):
+            return frozenset()
+        return frozenset(
+            os.path.basename(child)
+            for tree in self._find_trees()
+            for candidate in _candidates(tree, pod_uid)
+            for child in _directories_if_readable(candidate)
+            if _ask(child) is _Answer.ALIVE
+        )
+
     def _find_trees(self) -> tuple[str, ...]:
         """Every `kubepods` directory, from a recent search."""
         now = time.monotonic()

@@ -127,7 +127,7 @@ class Pod:
         states: what kubelet says of each container; a missing one waits.
         ended: its phase is one that no pod leaves; its containers may still be on their way out.
         sandbox: whether the pod has its sandbox, so that init containers that completed stay
-            completed; None: this kubelet does not say.
+            completed; None: this kubelet does not say (before Kubernetes 1.29).
         static: kubelet has it from a file or URL: its spec may change while its uid does not.
     """
 

@@ -14,6 +14,9 @@ three proofs; without one of them there is no answer, and kubelet tries again in
    is an init container that succeeded, the next one does. Again as long as the pod keeps its
    sandbox: with a new one all begin anew, while the status still shows init containers' old runs.
 
+Where it is not known whether the pod keeps its sandbox (`Pod.sandbox` is None), neither 2 nor 3
+proves anything: in a new one the first holder starts, whatever the status still quotes.
+
 A status that lags shows less than what happened. So a container that still runs, or has not run
 since, proves nothing, and what a lagging status proves has to hold for a while (lifecycle/stock).
 """
@@ -79,7 +82,7 @@ def refused(pod: Pod, holders: Sequence[Candidate], words: Sequence[str]) -> str
         words: what the last PreStarts were refused with; for these devices first, then for others
             that the container may hold too: kubelet keeps one reason a container.
     """
-    if pod.sandbox is False:
+    if not pod.sandbox:
         return None
     for text in words:
         found = [holder.name for holder in holders if text in _waits(pod.state(holder.name))]

@@ -43,7 +43,7 @@ class FakePod:
         self.app: dict[str, Mapping[str, object]] = {"app": APP_ENV} if app is None else app
         self.sidecars: frozenset[str] = frozenset()
         self.states: dict[str, dict] = {}
-        self.sandbox = True
+        self.sandbox: bool | None = True  # None: kubelets before 1.29, which do not tell
         self.phase = "Pending"
 
     def json(self) -> dict:
@@ -96,7 +96,9 @@ class FakePod:
             },
             "status": {
                 "phase": self.phase,
-                "conditions": [{"type": "PodReadyToStartContainers", "status": str(self.sandbox)}],
+                "conditions": []
+                if self.sandbox is None
+                else [{"type": "PodReadyToStartContainers", "status": str(self.sandbox)}],
                 "initContainerStatuses": statuses(self.init),
                 "containerStatuses": statuses(self.app),
             },
@@ -158,7 +160,7 @@ class FakePod:
             ),
             status=core_v1.PodStatus(
                 phase=self.phase,
-                conditions=[core_v1.PodCondition(**told["status"]["conditions"][0])],
+                conditions=[core_v1.PodCondition(**one) for one in told["status"]["conditions"]],
                 init_container_statuses=statuses(told["status"]["initContainerStatuses"]),
                 container_statuses=statuses(told["status"]["containerStatuses"]),
             ),

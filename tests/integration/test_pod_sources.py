@@ -41,6 +41,7 @@ from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.sources import LazyEnvSource
 from fpga_plugin.lifecycle.stock import PodEnvSource
 from fpga_plugin.pods.apiserver import ApiServer
+from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podsapi import PodsApi
@@ -155,11 +156,12 @@ def from_kubelet(socket) -> PodEnvSource:
     return PodEnvSource(pods_socket=str(socket), kubeconfig="/nowhere", podresources=None)
 
 
-def from_api_server(kubeconfig, list_socket, *, settle=0.01) -> PodEnvSource:
+def from_api_server(kubeconfig, list_socket, *, settle=0.01, cgroups=None) -> PodEnvSource:
     return PodEnvSource(
         pods_socket=None,
         kubeconfig=kubeconfig,
         podresources=PodResourcesClient(str(list_socket), PREFIX),
+        cgroups=cgroups,
         settle=settle,
     )
 
@@ -733,6 +735,134 @@ def test_a_new_sandbox_begins_with_the_init_container(socket):
             await life.start(INIT_ENV, "init")
 
     run(story())
+
+
+class OldKubelet(Life):
+    """A pod of a kubelet before 1.29, whose status does not tell of the sandbox."""
+
+    def __init__(self, api, pod, tmp_path, list_socket) -> None:
+        self.pod_cgroup = tmp_path / f"cgroup/kubepods/burstable/pod{UID}"
+        self.pod_cgroup.mkdir(parents=True)
+        (tmp_path / "cgroup/cgroup.controllers").write_text("cpu\n")
+        self.populate(self.pod_cgroup)
+        cgroups = PodCgroups(str(tmp_path / "cgroup"))
+        source = from_api_server(api.kubeconfig(tmp_path), list_socket, cgroups=cgroups)
+        super().__init__(source, pod)
+        pod.sandbox = None
+
+    @staticmethod
+    def populate(cgroup) -> None:
+        cgroup.mkdir(exist_ok=True)
+        (cgroup / "cgroup.events").write_text("populated 1\n")
+
+    def runs(self, *containers: str) -> None:
+        """Which of the pod's containers have processes, its sandbox's among them."""
+        for cgroup in self.pod_cgroup.iterdir():
+            if cgroup.is_dir():
+                (cgroup / "cgroup.events").unlink()
+                cgroup.rmdir()
+        for name in containers:
+            self.populate(self.pod_cgroup / name)
+
+
+def on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch) -> None:
+    async def told(api, pod):
+        async with serving(PodResources(compress=P0), list_socket):
+            await story(OldKubelet(api, pod, tmp_path, list_socket), pod)
+
+    monkeypatch.setattr("fpga_plugin.lifecycle.stock.PATIENCE", 0.05)
+    pod = two()
+    with ApiServerDouble(pod) as api:
+        run(told(api, pod))
+
+
+def test_where_kubelet_does_not_tell_the_pods_cgroup_shows_that_it_keeps_its_sandbox(
+    tmp_path, list_socket, monkeypatch
+):
+    async def story(life, pod):
+        life.runs("pause-1")
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", started=time.time())
+        await life.refuse("app")
+        await life.start(APP_ENV, "app")
+        pod.ended("app", 1, started=time.time())
+        life.runs("pause-1", "side")
+        await life.start(APP_ENV, "app")
+
+    on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
+
+
+def test_a_refusal_of_an_older_sandbox_names_nobody_where_kubelet_does_not_tell(
+    tmp_path, list_socket, monkeypatch
+):
+    """The status still quotes it at the app, while the init container starts anew."""
+
+    async def story(life, pod):
+        life.runs("pause-1")
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", started=time.time())
+        await life.refuse("app")
+        life.runs("pause-2")
+        await life.refuse("init")
+        await life.start(INIT_ENV, "init")
+        life.runs("pause-2", "init")
+
+    on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
+
+
+def test_a_start_of_an_older_sandbox_is_followed_by_nobody_where_kubelet_does_not_tell(
+    tmp_path, list_socket, monkeypatch
+):
+    async def story(life, pod):
+        life.runs("pause-1")
+        await life.refuse("init")
+        await life.start(INIT_ENV, "init")
+        pod.ended("init", started=time.time())
+        states = dict(pod.states)
+        life.runs("pause-2")
+        words = await unanswered(life.source, identity(*BOTH))
+        assert "ask for different bitstreams" in words
+        pod.states = states  # it lags: the status quotes nothing yet
+        words = await unanswered(life.source, identity(*BOTH))
+        assert "the pod's status names the container then" in words
+
+    on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
+
+
+def test_what_was_doubted_at_one_question_is_doubted_at_the_next(
+    tmp_path, list_socket, monkeypatch
+):
+    """The question in between was about other devices, of which nothing was known."""
+    other = (DeviceId("0000-10-00.0-p1"),)
+
+    async def story(life, pod):
+        life.runs("pause-1")
+        await life.refuse("init")
+        await life.start(INIT_ENV, "init")
+        pod.ended("init", started=time.time())
+        states = dict(pod.states)
+        life.runs("pause-2")
+        with pytest.raises(NoSourceError):
+            await life.source.ask(identity(*BOTH), other, fresh=False)
+        pod.states = states
+        words = await unanswered(life.source, identity(*BOTH))
+        assert "ask for different bitstreams" in words
+
+    on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
+
+
+def test_where_nothing_tells_of_the_sandbox_the_refusal_says_what_helps(
+    tmp_path, list_socket, monkeypatch
+):
+    async def story(life, pod):
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", started=time.time())
+        for _ in range(3):
+            await life.refuse("app")
+            words = await unanswered(life.source, identity(*BOTH))
+            assert "its cgroups are not seen (FPGA_PLUGIN_CGROUP_ROOT)" in words
+
+    on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
 
 
 def test_another_refusal_in_between_still_tells_who_starts(socket):

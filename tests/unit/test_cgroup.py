@@ -55,6 +55,21 @@ def pids(directory: Path, *numbers: int) -> Path:
 
 
 @pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
+def test_the_containers_that_have_processes_are_told_by_name(v2, place):
+    assert PodCgroups(str(v2)).containers(UID) == frozenset()
+    populate(v2 / place)
+    pods = PodCgroups(str(v2))
+    assert pods.containers(UID) == frozenset()
+    populate(v2 / place / "cri-containerd-a.scope")
+    populate(v2 / place / "cri-containerd-b.scope", 0)
+    populate(v2 / place / "cri-containerd-c.scope" / "below")
+    (v2 / place / "cri-containerd-c.scope" / "cgroup.events").write_text("populated 1\n")
+    assert pods.containers(UID) == {"cri-containerd-a.scope", "cri-containerd-c.scope"}
+    assert pods.containers(OTHER) == frozenset()
+    assert pods.containers(PodUid("../x")) == frozenset()
+
+
+@pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
 @pytest.mark.parametrize(("populated", "state"), [(1, PodPresence.ALIVE), (0, PodPresence.EMPTY)])
 def test_v2_tells_whether_the_pod_is_populated(v2, place, populated, state):
     populate(v2 / place, populated)

@@ -511,8 +511,9 @@ QUOTED = f"device plugin PreStartContainer rpc failed with err: rpc error: desc 
         (status(init_1=waiting(QUOTED), app=waiting("PodInitializing")), "init-1"),
         (status(init_1=ended(0, 9), app=waiting(QUOTED)), "app"),
         (status(init_1=ended(0, 9), app=waiting(QUOTED, Run(1, 9))), "app"),
-        (status(sandbox=None, app=waiting(QUOTED)), "app"),  # before Kubernetes 1.29
-        # A new sandbox is being made: all begin anew, whatever the status says.
+        # A new sandbox is being made, or may be: all begin anew, whatever the status says.
+        (status(sandbox=None, app=waiting(QUOTED)), None),  # before Kubernetes 1.29
+        (status(sandbox=None, init_1=ended(0, 9), app=waiting(QUOTED)), None),
         (status(sandbox=False, app=waiting(QUOTED)), None),
         (status(app=waiting("another reason")), None),
         (status(app=waiting("(question 0123abce)")), None),
