@@ -54,12 +54,18 @@ class Bench:
     lives: dict[RegionId, int] = field(default_factory=dict)
     doubted: set[RegionId] = field(default_factory=set)
 
-    async def living(self, former: Iterable[PodUid]) -> PodUid | None:
+    async def living(
+        self, former: Iterable[PodUid], *, of: RegionId | None = None
+    ) -> PodUid | None:
         """A former owner whose processes run, or may; None where all are gone as far as is known.
 
         Where no pod's cgroup can be seen, kubelet's word stands: the claim ended (invariant 7).
+
+        `of`: the region that they had; a pod of the same uid that never had it is none of them.
         """
         for uid in sorted(former):
+            if of is not None and await asyncio.to_thread(self.cgroups.left, uid, of):
+                continue
             if await asyncio.to_thread(self.cgroups.may_live, uid):
                 return uid
         return None

@@ -178,7 +178,7 @@ class CardActions:
             waits: list[str] = []
             for region in card.regions:
                 former = self._ledger.record(region.id).former
-                if (uid := await self._bench.living(former)) is not None:
+                if (uid := await self._bench.living(former, of=region.id)) is not None:
                     waits.append(f"pod {uid}, which had {region.id}, still runs")
                     continue
                 try:

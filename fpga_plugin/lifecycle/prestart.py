@@ -296,6 +296,9 @@ class PreStarts:
         if identity.pod is not None:
             # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
             await asyncio.to_thread(self._cgroups.expect, identity.pod)
+            claims = (self._ledger.claims.get(device) for device in devices)
+            regions = [region for claim in claims if claim for region, _ in claim.nodes]
+            await asyncio.to_thread(self._cgroups.entered, identity.pod, regions)
             self._check_same(begun)
             self._ledger.bind_pod(devices, identity.pod)
         self._refuse_mixture(identity)

@@ -255,7 +255,7 @@ class Releaser:
         held: dict[Region, Port] = {}
         for region in self._due(card):
             former = bench.ledger.record(region.id).former
-            if (uid := await bench.living(former)) is not None:
+            if (uid := await bench.living(former, of=region.id)) is not None:
                 self._wait_for(region.id, f"pod {uid}, its last owner, still runs")
                 continue
             if (uid := await self._running_owner(region)) is not None:

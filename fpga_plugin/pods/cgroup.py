@@ -29,12 +29,12 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
 
 import structlog
 
-from fpga_plugin.ids import PodUid
+from fpga_plugin.ids import PodUid, RegionId
 
 log = structlog.get_logger()
 
@@ -67,12 +67,19 @@ _FRESH_SECONDS: Final = 30.0
 _NOT_FOUND_FRESH_SECONDS: Final = 1.0
 """The same for a search that found none: kubelet makes it when it starts."""
 
+_KEPT_STAYS: Final = 1024
+"""Pods on regions of which is remembered which cgroups they ran in."""
+
 _QOS: Final = ("", "burstable", "besteffort")
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 """A cgroup that is removed while it is read answers ENODEV."""
 
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
 """Inode of the initial pid namespace: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
+
+
+_Place: TypeAlias = tuple[str, str, tuple[int, int]]
+"""A cgroup: its tree, its path and its identity."""
 
 
 class PodPresence(enum.Enum):
@@ -128,6 +135,7 @@ class PodCgroups:
         self._seen: OrderedDict[PodUid, frozenset[str]] = OrderedDict()
         self._missed: PodUid | None = None
         self._told_unknown = False
+        self._stays: OrderedDict[tuple[PodUid, RegionId], frozenset[_Place]] = OrderedDict()
 
     def state(self, pod_uid: PodUid) -> PodPresence:
         """Whether the pod has processes; never raises.
@@ -217,6 +225,35 @@ class PodCgroups:
         for name in _names(self._pods):
             if _UID.fullmatch(name) and self._presence(PodUid(name)) is PodPresence.ALIVE:
                 return  # which notes its tree
+
+    def entered(self, pod_uid: PodUid, regions: Iterable[RegionId]) -> None:
+        """Note in which cgroups a pod runs that is given these regions; never raises."""
+        if not _UID.fullmatch(pod_uid):
+            return
+        places = frozenset(
+            (tree, candidate, identity)
+            for tree in self._find_trees()
+            for candidate in _candidates(tree, pod_uid)
+            if (identity := _identity(candidate)) is not None
+        )
+        for region in regions if places else ():
+            key = (pod_uid, region)
+            self._stays[key] = self._stays.get(key, frozenset()) | places
+            self._stays.move_to_end(key)
+            if len(self._stays) > _KEPT_STAYS:
+                self._stays.popitem(last=False)
+
+    def left(self, pod_uid: PodUid, region: RegionId) -> bool:
+        """Whether every cgroup is gone in which the pod ran when it was given a region.
+
+        A static pod that is removed and put back has the uid that it had, and may be given another
+        region: its cgroup is then a new one, and what runs there never had the old region. What
+        was not noted, or cannot be seen, has not left. Never raises.
+        """
+        places = self._stays.get((pod_uid, region))
+        return places is not None and all(
+            os.path.isdir(tree) and _is_gone(path, identity) for tree, path, identity in places
+        )
 
     def _presence(self, pod_uid: PodUid) -> PodPresence:
         """What is seen, whichever tree is kubelet's."""
@@ -404,6 +441,24 @@ def _has_living_pod(tree: str) -> bool:
             if _ask(cgroup) is _Answer.ALIVE:
                 return True
     return False
+
+
+def _identity(cgroup: str) -> tuple[int, int] | None:
+    """What no other cgroup has: the kernel counts their inodes upwards (kernfs). None: none."""
+    try:
+        status = os.stat(cgroup)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_gone(cgroup: str, identity: tuple[int, int]) -> bool:
+    """Whether the cgroup with that identity is not there any more."""
+    try:
+        status = os.stat(cgroup)
+    except OSError as error:
+        return error.errno in _ABSENT
+    return (status.st_dev, status.st_ino) != identity
 
 
 def _ask(cgroup: str) -> _Answer:

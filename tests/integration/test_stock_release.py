@@ -223,3 +223,44 @@ def test_a_pod_keeps_its_device_when_the_operator_changes_the_prefix():
         assert node.afu(P0) == BLANK
 
     on_stock_kubelet(story)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_static_pod_that_comes_back_on_another_region_does_not_hold_up_its_first(tmp_path, anew):
+    """It has its uid again. Where its cgroup is still the old one, the first may still run."""
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    (root / "cgroup.controllers").write_text("pids\n")
+
+    async def story(node, double, server):
+        pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+        cgroup = root / f"kubepods/pod{pod.uid}"
+
+        def populate() -> None:
+            cgroup.mkdir(parents=True)
+            (cgroup / "cgroup.events").write_text("populated 1\n")
+
+        async def runs_on(region: str) -> None:
+            server.pods[pod.uid] = as_kubelet_has_it(pod)
+            await double.admit(pod)
+            (held,) = double.held.values()
+            assert held.devices == {0: (region,)}
+            await double.start_container(pod, "app")
+            assert node.afu(region) == AFU_2
+
+        populate()
+        await runs_on(P0)
+        await double.end_pod(pod)
+        await logged(node, "scrub waits")
+        if anew:
+            cgroup.rename(tmp_path / "gone")
+            populate()
+        await runs_on(P1)  # P0 is not clean
+        if anew:
+            await double.wait_for(REGION, lambda listed: listed.healthy == {P0, P1})
+            assert node.afu(P0) == BLANK
+        else:
+            await listed_again(double, 10)
+            assert node.afu(P0) == AFU_2
+
+    on_stock_kubelet(story, cgroup_root=str(root))

@@ -1,7 +1,10 @@
 """Pods on a stock kubelet: programmed as they ask, scrubbed when they are gone."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from daemon_support import (
     AFU,
@@ -15,7 +18,7 @@ from daemon_support import (
     REGIONS,
     request,
 )
-from machine import INTERVAL, STAY, until
+from machine import CGROUP, INTERVAL, STAY, until
 from node import Node, container
 
 from fpga_plugin.ids import PodUid
@@ -140,6 +143,29 @@ def test_the_cgroup_tells_a_sandbox_from_a_container(make_node: Callable[..., No
     finally:
         node.runtime.ctr("images", "remove", image)
     assert cgroups.may_run_containers(uid)
+
+
+def test_the_cgroup_says_whether_a_pod_keeps_its_sandbox(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x1")
+    cgroups = PodCgroups("/sys/fs/cgroup")
+    pod = node.pod("lives", container(env=request(), command=f"trap 'exit 1' USR1; {STAY}"))
+    uid = PodUid(pod.uid)
+    first = pod.until_running()
+    before = cgroups.containers(uid)
+    (sandbox,) = before - {first.removeprefix("containerd://")}
+
+    def kill(container_id: str, number: signal.Signals) -> None:
+        group = f"kubepods/*/pod{uid}/{container_id}/cgroup.procs"
+        (pids,) = Path("/sys/fs/cgroup/pids", CGROUP).glob(group)
+        os.kill(int(pids.read_text().split()[0]), number)
+
+    kill(first.removeprefix("containerd://"), signal.SIGUSR1)
+    second = pod.until_running(after=first)
+    assert cgroups.containers(uid) == {sandbox, second.removeprefix("containerd://")}
+    kill(sandbox, signal.SIGKILL)
+    pod.until_running(after=second)
+    assert len(cgroups.containers(uid)) == 2
+    assert cgroups.containers(uid).isdisjoint({sandbox, second.removeprefix("containerd://")})
 
 
 def test_the_cgroup_says_whether_a_pod_lives(make_node: Callable[..., Node]) -> None:

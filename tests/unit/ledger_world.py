@@ -411,6 +411,12 @@ class Cgroups:
 
     may_run_containers = may_live
 
+    def entered(self, _uid: PodUid, _regions: object) -> None:
+        """Its pods never have a uid twice."""
+
+    def left(self, _uid: PodUid, _region: object) -> bool:
+        return False
+
     def expect(self, _uid: PodUid) -> bool:
         return True
 

@@ -51,6 +51,7 @@ def make_bench():
         cards={CARD.id: CARD},
         drained={CARD.id},
         rebinding=set(),
+        unreconciled=frozenset(),
         claims_on=lambda _: (),
         record=lambda _: SimpleNamespace(former=frozenset(), condition="blank", reason=""),
     )
