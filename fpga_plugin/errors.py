@@ -113,6 +113,12 @@ class NotFinishedError(FpgaPluginError):
     status = Status.UNAVAILABLE
 
 
+class StoreUnavailableError(FpgaPluginError):
+    """A bitstream cannot be had now: its file system hangs, or there is no room to unpack it."""
+
+    status = Status.UNAVAILABLE
+
+
 class NoSourceError(FpgaPluginError):
     """Nothing could tell who asks, or for what."""
 

@@ -12,14 +12,14 @@ content is what once had that name. A manifest or a signature can (`fpga_plugin.
 All AOCX files have one AFU id, so that of a port does not tell which of them is on it.
 """
 
-import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fpga_plugin.bitstream.elf import Section, sections
-from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, Header, parse_header
+from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import BitstreamId
 
@@ -44,37 +44,47 @@ _HASH = re.compile(rb"[0-9a-fA-F]{40}")
 _DAMAGED = "the file is cut off or damaged; copy or build it again"
 
 
+Write = Callable[[bytes], object]
+"""Takes the next bytes of a file; it must take them all."""
+
+Begin = Callable[[int], Write]
+"""Is told how many bytes a file has, and gives what writes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Aocx:
     """An AOCX file.
 
     Attributes:
         hash: the name that it claims, 40 lower-case hex digits.
-        gbs: the GBS file inside.
+        header: of the GBS file inside.
+        gbs_bytes: of the GBS file inside, its header included.
         sections: name and bytes of each outer section; the names are foreign text.
     """
 
     hash: BitstreamId
-    gbs: Gbs
+    header: Header
+    gbs_bytes: int
     sections: tuple[tuple[str, int], ...]
 
 
-def parse_aocx(
-    data: bytes, *, where: str, limit: int = MAX_GBS_BYTES, keep_image: bool = True
+def read_aocx(
+    file: Span, *, where: str, limit: int = MAX_GBS_BYTES, begin: Begin | None = None
 ) -> Aocx:
-    """Read a whole AOCX file.
+    """Read a whole AOCX file, a piece at a time.
 
     Args:
-        data: the file's content.
+        file: the file's content.
         where: the file, for the message.
         limit: bytes that the GBS file inside may have.
-        keep_image: False: it is unpacked and checked, and left out of what is returned.
+        begin: takes the GBS file inside, once its header is known to be good; None: it is unpacked
+            and checked only. What it got is the file only when this function has returned.
 
     Raises:
         BitstreamError: this is not an AOCX file that can be used; the message says what and where.
     """
-    outer = sections(data, where=where)
-    claimed = bytes(_section(outer, HASH_SECTION, where)[:64]).rstrip(b"\0\n")
+    outer = sections(file, where=where)
+    claimed = _section(outer, HASH_SECTION, where).read(0, 64).rstrip(b"\0\n")
     if not _HASH.fullmatch(claimed):
         raise BitstreamError(
             f"{where}: {HASH_SECTION}: {quote(claimed.decode('latin-1'))} is not 40 hex digits",
@@ -82,21 +92,22 @@ def parse_aocx(
         )
     binary = f"{where}: {BINARY_SECTION}"
     inner = sections(_section(outer, BINARY_SECTION, where), where=binary)
-    gbs = _unpack(
+    header, size = _unpack(
         _section(inner, GBS_SECTION, binary),
         inside=f"{binary}: {GBS_SECTION}",
         where=f"{where}: the GBS file inside",
         limit=limit,
-        keep_image=keep_image,
+        begin=begin,
     )
     return Aocx(
         hash=BitstreamId(claimed.decode("ascii").lower()),
-        gbs=gbs,
-        sections=tuple((section.name, len(section.content)) for section in outer),
+        header=header,
+        gbs_bytes=size,
+        sections=tuple((section.name, section.content.size) for section in outer),
     )
 
 
-def _section(found: Iterable[Section], name: str, where: str) -> memoryview:
+def _section(found: Iterable[Section], name: str, where: str) -> Span:
     for section in found:
         if section.name == name:
             return section.content
@@ -106,17 +117,18 @@ def _section(found: Iterable[Section], name: str, where: str) -> memoryview:
     )
 
 
-def _unpack(packed: memoryview, *, inside: str, where: str, limit: int, keep_image: bool) -> Gbs:
-    """The GBS file of one gzip member, no longer than it says itself.
+def _unpack(
+    packed: Span, *, inside: str, where: str, limit: int, begin: Begin | None
+) -> tuple[Header, int]:
+    """The GBS file of one gzip member, no longer than it says itself: its header and its size.
 
-    The header is read before the rest is unpacked, and nothing is in memory twice: a small file can
-    unpack to a thousand times its size.
+    The header is read before the rest is unpacked, and only a piece is in memory at a time: a small
+    file can unpack to a thousand times its size.
     """
-    if len(packed) < _GZIP_LEAST or bytes(packed[:3]) != _GZIP:
-        raise BitstreamError(
-            f"{inside}: not gzip: begins {bytes(packed[:3]).hex()!r}", hint=_DAMAGED
-        )
-    size = int.from_bytes(packed[-4:], "little")  # RFC 1952, ISIZE
+    magic = packed.read(0, len(_GZIP))
+    if packed.size < _GZIP_LEAST or magic != _GZIP:
+        raise BitstreamError(f"{inside}: not gzip: begins {magic.hex()!r}", hint=_DAMAGED)
+    size = int.from_bytes(packed.read(packed.size - 4), "little")  # RFC 1952, ISIZE
     if size > limit:
         raise BitstreamError(
             f"{inside}: would unpack to {size} bytes; at most {limit} are read",
@@ -124,7 +136,7 @@ def _unpack(packed: memoryview, *, inside: str, where: str, limit: int, keep_ima
         )
     head = b""
     header: Header | None = None
-    image = io.BytesIO()  # gives out what it holds without another copy of it
+    write: Write | None = None
     done = 0
     for piece in _pieces(packed, inside):
         done += len(piece)
@@ -132,38 +144,40 @@ def _unpack(packed: memoryview, *, inside: str, where: str, limit: int, keep_ima
             raise BitstreamError(
                 f"{inside}: unpacks to more than the {size} bytes that it says", hint=_DAMAGED
             )
-        rest = piece
         if header is None:
             head += piece
             if len(head) < HEAD_BYTES and done < size:
                 continue
             header = parse_header(head[:HEAD_BYTES], size=size, where=where)
-            rest, head = head[header.image_offset :], b""
-        if keep_image:
-            image.write(rest)
+            write = begin(size) if begin is not None else None
+            piece, head = head, b""  # noqa: PLW2901  # all that was held back
+        if write is not None:
+            write(piece)
     if header is None:
-        header = parse_header(head, size=size, where=where)
-    return Gbs(metadata=header.metadata, image=image.getvalue())
+        header = parse_header(head, size=size, where=where)  # nothing came out: it says so
+    return header, size
 
 
-def _pieces(packed: memoryview, inside: str) -> Iterator[bytes]:
+def _pieces(packed: Span, inside: str) -> Iterator[bytes]:
     """What a gzip member unpacks to, a piece at a time; its checksum and size are compared."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
-    for start in range(0, len(packed), _PIECE_IN):
-        source: bytes | memoryview = packed[start : start + _PIECE_IN]
+    taken = 0
+    for source in packed.pieces(_PIECE_IN):
+        taken += len(source)
+        rest = source
         while not unpacker.eof:
             try:
-                piece = unpacker.decompress(source, _PIECE_OUT)
+                piece = unpacker.decompress(rest, _PIECE_OUT)
             except zlib.error as error:
                 raise BitstreamError(
                     f"{inside}: cannot be unpacked: {error}", hint=_DAMAGED
                 ) from None
             if piece:
                 yield piece
-            source = unpacker.unconsumed_tail
-            if not source and len(piece) < _PIECE_OUT:
+            rest = unpacker.unconsumed_tail
+            if not rest and len(piece) < _PIECE_OUT:
                 break
-        if unpacker.eof and (unpacker.unused_data or start + _PIECE_IN < len(packed)):
+        if unpacker.eof and (unpacker.unused_data or taken < packed.size):
             raise BitstreamError(
                 f"{inside}: more than one gzip member, or bytes after it",
                 hint="readers would disagree on what counts; build the file again",

@@ -9,6 +9,7 @@ Any bytes give a value or a `BitstreamError`, in time and memory that grow with 
 import struct
 from dataclasses import dataclass, field
 
+from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError, quote
 
 MAGIC = b"\x7fELF"
@@ -50,6 +51,7 @@ _LAYOUTS = {
     2: _Layout(64, (40, "<Q"), 58, "<IIQQQQ", 64),
 }
 """By EI_CLASS: ELFCLASS32, ELFCLASS64."""
+_LONGEST_HEADER = max(layout.header_bytes for layout in _LAYOUTS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +60,28 @@ class Section:
 
     Attributes:
         name: foreign text, printable ASCII.
-        content: its bytes; a view of the file's, nothing is copied.
+        content: where its bytes are; they are not read.
     """
 
     name: str
-    content: memoryview = field(repr=False)
+    content: Span = field(repr=False)
 
 
-def sections(data: bytes | memoryview, *, where: str) -> tuple[Section, ...]:
+def sections(file: Span, *, where: str) -> tuple[Section, ...]:
     """The sections of an ELF file that have content, in the order of its table.
 
     Args:
-        data: the whole file.
+        file: the whole file; its header, its table and the names are read.
         where: the file, for the message.
 
     Raises:
         BitstreamError: it is no ELF file, or a table or section lies outside it, or a name is
             there twice.
     """
-    view = memoryview(data)
-    layout = _layout(view, where)
-    (start,) = struct.unpack_from(layout.offset[1], view, layout.offset[0])
-    entry_bytes, count, names_at = struct.unpack_from("<HHH", view, layout.table)
+    head = file.read(0, _LONGEST_HEADER)
+    layout = _layout(head, where)
+    (start,) = struct.unpack_from(layout.offset[1], head, layout.offset[0])
+    entry_bytes, count, names_at = struct.unpack_from("<HHH", head, layout.table)
     if not 1 <= count <= MAX_SECTIONS:
         raise BitstreamError(f"{where}: {count} ELF sections; 1 to {MAX_SECTIONS} are read")
     if entry_bytes != layout.entry_bytes:
@@ -87,27 +89,28 @@ def sections(data: bytes | memoryview, *, where: str) -> tuple[Section, ...]:
             f"{where}: ELF section headers of {entry_bytes} bytes instead of {layout.entry_bytes}",
             hint=_DAMAGED,
         )
-    if start + count * entry_bytes > len(view):
+    if start + count * entry_bytes > file.size:
         raise BitstreamError(
             f"{where}: the ELF section table would end at byte {start + count * entry_bytes},"
-            f" but there are {len(view)} bytes",
+            f" but there are {file.size} bytes",
             hint=_DAMAGED,
         )
     if names_at >= count:
         raise BitstreamError(
             f"{where}: the ELF section of names is number {names_at} of {count}", hint=_DAMAGED
         )
+    table = file.read(start, count * entry_bytes)
     headers = [
-        struct.unpack_from(layout.entry, view, start + number * entry_bytes)
+        struct.unpack_from(layout.entry, table, number * entry_bytes)
         for number in range(count)
     ]
-    names = _content(view, headers[names_at], names_at, where)
+    names = _content(file, headers[names_at], names_at, where)
     found: dict[str, Section] = {}
     for number, header in enumerate(headers):
         # Number 0 is reserved (SHN_UNDEF); no bytes in the file: .bss and the like.
         if number == 0 or header[1] == _SHT_NOBITS:
             continue
-        content = _content(view, header, number, where)
+        content = _content(file, header, number, where)
         name = _name(names, header[0], number, where)
         if name in found:
             raise BitstreamError(
@@ -120,39 +123,39 @@ def sections(data: bytes | memoryview, *, where: str) -> tuple[Section, ...]:
     return tuple(found.values())
 
 
-def _layout(view: memoryview, where: str) -> _Layout:
-    if bytes(view[:4]) != MAGIC:
-        raise BitstreamError(f"{where}: not an ELF file: it begins {bytes(view[:4]).hex()!r}")
+def _layout(head: bytes, where: str) -> _Layout:
+    if head[:4] != MAGIC:
+        raise BitstreamError(f"{where}: not an ELF file: it begins {head[:4].hex()!r}")
     shortest = _LAYOUTS[1].header_bytes
-    if len(view) < shortest:
+    if len(head) < shortest:
         raise BitstreamError(
-            f"{where}: {len(view)} bytes, an ELF header has at least {shortest}", hint=_DAMAGED
+            f"{where}: {len(head)} bytes, an ELF header has at least {shortest}", hint=_DAMAGED
         )
-    layout = _LAYOUTS.get(view[4])
+    layout = _LAYOUTS.get(head[4])
     if layout is None:
-        raise BitstreamError(f"{where}: ELF class {view[4]} is neither 32 (1) nor 64 bits (2)")
-    if view[5] != _LITTLE_ENDIAN:
-        raise BitstreamError(f"{where}: ELF byte order {view[5]}; only little endian (1) is read")
-    if len(view) < layout.header_bytes:
+        raise BitstreamError(f"{where}: ELF class {head[4]} is neither 32 (1) nor 64 bits (2)")
+    if head[5] != _LITTLE_ENDIAN:
+        raise BitstreamError(f"{where}: ELF byte order {head[5]}; only little endian (1) is read")
+    if len(head) < layout.header_bytes:
         raise BitstreamError(
-            f"{where}: {len(view)} bytes, this ELF header has {layout.header_bytes}", hint=_DAMAGED
+            f"{where}: {len(head)} bytes, this ELF header has {layout.header_bytes}", hint=_DAMAGED
         )
     return layout
 
 
-def _content(view: memoryview, header: tuple[int, ...], number: int, where: str) -> memoryview:
+def _content(file: Span, header: tuple[int, ...], number: int, where: str) -> Span:
     start, size = header[4], header[5]
-    if start + size > len(view):
+    if start + size > file.size:
         raise BitstreamError(
             f"{where}: ELF section {number} would end at byte {start + size}, but there are"
-            f" {len(view)} bytes",
+            f" {file.size} bytes",
             hint=_DAMAGED,
         )
-    return view[start : start + size]
+    return file.part(start, size)
 
 
-def _name(names: memoryview, at: int, number: int, where: str) -> str:
-    raw, end, _ = bytes(names[at : at + MAX_NAME_BYTES + 1]).partition(b"\0")
+def _name(names: Span, at: int, number: int, where: str) -> str:
+    raw, end, _ = names.read(at, MAX_NAME_BYTES + 1).partition(b"\0")
     if not end:
         raise BitstreamError(
             f"{where}: the name of ELF section {number} does not end within {MAX_NAME_BYTES} bytes",

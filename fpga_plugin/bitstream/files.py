@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
+from fpga_plugin.bitstream.room import Room
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.originals import Original, opened
 
 MAX_FILE_BYTES = 1 << 30
-"""A bitstream is read into memory; whole-device images of large FPGAs stay well below 1 GiB."""
+"""Whole-device images of large FPGAs stay well below 1 GiB."""
 
 FILE_MODE = 0o644
 """Anyone may read a bitstream, only its owner replaces it."""
@@ -72,16 +73,21 @@ def read_gbs(path: str, *, inside: str | None = None) -> Gbs:
     return Gbs(metadata=header.metadata, image=image)
 
 
-def map_gbs(path: str) -> Gbs:
+def map_gbs(path: str, *, room: Room) -> Gbs:
     """A whole GBS file that nobody ever writes to: the image is mapped, not copied.
 
     Copying 32 MiB would take as long as a twentieth of their reconfiguration. So the driver copies
     them from the page cache, in the ioctl and before it takes the card (dfl-fme-pr.c, fme_pr).
     What cannot be read from the disk then is the ioctl's EFAULT; here reading only begins.
 
+    Args:
+        path: the file.
+        room: memory for it where its file system has no mappings.
+
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no GBS file that can be used.
+        StoreUnavailableError: it cannot be mapped, and the memory has no room for it.
     """
     with open_file(path, inside=None) as original:
         header = _header(original)
@@ -90,10 +96,15 @@ def map_gbs(path: str) -> Gbs:
         # Writable, for ctypes gives no address of other memory; as it is private and nobody writes,
         # no page of it is ever copied.
         try:
-            mapped = mmap.mmap(descriptor, original.size, flags=mmap.MAP_PRIVATE)
-        except (OSError, ValueError):  # a file system without mappings; a file that was cut
-            return read_gbs(path)
-    return Gbs(metadata=header.metadata, image=memoryview(mapped)[header.image_offset :])
+            whole = memoryview(mmap.mmap(descriptor, original.size, flags=mmap.MAP_PRIVATE))
+        except (OSError, ValueError) as error:  # no mappings there; a file that was cut
+            whole = room.take(original.size, path, f"it cannot be mapped: {error}")
+            original.file.seek(0)
+            done = 0
+            while count := original.file.readinto(whole[done:]):
+                done += count
+            original.check_read(done)
+    return Gbs(metadata=header.metadata, image=whole[header.image_offset :])
 
 
 def read_bytes(

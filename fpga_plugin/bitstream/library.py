@@ -1,11 +1,11 @@
 """The store as the daemon uses it: only what was verified, and only from copies of its own.
 
 A file is verified when it arrives (`bitstream.index`), or by the first PreStart or scrub that comes
-before that: copied and hashed in one pass, the copy parsed, its ids compared with its path, its
-trust judged. What came out holds while the file and what its trust depends on stay the same ones;
-so a warm PreStart compares two `stat`s, and the driver reads the copy from where it lies. A file
-that was changed is verified again before anything of it is used, and what was refused is not hashed
-again.
+before that: copied and hashed in one pass, its trust judged, the copy parsed, its ids compared with
+its path. What trust refuses is not parsed, and of what is parsed only a piece is in memory at a
+time. What came out holds while the file and what its trust depends on stay the same ones; so a warm
+PreStart compares two `stat`s, and the driver reads the copy from where it lies. A file that was
+changed is verified again before anything of it is used, and what was refused is not hashed again.
 
 Verdicts are kept in `<directory>/index.json` too, for a restart of the plugin within one boot.
 """
@@ -13,25 +13,31 @@ Verdicts are kept in `<directory>/index.json` too, for a restart of the plugin w
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import msgspec
 import structlog
 
-from fpga_plugin.bitstream.files import open_file, read_header
+from fpga_plugin.bitstream.aocx import Aocx, Write, read_aocx
+from fpga_plugin.bitstream.draft import Draft
+from fpga_plugin.bitstream.files import map_gbs, open_file
+from fpga_plugin.bitstream.formats import Contents, Kind
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, parse_header
+from fpga_plugin.bitstream.room import Room
+from fpga_plugin.bitstream.span import Span
 from fpga_plugin.bitstream.store import (
     Bitstream,
     Store,
     bitstream_of,
+    check_kind,
     check_names,
     ids_of,
     is_aocx,
-    parse_contents,
-    read_contents,
 )
 from fpga_plugin.bitstream.trust import Content, Trust
-from fpga_plugin.bitstream.verified import Copies, Taken
+from fpga_plugin.bitstream.verified import UNPACKED, Copies, Copy
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 from fpga_plugin.originals import RENAME, Version, being_written
@@ -40,8 +46,6 @@ from fpga_plugin.telemetry.tally import Tally
 log = structlog.get_logger()
 
 INDEX = "index.json"
-
-_LOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Verdict:
         sha256: of its content; empty where it could not be read.
         size: in bytes.
         problem: why it is not used; None: it is good.
+        checked: it was parsed, and is what its path says.
+        unpacked: bytes of the GBS file that was packed in it; 0 where there is none.
     """
 
     version: Version
@@ -61,6 +67,8 @@ class Verdict:
     sha256: str = ""
     size: int = 0
     problem: FpgaPluginError | None = None
+    checked: bool = False
+    unpacked: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -68,6 +76,7 @@ class _Line(msgspec.Struct, frozen=True):
     trust: str
     sha256: str
     size: int
+    unpacked: int = 0
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -82,7 +91,15 @@ class Library(Store):
     """A store of verified bitstreams. Thread-safe; all of it blocks."""
 
     def __init__(
-        self, root: str, *, directory: str, limit: int, boot_id: str, trust: Trust, guarded: bool
+        self,
+        root: str,
+        *,
+        directory: str,
+        limit: int,
+        boot_id: str,
+        trust: Trust,
+        guarded: bool,
+        room: Room | None = None,
     ) -> None:
         """Take up what was verified since the node booted.
 
@@ -93,6 +110,7 @@ class Library(Store):
             boot_id: of this boot.
             trust: judges the files.
             guarded: refuse what others may write.
+            room: memory for what the disk does not take.
         """
         super().__init__(root)
         self.trust = trust
@@ -100,9 +118,10 @@ class Library(Store):
         self._guarded = guarded
         self._boot_id = boot_id
         self._lock = threading.Lock()
-        # A few locks for all files: a lock for each would be one for every id that a pod makes up.
-        self._busy = tuple(threading.Lock() for _ in range(_LOCKS))
-        self._copies = Copies(directory, limit)
+        self._busy: dict[str, tuple[threading.Lock, int]] = {}
+        self._changes = 0
+        self._confirmed: set[str] = set()
+        self._copies = Copies(directory, limit, room=room)
         self._verdicts = self._restore()
         self._copies.only({verdict.sha256 for verdict in self._verdicts.values()})
 
@@ -114,6 +133,7 @@ class Library(Store):
             BitstreamError: the file cannot be used, or is not what its name says.
             NotPermittedError: it is not trusted.
             NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
         """
         path = self.path(interface_id, bitstream_id)
         try:
@@ -128,27 +148,54 @@ class Library(Store):
             BitstreamError: the file cannot be used, or is for another interface id.
             NotPermittedError: it is not trusted.
             NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
         """
         try:
             return self._fetch(self.blank_path(interface_id), interface_id, None)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def kept(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> Bitstream | None:
+        """A bitstream as the store had it when it last answered; the store is not touched.
+
+        None where that is not known in this life of the plugin, or something since said that the
+        file, or what its trust depends on, may be another one by now.
+
+        Args:
+            interface_id: of the cards.
+            bitstream_id: its name; None: the blank bitstream.
+
+        Raises:
+            BitstreamError, StoreUnavailableError: its copy cannot be used.
+        """
+        if bitstream_id is None:
+            path = self.blank_path(interface_id)
+        else:
+            path = self.path(interface_id, bitstream_id)
+        relative = self.relative(path)
+        with self._lock:
+            known = self._verdicts.get(relative) if relative in self._confirmed else None
+        if known is None or known.problem is not None:
+            return None
+        with self._new_copies(make_room=True) as made:
+            if (copy := self._find(path, known, bitstream_id, made)) is None:
+                return None
+            return self._bitstream(path, copy, interface_id, bitstream_id)
+
     def examine(self, relative: str) -> Verdict | None:
         """Verify a file if that is not done yet; None: it is not there (any more).
 
         Raises:
             NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
         """
         path = os.path.join(self.root, relative)
         try:
             interface_id, bitstream_id = ids_of(path)
-            with self._alone(relative):
+            with self._alone(relative), self._new_copies(make_room=False) as made:
                 known = self._known(path, relative)
                 if known is None:
-                    known, taken = self._verify(path, relative, interface_id, bitstream_id)
-                    if taken is not None:
-                        self._settle(relative, known, taken, make_room=False)
+                    known, _ = self._verify(path, relative, interface_id, bitstream_id, made)
                 return known
         except (FileNotFoundError, NotADirectoryError):
             self.forget(relative)
@@ -159,13 +206,22 @@ class Library(Store):
     def forget(self, relative: str) -> None:
         """Verify a file anew when it is next asked for, even if it looks the same."""
         with self._lock:
+            self._changes += 1
             self._verdicts.pop(relative, None)
+            self._confirmed.discard(relative)
+
+    def doubt(self) -> None:
+        """Any file, or its trust, may be another by now: the store must say before one is used."""
+        with self._lock:
+            self._changes += 1
+            self._confirmed.clear()
 
     def tidy(self, present: Iterable[str]) -> None:
         """Forget all files but these, remove the copies of no file, and save the verdicts."""
         with self._lock:
             keep = set(present)
             self._verdicts = {k: v for k, v in self._verdicts.items() if k in keep}
+            self._confirmed &= keep
             digests = {v.sha256 for v in self._verdicts.values() if v.problem is None}
         self._copies.only(digests)
         self.save()
@@ -174,7 +230,9 @@ class Library(Store):
         """Keep the verdicts for the next start; they can always be made again."""
         with self._lock:
             files = {
-                relative: _Line(known.version, known.trust, known.sha256, known.size)
+                relative: _Line(
+                    known.version, known.trust, known.sha256, known.size, known.unpacked
+                )
                 for relative, known in self._verdicts.items()
                 if known.problem is None
             }
@@ -193,7 +251,14 @@ class Library(Store):
         if index.boot_id != self._boot_id:
             return {}
         return {
-            relative: Verdict(line.version, line.trust, line.sha256, line.size)
+            relative: Verdict(
+                line.version,
+                line.trust,
+                line.sha256,
+                line.size,
+                checked=True,
+                unpacked=line.unpacked,
+            )
             for relative, line in index.files.items()
         }
 
@@ -201,50 +266,69 @@ class Library(Store):
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
     ) -> Bitstream:
         relative = self.relative(path)
-        with self._alone(relative):
+        with self._alone(relative), self._new_copies(make_room=True) as made:
             known = self._known(path, relative)
-            taken: Taken | None = None
-            content: Content | None = None
+            copy: Copy | None = None
             if known is not None and known.problem is None:
-                content = self._copies.find(known.sha256, known.size)
-            if known is None or (known.problem is None and content is None):
-                known, taken = self._verify(path, relative, interface_id, bitstream_id)
+                copy = self._find(path, known, bitstream_id, made)
+            if known is None or (known.problem is None and copy is None):
+                known, copy = self._verify(path, relative, interface_id, bitstream_id, made)
             if known.problem is not None:
                 raise type(known.problem)(known.problem.message, hint=known.problem.hint)
-            try:
-                return self._from_copy(path, interface_id, bitstream_id, known, taken)
-            finally:
-                if taken is not None:
-                    self._settle(relative, known, taken, make_room=True)
-                    self.save()
+            assert copy is not None, "of what is good there is one"
+            return self._bitstream(path, copy, interface_id, bitstream_id)
 
-    def _from_copy(
+    def _find(
+        self, path: str, known: Verdict, bitstream_id: BitstreamId | None, made: "_Made"
+    ) -> Copy | None:
+        """What the driver gets of a good file, from its copy; None where that is gone."""
+        file = self._copies.find(known.sha256, known.size)
+        if not is_aocx(bitstream_id):
+            return file
+        if known.unpacked and (
+            found := self._copies.find(known.sha256 + UNPACKED, known.unpacked)
+        ):
+            return found
+        if file is None:
+            return None
+        with file.span(path) as packed:
+            return self._unpack(path, packed, known.sha256, made)[1]
+
+    def _bitstream(
         self,
         path: str,
+        copy: Copy,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
-        known: Verdict,
-        taken: Taken | None,
     ) -> Bitstream:
-        """The bytes of a copy; never those of the original."""
-        if taken is not None and taken.data is not None:
-            contents = parse_contents(taken.data, bitstream_id, where=path)
+        """The bytes of a copy that is checked; never those of the original."""
+        if copy.view is not None:
+            header = parse_header(bytes(copy.view[:HEAD_BYTES]), size=copy.size, where=path)
+            gbs = Gbs(header.metadata, copy.view[header.image_offset :])
         else:
-            copy = taken.path if taken is not None and taken.path else None
+            assert copy.path is not None, "on the disk or in memory"
             try:
-                copy = copy or self._copies.path(known.sha256)
-                contents = read_contents(copy, bitstream_id, mapped=True)
+                gbs = map_gbs(copy.path, room=self._copies.room)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFinishedError(
                     f"{path}: its verified copy was removed while it was read",
                     hint="kubelet's next try makes another",
                 ) from None
+        packed = is_aocx(bitstream_id)
+        contents = Contents(
+            Kind.AOCX if packed else Kind.GBS,
+            # An AOCX file's own name was compared with this one when it was unpacked.
+            bitstream_id if packed and bitstream_id else BitstreamId(gbs.metadata.afu_id),
+            gbs.metadata,
+            gbs.image,
+        )
         return bitstream_of(path, contents, interface_id, bitstream_id)
 
     def _known(self, path: str, relative: str) -> Verdict | None:
         """The verdict, if it still holds."""
         with self._lock:
             known = self._verdicts.get(relative)
+            changes = self._changes
         if known is None:
             return None
         with open_file(path, inside=self.root, guarded=self._guarded) as original:
@@ -252,23 +336,29 @@ class Library(Store):
                 return None
         trust = self.trust.version(relative)
         if trust == known.trust:
+            self._learn(relative, known, changes)
             return known
         # The file is the same: only its trust is judged anew, by the digest that is known.
-        if known.sha256 and (content := self._copies.find(known.sha256, known.size)) is not None:
-            if known.problem is not None and not isinstance(known.problem, NotPermittedError):
-                return None
-            known = Verdict(known.version, trust, known.sha256, known.size)
-            known = self._judge(relative, known, content)
-            with self._lock:
-                self._verdicts[relative] = known
-            return known
-        return None
+        copy = self._copies.find(known.sha256, known.size) if known.checked else None
+        if copy is None:
+            return None
+        known = replace(known, trust=trust, problem=None)
+        known = self._judge(relative, known, copy.content)
+        self._learn(relative, known, changes)
+        return known
+
+    def _learn(self, relative: str, known: Verdict, changes: int) -> None:
+        """Remember what the store said; `changes`: how many were reported before it was asked."""
+        with self._lock:
+            self._verdicts[relative] = known
+            if changes == self._changes:
+                self._confirmed.add(relative)
 
     def _judge(self, relative: str, known: Verdict, content: Content) -> Verdict:
         try:
             self.trust.check(relative, content)
         except NotPermittedError as error:
-            return Verdict(known.version, known.trust, known.sha256, known.size, error)
+            return replace(known, problem=error)
         return known
 
     def _verify(
@@ -277,14 +367,18 @@ class Library(Store):
         relative: str,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
-    ) -> tuple[Verdict, Taken | None]:
-        """Read and judge a file as it is now; the copy is whoever calls to keep or drop.
+        made: "_Made",
+    ) -> tuple[Verdict, Copy | None]:
+        """Read and judge a file as it is now; returns what the driver gets, if it is good.
 
         Raises:
             FileNotFoundError, NotADirectoryError: there is no such file.
             BitstreamError: it must not be opened, or changed while it was read.
             NotFinishedError: it is still being written.
+            StoreUnavailableError: there is no room for a copy.
         """
+        with self._lock:
+            changes = self._changes
         trust = self.trust.version(relative)  # before the judging: a change in between shows
         with open_file(path, inside=self.root, guarded=self._guarded) as original:
             if being_written(original.file):
@@ -292,43 +386,118 @@ class Library(Store):
                     f"{path}: still being written",
                     hint=f"it is used when whoever writes it has closed it; {RENAME}",
                 )
-            taken = self._copies.take(original)
-            known = Verdict(original.version, trust, taken.content.sha256, taken.content.size)
+            copy = self._copies.take(original, make_room=made.make_room)
+            made.copies[copy.sha256] = copy
+            known = Verdict(original.version, trust, copy.sha256, copy.size)
         try:
-            claimed: BitstreamId | None = None
-            if taken.path is None or is_aocx(bitstream_id):
-                contents = (
-                    read_contents(taken.path, bitstream_id, keep_image=False)
-                    if taken.path is not None
-                    else parse_contents(
-                        taken.data or b"", bitstream_id, where=path, keep_image=False
-                    )
-                )
-                metadata, claimed = contents.metadata, contents.bitstream_id
-            else:
-                metadata = read_header(taken.path)[0].metadata
-            check_names(path, metadata, interface_id, bitstream_id, claimed=claimed)
-            known = self._judge(relative, known, taken.content)
+            # First: nothing that is not trusted is parsed.
+            known = self._judge(relative, known, copy.content)
+            if known.problem is None:
+                known, copy = self._check(path, known, copy, interface_id, bitstream_id, made)
         except BitstreamError as error:
-            message = error.message.replace(taken.path or path, path)
-            problem = BitstreamError(message, hint=error.hint)
-            known = Verdict(known.version, trust, known.sha256, known.size, problem)
-        except BaseException:
-            self._copies.drop(taken)
-            raise
+            known = replace(known, problem=error)
+        self._learn(relative, known, changes)
         with self._lock:
-            self._verdicts[relative] = known
             self.verifications.add("good" if known.problem is None else known.problem.kind)
         if known.problem is not None:
-            self._copies.drop(taken)
+            made.drop()
             return known, None
-        return known, taken
-
-    def _settle(self, relative: str, known: Verdict, taken: Taken, *, make_room: bool) -> None:
-        if not self._copies.keep(taken, make_room=make_room):
-            self._copies.drop(taken)
+        made.verified = True
         log.info("bitstream verified", file=relative, sha256=known.sha256, bytes=known.size)
+        return known, copy
 
-    def _alone(self, relative: str) -> threading.Lock:
+    def _check(  # noqa: PLR0917  # of one call, in the order of their making
+        self,
+        path: str,
+        known: Verdict,
+        copy: Copy,
+        interface_id: InterfaceId,
+        bitstream_id: BitstreamId | None,
+        made: "_Made",
+    ) -> tuple[Verdict, Copy]:
+        """Whether a copy is of what its path says; returns what of it the driver gets.
+
+        Raises:
+            BitstreamError: it is not.
+        """
+        with copy.span(path) as file:
+            check_kind(file, bitstream_id, where=path)
+            if not is_aocx(bitstream_id):
+                header = parse_header(file.read(0, HEAD_BYTES), size=file.size, where=path)
+                check_names(path, header.metadata, interface_id, bitstream_id)
+                return replace(known, checked=True), copy
+            aocx, unpacked = self._unpack(path, file, known.sha256, made)
+        check_names(path, aocx.header.metadata, interface_id, bitstream_id, claimed=aocx.hash)
+        return replace(known, checked=True, unpacked=aocx.gbs_bytes), unpacked
+
+    def _unpack(self, path: str, file: Span, sha256: str, made: "_Made") -> tuple[Aocx, Copy]:
+        """The GBS file inside an AOCX file, as another copy.
+
+        Raises:
+            BitstreamError: it cannot be unpacked.
+            StoreUnavailableError: there is no room for it.
+        """
+        drafts: list[Draft] = []
+        with ExitStack() as stack:
+
+            def begin(size: int) -> Write:
+                draft = self._copies.draft(size, where=path, make_room=made.make_room)
+                drafts.append(stack.enter_context(draft))
+                return drafts[0].write
+
+            aocx = read_aocx(file, where=path, begin=begin)
+        (draft,) = drafts
+        made.copies[sha256 + UNPACKED] = copy = Copy(draft.size, draft.path, draft.view)
+        return aocx, copy
+
+    @contextmanager
+    def _new_copies(self, *, make_room: bool) -> Iterator["_Made"]:
+        """Collects copies; those that are left at the end go into the cache if there is room."""
+        made = _Made(self._copies, make_room=make_room)
+        try:
+            yield made
+        except BaseException:
+            made.drop()
+            raise
+        for name, copy in made.copies.items():
+            if not self._copies.keep(copy, name, make_room=make_room):
+                self._copies.drop(copy)
+        if made.verified and make_room:
+            self.save()
+
+    @contextmanager
+    def _alone(self, relative: str) -> Iterator[None]:
         """Held by whoever verifies a file, so that one copy is made for all who wait for it."""
-        return self._busy[hash(relative) % _LOCKS]
+        with self._lock:
+            lock, users = self._busy.get(relative) or (threading.Lock(), 0)
+            self._busy[relative] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                _, users = self._busy.pop(relative)
+                if users > 1:
+                    self._busy[relative] = lock, users - 1
+
+
+class _Made:
+    """Copies that one call made.
+
+    Attributes:
+        copies: by the names that they are to have.
+        make_room: other copies may go for them.
+        verified: they are of a file that was found good.
+    """
+
+    def __init__(self, all_copies: Copies, *, make_room: bool) -> None:
+        self.copies: dict[str, Copy] = {}
+        self.make_room = make_room
+        self.verified = False
+        self._all = all_copies
+
+    def drop(self) -> None:
+        """Remove them."""
+        for copy in self.copies.values():
+            self._all.drop(copy)
+        self.copies.clear()

@@ -16,9 +16,11 @@ import os
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from fpga_plugin.bitstream.files import map_gbs, open_file, read_gbs, read_header
-from fpga_plugin.bitstream.formats import Contents, Kind, parse
+from fpga_plugin.bitstream.files import open_file, read_gbs, read_header
+from fpga_plugin.bitstream.formats import Contents, Kind, kind_of, read_packed
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_header
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
+from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
 from fpga_plugin.ids import (
     AfuId,
@@ -286,46 +288,45 @@ def read_contents(
     *,
     inside: str | None = None,
     keep_image: bool = True,
-    mapped: bool = False,
 ) -> Contents:
-    """Read a file as what its name says that it is; of a GBS file only the image is in memory.
+    """Read a file as what its name says that it is; only the image is in memory as a whole.
 
     Args:
         path: the file.
         bitstream_id: by its name.
         inside: a directory that it must lie in, all links followed.
         keep_image: False: an AOCX file's is unpacked and checked only.
-        mapped: nobody ever writes to the file: a GBS image need not be copied (`map_gbs`).
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it cannot be used.
     """
     if not is_aocx(bitstream_id):
-        gbs = map_gbs(path) if mapped else read_gbs(path, inside=inside)
+        gbs = read_gbs(path, inside=inside)
         return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
     with open_file(path, inside=inside) as original:
-        data = original.file.readall()
-        original.check_read(len(data))
-    return parse_contents(data, bitstream_id, where=path, keep_image=keep_image)
+        file = Span.of_file(original.file.fileno(), original.size, path)
+        check_kind(file, bitstream_id, where=path)
+        contents = read_packed(file, where=path, keep_image=keep_image)
+        original.check_read(original.size)
+    return contents
 
 
-def parse_contents(
-    data: bytes, bitstream_id: BitstreamId | None, *, where: str, keep_image: bool = True
-) -> Contents:
-    """Read a file's bytes as what its name says that it is.
+def check_kind(file: Span, bitstream_id: BitstreamId | None, *, where: str) -> None:
+    """Check that a file is of the format that its name says, or of none that is known.
 
     Raises:
-        BitstreamError: they are something else, or cannot be used.
+        BitstreamError: it is a GBS file, and its name is that of an AOCX file.
     """
-    contents = parse(data, where=where, keep_image=keep_image)
-    expected = Kind.AOCX if is_aocx(bitstream_id) else Kind.GBS
-    if contents.kind is not expected:
+    if not is_aocx(bitstream_id):
+        return  # whoever reads a GBS file's header says what else it is
+    head = file.read(0, HEAD_BYTES)
+    if kind_of(head) is Kind.GBS:
+        parse_header(head, size=file.size, where=where)
         raise BitstreamError(
-            f"{where}: holds {contents.kind.upper()}, and its name is that of {expected.upper()}",
+            f"{where}: holds GBS, and its name is that of AOCX",
             hint="`fpga-plugin bitstream install` names files as the store expects them",
         )
-    return contents
 
 
 def check_names(

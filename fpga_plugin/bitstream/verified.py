@@ -1,8 +1,13 @@
 """Copies of verified bitstreams, named by their digest: what the driver gets.
 
+    <sha256>        the bytes of a file in the store
+    <sha256>.gbs    the GBS file that was packed in it, where it is an AOCX file
+    .<pid>.<n>      half made; removed at the next start
+
 A file of the store is read once, into a temporary file of our own that is hashed as it is written.
 What is judged is that copy; only when it is found good is it renamed to `<sha256>`. From then on
-nobody needs the original, and whoever replaces it replaces nothing that is programmed.
+nobody needs the original, and whoever replaces it replaces nothing that is programmed. A copy is
+never in memory as a whole, unless the disk has no room for it (`fpga_plugin.bitstream.room`).
 
 The copies are a cache of one boot. Writing them waits for no disk: the death of the process loses
 nothing that was written, and after a power cut, which could, the boot is another one and all of
@@ -10,6 +15,7 @@ them are made anew. The directory is the plugin's alone (mode 0700); root can do
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -20,7 +26,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from fpga_plugin.bitstream.draft import Draft
+from fpga_plugin.bitstream.room import SHARE, Room
+from fpga_plugin.bitstream.span import Span
 from fpga_plugin.bitstream.trust import Content
+from fpga_plugin.errors import StoreUnavailableError
+from fpga_plugin.memory import lies_in_memory
 from fpga_plugin.originals import Original
 
 if TYPE_CHECKING:
@@ -28,7 +39,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-COPY_MODE = 0o400
+UNPACKED = ".gbs"
+"""Ends the name of what was packed in a file."""
+
+SPARE = 16 << 20
+"""Bytes that copies leave free on their file system: the journal lies there too."""
+
+MEMORY_SHARE = 4
+"""Where the copies' file system is in memory, they may have this part of the limit: a quarter."""
 
 _DIGITS = 64
 """Of a SHA-256 in hex, which is what the name of a copy is."""
@@ -41,32 +59,62 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A private copy of a file, not judged yet.
+class Copy:
+    """A private copy of a file, or of what was packed in one.
 
     Attributes:
-        content: what is in it.
-        path: the temporary file; None where it is in memory.
-        data: what was read, where there was no room on the disk.
+        size: in bytes.
+        path: of the file on the disk; None where it is in memory.
+        view: what is in memory.
+        sha256: of its bytes, 64 hex digits; empty for what was packed in a file.
     """
 
-    content: Content
+    size: int
     path: str | None = None
-    data: bytes | None = None
+    view: memoryview | None = None
+    sha256: str = ""
+
+    @contextlib.contextmanager
+    def span(self, where: str) -> Iterator[Span]:
+        """Its bytes, to be read a piece at a time.
+
+        Raises:
+            StoreUnavailableError: it cannot be read, or was removed.
+        """
+        if self.path is None:
+            yield Span.of_bytes(self.view or b"", where)
+            return
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                yield Span.of_file(file.fileno(), self.size, where)
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"{where}: its private copy {self.path} cannot be read: {error.strerror}",
+                hint="kubelet's next try makes another; check the disk of FPGA_PLUGIN_STATE_DIR",
+            ) from error
+
+    @property
+    def content(self) -> Content:
+        """The same for whoever judges it."""
+        path, view = self.path, self.view
+        if path is None:
+            return Content(self.sha256, self.size, lambda: contextlib.nullcontext(view or b""))
+        return Content(self.sha256, self.size, lambda: _mapped(path))
 
 
 class Copies:
     """The directory of copies. Thread-safe; all of it blocks."""
 
-    def __init__(self, directory: str, limit: int) -> None:
+    def __init__(self, directory: str, limit: int, *, room: Room | None = None) -> None:
         """Create the directory, and remove what a killed process left half made.
 
         Args:
             directory: below the state directory.
             limit: bytes that all copies may have together; 0: none is kept.
+            room: for what the disk does not take.
         """
         self.directory = directory
-        self._limit = limit
+        self.room = room or Room()
         self._lock = threading.Lock()
         self._number = 0
         self._full = False
@@ -77,58 +125,85 @@ class Copies:
                 if name.startswith("."):
                     os.unlink(os.path.join(directory, name))
         except OSError as error:
-            self._no_room(error)
+            self._no_disk(error)
+        self._most: int | None = None
+        if lies_in_memory(directory):
+            self._most = self.room.limit * SHARE // MEMORY_SHARE
+            limit = min(limit, self._most)
+        self._limit = limit
 
-    def take(self, original: Original, progress: Progress | None = None) -> Taken:
+    def take(
+        self, original: Original, progress: Progress | None = None, *, make_room: bool = False
+    ) -> Copy:
         """Copy a file and hash it, in one pass.
 
-        Where the disk takes no copy, the bytes are kept in memory: the plugin goes on serving.
+        Args:
+            original: the file.
+            progress: is told how far it is.
+            make_room: remove copies that were not used for longest, if the disk is full.
 
         Raises:
             BitstreamError: the file changed meanwhile.
+            StoreUnavailableError: there is no room for it.
         """
-        path = self._temporary()
+        with self.draft(original.size, where=original.path, make_room=make_room) as draft:
+            digest = _copy(original, draft.write, progress)
+        return Copy(draft.size, draft.path, draft.view, digest)
+
+    @contextlib.contextmanager
+    def draft(self, size: int, *, where: str, make_room: bool) -> Iterator[Draft]:
+        """A new private file, which is gone again if the block fails.
+
+        Raises:
+            StoreUnavailableError: there is no room for it.
+        """
+        short = self._short_of(size, make_room=make_room)
+        draft = Draft(
+            short or self._temporary(),
+            size,
+            where=where,
+            room=self.room,
+            no_disk=self._no_disk,
+        )
         try:
-            descriptor = self._create(path)
-        except OSError as error:
-            self._no_room(error)
-            return _into_memory(original, progress)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=0) as copy:
-                digest, failed = _copy(original, copy.write, progress)
+            yield draft
         except BaseException:
-            _unlink(path)
+            draft.drop()
             raise
-        if failed is not None:
-            _unlink(path)
-            self._no_room(failed)
-            return _into_memory(original, progress)
-        self._full = False
-        return Taken(Content(digest, original.size, lambda: _mapped(path)), path=path)
+        draft.close()
+        if draft.path is not None:
+            self._full = False
 
-    def _create(self, path: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            return os.open(path, flags, COPY_MODE)
-        except FileNotFoundError:  # somebody removed the directory
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            return os.open(path, flags, COPY_MODE)
+    def _short_of(self, size: int, *, make_room: bool) -> OSError | None:
+        """Why the disk is not to take so many bytes more; None: it has room."""
+        if self._most is not None and size > self._most:
+            return OSError(errno.EFBIG, f"its file system is in memory, and takes {self._most}")
+        with self._lock:
+            removable = self._oldest_first() if make_room else []
+            while True:
+                free = _free(self.directory)
+                if free is None or free - SPARE >= size:
+                    return None
+                if not removable:
+                    return OSError(errno.ENOSPC, f"{free} bytes are free")
+                _unlink(removable.pop(0)[0])
 
-    def keep(self, taken: Taken, *, make_room: bool) -> bool:
+    def keep(self, copy: Copy, name: str, *, make_room: bool) -> bool:
         """Take a copy that was found good into the cache; returns whether it is there.
 
         Args:
-            taken: by `take`.
+            copy: by `take` or `draft`.
+            name: what it is called: its digest; with `UNPACKED`, that of the file it was in.
             make_room: remove those that were not used for longest, if there is no room.
         """
-        if taken.path is None:
+        if copy.path is None:
             return False
         with self._lock:
-            final = self.path(taken.content.sha256)
-            if taken.content.size > self._limit:
+            final = self.path(name)
+            if copy.size > self._limit:
                 return False
-            others = {name: size for name, size, _ in self._oldest_first() if name != final}
-            excess = sum(others.values()) + taken.content.size - self._limit
+            others = {path: size for path, size, _ in self._oldest_first() if path != final}
+            excess = sum(others.values()) + copy.size - self._limit
             if excess > 0 and not make_room:
                 return False
             for path, size in others.items():
@@ -137,20 +212,20 @@ class Copies:
                 _unlink(path)
                 excess -= size
             try:
-                os.rename(taken.path, final)
+                os.rename(copy.path, final)
             except OSError as error:
-                self._no_room(error)
+                self._no_disk(error)
                 return False
         return True
 
-    def drop(self, taken: Taken) -> None:
+    def drop(self, copy: Copy) -> None:
         """Remove a copy that was not kept; whoever has it open may go on reading it."""
-        if taken.path is not None:
-            _unlink(taken.path)
+        if copy.path is not None:
+            _unlink(copy.path)
 
-    def find(self, sha256: str, size: int) -> Content | None:
+    def find(self, name: str, size: int) -> Copy | None:
         """A copy, which now counts as used last; None where it is not there any more."""
-        path = self.path(sha256)
+        path = self.path(name)
         try:
             found = os.lstat(path)
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
@@ -160,24 +235,24 @@ class Copies:
             os.utime(path)
         except OSError:
             return None
-        return Content(sha256, size, lambda: _mapped(path))
+        return Copy(size, path, sha256="" if name.endswith(UNPACKED) else name)
 
-    def path(self, sha256: str) -> str:
-        """Where the copy with this digest is."""
-        return os.path.join(self.directory, sha256)
+    def path(self, name: str) -> str:
+        """Where the copy of this name is."""
+        return os.path.join(self.directory, name)
 
     def only(self, digests: Collection[str]) -> None:
         """Remove all copies but these: of files that are not in the store any more."""
         with self._lock:
             for path, _, _ in self._oldest_first():
-                if os.path.basename(path) not in digests:
+                if os.path.basename(path)[:_DIGITS] not in digests:
                     _unlink(path)
 
     def _oldest_first(self) -> list[tuple[str, int, int]]:
         found = []
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if len(entry.name) == _DIGITS:
+                if len(entry.name.removesuffix(UNPACKED)) == _DIGITS:
                     with contextlib.suppress(OSError):
                         known = entry.stat(follow_symlinks=False)
                         found.append((entry.path, known.st_size, known.st_mtime_ns))
@@ -188,11 +263,12 @@ class Copies:
             self._number += 1
             return os.path.join(self.directory, f".{os.getpid()}.{self._number}")
 
-    def _no_room(self, error: OSError) -> None:
+    def _no_disk(self, error: OSError) -> None:
         if not self._full:
             self._full = True
             log.warning(
-                "verified copies cannot be kept: bitstreams are hashed whenever they are used",
+                "verified copies cannot be kept: bitstreams are hashed whenever they are used, and"
+                " those too large for the memory are refused",
                 directory=self.directory,
                 error=error.strerror,
                 hint="make room in FPGA_PLUGIN_STATE_DIR, or make it writable",
@@ -200,51 +276,41 @@ class Copies:
 
 
 def _copy(
-    original: Original, write: Callable[[memoryview], int | None], progress: Progress | None
-) -> tuple[str, OSError | None]:
-    """Hash a file and hand its bytes on; returns the digest, and what the writing failed with."""
+    original: Original, write: Callable[[memoryview], None], progress: Progress | None
+) -> str:
+    """Hash a file and hand its bytes on; returns the digest."""
     import hashlib  # libcrypto comes with it, 4 MiB: not where all verdicts are known
 
     digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(min(_PIECE, original.size + 1)))
     while count := original.file.readinto(buffer):
-        piece = buffer[:count]
-        digest.update(piece)
-        try:
-            while piece:
-                piece = piece[write(piece) or 0 :]
-        except OSError as error:
-            return "", error
         done += count
         if done > original.size:
             break
+        piece = buffer[:count]
+        digest.update(piece)
+        write(piece)
         if progress is not None:
             progress(done)
     original.check_read(done)
-    return digest.hexdigest(), None
+    return digest.hexdigest()
 
 
-def _into_memory(original: Original, progress: Progress | None) -> Taken:
-    original.file.seek(0)
-    data = bytearray()
-
-    def write(piece: memoryview) -> int:
-        data.extend(piece)
-        return len(piece)
-
-    digest, _ = _copy(original, write, progress)
-    return in_memory(bytes(data), digest)
-
-
-def in_memory(data: bytes, digest: str | None = None) -> Taken:
+def in_memory(data: bytes) -> Copy:
     """Bytes that are private already."""
-    if digest is None:
-        import hashlib  # as above
+    import hashlib  # as above
 
-        digest = hashlib.sha256(data).hexdigest()
-    content = Content(digest, len(data), lambda: contextlib.nullcontext(data))
-    return Taken(content, data=data)
+    return Copy(len(data), view=memoryview(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _free(directory: str) -> int | None:
+    """Bytes that a file system has left for us; None where it does not tell."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 @contextlib.contextmanager
