@@ -20,6 +20,7 @@ from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.config import Settings
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
@@ -225,7 +226,8 @@ class Daemon:
             podresources=podresources,
             refused=self.watched.refused,
         )
-        store = await asyncio.to_thread(open_library, settings, boot_id)
+        library = await asyncio.to_thread(open_library, settings, boot_id)
+        store = StoreReader(library)
         blanks = self.blanks = Blanks(store, settings.scrub)
         bench = Bench(
             ledger=ledger,
@@ -316,7 +318,7 @@ class Daemon:
             stream_opened=lambda resource: self._stream_opened(reconciler, resource),
         )
         index = self._index = StoreIndex(store, self._store_changed)
-        index.watch()
+        await index.watch()
         await inventory.scan()
         self._say_what_is_missing()
         if ledger.rebinding:
@@ -333,7 +335,7 @@ class Daemon:
             backend=hardware.backend,
             reconciler=reconciler,
             envs=envs,
-            library=store,
+            library=library,
             recovery=recovery,
             podresources=podresources,
         )

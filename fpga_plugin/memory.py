@@ -29,13 +29,9 @@ def _group_limits(proc: str, cgroups: str) -> Iterator[int]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
-            roots, name = (cgroups, os.path.join(cgroups, "unified")), _V2_FILE
+            yield from _upwards(cgroups, path, _V2_FILE)
         elif "memory" in controllers.split(","):
-            roots, name = (os.path.join(cgroups, "memory"),), _V1_FILE
-        else:
-            continue
-        for root in roots:
-            yield from _upwards(root, path, name)
+            yield from _upwards(os.path.join(cgroups, "memory"), path, _V1_FILE)
 
 
 def _upwards(root: str, path: str, name: str) -> Iterator[int]:

@@ -101,8 +101,7 @@ def sections(file: Span, *, where: str) -> tuple[Section, ...]:
         )
     table = file.read(start, count * entry_bytes)
     headers = [
-        struct.unpack_from(layout.entry, table, number * entry_bytes)
-        for number in range(count)
+        struct.unpack_from(layout.entry, table, number * entry_bytes) for number in range(count)
     ]
     names = _content(file, headers[names_at], names_at, where)
     found: dict[str, Section] = {}

@@ -2,8 +2,9 @@
 
 The watcher says what may have changed; one file after the other is then verified in a thread. At
 the start that is every file of the store, after the plugin serves kubelet. A file that is still
-being written is left alone until its writer closes it, which inotify reports. What is refused is
-logged once, with the reason; what a pod gets to hear is the same.
+being written is left alone until its writer closes it, which inotify reports; one that the store
+does not give is left until the store answers. What is refused is logged once, with the reason; what
+a pod gets to hear is the same.
 """
 
 import asyncio
@@ -11,13 +12,19 @@ from collections.abc import Callable
 
 import structlog
 
-from fpga_plugin.bitstream.library import Library, Verdict
+from fpga_plugin.bitstream.library import Verdict
 from fpga_plugin.bitstream.manifest import MANIFEST
+from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.store import BLANK
 from fpga_plugin.bitstream.watch import KEYS, StoreWatcher
 from fpga_plugin.config import TrustMode
-from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotFinishedError
+from fpga_plugin.errors import (
+    BitstreamError,
+    BitstreamNotFoundError,
+    NotFinishedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.ids import InterfaceId
 
 log = structlog.get_logger()
@@ -30,17 +37,19 @@ class StoreIndex:
     """Keeps a library up to date while the loop runs."""
 
     def __init__(
-        self, library: Library, blank_changed: Callable[[InterfaceId | None], None]
+        self, reader: StoreReader, blank_changed: Callable[[InterfaceId | None], None]
     ) -> None:
         """Do nothing yet.
 
         Args:
-            library: to keep up to date.
+            reader: of the library that is kept up to date.
             blank_changed: gets the interface id whose blank bitstream, or the trust in it, may
                 have changed; None: any may have. It must not raise.
         """
-        self._library = library
+        self._reader = reader
+        self._library = library = reader.library
         self._blank_changed = blank_changed
+        reader.on_answer(self._answered)
         trust = library.trust
         self._watcher = StoreWatcher(
             library.root,
@@ -51,11 +60,11 @@ class StoreIndex:
         self._waiting = asyncio.Event()
         self._reported: dict[str, str] = {}
 
-    def watch(self) -> None:
+    async def watch(self) -> None:
         """Begin to notice changes; what is there already is for `run`."""
         try:
-            self._watcher.start()
-        except BitstreamError as error:
+            await self._watcher.start()
+        except (BitstreamError, StoreUnavailableError) as error:
             log.warning("the store is not watched", error=str(error))
 
     def close(self) -> None:
@@ -75,12 +84,13 @@ class StoreIndex:
                 continue
             for relative in sorted(filter(None, changes)):
                 await self._one(relative)
-            await asyncio.to_thread(self._library.save)
+            await self._reader.save()
 
     def _changed(self, relative: str | None) -> None:
         """The watcher's word."""
         everything = relative is None or relative in _EVERYTHING
         if relative is None or everything:
+            self._library.doubt()
             self._changes.add(None)
             self._blank_changed(None)
         else:
@@ -92,10 +102,20 @@ class StoreIndex:
                 self._blank_changed(InterfaceId(directory))
         self._waiting.set()
 
+    def _answered(self, relative: str) -> None:
+        """A file, or with an empty path the store's directory, was late and answers now."""
+        self._changes.add(relative or None)
+        directory, _, name = relative.partition("/")
+        if not relative:
+            self._blank_changed(None)
+        elif name == f"{BLANK}.gbs":
+            self._blank_changed(InterfaceId(directory))
+        self._waiting.set()
+
     async def _all(self) -> None:
         try:
-            entries = await asyncio.to_thread(self._library.list, read=False)
-        except (BitstreamError, BitstreamNotFoundError) as error:
+            entries = await self._reader.list()
+        except (BitstreamError, BitstreamNotFoundError, StoreUnavailableError) as error:
             self._report("", str(error))
             return
         self._report("", "")
@@ -110,14 +130,17 @@ class StoreIndex:
         for gone in self._reported.keys() - {"", *present}:
             if "/" in gone:
                 del self._reported[gone]
-        await asyncio.to_thread(self._library.tidy, present)
+        await self._reader.tidy(present)
 
     async def _one(self, relative: str) -> None:
         verdict: Verdict | None
         try:
-            verdict = await asyncio.to_thread(self._library.examine, relative)
+            verdict = await self._reader.examine(relative)
         except NotFinishedError:
             return  # its writer's close is reported
+        except StoreUnavailableError as error:
+            self._report(relative, str(error))
+            return
         except Exception:
             # This task's end is the daemon's: one file must not be the others' end. Whoever asks
             # for this one is told, by its own PreStart.

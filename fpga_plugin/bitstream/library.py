@@ -7,12 +7,16 @@ time. What came out holds while the file and what its trust depends on stay the 
 PreStart compares two `stat`s, and the driver reads the copy from where it lies. A file that was
 changed is verified again before anything of it is used, and what was refused is not hashed again.
 
+Who asks for the same content gets the same bitstream as long as anybody uses it: an image may have
+tens of MiB, and at the first start on a node all its cards are scrubbed at the same time.
+
 Verdicts are kept in `<directory>/index.json` too, for a restart of the plugin within one boot.
 """
 
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -121,6 +125,9 @@ class Library(Store):
         self._busy: dict[str, tuple[threading.Lock, int]] = {}
         self._changes = 0
         self._confirmed: set[str] = set()
+        self._in_use: weakref.WeakValueDictionary[tuple[str, str], Bitstream] = (
+            weakref.WeakValueDictionary()
+        )
         self._copies = Copies(directory, limit, room=room)
         self._verdicts = self._restore()
         self._copies.only({verdict.sha256 for verdict in self._verdicts.values()})
@@ -178,9 +185,11 @@ class Library(Store):
         if known is None or known.problem is not None:
             return None
         with self._new_copies(make_room=True) as made:
+            if (found := self._used(path, known)) is not None:
+                return found
             if (copy := self._find(path, known, bitstream_id, made)) is None:
                 return None
-            return self._bitstream(path, copy, interface_id, bitstream_id)
+            return self._bitstream(path, known, copy, interface_id, bitstream_id)
 
     def examine(self, relative: str) -> Verdict | None:
         """Verify a file if that is not done yet; None: it is not there (any more).
@@ -270,13 +279,20 @@ class Library(Store):
             known = self._known(path, relative)
             copy: Copy | None = None
             if known is not None and known.problem is None:
+                if (found := self._used(path, known)) is not None:
+                    return found
                 copy = self._find(path, known, bitstream_id, made)
             if known is None or (known.problem is None and copy is None):
                 known, copy = self._verify(path, relative, interface_id, bitstream_id, made)
             if known.problem is not None:
                 raise type(known.problem)(known.problem.message, hint=known.problem.hint)
             assert copy is not None, "of what is good there is one"
-            return self._bitstream(path, copy, interface_id, bitstream_id)
+            return self._bitstream(path, known, copy, interface_id, bitstream_id)
+
+    def _used(self, path: str, known: Verdict) -> Bitstream | None:
+        """What somebody has in use of the same file with the same content."""
+        with self._lock:
+            return self._in_use.get((path, known.sha256))
 
     def _find(
         self, path: str, known: Verdict, bitstream_id: BitstreamId | None, made: "_Made"
@@ -285,9 +301,7 @@ class Library(Store):
         file = self._copies.find(known.sha256, known.size)
         if not is_aocx(bitstream_id):
             return file
-        if known.unpacked and (
-            found := self._copies.find(known.sha256 + UNPACKED, known.unpacked)
-        ):
+        if known.unpacked and (found := self._copies.find(known.sha256 + UNPACKED, known.unpacked)):
             return found
         if file is None:
             return None
@@ -297,6 +311,7 @@ class Library(Store):
     def _bitstream(
         self,
         path: str,
+        known: Verdict,
         copy: Copy,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
@@ -322,7 +337,9 @@ class Library(Store):
             gbs.metadata,
             gbs.image,
         )
-        return bitstream_of(path, contents, interface_id, bitstream_id)
+        bitstream = bitstream_of(path, contents, interface_id, bitstream_id)
+        with self._lock:
+            return self._in_use.setdefault((path, known.sha256), bitstream)
 
     def _known(self, path: str, relative: str) -> Verdict | None:
         """The verdict, if it still holds."""

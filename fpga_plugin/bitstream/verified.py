@@ -267,8 +267,7 @@ class Copies:
         if not self._full:
             self._full = True
             log.warning(
-                "verified copies cannot be kept: bitstreams are hashed whenever they are used, and"
-                " those too large for the memory are refused",
+                "verified copies cannot be kept: bitstreams are hashed whenever they are used",
                 directory=self.directory,
                 error=error.strerror,
                 hint="make room in FPGA_PLUGIN_STATE_DIR, or make it writable",

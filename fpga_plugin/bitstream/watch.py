@@ -11,8 +11,9 @@ everything again and compare. Inotify does not see what other machines do on a n
 nor a file system that is mounted over a watched directory: there a PreStart, which looks itself,
 finds the change.
 
-Looking up names and adding watches is done on the event loop: both are short, and the store is a
-local directory.
+Looking up names and adding watches is done in a thread of its own, since the store may be a file
+system that does not answer: then the watcher waits for it, and nobody else does. While the thread
+looks the loop takes no events, so that only one of the two uses the inotify instance.
 """
 
 import asyncio
@@ -22,14 +23,19 @@ import itertools
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.bitstream.manifest import MANIFEST
-from fpga_plugin.errors import BitstreamError
+from fpga_plugin.errors import BitstreamError, StoreUnavailableError
 from fpga_plugin.originals import version_at
+from fpga_plugin.threads import LateError, Threads
+
+log = structlog.get_logger()
 
 _NAMES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB
 _CONTENTS = Mask.CLOSE_WRITE
@@ -49,6 +55,9 @@ _MAX_EVENTS = 512
 """Events taken in one turn of the event loop, so that a storm of them does not hold it up."""
 _MAX_ROUNDS = 16
 """How often watches are extended in a row; a change after that has an event of its own."""
+
+_START_SECONDS = 5.0
+"""How long the first look may take before the start of the plugin goes on without it."""
 
 _TRANSIENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
 """What a directory that just went, or that we may not read, answers to a watch."""
@@ -104,43 +113,60 @@ class StoreWatcher:
         self._root = os.path.abspath(root)
         self._keys_dir = None if keys_dir is None else os.path.abspath(keys_dir)
         self._changed = changed
+        self._threads: Threads[str] = Threads("store-watch", most=1)
         self._inotify: Inotify | None = None
+        self._lock = threading.Lock()
+        self._in_use = False  # by the thread
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._watched: dict[int, _Names] = {}
         self._signatures: dict[str, _Signature] = {}
 
-    def start(self) -> None:
+    async def start(self, *, seconds: float = _START_SECONDS) -> None:
         """Begin to call `changed` on the running loop.
 
         Raises:
             BitstreamError: the kernel gives no more inotify instances or watches.
+            StoreUnavailableError: the store does not answer. When it does it is watched, and
+                `changed` is told that anything may have.
         """
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         try:
             # A timeout of 0 makes iteration end where no event is left, instead of blocking.
-            self._inotify = Inotify(sync_timeout=0)
-            self._signatures = self._look(self._inotify)
+            inotify = self._inotify = Inotify(sync_timeout=0)
+            try:
+                self._signatures = await self._threads.run(
+                    self._root, lambda: self._use(inotify), seconds=seconds
+                )
+            except LateError as late:
+                self._looking = asyncio.create_task(self._catch_up(late))
+                raise StoreUnavailableError(
+                    f"{self._root}: not looked into within {seconds:.0f} s",
+                    hint="check the file system that holds it; it is watched once it answers",
+                ) from None
         except OSError as error:
             self.close()
-            raise BitstreamError(
-                f"{self._root}: cannot be watched: {error.strerror}",
-                hint="raise fs.inotify.max_user_instances or fs.inotify.max_user_watches",
-            ) from error
-        self._loop = loop
-        loop.add_reader(self._inotify.fd, self._ready)
+            raise _unwatched(self._root, error) from error
+        if self._inotify is inotify:
+            self._loop.add_reader(inotify.fd, self._ready)
 
     def close(self) -> None:
         """Stop; no call comes after this."""
-        inotify, self._inotify = self._inotify, None
+        with self._lock:
+            inotify, self._inotify = self._inotify, None
+            in_use = self._in_use
         if inotify is None:
             return
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(inotify.fd)
-        inotify.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        if not in_use:  # else the thread closes it: its number must not become another file's
+            inotify.close()
 
     def _ready(self) -> None:
         """Take the events that there are, then look once."""
-        if self._inotify is None or self._loop is None:
+        if self._inotify is None or self._loop is None or self._looking is not None:
             return
         events = list(itertools.islice(self._inotify, _MAX_EVENTS))
         if len(events) == _MAX_EVENTS:
@@ -161,10 +187,29 @@ class StoreWatcher:
             if Mask.CLOSE_WRITE in event.mask:
                 written |= names.files.get(name, set())
         if lost or stale:
-            self._compare(self._inotify, lost=lost, written=written)
+            self._loop.remove_reader(self._inotify.fd)
+            self._looking = self._loop.create_task(
+                self._compare(self._inotify, lost=lost, written=written)
+            )
 
-    def _compare(self, inotify: Inotify, *, lost: bool, written: set[str]) -> None:
-        before, self._signatures = self._signatures, self._look(inotify)
+    async def _catch_up(self, late: LateError) -> None:
+        """The first look was late: look again when it ends, and have everything read."""
+        await asyncio.wait(late.ended)
+        if self._inotify is not None:
+            await self._compare(self._inotify, lost=True, written=set())
+
+    async def _compare(self, inotify: Inotify, *, lost: bool, written: set[str]) -> None:
+        before = self._signatures
+        try:
+            self._signatures = await self._again(inotify)
+        except OSError as error:
+            log.warning("the store is not watched", error=str(_unwatched(self._root, error)))
+            lost = True
+        self._looking = None
+        if self._inotify is None or self._loop is None:
+            return
+        self._loop.add_reader(inotify.fd, self._ready)
+        self._loop.call_soon(self._ready)
         if lost:
             self._changed(None)
             return
@@ -177,6 +222,36 @@ class StoreWatcher:
         for path in sorted(different | written):
             if self._inotify is not None:  # `changed` may close us
                 self._changed(path)
+
+    async def _again(self, inotify: Inotify) -> dict[str, _Signature]:
+        """Look, however long it takes."""
+        while True:
+            try:
+                return await self._threads.run(
+                    self._root, lambda: self._use(inotify), seconds=_START_SECONDS
+                )
+            except LateError as late:
+                log.warning(
+                    "the store does not answer: its changes are not noticed",
+                    directory=self._root,
+                    hint="check the file system that holds it; it is looked at when it answers",
+                )
+                await asyncio.wait(late.ended)
+
+    def _use(self, inotify: Inotify) -> dict[str, _Signature]:
+        """In the thread."""
+        with self._lock:
+            if self._inotify is not inotify:
+                return {}
+            self._in_use = True
+        try:
+            return self._look(inotify)
+        finally:
+            with self._lock:
+                self._in_use = False
+                closed = self._inotify is not inotify
+            if closed:
+                inotify.close()
 
     def _look(self, inotify: Inotify) -> dict[str, _Signature]:
         """Watch what matters now; returns what the files are like.
@@ -291,6 +366,13 @@ def _lookups(path: str) -> Iterator[tuple[str, str]]:
         if target.startswith("/"):
             directory = "/"
         rest.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+
+
+def _unwatched(root: str, error: OSError) -> BitstreamError:
+    return BitstreamError(
+        f"{root}: cannot be watched: {error.strerror}",
+        hint="raise fs.inotify.max_user_instances or fs.inotify.max_user_watches",
+    )
 
 
 def _signature(path: str) -> _Signature:

@@ -1,20 +1,22 @@
 """Blank bitstreams, by interface id: what deprograms a region.
 
 A blank that is missing, unusable or not trusted is a state of its interface id, reported once and
-taken up again when the store changes. Cards that are scrubbed at the same time share one copy in
-memory: an image may have tens of MiB, and at the first start on a node all its cards are scrubbed.
+taken up again when the store changes.
 """
 
-import asyncio
-import os
-import threading
-import weakref
+from typing import Protocol
 
 import structlog
 
-from fpga_plugin.bitstream.store import Bitstream, Store
+from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config import ScrubPolicy
-from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError, RefusedError
+from fpga_plugin.errors import (
+    BitstreamError,
+    NotFinishedError,
+    NotPermittedError,
+    RefusedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.ids import AfuId, InterfaceId
 
 log = structlog.get_logger()
@@ -23,17 +25,24 @@ NO_BLANK = "no-blank-image"
 """The reason under which a region without a blank bitstream is kept back."""
 
 
+class BlankSource(Protocol):
+    """What blank bitstreams come from (`StoreReader`)."""
+
+    async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+        """The blank bitstream of an interface id; None when there is none."""
+
+    def blank_path(self, interface_id: InterfaceId) -> str:
+        """Where it is expected."""
+
+
 class Blanks:
     """The store's blank bitstreams under the scrub policy."""
 
-    def __init__(self, store: Store, policy: ScrubPolicy) -> None:
+    def __init__(self, store: BlankSource, policy: ScrubPolicy) -> None:
         self._store = store
         self._policy = policy
         self._afus: dict[InterfaceId, AfuId | None] = {}
         self._problems: dict[InterfaceId, str] = {}
-        self._changes = 0
-        self._reading = threading.Lock()  # taken in threads only
-        self._in_use: dict[InterfaceId, tuple[tuple[int, ...], weakref.ref[Bitstream]]] = {}
 
     async def load(self, interface_id: InterfaceId) -> Bitstream | None:
         """The blank bitstream; None only under best-effort.
@@ -44,8 +53,13 @@ class Blanks:
         problem = ""
         blank: Bitstream | None = None
         try:
-            blank = await asyncio.to_thread(self._read, interface_id)
-        except (BitstreamError, NotPermittedError, NotFinishedError) as error:
+            blank = await self._store.blank(interface_id)
+        except (
+            BitstreamError,
+            NotPermittedError,
+            NotFinishedError,
+            StoreUnavailableError,
+        ) as error:
             problem = str(error)
         if blank is None and not problem:
             problem = f"no blank bitstream at {self._store.blank_path(interface_id)}"
@@ -59,27 +73,6 @@ class Blanks:
                 " FPGA_PLUGIN_SCRUB=best-effort to do without",
             )
         return blank
-
-    def _read(self, interface_id: InterfaceId) -> Bitstream | None:
-        """Read the file, unless what somebody has in use is of the same file."""
-        with self._reading:
-            version = self._version(interface_id)
-            known, in_use = self._in_use.get(interface_id, (None, None))
-            if in_use is not None and known == version and (blank := in_use()) is not None:
-                return blank
-            blank = self._store.blank(interface_id)
-            if blank is not None:
-                self._in_use[interface_id] = version, weakref.ref(blank)
-            return blank
-
-    def _version(self, interface_id: InterfaceId) -> tuple[int, ...]:
-        """What differs when the file is another one, or the watch reported a change of it."""
-        try:
-            found = os.stat(self._store.blank_path(interface_id))
-        except OSError:
-            return (self._changes,)
-        times = found.st_mtime_ns, found.st_ctime_ns
-        return self._changes, found.st_dev, found.st_ino, found.st_size, *times
 
     def _report(self, interface_id: InterfaceId, problem: str) -> None:
         if problem:
@@ -111,7 +104,6 @@ class Blanks:
 
     def forget(self, interface_id: InterfaceId | None) -> None:
         """The store changed: look again next time; None: everywhere."""
-        self._changes += 1
         if interface_id is None:
             self._afus.clear()
         else:

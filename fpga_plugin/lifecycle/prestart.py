@@ -17,7 +17,8 @@ import structlog
 from fpga_plugin.allocation.journal import JournalError
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, Ledger, card_of
 from fpga_plugin.allocation.records import Claim, RegionRecord
-from fpga_plugin.bitstream.store import Bitstream, Store
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -96,7 +97,7 @@ class PreStarts:
         *,
         ledger: Ledger,
         backend: Backend,
-        store: Store,
+        store: StoreReader,
         identities: Identities,
         cgroups: PodCgroups,
         envs: EnvSource,
@@ -388,7 +389,7 @@ class PreStarts:
                 check_limits(request, limits, region_id)
             name = (request.interface_id, request.bitstream_id)
             if name not in loaded:
-                loaded[name] = await asyncio.to_thread(self._store.load, *name)
+                loaded[name] = await self._store.load(*name)
             wants[region_id] = Want(loaded[name], request.settings)
         return wants
 

@@ -422,15 +422,17 @@ class Cgroups:
 
 
 class Images:
-    """`Store` with every accelerator and, unless it was taken away, a blank."""
+    """`StoreReader` with every accelerator and, unless it was taken away, a blank."""
 
     has_blank = True
 
-    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
-        return _bitstream(interface_id, AfuId(bitstream_id))
+    async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+        return await asyncio.to_thread(lambda: _bitstream(interface_id, AfuId(bitstream_id)))
 
-    def blank(self, interface_id: InterfaceId) -> Bitstream | None:
-        return _bitstream(interface_id, BLANK) if self.has_blank else None
+    async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+        return await asyncio.to_thread(
+            lambda: _bitstream(interface_id, BLANK) if self.has_blank else None
+        )
 
     def blank_path(self, interface_id: InterfaceId) -> str:
         return f"/srv/{interface_id}/blank.gbs"
@@ -470,7 +472,7 @@ class Plugin:
         )
         journal.set_boot_id(rack.boot_id())
         workers = _Workers(self)
-        blanks = Blanks(images, scrub)  # type: ignore[arg-type]
+        blanks = Blanks(images, scrub)
         bench = Bench(
             ledger=ledger,
             backend=rack,

@@ -1,13 +1,15 @@
-"""One copy of a blank bitstream for all cards that are scrubbed at the same time."""
+"""Blank bitstreams as scrubs get them: one image for all cards, and never one of another file."""
 
 import asyncio
 import os
 
 import pytest
 
+from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.bitstream.store import Store
-from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config import ScrubPolicy, TrustMode
 from fpga_plugin.ids import AfuId, InterfaceId
 from fpga_plugin.lifecycle.blanks import Blanks
 
@@ -16,8 +18,18 @@ INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 
 @pytest.fixture
 def store(tmp_path):
-    (tmp_path / INTERFACE).mkdir()
-    return Store(str(tmp_path))
+    root = tmp_path / "store"
+    (root / INTERFACE).mkdir(parents=True)
+    trust = Trust(str(root), TrustMode.ANY, None, guarded=False)
+    library = Library(
+        str(root),
+        directory=str(tmp_path / "verified"),
+        limit=1 << 20,
+        boot_id="boot",
+        trust=trust,
+        guarded=False,
+    )
+    return StoreReader(library)
 
 
 def install(store, afu_id):
@@ -55,13 +67,16 @@ def test_another_file_is_read_whether_or_not_the_watch_saw_it(store):
     assert (before.afu_id, after.afu_id) == (f"{1:032x}", f"{2:032x}")
 
 
-def test_what_the_watch_saw_is_read_again_even_where_the_file_looks_the_same(store):
+def test_what_the_watch_saw_is_verified_again_even_where_the_file_looks_the_same(store):
     install(store, 1)
     blanks = Blanks(store, ScrubPolicy.REQUIRED)
-    before = load(blanks)
-    assert load(blanks) is before
+    load(blanks)
+    load(blanks)
+    assert dict(store.library.verifications.items()) == {("good",): 1}
+    store.library.forget(f"{INTERFACE}/blank.gbs")  # as the index does
     blanks.forget(INTERFACE)
-    assert load(blanks) is not before
+    load(blanks)
+    assert dict(store.library.verifications.items()) == {("good",): 2}
 
 
 def test_a_file_that_went_is_not_taken_from_memory(store):

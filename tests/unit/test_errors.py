@@ -6,6 +6,7 @@ import pytest
 
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import TrustMode
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginError, quote
@@ -36,7 +37,7 @@ def index(tmp_path) -> tuple[StoreIndex, Library]:
         trust=trust,
         guarded=False,
     )
-    return StoreIndex(library, lambda _: None), library
+    return StoreIndex(StoreReader(library), lambda _: None), library
 
 
 async def examined(found: StoreIndex, library: Library, monkeypatch) -> list[str]:

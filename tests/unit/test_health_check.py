@@ -10,7 +10,6 @@ import pytest
 from fpga_plugin.allocation.journal import NoJournal
 from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.records import Condition, Snapshot
-from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import ScrubPolicy, SimulatedGroup
 from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
@@ -23,6 +22,14 @@ from fpga_plugin.status import metrics
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 REGION = RegionId("0000-10-00.0-p1")
+
+
+class NoStore:
+    async def blank(self, _interface_id):
+        return None
+
+    def blank_path(self, interface_id):
+        return f"/srv/{interface_id}/blank.gbs"
 
 
 class Node:
@@ -40,7 +47,7 @@ class Node:
         self.inventory = Inventory(
             ledger=self.ledger,
             backend=hardware.backend,
-            blanks=Blanks(Store(str(folder / "store")), ScrubPolicy.REQUIRED),
+            blanks=Blanks(NoStore(), ScrubPolicy.REQUIRED),
             workers=self.workers,
             selects=lambda _: True,
             debugged=self.debugged,

@@ -341,7 +341,7 @@ class Watched:
             self.calls.put_nowait(path and path.partition("/")[0])
 
     async def __aenter__(self) -> Self:
-        self.watcher.start()
+        await self.watcher.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -592,7 +592,7 @@ def test_close_from_within_a_call_ends_the_calls(root):
             closed.set()
 
         watcher = StoreWatcher(str(root), changed)
-        watcher.start()
+        await watcher.start()
         for interface_id in (INTERFACE, OTHER_INTERFACE):
             (root / interface_id / "blank.gbs").write_bytes(b"1")
         await asyncio.wait_for(closed.wait(), 10)
@@ -609,7 +609,7 @@ def test_a_kernel_without_watches_to_give_is_an_error_with_a_hint(root, monkeypa
 
     async def run() -> None:
         with pytest.raises(BitstreamError, match="cannot be watched") as caught:
-            StoreWatcher(str(root), lambda _: None).start()
+            await StoreWatcher(str(root), lambda _: None).start()
         assert "max_user_watches" in caught.value.hint
 
     asyncio.run(run())

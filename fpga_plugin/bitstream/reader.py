@@ -1,0 +1,181 @@
+"""The store for those who must not be held up by it: each file is read in a thread of its own.
+
+A store may be a network file system, and then a file, or all of it, may stop to answer at any time.
+Who asks for such a file is told so within seconds; further calls for it take no further thread, and
+all calls together take a few. A file that was verified before is served from its copy, without the
+store, as long as nothing said that it has changed.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import structlog
+
+from fpga_plugin.bitstream.library import Library, Verdict
+from fpga_plugin.bitstream.store import Bitstream, StoreEntry
+from fpga_plugin.errors import StoreUnavailableError
+from fpga_plugin.ids import BitstreamId, InterfaceId
+from fpga_plugin.threads import LateError, Threads
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+MOST_THREADS = 8
+"""Reads of the store at a time. Each that hangs takes one for as long as it does."""
+
+SPARE_THREADS = 5
+"""Of those, what files that arrive leave to PreStarts and scrubs."""
+
+LOOK_SECONDS = 1.0
+"""How long a store may take to say that a verified file is the same; then its copy will do."""
+
+READ_SECONDS = 8.0
+"""How long a PreStart or a scrub waits for a file that has no copy; reading goes on after that."""
+
+ARRIVAL_SECONDS = 60.0
+"""How long the index waits for a file before it turns to the next one."""
+
+_NAMED = 3
+"""Files that a message names."""
+
+
+class StoreReader:
+    """Belongs to the event loop."""
+
+    def __init__(self, library: Library) -> None:
+        """Read nothing yet.
+
+        Args:
+            library: what the store is to the daemon.
+        """
+        self.library = library
+        self._threads: Threads[str] = Threads("store", most=MOST_THREADS)
+        self._answered: Callable[[str], None] = lambda _relative: None
+        self._late: set[str] = set()
+
+    def on_answer(self, answered: Callable[[str], None]) -> None:
+        """Set who is told of a file, by its path from the root, that answers after it was late."""
+        self._answered = answered
+
+    def blank_path(self, interface_id: InterfaceId) -> str:
+        """Where the blank bitstream of an interface id is expected."""
+        return self.library.blank_path(interface_id)
+
+    async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+        """A verified bitstream.
+
+        Raises:
+            BitstreamNotFoundError: there is none; the message names the path.
+            BitstreamError: the file cannot be used, or is not what its name says.
+            NotPermittedError: it is not trusted.
+            NotFinishedError: it is still being written.
+            StoreUnavailableError: the store does not answer, or there is no room for a copy.
+        """
+        return await self._fetch(
+            self.library.path(interface_id, bitstream_id),
+            lambda: self.library.load(interface_id, bitstream_id),
+            lambda: self.library.kept(interface_id, bitstream_id),
+        )
+
+    async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
+        """The verified blank bitstream of an interface id; None when there is none.
+
+        Raises:
+            FpgaPluginError: as `load`.
+        """
+        return await self._fetch(
+            self.library.blank_path(interface_id),
+            lambda: self.library.blank(interface_id),
+            lambda: self.library.kept(interface_id, None),
+        )
+
+    async def examine(self, relative: str) -> Verdict | None:
+        """Verify a file that arrived, if that is not done yet; None: it is not there.
+
+        Raises:
+            NotFinishedError: it is still being written.
+            StoreUnavailableError: the store does not answer, or there is no room for a copy.
+        """
+        try:
+            return await self._threads.run(
+                relative,
+                lambda: self.library.examine(relative),
+                seconds=ARRIVAL_SECONDS,
+                spare=SPARE_THREADS,
+            )
+        except LateError as late:
+            raise self._unavailable(relative, late, ARRIVAL_SECONDS) from None
+
+    async def list(self) -> tuple[StoreEntry, ...]:
+        """The files of the store; nothing of them is read.
+
+        Raises:
+            BitstreamNotFoundError: there is no store.
+            BitstreamError: its directory cannot be read.
+            StoreUnavailableError: the store does not answer.
+        """
+        try:
+            return await self._threads.run(
+                "",
+                lambda: self.library.list(read=False),
+                seconds=ARRIVAL_SECONDS,
+                spare=SPARE_THREADS,
+            )
+        except LateError as late:
+            raise self._unavailable("", late, ARRIVAL_SECONDS) from None
+
+    async def tidy(self, present: Iterable[str]) -> None:
+        """`Library.tidy`, which does not touch the store."""
+        await asyncio.to_thread(self.library.tidy, present)
+
+    async def save(self) -> None:
+        """`Library.save`, which does not touch the store."""
+        await asyncio.to_thread(self.library.save)
+
+    async def _fetch(self, path: str, read: Callable[[], T], kept: Callable[[], T | None]) -> T:
+        relative = self.library.relative(path)
+        begun = asyncio.get_running_loop().time()
+        try:
+            return await self._threads.run(relative, read, seconds=LOOK_SECONDS)
+        except LateError:
+            copy = await asyncio.to_thread(kept)
+            if copy is not None:
+                log.warning(
+                    "the store does not answer: a verified copy is used",
+                    file=relative,
+                    hint=f"check the file system that holds {self.library.root}",
+                )
+                return copy
+        left = begun + READ_SECONDS - asyncio.get_running_loop().time()
+        try:
+            return await self._threads.run(relative, read, seconds=left, least=LOOK_SECONDS)
+        except LateError as late:
+            raise self._unavailable(relative, late, READ_SECONDS) from None
+
+    def _unavailable(self, relative: str, late: LateError, seconds: float) -> StoreUnavailableError:
+        # Without times that grow: what is said once is not said again.
+        if relative not in self._late:
+            self._late.add(relative)
+            for ended in late.ended:
+                ended.add_done_callback(lambda _: self._answers(relative))
+        path = f"{self.library.root}/{relative}".rstrip("/")
+        check = f"check the file system that holds {self.library.root}: its server, its mount"
+        if late.others:
+            names = ", ".join(str(other or "the directory") for other in late.others[:_NAMED])
+            more = " and others" if len(late.others) > _NAMED else ""
+            return StoreUnavailableError(
+                f"{path}: not read, for {len(late.others)} reads of the store do not end:"
+                f" {names}{more}",
+                hint=f"it is read when one of them ends; {check}",
+            )
+        return StoreUnavailableError(
+            f"{path}: not read within {seconds:.0f} s",
+            hint=f"it goes on, and kubelet's next try finds it done; if not, {check}",
+        )
+
+    def _answers(self, relative: str) -> None:
+        if relative in self._late:
+            self._late.discard(relative)
+            self._answered(relative)
