@@ -37,6 +37,7 @@ from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.prestart import PreStarts
+from fpga_plugin.lifecycle.reads import CardReads
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.release import Releaser
@@ -169,6 +170,7 @@ class Daemon:
         self._events: EventSource | None = None
         self._index: StoreIndex | None = None
         self._policy: PolicyFile | None = None
+        self._reads = CardReads()
         self._tasks: list[asyncio.Task[None]] = []
         self.failed = False
         self.kubelet: KubeletService | None = None
@@ -250,6 +252,7 @@ class Daemon:
             poke=releaser.poke,
             debugged=bench.debugged,
             news=news,
+            reads=self._reads,
             calm=settings.health_interval,
         )
         recovery = self._recovery = Recovery(
@@ -301,6 +304,7 @@ class Daemon:
             permission=Permission(
                 self._policy, pods_socket=settings.pods_socket, podresources=podresources
             ),
+            reads=self._reads,
         )
         claims = self.claims = ClaimService(
             ledger=ledger,

@@ -105,18 +105,19 @@ class Threads(Generic[K]):
 
     async def each(
         self, keys: Iterable[K], function: Callable[[K], T], *, seconds: float
-    ) -> dict[K, T]:
+    ) -> tuple[dict[K, T], frozenset[K]]:
         """Call a blocking function for each key, all in one thread as long as none of them is late.
 
         Args:
-            keys: what to read. Those whose earlier calls have not ended are left out.
+            keys: what to read. Those that are being read already are left out.
             function: called with each.
             seconds: that one key may take. The others then go on in another thread.
 
         Returns:
-            What was answered; late keys are not in it.
+            What was answered; and which keys are late, in this call or an earlier one.
         """
         loop = asyncio.get_running_loop()
+        keys = tuple(keys)
         todo = deque(key for key in keys if key not in self._calls)
         found: dict[K, T] = {}
         while todo:
@@ -137,7 +138,9 @@ class Threads(Generic[K]):
             found |= dict(turn.found)
             if call.ended.done():
                 break
-        return found
+        past = loop.time() - seconds
+        late_keys = (k for k in keys if k in self._calls and self._calls[k].began <= past)
+        return found, frozenset(late_keys)
 
     def _in_the_way(self, key: K, spare: int) -> tuple[tuple[_Call, ...], tuple[K, ...]] | None:
         """What has to end before a call may begin; whose it is, unless it is the same key's."""

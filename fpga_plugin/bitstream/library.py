@@ -44,7 +44,7 @@ from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.bitstream.verified import UNPACKED, Copies, Copy
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
-from fpga_plugin.originals import RENAME, Version, being_written
+from fpga_plugin.originals import RENAME, Version, being_written, version_at
 from fpga_plugin.telemetry.tally import Tally
 
 log = structlog.get_logger()
@@ -285,7 +285,7 @@ class Library(Store):
             if known is None or (known.problem is None and copy is None):
                 known, copy = self._verify(path, relative, interface_id, bitstream_id, made)
             if known.problem is not None:
-                raise type(known.problem)(known.problem.message, hint=known.problem.hint)
+                raise _bare(known.problem)
             assert copy is not None, "of what is good there is one"
             return self._bitstream(path, known, copy, interface_id, bitstream_id)
 
@@ -348,14 +348,23 @@ class Library(Store):
             changes = self._changes
         if known is None:
             return None
-        with open_file(path, inside=self.root, guarded=self._guarded) as original:
-            if original.version != known.version:
-                return None
+        if version_at(path) != known.version:  # before it is opened, which may hang
+            self._doubt(relative)
+            return None
+        try:
+            with open_file(path, inside=self.root, guarded=self._guarded) as original:
+                if original.version != known.version:
+                    self._doubt(relative)
+                    return None
+        except BaseException:
+            self._doubt(relative)
+            raise
         trust = self.trust.version(relative)
         if trust == known.trust:
             self._learn(relative, known, changes)
             return known
         # The file is the same: only its trust is judged anew, by the digest that is known.
+        self._doubt(relative)
         copy = self._copies.find(known.sha256, known.size) if known.checked else None
         if copy is None:
             return None
@@ -371,11 +380,16 @@ class Library(Store):
             if changes == self._changes:
                 self._confirmed.add(relative)
 
+    def _doubt(self, relative: str) -> None:
+        """The store said that its last word on a file does not hold."""
+        with self._lock:
+            self._confirmed.discard(relative)
+
     def _judge(self, relative: str, known: Verdict, content: Content) -> Verdict:
         try:
             self.trust.check(relative, content)
         except NotPermittedError as error:
-            return replace(known, problem=error)
+            return replace(known, problem=_bare(error))
         return known
 
     def _verify(
@@ -412,7 +426,7 @@ class Library(Store):
             if known.problem is None:
                 known, copy = self._check(path, known, copy, interface_id, bitstream_id, made)
         except BitstreamError as error:
-            known = replace(known, problem=error)
+            known = replace(known, problem=_bare(error))
         self._learn(relative, known, changes)
         with self._lock:
             self.verifications.add("good" if known.problem is None else known.problem.kind)
@@ -496,6 +510,11 @@ class Library(Store):
                 _, users = self._busy.pop(relative)
                 if users > 1:
                     self._busy[relative] = lock, users - 1
+
+
+def _bare(error: FpgaPluginError) -> FpgaPluginError:
+    """The same error without its traceback, whose frames would keep a copy in memory."""
+    return type(error)(error.message, hint=error.hint)
 
 
 class _Made:

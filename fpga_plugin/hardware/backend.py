@@ -6,7 +6,7 @@ that card's own thread. They raise `fpga_plugin.errors` only. `EventSource` belo
 A new kind of hardware implements these three; nothing above this module knows sysfs or ioctls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,6 +81,9 @@ class Backend(Protocol):
 
     def boot_id(self) -> str:
         """The kernel's boot id: what was true of the hardware in another boot is not known now."""
+
+    def card_ids(self) -> Collection[CardId]:
+        """Which cards there are, sound or not; touches none of them."""
 
     def scan(self) -> Inventory:
         """Everything there is. One card that cannot be read is a problem of that card only."""

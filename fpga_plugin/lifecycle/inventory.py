@@ -18,11 +18,12 @@ from fpga_plugin.allocation.ledger import Ledger, card_of
 from fpga_plugin.allocation.records import pods
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region
 from fpga_plugin.hardware.model import Inventory as Hardware
-from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
 from fpga_plugin.lifecycle.recovery import POISONED
 from fpga_plugin.lifecycle.workers import CardWorkers
 
@@ -45,6 +46,7 @@ class Inventory:
         poke: is told of each card that may have work now.
         debugged: regions whose port errors are to be logged.
         news: is told of cards that fail and recover.
+        reads: of cards that may not answer.
         calm: seconds for which a signal of trouble has to be gone before its region counts as
             recovered: a card at the edge of its temperature limit must not come and go.
     """
@@ -60,6 +62,7 @@ class Inventory:
         poke: Callable[[CardId], None],
         debugged: AbstractSet[RegionId],
         news: News,
+        reads: CardReads,
         calm: float = 0.0,
     ) -> None:
         self._ledger = ledger
@@ -70,6 +73,7 @@ class Inventory:
         self._poke = poke
         self._debugged = debugged
         self._news = news
+        self._reads = reads
         self._calm = calm
         self._well_since: dict[RegionId, float] = {}
         self._port_errors: dict[RegionId, dict[str, int]] = {}
@@ -86,7 +90,7 @@ class Inventory:
         """Everything anew; a card that changed meanwhile is left to its own scan."""
         async with self._full_scan:
             before = self._changes.copy()
-            found, observed, healths = await asyncio.to_thread(self._scan)
+            found, observed, healths = await self._scan()
             for problem in found.problems.values():
                 self._problem(problem)
             for card_id in self.problems.keys() - found.problems.keys():
@@ -94,14 +98,11 @@ class Inventory:
             for card_id in [*self._ledger.cards]:
                 if card_id not in found.cards and self._changes[card_id] == before[card_id]:
                     self._gone(card_id)
-            for card in found.cards.values():
+            for card in (found.cards[card_id] for card_id in observed):
                 blank = await self._blanks.afu_id(card.interface_id)
                 if not self._selects(card.id) or self._changes[card.id] != before[card.id]:
                     continue
-                if card.id in observed:
-                    self._scanned(card, observed[card.id], healths.get(card.id), blank)
-                else:
-                    self._look_later(card.id)
+                self._scanned(card, observed[card.id], healths.get(card.id), blank)
 
     def _scanned(
         self, card: Card, observed: _Observed, health: CardHealth | None, blank: AfuId | None
@@ -116,23 +117,51 @@ class Inventory:
             # Work may have begun on it while it was read: a PR looks like a poisoned port.
             self._spawn(self.check(card.id))
 
-    def _scan(
+    async def _scan(
         self,
     ) -> tuple[Hardware, dict[CardId, _Observed], dict[CardId, CardHealth]]:
-        """A card that went while it was looked at has nothing in the second."""
-        inventory = self._backend.scan()
-        observed = {}
-        healths = {}
-        for card in inventory.cards.values():
-            if not self._selects(card.id):
-                continue
-            try:
-                observed[card.id] = self._observe(card)
-            except CardGoneError:
-                continue
-            if not self._workers.locked(card.id):
-                healths[card.id] = self._backend.health(card)
-        return inventory, observed, healths
+        """All cards; one that does not answer stays as it was known, or is a problem."""
+        present = await asyncio.to_thread(self._backend.card_ids)
+        read, silent = await self._reads.each(present, self._scan_card)
+        cards: dict[CardId, Card] = {}
+        problems: dict[CardId, CardProblem] = {}
+        for card_id, (found, _, _) in read.items():
+            match found:
+                case Card():
+                    cards[card_id] = found
+                case CardProblem():
+                    problems[card_id] = found
+        unread = self._ledger.cards.keys() & set(present) - read.keys()
+        cards |= {card_id: self._ledger.cards[card_id] for card_id in unread}
+        for card_id in silent:
+            if card_id in cards:
+                self._silent(cards[card_id])
+            else:
+                address = PciAddress.parse(card_id)
+                problems[card_id] = CardProblem(address, SILENT, SILENT_HINT)
+        for card_id in cards.keys() & read.keys():
+            if read[card_id][1] is None and self._selects(card_id):
+                self._look_later(card_id)  # it went while it was looked at
+        observed = {c: seen for c, (_, seen, _) in read.items() if seen is not None}
+        healths = {c: health for c, (_, _, health) in read.items() if health is not None}
+        return Hardware(cards, problems), observed, healths
+
+    def _scan_card(
+        self, card_id: CardId
+    ) -> tuple[Card | CardProblem | None, _Observed | None, CardHealth | None]:
+        try:
+            found = self._backend.scan_card(card_id)
+        except HardwareError as error:
+            address = PciAddress.parse(card_id)
+            return CardProblem(address, error.message, error.hint), None, None
+        if not isinstance(found, Card) or not self._selects(card_id):
+            return found, None, None
+        try:
+            observed = self._observe(found)
+        except CardGoneError:
+            return found, None, None
+        health = None if self._workers.locked(card_id) else self._backend.health(found)
+        return found, observed, health
 
     def _observe(self, card: Card) -> _Observed:
         """What the regions show; None: it cannot be read.
@@ -190,7 +219,14 @@ class Inventory:
         """One card anew, but for its health signals."""
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
-            found = await asyncio.to_thread(self._backend.scan_card, card_id)
+            try:
+                found = await self._reads.run(card_id, lambda: self._backend.scan_card(card_id))
+            except SilentCardError as error:
+                if (card := self._ledger.cards.get(card_id)) is not None:
+                    self._silent(card)
+                else:
+                    self._problem(CardProblem(PciAddress.parse(card_id), SILENT, error.hint))
+                return
             match found:
                 case None:
                     self.problems.pop(card_id, None)
@@ -202,7 +238,7 @@ class Inventory:
                     return
             self.problems.pop(card_id, None)
             try:
-                observed = await asyncio.to_thread(self._observe, found)
+                observed = await self._reads.run(card_id, lambda: self._observe(found))
             except CardGoneError:
                 self._gone(card_id)
                 self._look_later(card_id)
@@ -262,18 +298,22 @@ class Inventory:
         First of all that are idle in one turn of a thread, which is all that an idle node costs; a
         card that does not look as it did is then looked at with its lock held.
         """
-        idle = [c for c in self._ledger.cards.values() if not self._workers.locked(c.id)]
-        signals = await asyncio.to_thread(lambda: [self._signals(card) for card in idle])
+        idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
+        for card_id in [c for c, problem in self.problems.items() if problem.message == SILENT]:
+            self.changed(card_id)
+        signals, silent = await self._reads.each(idle, lambda card_id: self._signals(idle[card_id]))
         same = {
-            card.id
-            for card, seen in zip(idle, signals, strict=True)
+            card_id
+            for card_id, seen in signals.items()
             if seen is not None
-            and self._ledger.cards.get(card.id) == card
-            and self._as_before(card, *seen)
+            and self._ledger.cards.get(card_id) == idle[card_id]
+            and self._as_before(idle[card_id], *seen)
         }
-        for card_id in tuple(self._ledger.cards):
+        for card_id, card in tuple(self._ledger.cards.items()):
             if card_id in same:
                 self._poke(card_id)
+            elif card_id in silent:
+                self._silent(card)
             else:
                 await self.check(card_id)
 
@@ -297,7 +337,12 @@ class Inventory:
             if card is None or self._closing:
                 return
             # One thread's turn for both: on an idle node nothing else wakes the process.
-            signals = await asyncio.to_thread(self._signals, card)
+            try:
+                signals = await self._reads.run(card_id, lambda: self._signals(card))
+            except SilentCardError:
+                if self._ledger.cards.get(card_id) == card:
+                    self._silent(card)
+                return
             await self._log_port_errors(card)
             if self._ledger.cards.get(card_id) != card:
                 return  # whoever found that out looks at its health next
@@ -338,7 +383,7 @@ class Inventory:
                 self._port_errors.pop(region.id, None)
                 continue
             try:
-                errors = dict(await asyncio.to_thread(self._backend.port_errors, region))
+                errors = dict(await self._port_errors_of(card.id, region))
             except HardwareError as error:
                 log.warning(
                     "port errors cannot be read",
@@ -351,6 +396,13 @@ class Inventory:
                 self._port_errors[region.id] = errors
                 shown = {name: f"{value:#x}" for name, value in errors.items()}
                 log.warning("port errors", region=region.id, errors=shown, **self._owner(region.id))
+
+    async def _port_errors_of(self, card: CardId, region: Region) -> Mapping[str, int]:
+        return await self._reads.run(card, lambda: self._backend.port_errors(region))
+
+    def _silent(self, card: Card) -> None:
+        """It does not answer: its regions are out of service until it does."""
+        self._judged(card, CardHealth({region.id: SILENT for region in card.regions}))
 
     def _owner(self, region: RegionId) -> dict[str, str]:
         """Whose region it is, as far as it is known, as a value of a log line."""

@@ -32,6 +32,7 @@ from fpga_plugin.lifecycle.identity import Identities, Identity
 from fpga_plugin.lifecycle.news import News
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Plan, Preparer, Want
+from fpga_plugin.lifecycle.reads import CardReads
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.sources import EnvSource
 from fpga_plugin.pods.cgroup import PodCgroups
@@ -105,6 +106,7 @@ class PreStarts:
         releaser: Releaser,
         news: News,
         permission: Permission,
+        reads: CardReads,
     ) -> None:
         self._ledger = ledger
         self._backend = backend
@@ -116,6 +118,7 @@ class PreStarts:
         self._releaser = releaser
         self._news = news
         self._permission = permission
+        self._reads = reads
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -385,7 +388,9 @@ class PreStarts:
             if region is None or card is None:
                 raise CardGoneError(f"region {region_id} is gone", hint=DELETE_THE_POD)
             if request.settings != DriverSettings():
-                limits = await asyncio.to_thread(self._backend.clock_limits, card, region)
+                limits = await self._reads.run(
+                    card.id, partial(self._backend.clock_limits, card, region)
+                )
                 check_limits(request, limits, region_id)
             name = (request.interface_id, request.bitstream_id)
             if name not in loaded:

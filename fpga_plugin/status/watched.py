@@ -18,6 +18,7 @@ from fpga_plugin.kubelet.service import KubeletService
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.identity import Identity
 from fpga_plugin.lifecycle.inventory import Inventory
+from fpga_plugin.lifecycle.reads import CardReads
 from fpga_plugin.lifecycle.reconcile import Reconciler
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.service import ClaimService
@@ -73,6 +74,7 @@ class Watched:
     parts: Parts | None = None
     began: float = field(default_factory=time.time)
     _readings: Mapping[CardId, Readings] = field(default_factory=dict)
+    _reads: CardReads = field(default_factory=CardReads)  # nobody's but ours: sensors are slow
     _read_at: float = float("-inf")
     _reading: asyncio.Task[Mapping[CardId, Readings]] | None = None
 
@@ -124,8 +126,10 @@ class Watched:
 
     async def _read(self, backend: Backend, cards: tuple[Card, ...]) -> Mapping[CardId, Readings]:
         try:
-            self._readings = await asyncio.to_thread(
-                lambda: {card.id: backend.readings(card) for card in cards}
+            by_id = {card.id: card for card in cards}
+            # A card that does not answer has no readings, and costs no other card its own.
+            self._readings, _ = await self._reads.each(
+                by_id, lambda card: backend.readings(by_id[card])
             )
             self._read_at = time.monotonic()
             return self._readings

@@ -8,9 +8,10 @@ happen, the death of its process included.
 import asyncio
 import asyncio.base_events
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ledger_support import AFU, BLANK, INTERFACE, PREFIX, MemoryJournal, ProcessDiedError, make_card
 
@@ -43,6 +44,7 @@ from fpga_plugin.lifecycle.owners import Owners
 from fpga_plugin.lifecycle.permission import Permission
 from fpga_plugin.lifecycle.prepare import Preparer
 from fpga_plugin.lifecycle.prestart import PreStarts
+from fpga_plugin.lifecycle.reads import CardReads
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.release import Releaser
 from fpga_plugin.lifecycle.service import ClaimService
@@ -62,6 +64,9 @@ async def _at_once() -> None:
 
 
 # ------------------------------------------------------------------ time and threads
+
+
+T = TypeVar("T")
 
 
 class StillLoop(asyncio.base_events.BaseEventLoop):
@@ -196,6 +201,9 @@ class Rack:
 
     def boot_id(self) -> str:
         return f"boot {self.boot}"
+
+    def card_ids(self) -> list[CardId]:
+        return [b.card.id for b in self.boards.values() if b.present]
 
     def scan(self) -> Inventory:
         return Inventory({b.card.id: b.card for b in self.boards.values() if b.present})
@@ -421,6 +429,19 @@ class Cgroups:
         return True
 
 
+class Reads(CardReads):
+    """Each read is a job of its own, as all calls in threads are here."""
+
+    async def run(self, card: CardId, function: Callable[[], T]) -> T:
+        return await asyncio.to_thread(function)
+
+    async def each(
+        self, cards: Iterable[CardId], function: Callable[[CardId], T]
+    ) -> tuple[dict[CardId, T], frozenset[CardId]]:
+        wanted = tuple(cards)
+        return await asyncio.to_thread(lambda: {c: function(c) for c in wanted}), frozenset()
+
+
 class Images:
     """`StoreReader` with every accelerator and, unless it was taken away, a blank."""
 
@@ -491,6 +512,7 @@ class Plugin:
             poke=self.releaser.poke,
             debugged=bench.debugged,
             news=SILENT,
+            reads=Reads(),
         )
         self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
         self.recovery = Recovery(
@@ -516,6 +538,7 @@ class Plugin:
             releaser=self.releaser,
             news=SILENT,
             permission=Permission(policy),
+            reads=Reads(),
         )
         self.claims = ClaimService(
             ledger=ledger,

@@ -1,7 +1,9 @@
 """The periodic look at all cards: cheap where nothing changed, and it misses nothing."""
 
 import asyncio
+import contextlib
 import os
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,9 +16,11 @@ from fpga_plugin.config import ScrubPolicy, SimulatedGroup
 from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
+from fpga_plugin.lifecycle import reads
 from fpga_plugin.lifecycle.blanks import Blanks
 from fpga_plugin.lifecycle.inventory import Inventory
 from fpga_plugin.lifecycle.news import News
+from fpga_plugin.lifecycle.reads import CardReads
 from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.status import metrics
 
@@ -53,6 +57,7 @@ class Node:
             debugged=self.debugged,
             poke=lambda _: None,
             news=News(None, node_name=None, podresources=None),
+            reads=CardReads(),
         )
         check = self.inventory.check
 
@@ -165,3 +170,77 @@ def test_a_degraded_card_is_counted_and_loses_nothing(node):
 
 def busy_card(card):
     return card.id == card_of(REGION)
+
+
+@contextlib.contextmanager
+def silent(node, card, name):
+    """One card's reads of a kind do not end."""
+    read = getattr(node.backend, name)
+    gate = threading.Event()
+
+    def hung(found):
+        if card in {found, getattr(found, "id", None)}:
+            gate.wait(20)
+        return read(found)
+
+    setattr(node.backend, name, hung)
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(reads, "CARD_SECONDS", 0.1)
+
+
+def test_a_card_that_does_not_answer_is_out_of_service_and_the_others_are_looked_at(node, soon):
+    async def story():
+        await node.inventory.scan()
+        before = threading.active_count()
+        with silent(node, "0000-11-00.0", "health") as gate:
+            node.fault("thermal")
+            for _ in range(4):
+                await node.inventory.check_all()
+            assert threading.active_count() <= before + 2  # and one of asyncio's own
+            failing = node.ledger.failing
+            assert "thermal" in failing[REGION]
+            assert {r for r, why in failing.items() if why == reads.SILENT} == {
+                "0000-11-00.0-p0",
+                "0000-11-00.0-p1",
+            }
+            gate.set()
+            while set(failing) != {REGION}:
+                await node.inventory.check_all()
+
+    asyncio.run(story())
+
+
+def test_a_card_that_does_not_answer_at_the_start_holds_up_no_other_and_is_found_later(node, soon):
+    async def story():
+        with silent(node, "0000-11-00.0", "scan_card") as gate:
+            await node.inventory.scan()
+            assert set(node.ledger.cards) == {"0000-10-00.0", "0000-12-00.0"}
+            assert node.inventory.problems["0000-11-00.0"].message == reads.SILENT
+            gate.set()
+            while len(node.ledger.cards) < 3:
+                await node.inventory.check_all()
+                await asyncio.sleep(0.01)
+            assert not node.inventory.problems
+        await node.inventory.close()
+
+    asyncio.run(story())
+
+
+def test_a_known_card_that_does_not_answer_a_scan_is_not_gone(node, soon):
+    async def story():
+        await node.inventory.scan()
+        with silent(node, "0000-11-00.0", "scan_card"):
+            await node.inventory.scan()
+            await node.inventory.look("0000-11-00.0")
+            assert len(node.ledger.cards) == 3
+            assert {"0000-11-00.0-p0", "0000-11-00.0-p1"} == set(node.ledger.failing)
+        await node.inventory.close()
+
+    asyncio.run(story())

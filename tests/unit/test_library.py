@@ -1,21 +1,28 @@
 """What reaches the driver: verified, and from a copy that nobody else can write."""
 
+import contextlib
 import errno
+import gc
+import gzip
 import hashlib
 import os
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 from test_aocx import HASH, aocx
 
-from fpga_plugin.bitstream import files, verified
+from fpga_plugin.bitstream import draft, files, verified
 from fpga_plugin.bitstream import library as library_module
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.room import Room
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import TrustMode
 from fpga_plugin.errors import (
@@ -23,6 +30,7 @@ from fpga_plugin.errors import (
     BitstreamNotFoundError,
     NotFinishedError,
     NotPermittedError,
+    StoreUnavailableError,
 )
 from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
 
@@ -31,6 +39,7 @@ AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
 OTHER_AFU = parse_afu_id("850adcc26ceb4b229722d43375b61c66")
 BITSTREAM = parse_bitstream_id(AFU)
 RELATIVE = f"{INTERFACE}/{AFU}.gbs"
+MIB = 1 << 20
 
 
 def gbs(tail: bytes = b"logic", afu=AFU, interface=INTERFACE) -> bytes:
@@ -58,7 +67,9 @@ def copies(tmp_path):
 
 @pytest.fixture
 def make(root, copies):
-    def make(*, limit=1 << 30, boot_id="boot", mode=TrustMode.ANY, guarded=True, keys=None):
+    def make(
+        *, limit=1 << 30, boot_id="boot", mode=TrustMode.ANY, guarded=True, keys=None, room=None
+    ):
         trust = Trust(str(root), mode, keys and str(keys), guarded=guarded)
         return Library(
             str(root),
@@ -67,6 +78,7 @@ def make(root, copies):
             boot_id=boot_id,
             trust=trust,
             guarded=guarded,
+            room=room,
         )
 
     return make
@@ -485,3 +497,350 @@ def test_an_aocx_file_is_verified_and_programmed_from_its_copy(make, root, hashe
     put(file, aocx(name=b"f" * 40))
     with pytest.raises(BitstreamError, match=f"^{file}: has the hash f"):
         library.load(INTERFACE, parse_bitstream_id(HASH))
+
+
+# -- what trust refuses, what is large, what the disk does not take ------------------------------
+
+AOCX = f"{INTERFACE}/{HASH}.aocx"
+
+
+@pytest.fixture
+def packed(root):
+    """An AOCX file of several pieces."""
+    document = complete_document({}, where="a", interface_id=INTERFACE, afu_id=AFU)
+    gbs = pack_gbs(document, bytes.fromhex(AFU) + bytes(3 << 20), where="a")
+    file = root / AOCX
+    put(file, aocx(gzip.compress(gbs, 1, mtime=0)))
+    return file
+
+
+def load_packed(library):
+    return library.load(INTERFACE, parse_bitstream_id(HASH))
+
+
+def left_over(copies) -> list[str]:
+    return [path.name for path in copies.iterdir() if path.name.startswith(".")]
+
+
+def test_nothing_of_a_file_that_is_not_trusted_is_parsed(make, packed, place, copies, monkeypatch):
+    put(place, gbs())
+
+    def never(*_args, **_more):
+        raise AssertionError("parsed")
+
+    library = make(mode=TrustMode.DIGEST)
+    for name in ("read_aocx", "parse_header", "check_names"):
+        monkeypatch.setattr(library_module, name, never)
+    for relative in (AOCX, RELATIVE):
+        assert isinstance(library.examine(relative).problem, NotPermittedError)
+    with pytest.raises(NotPermittedError):
+        load_packed(library)
+    assert kept(copies) == set()
+    assert left_over(copies) == []
+
+
+def test_a_file_that_comes_to_be_trusted_is_parsed_then(make, root, place):
+    """Its copy may be there already: another name has the same content."""
+    put(root / INTERFACE / f"{OTHER_AFU}.gbs", gbs(afu=OTHER_AFU))
+    put(place, gbs(afu=OTHER_AFU))
+    library = make()
+    assert library.examine(f"{INTERFACE}/{OTHER_AFU}.gbs").problem is None
+    name(root, b"x")
+    assert isinstance(library.examine(RELATIVE).problem, NotPermittedError)
+    name(root, place.read_bytes())
+    assert "has the AFU id" in str(library.examine(RELATIVE).problem)
+
+
+def test_an_aocx_file_is_unpacked_once_into_a_copy_that_is_mapped(
+    make, packed, copies, monkeypatch
+):
+    library = make()
+    assert library.examine(AOCX).problem is None
+    digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+    names = {digest, f"{digest}.gbs"}
+    assert {path.name for path in copies.iterdir()} - {"index.json"} == names
+    library.save()
+    for later in (library, make()):  # a restart, too
+        monkeypatch.setattr(library_module, "read_aocx", None)
+        loaded = load_packed(later)
+        assert loaded.image[:16].hex() == AFU
+        assert loaded.image.nbytes == 16 + (3 << 20)
+    assert str(copies / f"{digest}.gbs") in Path("/proc/self/maps").read_text()
+
+
+def test_an_unpacked_copy_that_was_cut_or_removed_is_made_anew(make, packed, copies, hashed):
+    library = make()
+    load_packed(library)
+    (unpacked,) = copies.glob("*.gbs")
+    for spoil in (lambda: os.truncate(unpacked, 100), unpacked.unlink):
+        os.chmod(unpacked, 0o600)
+        spoil()
+        assert load_packed(library).image.nbytes == 16 + (3 << 20)
+    assert len(hashed) == 1
+
+
+def test_what_a_death_while_unpacking_left_is_removed_at_the_next_start(make, packed, copies):
+    """In a process that is killed between two pieces."""
+    library = make()
+
+    def child() -> None:
+        write = os.write
+
+        def dying(descriptor, piece):
+            if write(descriptor, piece) and left_over(copies)[1:]:  # the second is the unpacked one
+                os.kill(os.getpid(), signal.SIGKILL)
+            return len(piece)
+
+        draft.os.write = dying
+        load_packed(library)
+
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            child()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert len(left_over(copies)) == 2
+    assert load_packed(make()).image.nbytes == 16 + (3 << 20)
+    assert left_over(copies) == []
+
+
+def test_many_that_unpack_the_same_file_at_once_all_get_it(make, root, packed, copies):
+    library, other = make(), make()  # the second stands for a second file with the same content
+    images = []
+
+    def load(one) -> None:
+        images.append(bytes(load_packed(one).image))
+
+    threads = [threading.Thread(target=load, args=(one,)) for one in (library, other) * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert images == [bytes.fromhex(AFU) + bytes(3 << 20)] * 8
+    assert left_over(copies) == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_disk_that_gets_full_while_unpacking_leaves_the_rest_to_the_memory(
+    make, packed, copies, monkeypatch, after
+):
+    library = make()
+    write = os.write
+    written = []
+
+    def full(descriptor, piece):
+        if len(left_over(copies)) < 2:
+            return write(descriptor, piece)  # of the file itself
+        written.append(piece)
+        if len(written) > after:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, piece)
+
+    monkeypatch.setattr(draft.os, "write", full)
+    loaded = load_packed(library)
+    assert bytes(loaded.image) == bytes.fromhex(AFU) + bytes(3 << 20)
+    assert left_over(copies) == []
+    assert not list(copies.glob("*.gbs"))
+
+
+def test_what_neither_disk_nor_memory_has_room_for_is_refused_and_taken_up_later(
+    make, packed, copies, monkeypatch
+):
+    room = Room(3 << 20)
+    library = make(room=room)
+    free = verified._free
+    monkeypatch.setattr(verified, "_free", lambda _: 1000)
+    for _ in range(3):  # what was refused leaves no memory taken
+        with pytest.raises(StoreUnavailableError) as caught:
+            load_packed(library)
+    assert caught.value.message.startswith(f"{packed}: its ")
+    assert "1000 bytes are free" in caught.value.message
+    assert f"at most {3 * MIB} bytes are held in memory" in caught.value.message
+    assert "1/2 of the limit of 6291456" in caught.value.message
+    del caught
+    gc.collect()
+    assert room._held == 0
+    assert left_over(copies) == []
+    monkeypatch.setattr(verified, "_free", free)
+    assert load_packed(library).image.nbytes == 16 + (3 << 20)  # it was no verdict on the file
+
+
+def test_memory_is_given_back_when_nobody_uses_what_it_held(make, packed, monkeypatch):
+    room = Room(10 << 20)
+    library = make(room=room)
+    monkeypatch.setattr(verified, "_free", lambda _: 1000)
+    loaded = load_packed(library)
+    assert load_packed(library) is loaded  # all who use it at the same time share it
+    assert 3 * MIB < room._held < 4 * MIB
+    del loaded
+    assert room._held == 0
+
+
+def test_a_file_that_is_refused_leaves_nothing_in_memory(make, root, monkeypatch):
+    put(root / AOCX, aocx(name=b"f" * 40))
+    room = Room(10 << 20)
+    library = make(room=room)
+    monkeypatch.setattr(verified, "_free", lambda _: 1000)
+    assert "has the hash f" in str(library.examine(AOCX).problem)
+    name(root, b"x")
+    assert library.examine(AOCX).problem is not None
+    gc.collect()
+    assert room._held == 0
+
+
+def test_a_full_disk_has_room_for_what_is_asked_for_where_older_copies_go(
+    make, root, place, copies, monkeypatch
+):
+    put(root / INTERFACE / f"{OTHER_AFU}.gbs", gbs(afu=OTHER_AFU))
+    put(place, gbs())
+    library = make(room=Room(0))
+    library.examine(f"{INTERFACE}/{OTHER_AFU}.gbs")
+    before = kept(copies)
+
+    def free(directory):
+        return 0 if kept(copies) & before else 1 << 30
+
+    monkeypatch.setattr(verified, "_free", free)
+    with pytest.raises(StoreUnavailableError):
+        library.examine(RELATIVE)  # what only arrives pushes nothing out
+    assert image(library) == b"logic"
+    assert not kept(copies) & before
+
+
+def test_copies_on_a_file_system_in_memory_are_limited_by_the_memory(make, packed, monkeypatch):
+    monkeypatch.setattr(verified, "lies_in_memory", lambda _: True)
+    with pytest.raises(StoreUnavailableError, match="its file system is in memory, and takes 1024"):
+        load_packed(make(room=Room(2048)))
+    assert load_packed(make(room=Room(20 << 20))).image.nbytes == 16 + (3 << 20)
+
+
+def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):
+    """In a process of its own, whose highest mark tells: both ways that once took all of it."""
+    limit, large = 64, 256  # MiB
+    program = f"""
+import gzip, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_aocx import AFU, HASH, INTERFACE, elf
+from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config import TrustMode
+
+root = {str(tmp_path / "store")!r}
+os.makedirs(os.path.join(root, INTERFACE))
+path = os.path.join(root, INTERFACE, HASH + ".aocx")
+
+def marks():
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["VmHWM"].split()[0]) >> 10, int(lines["VmRSS"].split()[0]) >> 10
+
+def library(mode):
+    trust = Trust(root, mode, None, guarded=False)
+    return Library(root, directory=root + ".copies", limit=1 << 40, boot_id="b", trust=trust,
+                   guarded=False)
+
+if sys.argv[1] == "untrusted":
+    with open(path, "wb") as file:
+        file.truncate({large} << 20)
+    problem = library(TrustMode.DIGEST).examine(INTERFACE + "/" + HASH + ".aocx").problem
+    assert "FPGA_PLUGIN_TRUST is digest" in problem.message
+    mode = None
+else:
+    document = complete_document({{}}, where="a", interface_id=INTERFACE, afu_id=AFU)
+    head = pack_gbs(document, b"x", where="a")[:-1]
+    import zlib
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    packed = packer.compress(head)
+    for _ in range({large}):
+        packed += packer.compress(bytes(1 << 20))
+    packed += packer.flush()
+    inner = elf((".acl.gbs.gz", packed))
+    with open(path, "wb") as file:
+        file.write(elf((".acl.rand_hash", HASH.encode()), (".acl.fpga.bin", inner)))
+    loaded = library(TrustMode.ANY).load(INTERFACE, HASH)
+    assert loaded.image.nbytes == {large} << 20
+    high, _ = marks()
+    assert high < {limit}, high
+    assert loaded.image[-1] == 0 == sum(loaded.image[:: 4096])  # as the driver does
+    del loaded
+high, now = marks()
+assert now < {limit}, now
+assert high < {limit} or sys.argv[1] != "untrusted", high
+"""
+    for what in ("untrusted", "bomb"):
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program, what], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+# -- a store that does not answer ----------------------------------------------------------------
+
+
+def test_what_the_store_said_last_is_served_without_it(make, root, place, packed):
+    put(place, gbs())
+    library = make()
+    assert image(library) == b"logic"
+    load_packed(library)
+    root.rename(root.with_name("away"))
+    assert library.kept(INTERFACE, BITSTREAM).image[16:] == b"logic"
+    assert library.kept(INTERFACE, parse_bitstream_id(HASH)).image.nbytes == 16 + (3 << 20)
+    assert library.kept(INTERFACE, parse_bitstream_id(OTHER_AFU)) is None
+    assert library.kept(INTERFACE, None) is None
+
+
+def _changed(library, root, place):
+    put(place, gbs(b"LOGIC"))
+    library._known(str(place), RELATIVE)  # as far as a load comes that then hangs
+
+
+def _removed(library, root, place):
+    place.unlink()
+    with pytest.raises(BitstreamNotFoundError):
+        image(library)
+
+
+def _writable(library, root, place):
+    os.chmod(place, 0o666)
+    with pytest.raises(BitstreamError):
+        image(library)
+
+
+def _not_trusted(library, root, place):
+    name(root, b"x")
+    with pytest.raises(NotPermittedError):
+        image(library)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _changed,
+        _removed,
+        _writable,
+        _not_trusted,
+        lambda library, _root, _place: library.forget(RELATIVE),  # the watcher's word
+        lambda library, _root, _place: library.doubt(),
+        lambda library, _root, _place: library.tidy([]),
+    ],
+)
+def test_what_may_be_another_file_by_now_is_not_served_without_the_store(make, root, place, spoil):
+    put(place, gbs())
+    library = make()
+    image(library)
+    assert library.kept(INTERFACE, BITSTREAM) is not None
+    spoil(library, root, place)
+    assert library.kept(INTERFACE, BITSTREAM) is None
+
+
+def test_after_a_restart_the_store_is_asked_first(make, place):
+    """Nobody watched it meanwhile, and the trust that is asked for may be another one."""
+    put(place, gbs())
+    image(make())
+    library = make()
+    assert library.kept(INTERFACE, BITSTREAM) is None
+    image(library)
+    assert library.kept(INTERFACE, BITSTREAM) is not None

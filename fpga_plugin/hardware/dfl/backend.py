@@ -1,6 +1,6 @@
 """Cards that the DFL drivers serve, real or simulated: the kernel below is a parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import structlog
 
@@ -50,6 +50,10 @@ class DflBackend:
             raise HardwareError(
                 f"the kernel's boot id cannot be read ({error.strerror})", hint="is /proc mounted?"
             ) from error
+
+    def card_ids(self) -> Collection[CardId]:
+        """Which cards there are, as the kernel's directories show."""
+        return discovery.card_ids(self._kernel, self._skip)
 
     def scan(self) -> Inventory:
         """All cards, and the problems of those that cannot be served."""

@@ -40,6 +40,15 @@ class _Base:
     ports: tuple[str, ...]
 
 
+def card_ids(kernel: Kernel, skipped: Skipped) -> tuple[CardId, ...]:
+    """The cards that there are; reads no attribute, so touches no hardware.
+
+    Raises:
+        HardwareError: the class of FPGA regions cannot be listed.
+    """
+    return tuple(address.card_id for address in _bases(kernel, skipped))
+
+
 def scan(kernel: Kernel, skipped: Skipped) -> Inventory:
     """All cards. What is wrong with one of them says nothing of the others.
 
