@@ -221,11 +221,8 @@ class Inventory:
             self._again.discard(card_id)
             try:
                 found = await self._reads.run(card_id, lambda: self._backend.scan_card(card_id))
-            except SilentCardError as error:
-                if (card := self._ledger.cards.get(card_id)) is not None:
-                    self._silent(card)
-                else:
-                    self._problem(CardProblem(PciAddress.parse(card_id), SILENT, error.hint))
+            except SilentCardError:
+                self._no_answer(card_id)
                 return
             match found:
                 case None:
@@ -242,6 +239,9 @@ class Inventory:
             except CardGoneError:
                 self._gone(card_id)
                 self._look_later(card_id)
+                return
+            except SilentCardError:
+                self._no_answer(card_id)
                 return
             self._found(found, observed, await self._blanks.afu_id(found.interface_id))
 
@@ -399,6 +399,13 @@ class Inventory:
 
     async def _port_errors_of(self, card: CardId, region: Region) -> Mapping[str, int]:
         return await self._reads.run(card, lambda: self._backend.port_errors(region))
+
+    def _no_answer(self, card_id: CardId) -> None:
+        """A card, known or not, could not be looked at."""
+        if (card := self._ledger.cards.get(card_id)) is not None:
+            self._silent(card)
+        else:
+            self._problem(CardProblem(PciAddress.parse(card_id), SILENT, SILENT_HINT))
 
     def _silent(self, card: Card) -> None:
         """It does not answer: its regions are out of service until it does."""

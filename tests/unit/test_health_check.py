@@ -211,8 +211,9 @@ def test_a_card_that_does_not_answer_is_out_of_service_and_the_others_are_looked
                 "0000-11-00.0-p1",
             }
             gate.set()
-            while set(failing) != {REGION}:
-                await node.inventory.check_all()
+            async with asyncio.timeout(20):
+                while set(failing) != {REGION}:
+                    await node.inventory.check_all()
 
     asyncio.run(story())
 
@@ -224,9 +225,10 @@ def test_a_card_that_does_not_answer_at_the_start_holds_up_no_other_and_is_found
             assert set(node.ledger.cards) == {"0000-10-00.0", "0000-12-00.0"}
             assert node.inventory.problems["0000-11-00.0"].message == reads.SILENT
             gate.set()
-            while len(node.ledger.cards) < 3:
-                await node.inventory.check_all()
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(20):
+                while len(node.ledger.cards) < 3:
+                    await node.inventory.check_all()
+                    await asyncio.sleep(0.01)
             assert not node.inventory.problems
         await node.inventory.close()
 

@@ -426,6 +426,7 @@ def test_a_copy_that_was_cut_or_removed_is_made_anew(make, place, copies, hashed
     (copy,) = kept(copies)
     os.chmod(copies / copy, 0o600)
     os.truncate(copies / copy, 10)
+    os.chmod(copies / copy, 0o400)
     assert image(library) == b"logic"
     (copies / copy).unlink()
     assert image(library) == b"logic"
@@ -575,6 +576,8 @@ def test_an_unpacked_copy_that_was_cut_or_removed_is_made_anew(make, packed, cop
     for spoil in (lambda: os.truncate(unpacked, 100), unpacked.unlink):
         os.chmod(unpacked, 0o600)
         spoil()
+        if unpacked.exists():
+            os.chmod(unpacked, 0o400)
         assert load_packed(library).image.nbytes == 16 + (3 << 20)
     assert len(hashed) == 1
 
