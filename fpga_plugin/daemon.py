@@ -298,7 +298,7 @@ class Daemon:
             identities=identities,
             cgroups=bench.cgroups,
             envs=envs,
-            preparer=Preparer(bench, recovery),
+            preparer=Preparer(bench, recovery, self._reads),
             releaser=releaser,
             news=news,
             permission=Permission(

@@ -8,6 +8,7 @@ start.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fpga_plugin.allocation.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.allocation.records import Claim, Condition, RegionRecord
@@ -23,6 +24,7 @@ from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
 from fpga_plugin.lifecycle import steps
 from fpga_plugin.lifecycle.bench import Bench
+from fpga_plugin.lifecycle.reads import CardReads
 from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.reports import Report
 
@@ -56,11 +58,18 @@ class Plan:
 
 
 class Preparer:
-    """Carries out plans, card by card; the cards of one plan work at the same time."""
+    """Carries out plans, card by card; the cards of one plan work at the same time.
 
-    def __init__(self, bench: Bench, recovery: Recovery) -> None:
+    Args:
+        bench: the shared workbench.
+        recovery: of poisoned ports.
+        reads: of cards that may not answer.
+    """
+
+    def __init__(self, bench: Bench, recovery: Recovery, reads: CardReads) -> None:
         self._bench = bench
         self._recovery = recovery
+        self._reads = reads
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
         """Do it; returns each region's record as its own card's work left it.
@@ -88,10 +97,8 @@ class Preparer:
     async def read_back(self, plan: Plan) -> dict[RegionId, AfuId | None]:
         """What is on the plan's regions now; None: it cannot be read, or a region is gone.
 
-        Each card is read in a thread of its own: one that hangs holds up no other.
-
         Raises:
-            NotFinishedError: the plugin is ending.
+            SilentCardError: a card does not answer.
         """
         cards: dict[CardId, list[Region]] = {}
         for region_id in plan.wants:
@@ -100,7 +107,7 @@ class Preparer:
         found: dict[RegionId, AfuId | None] = dict.fromkeys(plan.wants)
         for observed in await asyncio.gather(
             *(
-                self._bench.workers.read(card, _afu_ids, self._bench.backend, regions)
+                self._reads.run(card, partial(_afu_ids, self._bench.backend, regions))
                 for card, regions in cards.items()
             )
         ):

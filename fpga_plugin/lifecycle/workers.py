@@ -1,10 +1,9 @@
-"""A thread a card, and one at a time on each card; reading has a second thread.
+"""A thread a card, and one at a time on each card.
 
 The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
 behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
-What only reads, and what no PR holds up, has another: it neither waits for a neighbour's PR nor,
-where a read hangs, takes a thread from other cards. A thread ends when nobody wants it any more;
-256 idle cards cost nothing.
+The thread ends when nobody holds the card's lock any more; 256 idle cards cost nothing. What only
+reads a card waits for none of this (`lifecycle.reads`).
 
 A thread cannot be interrupted. Whoever is cancelled while one works for him waits for its end
 first: else the card's lock would be free while it is worked on, and what the thread opened would be
@@ -34,8 +33,8 @@ class CardWorkers:
 
     def __init__(self, programming: Callable[[frozenset[RegionId]], None] | None = None) -> None:
         self._locks: dict[CardId, asyncio.Lock] = {}
-        self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._users: dict[str, int] = {}
+        self._threads: dict[CardId, ThreadPoolExecutor] = {}
+        self._users: dict[CardId, int] = {}
         self._in_flight: set[RegionId] = set()
         self._tell = programming or (lambda _: None)
         self._closing = False
@@ -44,7 +43,7 @@ class CardWorkers:
     async def lock(self, card: CardId) -> AsyncIterator[None]:
         """Held through everything that changes what is on a card; keeps its thread."""
         async with self._locks.setdefault(card, asyncio.Lock()):
-            with self._thread(_working(card)):
+            with self._thread(card):
                 yield
 
     def locked(self, card: CardId) -> bool:
@@ -59,32 +58,18 @@ class CardWorkers:
         Raises:
             NotFinishedError: the plugin is ending; nothing was called.
         """
-        self._check_open()
-        return await self._run(_working(card), lambda: function(*args, **kwargs))
-
-    async def read(
-        self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Call a function that only reads, and that no PR holds up; needs no lock.
-
-        Raises:
-            NotFinishedError: the plugin is ending; nothing was called.
-        """
-        self._check_open()
-        return await self._run(f"read-{card}", lambda: function(*args, **kwargs))
-
-    def _check_open(self) -> None:
         if self._closing:
             raise NotFinishedError("the plugin is ending", hint="it goes on after its restart")
+        return await self._run(card, lambda: function(*args, **kwargs))
 
     async def finish(
         self, card: CardId, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Like `run`, also while the plugin is ending: for what gives things back."""
-        return await self._run(_working(card), lambda: function(*args, **kwargs))
+        return await self._run(card, lambda: function(*args, **kwargs))
 
-    async def _run(self, name: str, function: Callable[[], T]) -> T:
-        with self._thread(name) as thread:
+    async def _run(self, card: CardId, function: Callable[[], T]) -> T:
+        with self._thread(card) as thread:
             work = asyncio.get_running_loop().run_in_executor(thread, function)
             cancelled: asyncio.CancelledError | None = None
             while not work.done():
@@ -98,20 +83,20 @@ class CardWorkers:
             return work.result()
 
     @contextmanager
-    def _thread(self, name: str) -> Iterator[ThreadPoolExecutor]:
-        """The thread of this name; it ends with the last of those who want it."""
-        thread = self._threads.get(name)
+    def _thread(self, card: CardId) -> Iterator[ThreadPoolExecutor]:
+        """The card's thread; it ends with the last of those who want it."""
+        thread = self._threads.get(card)
         if thread is None:
-            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-            self._threads[name] = thread
-        self._users[name] = self._users.get(name, 0) + 1
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"card-{card}")
+            self._threads[card] = thread
+        self._users[card] = self._users.get(card, 0) + 1
         try:
             yield thread
         finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name]
-                del self._threads[name]
+            self._users[card] -= 1
+            if not self._users[card]:
+                del self._users[card]
+                del self._threads[card]
                 thread.shutdown(wait=False)
 
     @contextmanager
@@ -128,8 +113,3 @@ class CardWorkers:
     def close(self) -> None:
         """Begin nothing new; what runs now is waited for by whoever awaits it."""
         self._closing = True
-
-
-def _working(card: CardId) -> str:
-    """The name of the thread that changes what is on a card."""
-    return f"card-{card}"

@@ -534,7 +534,7 @@ class Plugin:
             identities=Checkpoint(pods),  # type: ignore[arg-type]
             cgroups=bench.cgroups,
             envs=envs,
-            preparer=Preparer(bench, self.recovery),
+            preparer=Preparer(bench, self.recovery, Reads()),
             releaser=self.releaser,
             news=SILENT,
             permission=Permission(policy),

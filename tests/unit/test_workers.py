@@ -12,14 +12,13 @@ from fpga_plugin.lifecycle.workers import CardWorkers
 CARD, OTHER = CardId("0000-3b-00.0"), CardId("0000-5e-00.0")
 
 
-def test_neither_another_card_nor_a_read_waits_for_what_runs_on_a_card():
+def test_another_card_does_not_wait_for_what_runs_on_a_card():
     async def look() -> None:
         workers, end = CardWorkers(), threading.Event()
         async with workers.lock(CARD):
             work = asyncio.create_task(workers.run(CARD, end.wait))
             queued = asyncio.create_task(workers.run(CARD, int))
             try:
-                assert await workers.read(CARD, lambda: 1) == 1
                 assert await workers.run(OTHER, lambda: 2) == 2
                 assert not work.done()
                 assert not queued.done()
@@ -31,30 +30,13 @@ def test_neither_another_card_nor_a_read_waits_for_what_runs_on_a_card():
     asyncio.run(asyncio.wait_for(look(), 60))
 
 
-def test_a_read_that_hangs_holds_up_only_reads_of_its_card():
-    async def look() -> None:
-        workers, end = CardWorkers(), threading.Event()
-        hangs = [asyncio.create_task(workers.read(CARD, end.wait)) for _ in range(50)]
-        try:
-            await asyncio.sleep(0)
-            assert await workers.read(OTHER, lambda: 1) == 1
-            assert await workers.run(CARD, lambda: 2) == 2
-            assert await asyncio.to_thread(lambda: 3) == 3
-        finally:
-            end.set()
-        await asyncio.gather(*hangs)
-
-    asyncio.run(asyncio.wait_for(look(), 60))
-
-
-@pytest.mark.parametrize("method", ["run", "read"])
-def test_the_end_of_the_plugin_begins_nothing_and_gives_things_back(method: str):
+def test_the_end_of_the_plugin_begins_nothing_and_gives_things_back():
     async def end() -> None:
         workers = CardWorkers()
         called: list[str] = []
         workers.close()
         with pytest.raises(NotFinishedError, match="ending"):
-            await getattr(workers, method)(CARD, called.append, "begun")
+            await workers.run(CARD, called.append, "begun")
         await workers.finish(CARD, called.append, "given back")
         assert called == ["given back"]
 
@@ -62,12 +44,11 @@ def test_the_end_of_the_plugin_begins_nothing_and_gives_things_back(method: str)
 
 
 def test_threads_end_with_those_who_want_them():
-    async def use() -> set[str]:
+    async def use() -> set[CardId]:
         workers = CardWorkers()
         async with workers.lock(CARD):
             first = await workers.run(CARD, threading.current_thread)
             assert await workers.run(CARD, threading.current_thread) is first
-            assert await workers.read(CARD, threading.current_thread) is not first
         return set(workers._threads)
 
     assert not asyncio.run(use())
