@@ -139,16 +139,18 @@ class Threads(Generic[K]):
             if call.ended.done():
                 break
         past = loop.time() - seconds
-        late_keys = (k for k in keys if k in self._calls and self._calls[k].began <= past)
-        return found, frozenset(late_keys)
+        late_keys = (k for k, call in self._calls.items() if call.began <= past)
+        return found, frozenset(late_keys).intersection(keys) - found.keys()
 
     def _in_the_way(self, key: K, spare: int) -> tuple[tuple[_Call, ...], tuple[K, ...]] | None:
         """What has to end before a call may begin; whose it is, unless it is the same key's."""
-        if (call := self._calls.get(key)) is not None:
-            return (call,), ()
-        if self._most is None or len(self._calls) < max(self._most - spare, 1):
+        # A call that has just ended is taken out by a callback that may still be to come.
+        at_work = {k: call for k, call in self._calls.items() if not call.ended.done()}
+        if key in at_work:
+            return (at_work[key],), ()
+        if self._most is None or len(at_work) < max(self._most - spare, 1):
             return None
-        return tuple(self._calls.values()), tuple(self._calls)
+        return tuple(at_work.values()), tuple(at_work)
 
     async def _begin(self, key: K, function: Callable[[], T], deadline: float) -> T:
         call, result = self._start(function)

@@ -1,6 +1,7 @@
 """Calls that hang: whom they hold up, how many threads they take, and what ends with them."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -95,6 +96,45 @@ def test_a_call_that_waits_for_another_of_its_key_makes_its_own_call_then():
             assert (await first, await second) == ("at last", "mine")
 
     run(story)
+
+
+def test_a_call_that_comes_at_the_very_end_of_a_late_one_does_not_stop_the_loop(monkeypatch):
+    """The future of the late one is done, and the callbacks of that are still to come."""
+    outcomes = []
+
+    async def story():
+        threads = Threads("t")
+        loop = asyncio.get_running_loop()
+        tell = loop.call_soon_threadsafe
+
+        def then_call() -> None:
+            try:
+                threads.run("a", lambda: "a", seconds=0).send(None)
+            except (LateError, TimeoutError) as error:
+                outcomes.append(type(error))
+
+        with hung() as call:
+            with pytest.raises(LateError) as late:
+                await threads.run("a", call, seconds=SOON)
+            monkeypatch.setattr(
+                loop, "call_soon_threadsafe", lambda f, *a: tell(lambda: (f(*a), then_call()))
+            )
+            call.end()
+            await asyncio.wait(late.value.ended)
+            monkeypatch.undo()
+        await asyncio.sleep(SOON)
+
+    def stuck(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stuck)
+    signal.alarm(10)
+    try:
+        run(story)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert outcomes[:1] == [LateError]  # it began its own call, and had no time left
 
 
 def test_where_all_threads_hang_others_hear_whose_they_are_and_go_on_when_one_ends():
