@@ -37,8 +37,8 @@ class RememberedImages(Images):
         self.loaded: list[weakref.ref[Bitstream]] = []
         self.mislabelled: AfuId | None = None
 
-    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
-        image = super().load(interface_id, bitstream_id)
+    async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
+        image = await super().load(interface_id, bitstream_id)
         if self.mislabelled is not None:
             image = replace(image, image=self.mislabelled.encode())
         self.loaded.append(weakref.ref(image))
