@@ -1,11 +1,13 @@
 """Files that much depends on, opened so that nothing else can be meant by them.
 
-They are bitstreams, manifests, signatures, keys and the policy. Whoever may write a bitstream's
-file may run what he likes beside other tenants' memory, and who may write the policy decides who
-may; and a directory may hold links, fifos, device nodes and files that are still being copied. So a
-file is looked at before it is opened for reading (O_PATH: no fifo waits for its writer, no device
-notices), what was looked at and what is read is the same inode, and that inode must lie where it
-should, be a regular file, and be writable by nobody but root and the plugin's own user. All of it
+They are bitstreams, manifests, signatures, keys, the policy and the credentials for the API server.
+Whoever may write a bitstream's file may run what he likes beside other tenants' memory, and who may
+write the policy decides who may; and a directory may hold links, fifos, device nodes and files that
+are still being copied. So a file is looked at before it is opened for reading (O_PATH: no fifo
+waits for its writer, no device notices), what was looked at and what is read is the same inode, and
+that inode must lie where it should, be a regular file, and be writable by nobody but root and the
+plugin's own user. The same must hold for every directory in which the kernel looks up a name on the
+way to it, links followed: who may rename there puts another file, or none, in its place. All of it
 blocks.
 """
 
@@ -27,6 +29,9 @@ Version = tuple[int, ...]
 _NO_REGULAR_FILE = "a store has regular files, and links to files in the same store"
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+_MAX_LINKS = 40
+"""Links in one path that the kernel follows (include/linux/namei.h, MAXSYMLINKS)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ def opened(path: str, *, inside: str | None, guarded: bool, limit: int) -> Itera
     Args:
         path: the file.
         inside: a directory that it must lie in, all links followed: a store; None: anywhere.
-        guarded: refuse what others than root and this process's user may write.
+        guarded: refuse what others than root and this process's user may write or replace.
         limit: the most bytes that it may have.
 
     Raises:
@@ -98,7 +103,9 @@ def opened(path: str, *, inside: str | None, guarded: bool, limit: int) -> Itera
         looked = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
-            raise BitstreamError(f"{path}: a symbolic link that leads nowhere") from None
+            raise BitstreamError(
+                f"{path}: a symbolic link that leads nowhere", hint="mend or remove it"
+            ) from None
         raise
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
@@ -113,7 +120,9 @@ def opened(path: str, *, inside: str | None, guarded: bool, limit: int) -> Itera
         if inside is not None:
             _check_inside(path, real, inside)
         if guarded:
-            _check_writers(path, real, found)
+            _check_owner(path, "", path, found)
+            _check_mode(path, "", path, found)
+            _check_way(path)
         if found.st_size > limit:
             raise BitstreamError(f"{path}: {found.st_size} bytes; at most {limit} are read")
         try:
@@ -176,32 +185,93 @@ def _check_inside(path: str, real: str, root: str) -> None:
         )
 
 
-def _check_writers(path: str, real: str, found: os.stat_result) -> None:
-    """Refuse what others may write, and a directory in which others may rename what is there.
+def check_directory(path: str) -> None:
+    """Refuse a directory in which, or above which, others than root and we may rename things.
 
-    The mask of a POSIX ACL shows as the group's permission. The store's own directory may be
-    anybody's, as an emptyDir's is: what others put there is theirs, and refused for that.
+    Raises:
+        BitstreamError: they may, or it cannot be looked at; the message says which directory it is.
     """
-    _check_owner(path, "", found)
-    directory = os.path.dirname(real)
-    above = os.stat(directory)
-    if above.st_uid not in {0, os.geteuid()} or (
-        above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX
-    ):
-        _check_owner(path, f"its directory {directory} ", above)
+    _check_way(path)
 
 
-def _check_owner(path: str, what: str, found: os.stat_result) -> None:
+def lookups(path: str) -> Iterator[tuple[str, str]]:
+    """Every (directory, name) that the kernel looks up to resolve a path, links followed.
+
+    Ends at the first name that is not there. The directories contain no links.
+
+    Args:
+        path: absolute.
+    """
+    directory = "/"
+    rest = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    links = 0
+    while rest:
+        name = rest.pop()
+        if name == "..":
+            directory = os.path.dirname(directory)
+            continue
+        yield directory, name
+        found = os.path.join(directory, name)
+        try:
+            mode = os.lstat(found).st_mode
+            target = os.readlink(found) if stat.S_ISLNK(mode) else None
+        except OSError:
+            return
+        if target is None:
+            directory = found
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return
+        if target.startswith("/"):
+            directory = "/"
+        rest.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+
+
+def _check_way(path: str) -> None:
+    """Refuse a path on whose way others may put something else.
+
+    In a directory with the sticky bit they may rename and remove only what is theirs. Such a one
+    may be anybody's to write: what is looked up in it has to be ours, as all that is on the way.
+    """
+    try:
+        _check_step(path, "/", os.lstat("/"))
+        for directory, name in lookups(os.path.join(os.getcwd(), path)):
+            place = os.path.join(directory, name)
+            _check_step(path, place, os.lstat(place))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _check_step(path: str, place: str, found: os.stat_result) -> None:
+    """Refuse a directory or a link on the way to a path."""
+    if stat.S_ISLNK(found.st_mode):  # nobody writes to a link, and its mode says nothing
+        _check_owner(path, f"the link {place} ", place, found)
+    elif stat.S_ISDIR(found.st_mode):
+        what = "" if place == path else f"its directory {place} "
+        _check_owner(path, what, place, found)
+        if not found.st_mode & stat.S_ISVTX:
+            _check_mode(path, what, place, found)
+
+
+def _check_owner(path: str, what: str, place: str, found: os.stat_result) -> None:
     if found.st_uid not in {0, os.geteuid()}:
         raise BitstreamError(
             f"{path}: {what}belongs to user {found.st_uid}, who may replace what is in it",
-            hint=f"give it to root: `chown root {os.path.dirname(path) if what else path}`",
+            hint=f"give it to root: `chown -h root {place}`",
         )
+
+
+def _check_mode(path: str, what: str, place: str, found: os.stat_result) -> None:
+    """The mask of a POSIX ACL shows as the group's permission."""
     if found.st_mode & _OTHERS_WRITE:
         who = "anybody" if found.st_mode & stat.S_IWOTH else f"group {found.st_gid}"
         raise BitstreamError(
             f"{path}: {what}may be written by {who}",
-            hint=f"`chmod go-w {os.path.dirname(path) if what else path}`",
+            hint=f"`chmod go-w {place}`; a ConfigMap's volume is like that: mount it as a projected"
+            " one"
+            if what
+            else f"`chmod go-w {place}`",
         )
 
 

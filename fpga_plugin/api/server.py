@@ -6,13 +6,18 @@ and not on the event loop.
 
 import threading
 
+import yaml
 from httpx2 import Timeout
 from lightkube import AsyncClient, KubeConfig
 
-from fpga_plugin.errors import NoSourceError, quote
+from fpga_plugin.errors import BitstreamError, NoSourceError, quote
+from fpga_plugin.originals import read_small
 
 # lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
 _one_at_a_time = threading.Lock()
+
+
+_MAX_KUBECONFIG_BYTES = 1 << 20
 
 
 class CredentialsError(NoSourceError):
@@ -27,16 +32,15 @@ def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
         seconds: how long one step of a call may take.
 
     Raises:
-        CredentialsError: there are none, or they are not understood.
+        CredentialsError: there are none, others may write them, or they are not understood.
     """
     try:
         with _one_at_a_time:
-            if kubeconfig is None:
-                config = KubeConfig.from_service_account()
-            else:
-                config = KubeConfig.from_file(kubeconfig)
+            config = KubeConfig.from_service_account() if kubeconfig is None else _read(kubeconfig)
         # No proxy and no default certificates from the environment: the file says it all.
         return AsyncClient(config=config.get(), timeout=Timeout(seconds), trust_env=False)
+    except BitstreamError as error:
+        raise CredentialsError(f"the credentials cannot be used: {error}") from error
     except Exception as error:  # of many types, for files that are missing or malformed
         what = f"{type(error).__name__}: {quote(error)}"
         if kubeconfig is None:
@@ -46,3 +50,14 @@ def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
         raise CredentialsError(
             f"the credentials in {kubeconfig} cannot be used ({what})"
         ) from error
+
+
+def _read(path: str) -> KubeConfig:
+    """A file of credentials: whoever writes it says what pods ask for, and what is run to log in.
+
+    Raises:
+        BitstreamError: others may write it.
+        Exception: of many types.
+    """
+    data = read_small(path, inside=None, guarded=True, limit=_MAX_KUBECONFIG_BYTES)
+    return KubeConfig.from_dict(yaml.safe_load(data), fname=path)

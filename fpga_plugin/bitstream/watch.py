@@ -22,9 +22,8 @@ import errno
 import itertools
 import os
 import re
-import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -32,7 +31,7 @@ from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.errors import BitstreamError, StoreUnavailableError
-from fpga_plugin.originals import version_at
+from fpga_plugin.originals import lookups, version_at
 from fpga_plugin.threads import LateError, Threads
 
 log = structlog.get_logger()
@@ -49,8 +48,6 @@ _KEY_NAME = re.compile(r"[^.].*\.pem", re.ASCII | re.DOTALL)
 KEYS = "keys"
 """What stands for the directory of keys, where the watcher reports paths."""
 
-_MAX_LINKS = 40
-"""Links in one path that the kernel follows (include/linux/namei.h, MAXSYMLINKS)."""
 _MAX_EVENTS = 512
 """Events taken in one turn of the event loop, so that a storm of them does not hold it up."""
 _MAX_ROUNDS = 16
@@ -296,7 +293,7 @@ class _Resolution:
 
     def inside(self, directory: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
         """A directory as it resolves, and the names in it that match."""
-        for above, name in _lookups(directory):
+        for above, name in lookups(directory):
             self.names(above).links.add(name)
         resolved = os.path.realpath(directory)
         try:
@@ -311,7 +308,7 @@ class _Resolution:
         path = os.path.join(resolved, name)
         last = resolved, name
         if os.path.islink(path):
-            for last in _lookups(path):
+            for last in lookups(path):
                 self.names(last[0]).links.add(last[1])
         self.names(last[0]).files.setdefault(last[1], set()).add(reported)
         # Several keys are one thing: any that differs makes it another.
@@ -335,37 +332,6 @@ def _resolve(root: str, keys_dir: str | None) -> _Resolution:
         for file in files:
             look.file(resolved, file, KEYS)
     return look
-
-
-def _lookups(path: str) -> Iterator[tuple[str, str]]:
-    """Every (directory, name) that the kernel looks up to resolve a path, links followed.
-
-    Ends at the first name that is not there. The directories contain no links.
-    """
-    directory = "/"
-    rest = [part for part in reversed(path.split("/")) if part not in ("", ".")]
-    links = 0
-    while rest:
-        name = rest.pop()
-        if name == "..":
-            directory = os.path.dirname(directory)
-            continue
-        yield directory, name
-        found = os.path.join(directory, name)
-        try:
-            mode = os.lstat(found).st_mode
-            target = os.readlink(found) if stat.S_ISLNK(mode) else None
-        except OSError:
-            return
-        if target is None:
-            directory = found
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            return
-        if target.startswith("/"):
-            directory = "/"
-        rest.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
 
 
 def _unwatched(root: str, error: OSError) -> BitstreamError:

@@ -147,6 +147,10 @@ def test_policy_and_keys_are_mounted_where_the_settings_say():
     (file,) = made["ConfigMap", "fpga-plugin-policy"]["data"]
     assert env["FPGA_PLUGIN_POLICY_FILE"] == f"{mounts['policy']}/{file}"
     assert env["FPGA_PLUGIN_KEYS_DIR"] == mounts["keys"]
+    # Not configMap volumes: kubelet makes their directories 0777, and the plugin refuses those.
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for name, config_map in (("policy", "fpga-plugin-policy"), ("keys", "keys")):
+        assert volumes[name]["projected"] == {"sources": [{"configMap": {"name": config_map}}]}
 
 
 def test_without_the_api_server_there_is_neither_a_right_nor_a_token():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.server
 import json
+import os
 import re
 import ssl
 import subprocess
@@ -379,6 +380,19 @@ def test_an_api_server_that_does_not_tell_is_a_reason_not_an_answer(tmp_path, fa
         with pytest.raises(PodSourceError) as caught:
             run(ApiServer(api.kubeconfig(tmp_path)).get("tenant", "compress"))
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("spoilt", ["file", "directory"])
+def test_credentials_that_others_may_write_are_not_used(tmp_path, spoilt):
+    """They would say whom to ask what a pod is, and which program logs in."""
+    (tmp_path / "etc").mkdir(mode=0o755)
+    with ApiServerDouble(FakePod()) as api:
+        path = api.kubeconfig(tmp_path / "etc")
+        os.chmod(path if spoilt == "file" else tmp_path / "etc", 0o777)
+        with pytest.raises(PodSourceError, match="may be written by anybody") as caught:
+            run(ApiServer(path).get("tenant", "compress"))
+        assert "chmod go-w" in str(caught.value)
+        assert api.asked == []
 
 
 # -------------------------------------------------------------------- is it gone?

@@ -51,6 +51,7 @@ def gbs(tail: bytes = b"logic", afu=AFU, interface=INTERFACE) -> bytes:
 def root(tmp_path):
     path = tmp_path / "store"
     (path / INTERFACE).mkdir(parents=True)
+    os.chmod(path, 0o755)
     os.chmod(path / INTERFACE, 0o755)
     return path
 
@@ -306,6 +307,25 @@ def test_a_file_that_others_may_rename_away_is_refused(make, place):
         image(make())
     os.chmod(place.parent, 0o1777)
     assert image(make()) == b"logic"
+
+
+@pytest.mark.parametrize("mode", TrustMode)
+def test_a_store_whose_root_others_may_write_is_refused_in_every_mode(make, root, place, mode):
+    """They could rename the manifest away, or the directory of an interface id."""
+    put(place, gbs())
+    os.chmod(root, 0o777)
+    with pytest.raises(BitstreamError, match=f"its directory {root} may be written by anybody"):
+        image(make(mode=mode))
+    assert image(make(guarded=False)) == b"logic"
+
+
+def test_a_store_whose_root_is_somebody_elses_is_refused(make, root, place):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    put(place, gbs())
+    os.chown(root, 12345, -1)
+    with pytest.raises(BitstreamError, match=f"its directory {root} belongs to user 12345"):
+        image(make())
 
 
 def test_a_file_that_gets_writable_after_it_was_verified_is_refused(make, place):
