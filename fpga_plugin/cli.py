@@ -194,6 +194,7 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
             trust=settings.trust,
             keys_dir=settings.keys_dir,
             guarded=settings.backend is not BackendKind.SIMULATED,
+            state_dir=settings.state_dir,
         )
     return parser
 

@@ -262,9 +262,10 @@ class Settings:
         choice(TrustMode),
         allowed_words(TrustMode),
         "Which bitstreams may be programmed. `any`: those that the store's manifest.json does not "
-        "name, too. `digest`: only those that it names. `signed`: only those with an Ed25519 "
-        "signature, or named by a manifest that has one. What the manifest names must match it "
-        "in every mode.",
+        "name, too. `digest`: only those that it names. `signed`: only those that a manifest "
+        "names which has an Ed25519 signature, is the newest that this node has seen and has not "
+        "expired; and accelerators with a signature of their own that none ever named. What the "
+        "manifest names must match it in every mode.",
     )
     keys_dir: str | None = _optional(
         "FPGA_PLUGIN_KEYS_DIR",
@@ -297,7 +298,8 @@ class Settings:
         "/var/lib/fpga-plugin",
         parse_path,
         _PATH,
-        "Journal, lock and verified copies of bitstreams. It has to outlive the plugin's pod.",
+        "Journal, lock, verified copies of bitstreams, and which signed manifests were seen. It "
+        "has to outlive the plugin's pod, and nobody but root may write to it.",
     )
     scrub: ScrubPolicy = _setting(
         "FPGA_PLUGIN_SCRUB",

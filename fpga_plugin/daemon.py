@@ -48,7 +48,13 @@ from fpga_plugin.lifecycle.standing import Standing
 from fpga_plugin.lifecycle.ungated import Ungated
 from fpga_plugin.lifecycle.workers import CardWorkers
 from fpga_plugin.locks import NodeLocks, acquire_locks
-from fpga_plugin.opening import is_guarded, open_hardware, open_policy, open_trust
+from fpga_plugin.opening import (
+    check_state_dir,
+    is_guarded,
+    open_hardware,
+    open_policy,
+    open_trust,
+)
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.privileges import PrivilegesError, drop_privileges
@@ -135,7 +141,7 @@ def open_library(settings: Settings, boot_id: str) -> Library:
         directory=os.path.join(settings.state_dir, "verified"),
         limit=settings.verified_size,
         boot_id=boot_id,
-        trust=open_trust(settings),
+        trust=open_trust(settings, owner=True),
         guarded=is_guarded(settings),
     )
 
@@ -198,6 +204,7 @@ class Daemon:
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
         self.watched.phase = "starting"
         self._status.locked()
+        check_state_dir(settings)
         journal = self._journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
         _say_of_journal(journal)
         hardware = open_hardware(settings, owner=True)
@@ -536,6 +543,7 @@ async def _observe(settings: Settings) -> None:
 
     def judge(relative: str) -> object:
         guarded = is_guarded(settings)
-        return check_trust(settings.bitstream_dir, relative, open_trust(settings), guarded=guarded)
+        trust = open_trust(settings, owner=False)
+        return check_trust(settings.bitstream_dir, relative, trust, guarded=guarded)
 
     await observe(settings, open_hardware(settings, owner=False).backend, judge)

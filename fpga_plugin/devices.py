@@ -87,7 +87,7 @@ def _missing(card: Card, settings: Settings) -> str:
             check_trust(
                 store.root,
                 store.relative(blank.path),
-                open_trust(settings),
+                open_trust(settings, owner=False),
                 guarded=is_guarded(settings),
             )
             return ""

@@ -6,10 +6,12 @@ For the daemon, and for commands that only look, which should not pay for import
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fpga_plugin.bitstream.seen import SeenManifests
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import BackendKind, Settings
-from fpga_plugin.errors import SettingsError
+from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
+from fpga_plugin.originals import check_directory
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
@@ -53,10 +55,34 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
     return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
 
 
-def open_trust(settings: Settings) -> Trust:
-    """What judges the store's files."""
+def check_state_dir(settings: Settings) -> None:
+    """Whether the plugin can rely on what it finds in its state directory.
+
+    Raises:
+        RefusedError: others may write there, or replace it: journal, copies and records are theirs.
+    """
+    if is_guarded(settings):
+        try:
+            check_directory(settings.state_dir)
+        except BitstreamError as error:
+            raise RefusedError(
+                f"FPGA_PLUGIN_STATE_DIR: {error.message}", hint=error.hint
+            ) from error
+
+
+def open_trust(settings: Settings, *, owner: bool) -> Trust:
+    """What judges the store's files.
+
+    Args:
+        settings: all of them.
+        owner: this process holds the plugin's locks and keeps its records; False: only look.
+    """
     return Trust(
-        settings.bitstream_dir, settings.trust, settings.keys_dir, guarded=is_guarded(settings)
+        settings.bitstream_dir,
+        settings.trust,
+        settings.keys_dir,
+        guarded=is_guarded(settings),
+        seen=SeenManifests(settings.state_dir, owner=owner),
     )
 
 

@@ -92,9 +92,10 @@ def build(store: Path) -> int:
             if len(metadata.stem) == HASH_DIGITS:
                 target.with_suffix(".aocx").write_bytes(aocx(target.read_bytes(), metadata.stem))
                 target.unlink()
-    return run_bitstream(
-        parser.parse_args(["bitstream", "sign", "--manifest", "--dir", str(store)])
-    )
+    # The same sources give the same bytes: a new manifest's version would be the time.
+    (store / "manifest.json").unlink(missing_ok=True)
+    command = ["sign", "--manifest", "--manifest-version", "1", "--dir", str(store)]
+    return run_bitstream(parser.parse_args(["bitstream", *command]))
 
 
 if __name__ == "__main__":

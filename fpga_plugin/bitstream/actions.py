@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import replace
 
-from fpga_plugin.bitstream.checks import check_trust
+from fpga_plugin.bitstream.checks import check_signed, check_trust, digest_of
 from fpga_plugin.bitstream.files import (
     MAX_FILE_BYTES,
     Progress,
@@ -23,10 +23,19 @@ from fpga_plugin.bitstream.files import (
 from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
+from fpga_plugin.bitstream.manifest import in_utc
 from fpga_plugin.bitstream.metadata import Metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.bitstream.signatures import ENDING
-from fpga_plugin.bitstream.signing import renew_manifest, sign_file
+from fpga_plugin.bitstream.seen import SeenManifests
+from fpga_plugin.bitstream.signatures import ENDING, is_blank
+from fpga_plugin.bitstream.signing import (
+    Renewed,
+    path_in_store,
+    place_of,
+    renew_manifest,
+    sign_file,
+    statement_of,
+)
 from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import TrustMode
@@ -113,6 +122,7 @@ def show_file(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Check files, or the store."""
+    _tell_of_record(args, args.dir)
     if not args.files:
         return _verify_store(Store(args.dir), args)
     worst = DONE
@@ -166,7 +176,7 @@ def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[
     """An entry as the plugin would judge it; and why it is trusted."""
     if entry.problem is not None:
         return entry, ""
-    own = args.bitstream_guarded and store.root == args.bitstream_default
+    own = args.bitstream_guarded and _is_own(store.root, args)
     relative = store.relative(entry.path)
     try:
         trust = check_trust(
@@ -178,48 +188,47 @@ def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[
 
 
 def _trust(store: Store, args: argparse.Namespace) -> Trust:
-    own = args.bitstream_guarded and store.root == args.bitstream_default
-    return Trust(store.root, args.trust, args.keys, guarded=own)
+    """Judges as the plugin would: by what this node has seen, where the store is its own."""
+    own = _is_own(store.root, args)
+    seen = SeenManifests(args.bitstream_state, owner=False) if own else None
+    return Trust(
+        store.root, args.trust, args.keys, guarded=own and args.bitstream_guarded, seen=seen
+    )
 
 
 def _check_trust(file: str, args: argparse.Namespace) -> str:
     """Judge a file on the command line: by its store's manifest, and by its signature."""
     path = os.path.abspath(file)
-    directory = os.path.dirname(path)
-    try:
-        parse_interface_id(os.path.basename(directory))
-        root, mode = os.path.dirname(directory), args.trust
-    except ValueError:
-        # In no store: no manifest can name it.
-        root, mode = directory, TrustMode.ANY
-        if args.trust is TrustMode.SIGNED:
-            mode = TrustMode.SIGNED
-    relative = os.path.relpath(path, root)
-    progress = _progress(file)
-    trust = check_trust(
-        root,
-        relative,
-        Trust(root, mode, args.keys, guarded=False),
-        guarded=False,
-        progress=progress,
-    )
-    if mode is not TrustMode.SIGNED and args.keys and os.path.lexists(path + ENDING):
+    place = path_in_store(path)
+    root = None if place is None else os.path.dirname(os.path.dirname(path))
+    content = digest_of(path, inside=root, guarded=False, progress=_progress(file))
+    trust = ""
+    if root is not None and place is not None:
+        trust = _trust(Store(root), args).check(place, content)
+    elif args.trust is TrustMode.SIGNED:
+        return check_signed(path, place_of(path, _read(file)), content, args.keys)
+    if args.trust is not TrustMode.SIGNED and args.keys and os.path.lexists(path + ENDING):
         # Whoever has keys wants to know of a wrong signature, needed or not.
-        trust = ", ".join(filter(None, (trust, check_signed(path, args.keys))))
+        signed = check_signed(path, place or place_of(path, _read(file)), content, args.keys)
+        trust = ", ".join(filter(None, (trust, signed)))
     return trust
 
 
-def check_signed(path: str, keys: str) -> str:
-    """Check the signature beside a file.
+def _tell_of_record(args: argparse.Namespace, root: str) -> None:
+    """Say what a check on this computer cannot tell."""
+    seen = SeenManifests(args.bitstream_state, owner=False)
+    known = _is_own(root, args) and seen.version() is not None
+    if args.trust is TrustMode.SIGNED and not known:
+        print(
+            "note: nothing is known here of the manifests that nodes have seen:"
+            " an older manifest looks as good as the newest",
+            file=sys.stderr,
+        )
 
-    Raises:
-        NotPermittedError: it is not good.
-    """
-    trust = Trust(os.path.dirname(path), TrustMode.SIGNED, keys, guarded=False)
-    name, reason = trust.check_signature(path, _read(path))
-    if not name:
-        raise NotPermittedError(f"{path}: {reason}", hint="sign it, or take the right file")
-    return f"signed with {name}"
+
+def _is_own(root: str, args: argparse.Namespace) -> bool:
+    """Whether a store is that of this node's plugin."""
+    return bool(os.path.realpath(root) == os.path.realpath(args.bitstream_default))
 
 
 def _progress(path: str) -> Progress:
@@ -261,9 +270,6 @@ def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> No
 def install_file(args: argparse.Namespace) -> int:
     """Put a file into the store."""
     store = Store(args.dir)
-    path = os.path.abspath(args.file)
-    if args.keys and os.path.lexists(path + ENDING):
-        check_signed(path, args.keys)
     installed = install(
         store,
         args.file,
@@ -292,15 +298,55 @@ def sign_files(args: argparse.Namespace) -> int:
     """Sign files, or write the manifest."""
     if not args.files and not args.manifest:
         args.bitstream_usage("name the files to sign, or say --manifest")
+    if args.statement:
+        if args.manifest or len(args.files) != 1:
+            args.bitstream_usage("--statement goes with one FILE")
+        sys.stdout.buffer.write(statement_of(args.files[0], _progress(args.files[0])).text)
+        return DONE
     if args.files and args.key is None:
         args.bitstream_usage("--key names the private key to sign with")
+    if not args.manifest and (args.manifest_version is not None or args.expires is not None):
+        args.bitstream_usage("--manifest-version and --expires go with --manifest")
     for file in args.files:
-        print(f"{_plain(sign_file(file, args.key, _progress(file)))}: written")
+        path, place = sign_file(file, args.key, _progress(file))
+        print(f"{_plain(path)}: written, for {place}")
+        if is_blank(place):
+            print(
+                f"note: {place} is a blank bitstream: it needs a signed manifest that names it",
+                file=sys.stderr,
+            )
     if args.manifest:
-        path, count = renew_manifest(Store(args.dir), _progress(args.dir))
-        print(f"{_plain(path)}: names {count} files")
-        if args.key is not None:
-            print(f"{_plain(sign_file(path, args.key))}: written")
+        renewed = renew_manifest(
+            Store(args.dir),
+            key=args.key,
+            version=args.manifest_version,
+            expires=args.expires,
+            progress=_progress(args.dir),
+        )
+        _tell_of_manifest(renewed, signed=args.key is not None)
+    return DONE
+
+
+def _tell_of_manifest(renewed: Renewed, *, signed: bool) -> None:
+    manifest = renewed.manifest
+    words = [f"names {len(manifest.files)} files", f"version {manifest.version}"]
+    if manifest.revoked:
+        words.append(f"revokes {len(manifest.revoked)}")
+    if manifest.expires is not None:
+        words.append(f"expires {in_utc(manifest.expires)}")
+    if not renewed.changed:
+        words.append("unchanged")
+    print(f"{_plain(renewed.path)}: {', '.join(words)}")
+    if signed:
+        print(f"{_plain(renewed.path)}{ENDING}: written")
+
+
+def forget_manifests(args: argparse.Namespace) -> int:
+    """Forget which manifests this node has seen."""
+    manifests = SeenManifests(args.bitstream_state, owner=False)
+    seen = manifests.forget()
+    what = f"version {seen.version} forgotten" if seen.version else "no manifest to forget"
+    print(f"{_plain(manifests.path or '')}: {what}")
     return DONE
 
 

@@ -1,11 +1,11 @@
 """What a file of a store is worth, for people who ask: the daemon's rules, no copies."""
 
-import contextlib
 import os
 
-from fpga_plugin.bitstream.files import Progress, no_progress, open_file, read_bytes
+from fpga_plugin.bitstream.files import Progress, no_progress, open_file
 from fpga_plugin.bitstream.trust import Content, Trust
-from fpga_plugin.errors import BitstreamNotFoundError
+from fpga_plugin.config import TrustMode
+from fpga_plugin.errors import BitstreamNotFoundError, NotPermittedError
 
 _PIECE = 1 << 20
 
@@ -32,7 +32,7 @@ def digest_of(
             original.check_read(done)
     except (FileNotFoundError, NotADirectoryError):
         raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
-    return Content(digest.hexdigest(), done, lambda: contextlib.nullcontext(read_bytes(path)))
+    return Content(digest.hexdigest(), done)
 
 
 def check_trust(
@@ -53,3 +53,25 @@ def check_trust(
     path = os.path.join(root, relative)
     content = digest_of(path, inside=root, guarded=guarded, progress=progress)
     return trust.check(relative, content)
+
+
+def check_signed(path: str, place: str, content: Content, keys_dir: str | None) -> str:
+    """Check the signature beside a file, wherever it lies; returns by whom it is signed.
+
+    Args:
+        path: the file.
+        place: its path in a store, for which it has to be signed.
+        content: what is in it.
+        keys_dir: where the public keys are.
+
+    Raises:
+        NotPermittedError: it is not good.
+    """
+    trust = Trust(os.path.dirname(path), TrustMode.SIGNED, keys_dir, guarded=False)
+    name, reason = trust.check_signature(path, place, content)
+    if not name:
+        raise NotPermittedError(
+            f"{path}: {reason}",
+            hint="sign it with `fpga-plugin bitstream sign --key PEM FILE`, or take the right file",
+        )
+    return f"signed with {name}"

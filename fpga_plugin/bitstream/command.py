@@ -6,9 +6,11 @@ Exit codes are those of DESIGN.md section 11: 0 done, 1 refused or failed, 2 usa
 import argparse
 import textwrap
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from fpga_plugin.bitstream import actions
+from fpga_plugin.bitstream.manifest import MAX_VERSION
 from fpga_plugin.bitstream.store import BLANK
 from fpga_plugin.config import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
@@ -33,6 +35,7 @@ def add_bitstream_parser(
     trust: TrustMode = TrustMode.ANY,
     keys_dir: str | None = None,
     guarded: bool = True,
+    state_dir: str | None = None,
 ) -> None:
     """Add `bitstream` and its subcommands to the command line.
 
@@ -42,6 +45,7 @@ def add_bitstream_parser(
         trust: what the plugin asks of a file, where `--trust` does not say.
         keys_dir: where the public keys are, where `--keys` does not say.
         guarded: the plugin refuses what others may write in that store.
+        state_dir: where the plugin of this node notes which manifests it has seen.
     """
     parser = subparsers.add_parser(
         "bitstream",
@@ -50,7 +54,11 @@ def add_bitstream_parser(
         " <interface id>/<bitstream id>.gbs, and <interface id>/blank.gbs to deprogram a region.",
     )
     parser.set_defaults(
-        bitstream_default=default_store, bitstream_guarded=guarded, trust=trust, keys=keys_dir
+        bitstream_default=default_store,
+        bitstream_guarded=guarded,
+        bitstream_state=state_dir,
+        trust=trust,
+        keys=keys_dir,
     )
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
     _add_list(commands, default_store)
@@ -60,6 +68,7 @@ def add_bitstream_parser(
     _add_remove(commands, default_store)
     _add_pack(commands)
     _add_sign(commands, default_store)
+    _add_forget(commands)
 
 
 def run_bitstream(args: argparse.Namespace) -> int:
@@ -219,9 +228,12 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
         "sign",
         run=actions.sign_files,
         summary="sign files, or write the store's manifest",
-        description="Write FILE.sig beside each FILE: the Ed25519 signature of its bytes. With"
-        " --manifest, write manifest.json of all that is in the store, and with --key its"
-        " signature too.",
+        description="Write FILE.sig beside each FILE: an Ed25519 signature of what is in it and of"
+        " its place in the store, <interface id>/<name>. In a store the path of FILE tells the"
+        " place, elsewhere the ids in it do. A blank bitstream's own signature does not suffice: it"
+        " needs a signed manifest. With --manifest, write manifest.json of all that is in the"
+        " store, and with --key its signature too. A new manifest revokes what the one before it"
+        " named and it does not.",
         example="fpga-plugin bitstream sign --manifest --key private.pem",
     )
     parser.add_argument("files", metavar="FILE", nargs="*")
@@ -229,7 +241,64 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
         "--key", metavar="PEM", help="the private key: openssl genpkey -algorithm ed25519 -out PEM"
     )
     parser.add_argument("--manifest", action="store_true", help="write the store's manifest.json")
+    parser.add_argument(
+        "--manifest-version",
+        metavar="N",
+        type=_version,
+        help="its version, higher than every one before (default: the time, in seconds since 1970)",
+    )
+    parser.add_argument(
+        "--expires",
+        metavar="WHEN",
+        type=_expiry,
+        help="from when on nodes do not take the manifest any more: a date and time such as"
+        " 2027-01-31T12:00:00Z, or a number of days such as 90d (default: never)",
+    )
+    parser.add_argument(
+        "--statement",
+        action="store_true",
+        help="print what would be signed for FILE: openssl pkeyutl -sign -rawin makes FILE.sig of"
+        " it",
+    )
     _dir_option(parser, default_store)
+
+
+def _add_forget(commands: "Subparsers") -> None:
+    _command(
+        commands,
+        "forget",
+        run=actions.forget_manifests,
+        summary="forget which signed manifests this node has seen",
+        description="Forget which signed manifests this node has seen, and what they named. The"
+        " plugin of this node then believes the next signed manifest, whatever its version, and"
+        " trusts signed files that an earlier one named. For a store that begins anew: first put"
+        " the right manifest there, or remove it, or the plugin notes the one that it finds.",
+        example="fpga-plugin bitstream forget",
+    )
+
+
+def _version(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_VERSION):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is no number from 1 to {MAX_VERSION}")
+    return int(text)
+
+
+def _expiry(text: str) -> datetime:
+    """A time to come, in UTC, in whole seconds."""
+    now = datetime.now(UTC)
+    try:
+        if text.isascii() and text.endswith("d") and text[:-1].isdigit():
+            when = now + timedelta(days=int(text[:-1]))
+        else:
+            when = datetime.fromisoformat(text)
+            when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)} is neither a date and time nor a number of days such as 90d"
+        ) from None
+    if when <= now:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is past")
+    return when.replace(microsecond=0)
 
 
 def _trust_options(parser: argparse.ArgumentParser) -> None:

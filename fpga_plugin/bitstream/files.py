@@ -124,8 +124,10 @@ def read_bytes(
         return data.getvalue()
 
 
-def write_atomically(path: str, data: bytes, *, progress: Progress = no_progress) -> None:
-    """Write a file with mode 0644; whoever opens it meets the old content or all of the new.
+def write_atomically(
+    path: str, data: bytes, *, mode: int = FILE_MODE, progress: Progress = no_progress
+) -> None:
+    """Write a file; whoever opens it meets the old content or all of the new.
 
     Raises:
         BitstreamError: it cannot be written.
@@ -143,7 +145,7 @@ def write_atomically(path: str, data: bytes, *, progress: Progress = no_progress
                     file.write(view[start : start + _PIECE])
                     progress(min(start + _PIECE, len(view)), len(view))
                 file.flush()
-                os.fchmod(file.fileno(), FILE_MODE)
+                os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
             os.rename(temporary, path)
         except BaseException:

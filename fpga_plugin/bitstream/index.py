@@ -32,6 +32,9 @@ log = structlog.get_logger()
 _EVERYTHING = frozenset({MANIFEST, MANIFEST + ENDING, KEYS})
 """What may change the verdict on every file."""
 
+_CLOCK_SECONDS = 600.0
+"""Between two looks at the clock, where the manifest expires."""
+
 
 class StoreIndex:
     """Keeps a library up to date while the loop runs."""
@@ -76,7 +79,7 @@ class StoreIndex:
         self._changes.add(None)
         self._waiting.set()
         while True:
-            await self._waiting.wait()
+            await self._something_new()
             self._waiting.clear()
             changes, self._changes = self._changes, set()
             if None in changes:
@@ -85,6 +88,18 @@ class StoreIndex:
             for relative in sorted(filter(None, changes)):
                 await self._one(relative)
             await self._reader.save()
+
+    async def _something_new(self) -> None:
+        """Wait for the watcher's word, or until the manifest expires."""
+        while not self._waiting.is_set():
+            left = self._library.trust.seconds_left()
+            try:
+                # The clock may be set meanwhile: look at it now and then.
+                async with asyncio.timeout(None if left is None else min(left, _CLOCK_SECONDS)):
+                    await self._waiting.wait()
+            except TimeoutError:
+                if self._library.trust.seconds_left() is None:
+                    self._changed(None)
 
     def _changed(self, relative: str | None) -> None:
         """The watcher's word."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from fpga_plugin.bitstream.checks import check_signed
 from fpga_plugin.bitstream.files import (
     Progress,
     no_progress,
@@ -65,7 +66,8 @@ def install(
     Raises:
         BitstreamNotFoundError: there is no `file`.
         BitstreamError: `file` cannot be used, the place is taken, or it cannot be written.
-        NotPermittedError: the manifest says that another file belongs there, and no force.
+        NotPermittedError: its signature is not good for that place; or the manifest says that
+            another file belongs there, and no force.
     """
     data, contents = _to_install(file, blank=blank, progress=progress)
     interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
@@ -73,6 +75,8 @@ def install(
     relative = store.relative(path)
     content = in_memory(data).content
     signature = _signature(file)
+    if signature is not None and trust.keys_dir is not None:
+        check_signed(os.path.abspath(file), relative, content, trust.keys_dir)
     if not force:
         trust.check_named(relative, content)
     if _same(path, data) and (signature is None or _same(path + ENDING, signature)):

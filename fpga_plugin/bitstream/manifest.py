@@ -1,11 +1,21 @@
 """`manifest.json`: what the operator says is in a store.
 
-    {"version": 1,
+    {"format": 2,
+     "version": 1795000000,
+     "expires": "2027-01-31T00:00:00Z",
+     "revoked": ["<interface id>/<bitstream id>.gbs"],
      "files": [{"path": "<interface id>/<bitstream id>.gbs", "sha256": "<64 hex>", "size": 4096}]}
 
 A file that it names must be that file, whatever the trust mode; which files need to be named is the
-mode's to say (`bitstream.trust`). Strict, because a manifest that is read otherwise than it was
-meant guards nothing: unknown fields, a path twice, or a path that no bitstream can have are errors.
+mode's to say (`bitstream.trust`). Each manifest of a store has a higher version than the one
+before, so that an old one with its signature is not taken for the present one. `revoked` has what
+earlier ones named and this one does not. `expires` and `revoked` may be left out.
+
+Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
+it trusted.
+
+Strict, because a manifest that is read otherwise than it was meant guards nothing: unknown fields,
+a path twice, or a path that no bitstream can have are errors.
 """
 
 import json
@@ -13,6 +23,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -25,8 +36,18 @@ MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
 """Some 20,000 files; it is read on the way to a PreStart when it changed."""
 
-_PATH = re.compile(r"[0-9a-f]{32}/(blank\.gbs|[0-9a-f]{32}\.gbs|[0-9a-f]{40}\.aocx)", re.ASCII)
+MAX_VERSION = (1 << 53) - 1
+"""The largest number that every reader of JSON has exactly (RFC 8259, section 6)."""
+
+BITSTREAM_PATH = re.compile(
+    r"([0-9a-f]{32})/(blank\.gbs|[0-9a-f]{32}\.gbs|[0-9a-f]{40}\.aocx)", re.ASCII
+)
+"""A bitstream's path in a store; its first group is the interface id."""
+
 _HINT = "write it anew with `fpga-plugin bitstream sign --manifest`"
+
+_Path = Annotated[str, msgspec.Meta(max_length=128)]
+_Version = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 
 
 class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,24 +59,54 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         size: in bytes.
     """
 
-    path: Annotated[str, msgspec.Meta(max_length=128)]
+    path: _Path
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Head(msgspec.Struct, frozen=True):
+    format: int = 1
+
+
+class _Format1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     files: list[ManifestFile]
 
 
-_DOCUMENT = msgspec.json.Decoder(_Document)  # made at import: see pods/checkpoint.py
+class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal[2]
+    version: _Version
+    files: list[ManifestFile]
+    expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    revoked: list[_Path] = []
+
+
+# Made at import: see pods/checkpoint.py
+_HEAD = msgspec.json.Decoder(_Head)
+_FORMAT_1 = msgspec.json.Decoder(_Format1)
+_FORMAT_2 = msgspec.json.Decoder(_Format2)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store should have, by path from its root."""
+    """What a store should have.
+
+    Attributes:
+        files: by path from its root.
+        version: higher than that of every manifest before; None in format 1.
+        expires: from when on it counts no more, in UTC; None: never.
+        revoked: paths that earlier manifests named and this one does not.
+    """
 
     files: Mapping[str, ManifestFile]
+    version: int | None = None
+    expires: datetime | None = None
+    revoked: frozenset[str] = frozenset()
+
+
+def manifest_path(root: str) -> str:
+    """Where a store's manifest is."""
+    return os.path.join(root, MANIFEST)
 
 
 def parse_manifest(data: bytes, *, where: str) -> Manifest:
@@ -67,33 +118,63 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise BitstreamError(f"{where}: {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read")
     try:
-        document = _DOCUMENT.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        if _HEAD.decode(data).format == 1:
+            return Manifest(_by_path(_FORMAT_1.decode(data).files, where))
+        document = _FORMAT_2.decode(data)
+        expires = document.expires and document.expires.astimezone(UTC)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise BitstreamError(f"{where}: not a manifest: {quote(error)}", hint=_HINT) from None
+    files = _by_path(document.files, where)
+    for path in document.revoked:
+        _check_path(path, where)
+        if path in files:
+            raise BitstreamError(f"{where}: names and revokes {path}", hint=_HINT)
+    return Manifest(files, document.version, expires, frozenset(document.revoked))
+
+
+def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFile]:
     files: dict[str, ManifestFile] = {}
-    for file in document.files:
-        if not _PATH.fullmatch(file.path):
-            raise BitstreamError(
-                f"{where}: {quote(file.path)} is no bitstream's path in a store",
-                hint="paths are <interface id>/<bitstream id>.gbs or .aocx, or"
-                " <interface id>/blank.gbs",
-            )
+    for file in listed:
+        _check_path(file.path, where)
         if file.path in files:
             raise BitstreamError(f"{where}: names {file.path} twice", hint=_HINT)
         files[file.path] = file
-    return Manifest(files)
+    return files
 
 
-def write_manifest(files: Iterable[ManifestFile]) -> bytes:
+def _check_path(path: str, where: str) -> None:
+    if not BITSTREAM_PATH.fullmatch(path):
+        raise BitstreamError(
+            f"{where}: {quote(path)} is no bitstream's path in a store",
+            hint="paths are <interface id>/<bitstream id>.gbs or .aocx, or"
+            " <interface id>/blank.gbs",
+        )
+
+
+def write_manifest(
+    files: Iterable[ManifestFile],
+    *,
+    version: int = 1,
+    expires: datetime | None = None,
+    revoked: Iterable[str] = (),
+) -> bytes:
     """The text of a manifest: one file a line, in order of path, so that changes can be read."""
-    lines = ",\n".join(
+    head = [f'  "format": 2,\n  "version": {version},\n']
+    if expires is not None:
+        head.append(f'  "expires": {json.dumps(in_utc(expires))},\n')
+    if gone := [f"    {json.dumps(path)}" for path in sorted(revoked)]:
+        head.append(f'  "revoked": {_array(gone)},\n')
+    lines = [
         f"    {json.dumps(msgspec.to_builtins(file))}"
         for file in sorted(files, key=lambda file: file.path)
-    )
-    body = f"[\n{lines}\n  ]" if lines else "[]"
-    return f'{{\n  "version": 1,\n  "files": {body}\n}}\n'.encode()
+    ]
+    return f'{{\n{"".join(head)}  "files": {_array(lines)}\n}}\n'.encode()
 
 
-def manifest_path(root: str) -> str:
-    """Where a store's manifest is."""
-    return os.path.join(root, MANIFEST)
+def in_utc(time: datetime) -> str:
+    """A time as manifests have it and messages show it: RFC 3339, in UTC, whole seconds."""
+    return f"{time.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat()}Z"
+
+
+def _array(lines: list[str]) -> str:
+    return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"

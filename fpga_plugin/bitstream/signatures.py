@@ -1,8 +1,19 @@
 """Detached Ed25519 signatures (RFC 8032), and the keys that they are checked against.
 
-`<file>.sig` beside a file has the 64 raw bytes of the signature over all its bytes, as
-`openssl pkeyutl -sign -rawin` writes it. Keys are PEM files. Everybody who has a public key's
-private half may sign anything: a signature says whose bytes these are, not what they are for.
+`<file>.sig` beside a file has the 64 raw bytes of a signature, as `openssl pkeyutl -sign -rawin`
+writes it. What is signed is not the file but a statement of what it is for:
+
+    fpga-plugin signed statement 1
+    role: accelerator
+    interface id: ce48969398f05f33946d560708be108a
+    path: ce48969398f05f33946d560708be108a/18b79ffa2ee54aa096ef4230dafacb5f.gbs
+    sha256: <64 lower-case hex digits>
+    size: 4482
+
+So a signature is good at one place of a store only, and nothing that was signed for another purpose
+is a statement. The role is accelerator, blank or manifest; a manifest's statement has no interface
+id. Each line ends with a line feed, the last one too. Whoever checks makes the statement himself
+from the path and the bytes that he has: nothing of it is parsed.
 
 The only module that uses `cryptography`, and it imports it when there is something to check: 45 ms
 and 12 MiB, which installations without signatures do not pay.
@@ -14,12 +25,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fpga_plugin.bitstream.files import read_bytes
+from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MANIFEST
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.originals import read_small
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.utils import Buffer
 
 SIGNATURE_BYTES = 64
 """Of every Ed25519 signature."""
@@ -29,6 +40,34 @@ ENDING = ".sig"
 
 MAX_KEY_BYTES = 16 << 10
 _MAX_KEYS = 100
+
+
+def is_blank(path: str) -> bool:
+    """Whether a path in a store is that of a blank bitstream."""
+    return path.endswith("/blank.gbs")
+
+
+def statement(path: str, *, sha256: str, size: int) -> bytes:
+    """What a signature of a file signs.
+
+    Args:
+        path: of the file from the store's root; it gives role and interface id.
+        sha256: of all its bytes, 64 lower-case hex digits.
+        size: how many.
+
+    Raises:
+        ValueError: nothing at that path can be signed.
+    """
+    lines = ["fpga-plugin signed statement 1"]
+    if path == MANIFEST:
+        lines.append("role: manifest")
+    elif found := BITSTREAM_PATH.fullmatch(path):
+        lines.append(f"role: {'blank' if is_blank(path) else 'accelerator'}")
+        lines.append(f"interface id: {found[1]}")
+    else:
+        raise ValueError("no path of a bitstream or manifest in a store")
+    lines += [f"path: {path}", f"sha256: {sha256}", f"size: {size}"]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +146,7 @@ def load_keys(directory: str, *, guarded: bool) -> Keys:
     return Keys(tuple(keys), tuple(problems))
 
 
-def signer(keys: Sequence[Key], signature: bytes, data: "Buffer") -> Key | None:
+def signer(keys: Sequence[Key], signature: bytes, data: bytes) -> Key | None:
     """The key whose signature this is; None: of none of them.
 
     Args:

@@ -4,7 +4,11 @@ Blocks; belongs to the command. The daemon signs nothing and writes nothing to a
 """
 
 import contextlib
+import hashlib
 import os
+import time
+from dataclasses import dataclass
+from datetime import datetime
 
 from fpga_plugin.bitstream.checks import digest_of
 from fpga_plugin.bitstream.files import (
@@ -14,54 +18,180 @@ from fpga_plugin.bitstream.files import (
     sync_directory,
     write_atomically,
 )
-from fpga_plugin.bitstream.manifest import ManifestFile, manifest_path, write_manifest
-from fpga_plugin.bitstream.signatures import ENDING, sign
-from fpga_plugin.bitstream.store import Store
+from fpga_plugin.bitstream.formats import parse
+from fpga_plugin.bitstream.manifest import (
+    BITSTREAM_PATH,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestFile,
+    manifest_path,
+    parse_manifest,
+    write_manifest,
+)
+from fpga_plugin.bitstream.signatures import ENDING, sign, statement
+from fpga_plugin.bitstream.store import BLANK, Store, check_names, ids_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 
+_CLOCKS_DIFFER = 24 * 60 * 60
+"""Seconds by which the clocks of two computers that sign may differ."""
 
-def sign_file(file: str, key: str, progress: Progress = no_progress) -> str:
-    """Write the signature of a file beside it; returns the signature's path.
+_RENEW = "write it anew with `fpga-plugin bitstream sign --manifest`"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a signature of a file signs.
+
+    Attributes:
+        place: of the file in a store: its path from the root.
+        text: the statement.
+    """
+
+    place: str
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A manifest as it is now.
+
+    Attributes:
+        path: of the manifest.
+        manifest: what it says.
+        changed: False where it said so before.
+    """
+
+    path: str
+    manifest: Manifest
+    changed: bool
+
+
+def statement_of(file: str, progress: Progress = no_progress) -> Statement:
+    """What is to be signed for a file to be trusted at its place in a store.
+
+    Raises:
+        BitstreamNotFoundError: there is no such file.
+        BitstreamError: it cannot be used, or nothing tells its place.
+    """
+    try:
+        data = read_bytes(file, progress=progress)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BitstreamNotFoundError(f"{file}: no such file", hint="check the path") from None
+    place = place_of(file, data)
+    digest = hashlib.sha256(data).hexdigest()
+    return Statement(place, statement(place, sha256=digest, size=len(data)))
+
+
+def sign_file(file: str, key: str, progress: Progress = no_progress) -> tuple[str, str]:
+    """Write the signature of a file beside it; returns its path, and the place that it is for.
 
     Raises:
         BitstreamNotFoundError: there is no such file, or no such key.
         BitstreamError: one of them cannot be used, or the signature not be written.
     """
-    data = _existing(file, progress)
-    try:
-        signature = sign(key, data)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{key}: no such file", hint="check --key") from None
-    write_atomically(file + ENDING, signature)
-    return file + ENDING
+    signed = statement_of(file, progress)
+    write_atomically(file + ENDING, _signature(key, signed.text))
+    return file + ENDING, signed.place
 
 
-def renew_manifest(store: Store, progress: Progress = no_progress) -> tuple[str, int]:
-    """Write the manifest of all that is in a store; returns its path and how many files it names.
+def path_in_store(file: str) -> str | None:
+    """The path from a store's root of a file that lies where a store has bitstreams, by its names.
 
-    The old one's signature goes: it would be of other bytes.
+    None: it lies elsewhere.
+    """
+    directory, name = os.path.split(os.path.abspath(file))
+    relative = f"{os.path.basename(directory)}/{name}"
+    return relative if BITSTREAM_PATH.fullmatch(relative) else None
+
+
+def place_of(file: str, data: bytes) -> str:
+    """Which place in a store a file is for.
+
+    In a store its path tells, and what is in the file has to agree. Elsewhere an accelerator's
+    content tells, by which `install` names it. It does not tell that an image is a blank bitstream.
+
+    Args:
+        file: its path.
+        data: all that is in it.
 
     Raises:
-        BitstreamNotFoundError: there is no store.
-        BitstreamError: a file of it cannot be used, which a manifest should not vouch for.
+        BitstreamError: it cannot be used, or nothing tells.
     """
-    files = []
-    for entry in store.list():
-        if entry.problem is not None:
-            raise BitstreamError(
-                entry.problem.message,
-                hint=f"repair or remove it first. {entry.problem.hint}".rstrip(),
-            )
-        content = digest_of(entry.path, inside=store.root, guarded=False, progress=progress)
-        files.append(ManifestFile(store.relative(entry.path), content.sha256, content.size))
+    name = os.path.basename(os.path.abspath(file))
+    if name == MANIFEST:
+        if parse_manifest(data, where=file).version is None:
+            raise BitstreamError(f"{file}: is of a format without a version", hint=_RENEW)
+        return name
+    if (relative := path_in_store(file)) is not None:
+        interface_id, bitstream_id = ids_of(relative)
+        contents = parse(data, where=file, keep_image=False)
+        check_names(
+            file, contents.metadata, interface_id, bitstream_id, claimed=contents.bitstream_id
+        )
+        return relative
+    if name == f"{BLANK}.gbs":
+        raise BitstreamError(
+            f"{file}: its path does not tell which interface id it is to deprogram",
+            hint="put it into the store first, `fpga-plugin bitstream install --blank FILE`, and"
+            " sign the manifest",
+        )
+    contents = parse(data, where=file, keep_image=False)
+    return Store("").path(contents.interface_id, contents.bitstream_id)
+
+
+def renew_manifest(
+    store: Store,
+    *,
+    key: str | None = None,
+    version: int | None = None,
+    expires: datetime | None = None,
+    progress: Progress = no_progress,
+) -> Renewed:
+    """Write the manifest of all that is in a store, and its signature.
+
+    One that says so already stays as it is. Without a key, the signature of another one goes: it
+    would be of other bytes.
+
+    Args:
+        store: to describe.
+        key: file of the private key; None: it is not signed.
+        version: of a new manifest; None: the time, and more than that of the present one.
+        expires: from when on it counts no more; None: never.
+        progress: of the reading.
+
+    Raises:
+        BitstreamNotFoundError: there is no store, or no such key.
+        BitstreamError: a file of it cannot be used, which a manifest should not vouch for; or the
+            version is not higher than the present one's.
+    """
+    files = _files(store, progress)
     path = manifest_path(store.root)
-    data = write_manifest(files)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if read_bytes(path) == data:
-            return path, len(files)
+    before = _present(path)
+    revoked = (before.revoked | before.files.keys()) - files.keys()
+    if before.version is not None and version in {None, before.version}:
+        same = Manifest(files, before.version, expires, revoked)
+        if same == before:
+            if key is not None:
+                sign_file(path, key)
+            return Renewed(path, before, changed=False)
+    version = _next_version(path, before.version or 0, version)
+    data = write_manifest(files.values(), version=version, expires=expires, revoked=revoked)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise BitstreamError(
+            f"{path}: would have {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read"
+        )
+    # Signed before anything is written: nodes meet a manifest without its signature for an instant
+    # only, and a key that cannot be used changes nothing.
+    signature = None
+    if key is not None:
+        digest = hashlib.sha256(data).hexdigest()
+        signature = _signature(key, statement(MANIFEST, sha256=digest, size=len(data)))
     remove_signature(path)
     write_atomically(path, data)
-    return path, len(files)
+    if signature is not None:
+        write_atomically(path + ENDING, signature)
+    return Renewed(path, parse_manifest(data, where=path), changed=True)
 
 
 def remove_signature(file: str) -> None:
@@ -79,8 +209,54 @@ def remove_signature(file: str) -> None:
         raise BitstreamError(f"{file}{ENDING}: cannot be removed: {error.strerror}") from error
 
 
-def _existing(file: str, progress: Progress) -> bytes:
+def _files(store: Store, progress: Progress) -> dict[str, ManifestFile]:
+    """What a manifest has to say of a store, by path."""
+    files = {}
+    for entry in store.list():
+        if entry.problem is not None:
+            raise BitstreamError(
+                entry.problem.message,
+                hint=f"repair or remove it first. {entry.problem.hint}".rstrip(),
+            )
+        content = digest_of(entry.path, inside=store.root, guarded=False, progress=progress)
+        file = ManifestFile(store.relative(entry.path), content.sha256, content.size)
+        files[file.path] = file
+    return files
+
+
+def _next_version(path: str, before: int, wanted: int | None) -> int:
+    """The version of a changed manifest.
+
+    The present one may be anybody's: its version does not count where it is no time that was.
+    """
+    hint = (
+        "`--manifest-version N` says which to give; if the manifest there is not yours, remove it"
+    )
+    if wanted is not None:
+        if wanted <= before:
+            raise BitstreamError(
+                f"{path}: has version {before}, and a changed manifest needs a higher one than"
+                f" {wanted}",
+                hint=hint,
+            )
+        return wanted
+    now = int(time.time())
+    if before > now + _CLOCKS_DIFFER:
+        raise BitstreamError(
+            f"{path}: has version {before}, which is in the future as a time", hint=hint
+        )
+    return max(now, before + 1)
+
+
+def _present(path: str) -> Manifest:
+    """The manifest that is there; an empty one where there is none that can be read."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, BitstreamError):
+        return parse_manifest(read_bytes(path, limit=MAX_MANIFEST_BYTES), where=path)
+    return Manifest({})
+
+
+def _signature(key: str, text: bytes) -> bytes:
     try:
-        return read_bytes(file, progress=progress)
+        return sign(key, text)
     except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{file}: no such file", hint="check the path") from None
+        raise BitstreamNotFoundError(f"{key}: no such file", hint="check --key") from None

@@ -2,21 +2,27 @@
 
     any      what the manifest does not name, too
     digest   only what the manifest names
-    signed   only what has a signature, or is named by a manifest that has one
+    signed   only what a signed manifest names, and accelerators with a signature of their own that
+             no signed manifest ever named
 
 What the manifest names must match it in every mode. A manifest that cannot be read names nobody
 knows what, so nothing of its store is trusted until it can. Signatures count under `signed` only:
 elsewhere there may be no keys.
 
+Under `signed` a manifest is that of its time: an older one than this node has seen, or one that has
+expired, counts as not signed (`bitstream.seen`). What a signed manifest ever named is trusted only
+while the present one names it: to take a file out of the manifest revokes it, whatever signature
+lies beside it, and so does removing the manifest. A blank bitstream needs the manifest always: what
+deprograms every region is not left to a single file's signature.
+
 A verdict holds as long as its `version` does; a PreStart compares the two and judges nothing.
 """
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
 
 import structlog
 
@@ -25,23 +31,24 @@ from fpga_plugin.bitstream.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     ManifestFile,
+    in_utc,
     manifest_path,
     parse_manifest,
 )
+from fpga_plugin.bitstream.seen import SeenManifests
 from fpga_plugin.bitstream.signatures import (
     ENDING,
     SIGNATURE_BYTES,
     Keys,
+    is_blank,
     key_files,
     load_keys,
     signer,
+    statement,
 )
 from fpga_plugin.config import TrustMode
-from fpga_plugin.errors import BitstreamError, NotPermittedError
+from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
 from fpga_plugin.originals import Version, read_small, version_at
-
-if TYPE_CHECKING:
-    from cryptography.utils import Buffer
 
 log = structlog.get_logger()
 
@@ -49,21 +56,20 @@ MAX_SIGNATURE_BYTES = 4096
 """A `.sig` of another length is no signature; of what is longer not even the length matters."""
 
 _RENEW = "`fpga-plugin bitstream sign --manifest`"
+_RENEW_SIGNED = "`fpga-plugin bitstream sign --key PEM --manifest`"
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The bytes of a file, in memory or in a copy of our own.
+    """What the bytes of a file are known by.
 
     Attributes:
         sha256: of all of them, 64 hex digits.
         size: how many.
-        buffer: gives them to whoever checks a signature.
     """
 
     sha256: str
     size: int
-    buffer: Callable[[], AbstractContextManager["Buffer"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +78,28 @@ class _Manifest:
 
     Attributes:
         manifest: None where there is none.
-        signer: name of the key; empty: not signed by any of ours, or not asked.
-        unsigned: why it counts as not signed.
+        signer: name of the key; empty: it does not count as signed, or nobody asked.
+        unsigned: why it does not.
+        hint: what to do about that.
     """
 
     manifest: Manifest | None = None
     signer: str = ""
     unsigned: str = ""
+    hint: str = ""
 
 
 class Trust:
     """Judges the files of one store. Thread-safe; all of it blocks."""
 
     def __init__(
-        self, root: str, mode: TrustMode, keys_dir: str | None, *, guarded: bool = True
+        self,
+        root: str,
+        mode: TrustMode,
+        keys_dir: str | None,
+        *,
+        guarded: bool = True,
+        seen: SeenManifests | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -94,18 +108,30 @@ class Trust:
             mode: what has to be shown of a file.
             keys_dir: where the public keys are; None: there are none.
             guarded: refuse a manifest, signature or key that others may write.
+            seen: what this node has seen of manifests; None: nothing, as for a store of elsewhere.
         """
         self.mode = mode
         self.keys_dir = keys_dir
         self._root = root
         self._guarded = guarded
+        self._seen = seen or SeenManifests(None, owner=False)
+        self._expires: datetime | None = None  # of the manifest that was read last
+        self._told = "", ""
         self._lock = threading.Lock()
         self._manifest: tuple[tuple[object, ...], _Manifest | BitstreamError] | None = None
         self._keys: tuple[tuple[object, ...], Keys] | None = None
 
     def version(self, relative: str) -> str:
-        """What differs when a file's verdict may be another one."""
+        """What differs when a file's verdict may be another one.
+
+        Raises:
+            NotFinishedError: that cannot be told just now.
+        """
         signed = self.mode is TrustMode.SIGNED
+        if signed:
+            # Read now, if not yet: it says when it expires.
+            with contextlib.suppress(NotPermittedError):
+                self._read_manifest()
         return repr(
             (
                 self.mode.value,
@@ -126,6 +152,7 @@ class Trust:
 
         Raises:
             NotPermittedError: it is not trusted; the message says why.
+            NotFinishedError: that cannot be told just now.
         """
         path = os.path.join(self._root, relative)
         known = self._read_manifest()
@@ -145,7 +172,7 @@ class Trust:
             case TrustMode.SIGNED:
                 if named is not None and known.signer:
                     return f"named by the manifest, signed with {known.signer}"
-                return self._check_signed(path, relative, content, known, named)
+                return self._check_signed(path, relative, content, known)
 
     def check_named(self, relative: str, content: Content) -> None:
         """Compare a file with what the manifest says of it, if it does.
@@ -165,6 +192,13 @@ class Trust:
         """
         known = self._read_manifest()
         return frozenset(known.manifest.files) if known.manifest else frozenset()
+
+    def seconds_left(self) -> float | None:
+        """How long the manifest that was read last is still good; None: no end is to come."""
+        if self._expires is None:
+            return None
+        left = (self._expires - datetime.now(UTC)).total_seconds()
+        return left if left > 0 else None
 
     def keys(self) -> Keys:
         """The keys that there are now; says in the log what is wrong with them, once."""
@@ -187,8 +221,13 @@ class Trust:
                     )
             return self._keys[1]
 
-    def check_signature(self, path: str, buffer: "Buffer") -> tuple[str, str]:
+    def check_signature(self, file: str, relative: str, content: Content) -> tuple[str, str]:
         """Look for a valid signature beside a file.
+
+        Args:
+            file: where it is, below the root.
+            relative: which place of a store it has to be signed for.
+            content: what is in it.
 
         Returns:
             The name of the key, or an empty text; then why there is none.
@@ -196,51 +235,61 @@ class Trust:
         keys = self.keys()
         if not keys.keys:
             return "", f"there is no key in {self.keys_dir or 'FPGA_PLUGIN_KEYS_DIR'}"
+        beside = os.path.basename(file) + ENDING
         try:
             signature = read_small(
-                path + ENDING,
-                inside=self._root,
-                guarded=self._guarded,
-                limit=MAX_SIGNATURE_BYTES,
+                file + ENDING, inside=self._root, guarded=self._guarded, limit=MAX_SIGNATURE_BYTES
             )
         except (FileNotFoundError, NotADirectoryError):
-            return "", f"there is no {os.path.basename(path)}{ENDING} beside it"
+            return "", f"there is no {beside} beside it"
         except BitstreamError as error:
             return "", error.message
         if len(signature) != SIGNATURE_BYTES:
             return "", (
-                f"{os.path.basename(path)}{ENDING} has {len(signature)} bytes where a raw Ed25519"
-                f" signature has {SIGNATURE_BYTES}"
+                f"{beside} has {len(signature)} bytes where a raw Ed25519 signature has"
+                f" {SIGNATURE_BYTES}"
             )
-        key = signer(keys.keys, signature, buffer)
+        signed = statement(relative, sha256=content.sha256, size=content.size)
+        key = signer(keys.keys, signature, signed)
         if key is None:
             names = ", ".join(key.name for key in keys.keys[:5])
-            return "", f"{os.path.basename(path)}{ENDING} is of other bytes or of no key in {names}"
+            return "", (
+                f"{beside} is of other bytes, of another path than {relative}, of no key in"
+                f" {names}, or of the bare file, as earlier versions signed"
+            )
         return key.name, ""
 
-    def _check_signed(
-        self,
-        path: str,
-        relative: str,
-        content: Content,
-        known: _Manifest,
-        named: ManifestFile | None,
-    ) -> str:
-        with content.buffer() as buffer:
-            name, reason = self.check_signature(os.path.join(self._root, relative), buffer)
+    def _check_signed(self, path: str, relative: str, content: Content, known: _Manifest) -> str:
+        """Judge what no manifest that counts as signed names."""
+        why_not = self._not_named(known)
+        if is_blank(relative):
+            raise NotPermittedError(
+                f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {why_not}, and a blank"
+                " bitstream's own signature does not count",
+                hint=known.hint or f"the operator adds it with {_RENEW_SIGNED}",
+            )
+        revoked = known.manifest.revoked if known.manifest and known.signer else frozenset()
+        if relative in revoked or self._seen.get().has_named(relative):
+            raise NotPermittedError(
+                f"{path}: revoked: a signed manifest named it once, and now {why_not}",
+                hint=known.hint
+                or f"the operator adds it again with {_RENEW_SIGNED}, or removes it",
+            )
+        name, reason = self.check_signature(path, relative, content)
         if name:
             return f"signed with {name}"
         if known.manifest is not None:
-            reason += f"; {self._not_named(known) if named is None else known.unsigned}"
+            reason += f"; {why_not}"
         raise NotPermittedError(
             f"{path}: not signed, and FPGA_PLUGIN_TRUST is signed: {reason}",
-            hint="the operator signs it with `fpga-plugin bitstream sign`",
+            hint="the operator signs it with `fpga-plugin bitstream sign --key PEM FILE`, or adds"
+            f" it with {_RENEW_SIGNED}",
         )
 
     def _not_named(self, known: _Manifest) -> str:
         if known.manifest is None:
             return f"the store has no {MANIFEST}"
-        return f"{MANIFEST} does not name it"
+        return known.unsigned or f"{MANIFEST} does not name it"
 
     def _read_manifest(self) -> _Manifest:
         """The manifest, read anew when it or the keys changed.
@@ -269,6 +318,7 @@ class Trust:
 
     def _load_manifest(self) -> _Manifest:
         path = manifest_path(self._root)
+        self._expires = None
         try:
             data = read_small(
                 path, inside=self._root, guarded=self._guarded, limit=MAX_MANIFEST_BYTES
@@ -278,8 +328,47 @@ class Trust:
         manifest = parse_manifest(data, where=path)
         if self.mode is not TrustMode.SIGNED:
             return _Manifest(manifest)
-        name, reason = self.check_signature(path, data)
-        return _Manifest(manifest, name, "" if name else f"{MANIFEST} names it, but {reason}")
+        return self._signed_manifest(path, data, manifest)
+
+    def _signed_manifest(self, path: str, data: bytes, manifest: Manifest) -> _Manifest:
+        """Whose signature a manifest has, if it may be used now."""
+        import hashlib  # libcrypto comes with it: see bitstream/verified.py
+
+        content = Content(hashlib.sha256(data).hexdigest(), len(data))
+        name, reason = self.check_signature(path, MANIFEST, content)
+        hint = f"the operator writes and signs it anew with {_RENEW_SIGNED}"
+        if name and manifest.version is None:
+            reason = "it has no version, so that an older one could be put in its place"
+        elif name:
+            self._expires = manifest.expires
+            try:
+                self._seen.admit(manifest, content.sha256, datetime.now(UTC))
+            except NotPermittedError as error:
+                reason, hint = error.message, error.hint
+            except NotFinishedError as error:
+                self._tell("", str(error))
+                raise
+        if reason:
+            self._tell(content.sha256, reason)
+            return _Manifest(manifest, "", f"{MANIFEST} does not count: {reason}", hint)
+        self._tell(
+            content.sha256,
+            "",
+            version=manifest.version,
+            expires=manifest.expires and in_utc(manifest.expires),
+            key=name,
+        )
+        return _Manifest(manifest, name)
+
+    def _tell(self, sha256: str, problem: str, **facts: object) -> None:
+        """Say what a manifest is worth, once."""
+        told, self._told = self._told, (sha256, problem)
+        if told == self._told:
+            return
+        if problem:
+            log.warning("the manifest does not count as signed", reason=problem)
+        else:
+            log.info("the manifest is in force", **facts)
 
     def _manifest_version(self) -> tuple[object, ...]:
         path = manifest_path(self._root)
@@ -287,7 +376,12 @@ class Trust:
         found = version_at(path) or (() if os.path.lexists(path) else None)
         if self.mode is not TrustMode.SIGNED:
             return (found,)
-        return (found, version_at(path + ENDING), self._keys_version())
+        try:
+            seen: object = self._seen.version()
+        except NotPermittedError as error:
+            seen = error.message
+        expired = self._expires is not None and datetime.now(UTC) >= self._expires
+        return (found, version_at(path + ENDING), self._keys_version(), seen, expired)
 
     def _keys_version(self) -> tuple[object, ...]:
         if self.keys_dir is None:

@@ -6,6 +6,7 @@ import os
 import struct
 import tempfile
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import msgspec
 from target import Target, pairs
@@ -17,12 +18,13 @@ from fpga_plugin.bitstream.library import INDEX, Library
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
 from fpga_plugin.bitstream.metadata import parse_metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.seen import SEEN, SeenManifests
 from fpga_plugin.bitstream.signatures import load_keys
 from fpga_plugin.bitstream.span import Span
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config import TrustMode, load_settings
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
-from fpga_plugin.errors import BitstreamError, SettingsError
+from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask, Kind
 
@@ -92,8 +94,25 @@ def _metadata(data: bytes) -> None:
 def _manifest(data: bytes) -> None:
     with suppress(BitstreamError):
         read = parse_manifest(data, where="f")
-        again = parse_manifest(write_manifest(read.files.values()), where="f")
-        assert again.files == read.files
+        written = write_manifest(
+            read.files.values(),
+            version=read.version or 1,
+            expires=read.expires,
+            revoked=read.revoked,
+        )
+        again = parse_manifest(written, where="f")
+        assert (again.files, again.revoked) == (read.files, read.revoked)
+        assert again.version == (read.version or 1)
+        assert again.expires == (read.expires and read.expires.replace(microsecond=0))
+
+
+def _seen(data: bytes) -> None:
+    """What a node remembers of manifests; a record that makes no sense trusts nothing."""
+    directory = os.path.dirname(scratch(f"state/{SEEN}", data))
+    with suppress(NotPermittedError):
+        seen = SeenManifests(directory, owner=False).get()
+        assert seen.version >= 0
+        assert seen.has_named("") == (seen.all_named or "" in seen.named)
 
 
 def _policy(data: bytes) -> None:
@@ -214,8 +233,23 @@ TARGETS = {
     "packer": Target(_packer, (json.dumps(DOCUMENT).encode(), b"{}"), _METADATA),
     "manifest": Target(
         _manifest,
-        (write_manifest([ManifestFile(f"{INTERFACE}/blank.gbs", "1" * 64, 9)]),),
-        (b'"version"', b'"files"', b'"path"', b'"sha256"', b'"size"', b"blank.gbs", b"../"),
+        (
+            write_manifest(
+                [ManifestFile(f"{INTERFACE}/blank.gbs", "1" * 64, 9)],
+                expires=datetime(2027, 1, 31, tzinfo=UTC),
+                revoked=[f"{INTERFACE}/{AFU}.gbs"],
+            ),
+            b'{"version": 1, "files": []}',
+        ),
+        (
+            *(b'"format"', b'"version"', b'"expires"', b'"revoked"', b'"files"', b'"path"'),
+            *(b'"sha256"', b'"size"', b"blank.gbs", b"../", b"+14:00"),
+        ),
+    ),
+    "seen": Target(
+        _seen,
+        (b'{"format":1,"version":5,"sha256":"a","expires":1,"expired":true,"named":["a"]}', b"{}"),
+        (b'"format"', b'"version"', b'"named"', b'"all_named"', b'"expires"', b"null"),
     ),
     "index": Target(_index, (_INDEX, b"{}"), (b'"boot_id"', b'"files"', b'"version"', b'"size"')),
     "keys": Target(_keys, (_PEM, _PEM.replace(b"PUBLIC", b"PRIVATE"))),

@@ -111,7 +111,10 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
         ["policy", "check"],
         ["policy", "admission"],
     ]
-    + [["bitstream", word] for word in ("list", "verify", "install", "remove", "pack", "sign")],
+    + [
+        ["bitstream", word]
+        for word in ("list", "verify", "install", "remove", "pack", "sign", "forget")
+    ],
     ids=" ".join,
 )
 def test_help_fits_a_terminal_of_eighty_columns(command):

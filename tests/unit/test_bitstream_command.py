@@ -3,6 +3,11 @@
 import argparse
 import gzip
 import json
+import shutil
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,9 @@ from test_aocx import HASH, aocx
 from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.command import add_bitstream_parser, run_bitstream
 from fpga_plugin.bitstream.gbs import parse_gbs
+from fpga_plugin.bitstream.manifest import MAX_VERSION, parse_manifest, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.seen import SeenManifests
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
@@ -26,10 +33,14 @@ BLANK = SAMPLES / INTERFACE / "blank.gbs"
 DOCUMENT = complete_document(
     {}, where="t", interface_id=parse_interface_id(INTERFACE), afu_id=parse_afu_id(AFU)
 )
-PRIVATE_KEY = Ed25519PrivateKey.generate().private_bytes(
+KEY = Ed25519PrivateKey.generate()
+PRIVATE_KEY = KEY.private_bytes(
     serialization.Encoding.PEM,
     serialization.PrivateFormat.PKCS8,
     serialization.NoEncryption(),
+)
+PUBLIC_KEY = KEY.public_key().public_bytes(
+    serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
 )
 
 
@@ -42,9 +53,13 @@ def store(tmp_path):
 def run(store, capsys):
     """Run the command; returns its exit code, output and error lines."""
 
-    def run(*args: object) -> tuple[int, str, list[str]]:
+    def run(*args: object, state_dir: Path | None = None) -> tuple[int, str, list[str]]:
         parser = argparse.ArgumentParser(prog="fpga-plugin")
-        add_bitstream_parser(parser.add_subparsers(required=True), str(store))
+        add_bitstream_parser(
+            parser.add_subparsers(required=True),
+            str(store),
+            state_dir=None if state_dir is None else str(state_dir),
+        )
         try:
             code = run_bitstream(parser.parse_args(["bitstream", *map(str, args)]))
         except SystemExit as exit_:
@@ -138,6 +153,21 @@ def test_pack_does_not_replace_its_own_source(run, raw):
         ("pack", "--power", "nan", "image"),
         ("remove", INTERFACE, "../x"),
         ("verify", "--afu-id", "x" * 200, "file"),
+        ("sign",),
+        ("sign", "file"),
+        ("sign", "--key", "k", "--expires", "1d", "file"),
+        ("sign", "--key", "k", "--manifest-version", "1", "file"),
+        ("sign", "--statement"),
+        ("sign", "--statement", "one", "two"),
+        ("sign", "--statement", "--manifest", "one"),
+        ("sign", "--manifest", "--manifest-version", "0"),
+        ("sign", "--manifest", "--manifest-version", str(MAX_VERSION + 1)),
+        ("sign", "--manifest", "--manifest-version", "9" * 5000),
+        ("sign", "--manifest", "--expires", "2020-01-31"),
+        ("sign", "--manifest", "--expires", "0d"),
+        ("sign", "--manifest", "--expires", "9" * 5000 + "d"),
+        ("sign", "--manifest", "--expires", "0001-01-01T00:00:00+14:00"),
+        ("sign", "--manifest", "--expires", "soon"),
     ],
 )
 def test_wrong_usage_exits_with_2(run, args):
@@ -146,7 +176,9 @@ def test_wrong_usage_exits_with_2(run, args):
     assert "x" * 65 not in "".join(errors)
 
 
-@pytest.mark.parametrize("command", ["list", "inspect", "verify", "install", "remove", "pack"])
+@pytest.mark.parametrize(
+    "command", ["list", "inspect", "verify", "install", "remove", "pack", "sign", "forget"]
+)
 def test_help_shows_an_example(run, command):
     code, out, _ = run(command, "--help")
     assert code == 0
@@ -388,3 +420,231 @@ def test_verify_of_a_store_with_a_bad_file_exits_with_1(run, store):
     assert code == 1
     assert SAMPLE.name in out
     assert "blank.gbs: too short" in errors[0]
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "private.pem"
+    path.write_bytes(PRIVATE_KEY)
+    return path
+
+
+@pytest.fixture
+def keys(tmp_path):
+    path = tmp_path / "keys"
+    path.mkdir()
+    (path / "site.pem").write_bytes(PUBLIC_KEY)
+    return path
+
+
+def manifest(store) -> dict:
+    return json.loads((store / "manifest.json").read_text())
+
+
+def test_a_file_is_signed_before_it_is_installed_for_the_place_that_it_gets(
+    run, key, keys, tmp_path, raw
+):
+    """The documentation's example, word by word."""
+    hello = tmp_path / "hello_afu.gbs"
+    run("pack", "--interface-id", INTERFACE, "--afu-id", AFU, raw, "-o", hello)
+    code, out, _ = run("sign", "--key", key, hello)
+    assert code == 0
+    assert out == f"{hello}.sig: written, for {INTERFACE}/{AFU}.gbs\n"
+    assert run("verify", "--trust", "signed", "--keys", keys, hello)[0] == 0
+    assert run("install", "--trust", "signed", "--keys", keys, hello)[0] == 0
+    code, out, _ = run("verify", "--trust", "signed", "--keys", keys)
+    assert code == 0
+    assert "good (signed with site.pem)" in out
+
+
+def test_an_aocx_file_is_signed_by_its_hash(run, key, tmp_path):
+    file = tmp_path / "kernel.aocx"
+    file.write_bytes(aocx())
+    code, out, _ = run("sign", "--key", key, file)
+    assert code == 0
+    assert f"/{HASH}.aocx" in out
+
+
+def test_a_signature_does_not_go_with_its_file_to_another_place(run, store, key, keys, tmp_path):
+    hello = tmp_path / "hello_afu.gbs"
+    hello.write_bytes(SAMPLE.read_bytes())
+    run("sign", "--key", key, hello)
+    code, _, errors = run("install", "--blank", "--keys", keys, hello)
+    assert code == 1
+    assert f"of another path than {INTERFACE}/blank.gbs" in errors[0]
+    assert not store.exists()
+
+
+def test_a_path_that_does_not_tell_is_refused_clearly(run, key, tmp_path):
+    blank = tmp_path / "blank.gbs"
+    blank.write_bytes(BLANK.read_bytes())
+    code, _, errors = run("sign", "--key", key, blank)
+    assert code == 1
+    assert "its path does not tell which interface id it is to deprogram" in errors[0]
+    assert "install --blank" in errors[1]
+    assert not Path(f"{blank}.sig").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("e" * 32 + ".gbs", SAMPLE, "has the AFU id"),
+        (f"{AFU}.gbs", None, "too short"),
+        ("e" * 40 + ".aocx", SAMPLE, "has the AFU id"),
+    ],
+)
+def test_what_is_not_what_its_path_says_is_not_signed(  # noqa: PLR0917  # fixtures
+    run, store, key, name, content, words
+):
+    file = store / INTERFACE / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"" if content is None else content.read_bytes())
+    code, _, errors = run("sign", "--key", key, file)
+    assert code == 1
+    assert words in errors[0]
+    assert not Path(f"{file}.sig").exists()
+
+
+def test_a_blank_bitstream_is_signed_with_the_word_that_it_does_not_suffice(run, store, key, keys):
+    run("install", "--blank", BLANK)
+    blank = store / INTERFACE / "blank.gbs"
+    code, out, errors = run("sign", "--key", key, blank)
+    assert code == 0
+    assert out.endswith(f"for {INTERFACE}/blank.gbs\n")
+    assert "it needs a signed manifest that names it" in errors[0]
+    code, _, errors = run("verify", "--trust", "signed", "--keys", keys)
+    assert code == 1
+    assert "a blank bitstream's own signature does not count" in errors[1]
+    assert run("sign", "--key", key, "--manifest")[0] == 0
+    code, out, _ = run("verify", "--trust", "signed", "--keys", keys)
+    assert code == 0
+    assert "named by the manifest, signed with site.pem" in out
+
+
+def test_each_manifest_has_a_higher_version_and_revokes_what_it_drops(run, store, key):
+    run("install", SAMPLE)
+    run("install", "--blank", BLANK)
+    _, out, _ = run("sign", "--manifest", "--key", key)
+    first = manifest(store)
+    assert f"names 2 files, version {first['version']}\n" in out
+    assert abs(first["version"] - time.time()) < 3600
+    before = (store / "manifest.json").read_bytes(), (store / "manifest.json.sig").read_bytes()
+    _, out, _ = run("sign", "--manifest", "--key", key)
+    assert "unchanged" in out
+    assert before == (
+        (store / "manifest.json").read_bytes(),
+        (store / "manifest.json.sig").read_bytes(),
+    )
+    run("remove", INTERFACE, AFU)
+    _, out, _ = run("sign", "--manifest", "--key", key)
+    assert "revokes 1" in out
+    second = manifest(store)
+    assert second["version"] > first["version"]
+    assert second["revoked"] == [f"{INTERFACE}/{AFU}.gbs"]
+    run("sign", "--manifest", "--expires", "90d")
+    assert manifest(store)["revoked"] == second["revoked"]
+    run("install", SAMPLE)
+    run("sign", "--manifest")
+    assert "revoked" not in manifest(store)
+
+
+def test_a_manifests_version_and_end_can_be_given(run, store):
+    run("install", SAMPLE)
+    assert run("sign", "--manifest", "--manifest-version", "7")[0] == 0
+    assert manifest(store)["version"] == 7
+    assert run("sign", "--manifest", "--manifest-version", "7")[0] == 0  # the same
+    code, _, errors = run("sign", "--manifest", "--manifest-version", "7", "--expires", "1d")
+    assert code == 1
+    assert "has version 7, and a changed manifest needs a higher one than 7" in errors[0]
+    _, out, _ = run("sign", "--manifest", "--manifest-version", "8", "--expires", "2999-01-31")
+    assert "expires 2999-01-31T00:00:00Z" in out
+    assert manifest(store)["expires"] == "2999-01-31T00:00:00Z"
+    assert run("sign", "--manifest", "--expires", "2999-01-31T12:00:00+02:00")[0] == 0
+    assert manifest(store)["expires"] == "2999-01-31T10:00:00Z"
+
+
+def test_a_version_that_somebody_put_into_the_store_does_not_lead_the_operator(run, store, key):
+    """Whoever can write to the store could use up all versions."""
+    run("install", SAMPLE)
+    (store / "manifest.json").write_bytes(write_manifest([], version=MAX_VERSION))
+    code, _, errors = run("sign", "--manifest", "--key", key)
+    assert code == 1
+    assert "in the future as a time" in errors[0]
+    assert "if the manifest there is not yours, remove it" in errors[1]
+    (store / "manifest.json").unlink()
+    assert run("sign", "--manifest", "--key", key)[0] == 0
+
+
+def test_a_key_that_cannot_sign_changes_nothing(run, store, key, tmp_path):
+    run("install", SAMPLE)
+    run("sign", "--manifest", "--key", key)
+    before = {path.name: path.read_bytes() for path in store.glob("manifest.json*")}
+    run("install", "--blank", BLANK)
+    (tmp_path / "broken.pem").write_bytes(b"broken")
+    for wrong in ("broken.pem", "none.pem"):
+        assert run("sign", "--manifest", "--key", tmp_path / wrong)[0] == 1
+        assert {path.name: path.read_bytes() for path in store.glob("manifest.json*")} == before
+
+
+def test_the_statement_is_printed_for_whoever_signs_elsewhere(store, key, keys, raw, tmp_path):
+    """By openssl or an HSM; run as a process, as the documentation does."""
+    hello = tmp_path / "hello_afu.gbs"
+    hello.write_bytes(SAMPLE.read_bytes())
+
+    def command(*args: object) -> bytes:
+        words = [sys.executable, "-m", "fpga_plugin", "bitstream", *map(str, args)]
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout
+
+    Path(f"{hello}.sig").write_bytes(KEY.sign(command("sign", "--statement", hello)))
+    assert b"good (signed with site.pem)" in command(
+        "verify", "--trust", "signed", "--keys", keys, hello
+    )
+    run = ("install", "--dir", store, "--blank", BLANK), ("sign", "--dir", store, "--manifest")
+    for args in run:
+        command(*args)
+    path = store / "manifest.json"
+    Path(f"{path}.sig").write_bytes(KEY.sign(command("sign", "--statement", path)))
+    assert b"named by the manifest, signed with site.pem" in command(
+        "verify", "--trust", "signed", "--keys", keys, "--dir", store
+    )
+
+
+def test_a_manifest_of_the_first_format_is_written_anew_before_it_is_signed(run, store, key):
+    store.mkdir()
+    path = store / "manifest.json"
+    path.write_text('{"version": 1, "files": []}')
+    code, _, errors = run("sign", "--key", key, path)
+    assert code == 1
+    assert "of a format without a version" in errors[0]
+    assert "bitstream sign --manifest" in errors[1]
+    assert run("sign", "--key", key, "--manifest")[0] == 0
+    assert manifest(store)["format"] == 2
+
+
+def test_verify_judges_by_what_this_node_has_seen_and_says_where_it_cannot(  # fixtures
+    run, store, key, keys, tmp_path
+):
+    state = tmp_path / "state"
+    state.mkdir()
+    run("install", "--blank", BLANK)
+    run("sign", "--manifest", "--key", key)
+    options = "--trust", "signed", "--keys", keys
+    code, _, errors = run("verify", *options, state_dir=state)
+    assert code == 0
+    assert "nothing is known here of the manifests that nodes have seen" in errors[0]
+    version = manifest(store)["version"]
+    newer = parse_manifest(write_manifest([], version=version + 1), where="m")
+    SeenManifests(str(state), owner=True).admit(newer, "a" * 64, datetime.now(UTC))
+    for words in ((), (store / INTERFACE / "blank.gbs",), ("--dir", f"{store}/")):
+        code, _, errors = run("verify", *options, *words, state_dir=state)
+        assert code == 1
+        assert f"version {version} is older than version {version + 1}" in errors[0]
+    code, out, _ = run("forget", state_dir=state)
+    assert (code, out) == (0, f"{state}/seen-manifests.json: version {version + 1} forgotten\n")
+    assert run("verify", *options, state_dir=state)[0] == 0
+    assert "no manifest to forget" in run("forget", state_dir=state)[1]
+    other = tmp_path / "other"
+    shutil.copytree(store, other)
+    code, _, errors = run("verify", *options, "--dir", other, state_dir=state)
+    assert code == 0
+    assert "nothing is known here" in errors[0]

@@ -1,7 +1,10 @@
 """Manifests, signatures and keys: what counts, and what is said of what does not."""
 
+import hashlib
 import json
 import os
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.signatures import load_keys, sign, signer
+from fpga_plugin.bitstream.manifest import (
+    MAX_VERSION,
+    ManifestFile,
+    parse_manifest,
+    write_manifest,
+)
+from fpga_plugin.bitstream.signatures import load_keys, sign, signer, statement
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.bitstream.verified import in_memory
 from fpga_plugin.config import TrustMode
@@ -18,6 +26,7 @@ from fpga_plugin.errors import BitstreamError, NotPermittedError
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 FILE = f"{INTERFACE}/18b79ffa2ee54aa096ef4230dafacb5f.gbs"
+BLANK = f"{INTERFACE}/blank.gbs"
 DIGEST = "a" * 64
 
 
@@ -40,6 +49,11 @@ def entry(**values) -> dict:
 
 
 def text(*files, **values) -> bytes:
+    return json.dumps({"format": 2, "version": 1, "files": list(files)} | values).encode()
+
+
+def text_1(*files, **values) -> bytes:
+    """Format 1, which had no version."""
     return json.dumps({"version": 1, "files": list(files)} | values).encode()
 
 
@@ -49,9 +63,20 @@ def test_a_manifest_reads_as_it_was_written():
         ManifestFile(f"{INTERFACE}/blank.gbs", "0" * 64, 1 << 40),
         ManifestFile(f"{INTERFACE}/{'b' * 40}.aocx", "1" * 64, 1),
     ]
-    read = parse_manifest(write_manifest(files), where="m")
+    end = datetime(2027, 1, 31, 12, tzinfo=UTC)
+    data = write_manifest(files, version=MAX_VERSION, expires=end, revoked=[FILE.replace("1", "2")])
+    read = parse_manifest(data, where="m")
     assert read.files == {file.path: file for file in files}
-    assert parse_manifest(write_manifest([]), where="m").files == {}
+    assert (read.version, read.expires) == (MAX_VERSION, end)
+    assert read.revoked == {FILE.replace("1", "2")}
+    empty = parse_manifest(write_manifest([]), where="m")
+    assert (empty.files, empty.version, empty.expires, empty.revoked) == ({}, 1, None, frozenset())
+
+
+def test_a_manifest_of_the_first_format_is_read_and_has_no_version():
+    read = parse_manifest(text_1(entry()), where="m")
+    assert list(read.files) == [FILE]
+    assert read.version is None
 
 
 @pytest.mark.parametrize(
@@ -62,8 +87,20 @@ def test_a_manifest_reads_as_it_was_written():
         (b"[]", "not a manifest"),
         (b"[" * 100_000, "not a manifest"),
         (b'{"version": 1}', "files"),
-        (text(version=2), "version"),
+        (text_1(version=2), "version"),
+        (text_1(version="1"), "version"),
+        (text_1(expires="2027-01-31T00:00:00Z"), "expires"),
+        (text(format=3), "format"),
+        (text(format="2"), "format"),
+        (text(version=0), "version"),
+        (text(version=MAX_VERSION + 1), "version"),
         (text(version="1"), "version"),
+        (text(expires="2027-01-31T00:00:00"), "expires"),  # whose midnight?
+        (text(expires="tomorrow"), "expires"),
+        (text(expires=1795000000), "expires"),
+        (text(expires="9999-12-31T23:59:59-12:00"), "not a manifest"),
+        (text(revoked=["../x"]), "no bitstream's path"),
+        (text(entry(), revoked=[FILE]), "names and revokes"),
         (text(extra=1), "extra"),
         (text(entry(extra=1)), "extra"),
         (text(entry(size=-1)), ">= 0"),
@@ -114,18 +151,32 @@ def root(tmp_path):
     return path
 
 
-def judge(root: Path, mode: TrustMode, keys: Path | None, content: bytes = b"content") -> str:
+def judge(
+    root: Path,
+    mode: TrustMode,
+    keys: Path | None,
+    content: bytes = b"content",
+    path: str = FILE,
+) -> str:
     trust = Trust(str(root), mode, keys and str(keys))
-    return trust.check(FILE, in_memory(content).content)
+    return trust.check(path, in_memory(content).content)
 
 
-def refusal(*args) -> str:
+def refusal(*args, **kwargs) -> str:
     with pytest.raises(NotPermittedError) as caught:
-        judge(*args)
+        judge(*args, **kwargs)
+    assert caught.value.hint
     return caught.value.message
 
 
+def signature(key, path: str, content: bytes) -> bytes:
+    """Of these bytes at this place in a store."""
+    digest = hashlib.sha256(content).hexdigest()
+    return key.sign(statement(path, sha256=digest, size=len(content)))
+
+
 def write(path: Path, data: bytes) -> None:
+    path.unlink(missing_ok=True)  # another inode: no clock's tick hides the change
     path.write_bytes(data)
     os.chmod(path, 0o644)
 
@@ -137,6 +188,11 @@ def named(root: Path, content: bytes = b"content") -> bytes:
     return data
 
 
+def sign_manifest(root: Path, key) -> None:
+    data = (root / "manifest.json").read_bytes()
+    write(root / "manifest.json.sig", signature(key, "manifest.json", data))
+
+
 def test_any_takes_what_no_manifest_names(root):
     assert judge(root, TrustMode.ANY, None) == ""
     write(root / "manifest.json", write_manifest([]))
@@ -146,15 +202,110 @@ def test_any_takes_what_no_manifest_names(root):
 @pytest.mark.parametrize("mode", TrustMode)
 def test_what_the_manifest_names_must_match_in_every_mode(root, keys, key, mode):
     named(root)
-    write(root / f"{FILE}.sig", key.sign(b"contents"))
+    write(root / f"{FILE}.sig", signature(key, FILE, b"contents"))
     assert "8 bytes where manifest.json says 7" in refusal(root, mode, keys, b"contents")
-    write(root / f"{FILE}.sig", key.sign(b"CONTENT"))
+    write(root / f"{FILE}.sig", signature(key, FILE, b"CONTENT"))
     assert "SHA-256" in refusal(root, mode, keys, b"CONTENT")
 
 
-def test_signed_takes_a_files_own_signature(root, keys, key):
-    write(root / f"{FILE}.sig", key.sign(b"content"))
+def test_signed_takes_an_accelerators_own_signature(root, keys, key):
+    write(root / f"{FILE}.sig", signature(key, FILE, b"content"))
     assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"
+
+
+def test_a_statement_is_this_text():
+    """What is signed somewhere else, by openssl or an HSM, must never change by accident."""
+    assert statement(FILE, sha256=DIGEST, size=7) == (
+        b"fpga-plugin signed statement 1\n"
+        b"role: accelerator\n"
+        b"interface id: ce48969398f05f33946d560708be108a\n"
+        b"path: ce48969398f05f33946d560708be108a/18b79ffa2ee54aa096ef4230dafacb5f.gbs\n"
+        b"sha256: " + b"a" * 64 + b"\n"
+        b"size: 7\n"
+    )
+    assert b"\nrole: blank\n" in statement(BLANK, sha256=DIGEST, size=7)
+    assert statement("manifest.json", sha256=DIGEST, size=7) == (
+        b"fpga-plugin signed statement 1\nrole: manifest\npath: manifest.json\n"
+        b"sha256: " + b"a" * 64 + b"\nsize: 7\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["", "x", "blank.gbs", f"{FILE}\n", f"../{FILE}", f"{FILE}\nsize: 1", FILE.upper()]
+)
+def test_nothing_else_can_be_stated(path):
+    with pytest.raises(ValueError, match="no path"):
+        statement(path, sha256=DIGEST, size=7)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        BLANK,
+        FILE.replace("18b79", "28b79"),
+        FILE.replace("ce489", "de489"),
+        "manifest.json",
+    ],
+)
+def test_a_signature_is_good_at_its_own_place_only(root, keys, key, elsewhere):
+    write(root / f"{FILE}.sig", signature(key, elsewhere, b"content"))
+    assert f"of another path than {FILE}" in refusal(root, TrustMode.SIGNED, keys)
+
+
+def test_a_signature_of_the_bare_file_is_none(root, keys, key):
+    write(root / f"{FILE}.sig", key.sign(b"content"))
+    assert "of the bare file, as earlier versions signed" in refusal(root, TrustMode.SIGNED, keys)
+    data = named(root)
+    write(root / "manifest.json.sig", key.sign(data))
+    assert "manifest.json.sig is of other bytes" in refusal(root, TrustMode.SIGNED, keys)
+
+
+def test_a_files_signature_is_none_of_the_manifest(root, keys, key):
+    data = named(root)
+    write(root / "manifest.json.sig", signature(key, FILE, data))
+    assert "of another path than manifest.json" in refusal(root, TrustMode.SIGNED, keys)
+
+
+def test_a_blank_bitstream_is_trusted_by_a_signed_manifest_alone(root, keys, key):
+    """Whatever signatures lie beside it, and whether this node has seen a manifest or not."""
+    content = b"content"
+    for place in (BLANK, FILE):
+        write(root / f"{BLANK}.sig", signature(key, place, content))
+        told = refusal(root, TrustMode.SIGNED, keys, content, BLANK)
+        assert "the store has no manifest.json" in told
+        assert "a blank bitstream's own signature does not count" in told
+    write(root / f"{BLANK}.sig", signature(key, BLANK, content))
+    named(root)
+    sign_manifest(root, key)
+    told = refusal(root, TrustMode.SIGNED, keys, content, BLANK)
+    assert "manifest.json does not name it" in told
+    known = in_memory(content).content
+    data = write_manifest([ManifestFile(BLANK, known.sha256, known.size)])
+    write(root / "manifest.json", data)
+    told = refusal(root, TrustMode.SIGNED, keys, content, BLANK)
+    assert "manifest.json does not count" in told
+    sign_manifest(root, key)
+    assert judge(root, TrustMode.SIGNED, keys, content, BLANK).endswith("signed with site.pem")
+
+
+def test_what_a_signed_manifest_revokes_is_refused_whatever_its_own_signature(root, keys, key):
+    """On a node that never saw the manifest which named it, too."""
+    write(root / f"{FILE}.sig", signature(key, FILE, b"content"))
+    write(root / "manifest.json", write_manifest([], revoked=[FILE]))
+    assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"  # anybody wrote that
+    sign_manifest(root, key)
+    assert "revoked" in refusal(root, TrustMode.SIGNED, keys)
+    write(root / "manifest.json", write_manifest([]))
+    sign_manifest(root, key)
+    assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"
+
+
+def test_a_manifest_without_a_version_counts_as_unsigned(root, keys, key):
+    known = in_memory(b"content").content
+    write(root / "manifest.json", text_1(entry(sha256=known.sha256, size=known.size)))
+    sign_manifest(root, key)
+    assert "it has no version" in refusal(root, TrustMode.SIGNED, keys)
+    assert judge(root, TrustMode.DIGEST, None) == "named by the manifest"
 
 
 def test_signed_takes_what_a_signed_manifest_names_and_not_what_an_unsigned_one_does(
@@ -162,9 +313,11 @@ def test_signed_takes_what_a_signed_manifest_names_and_not_what_an_unsigned_one_
 ):
     data = named(root)
     assert "there is no manifest.json.sig" in refusal(root, TrustMode.SIGNED, keys)
-    write(root / "manifest.json.sig", key.sign(data))
+    write(root / "manifest.json.sig", signature(key, "manifest.json", data))
     assert "named by the manifest" in judge(root, TrustMode.SIGNED, keys)
     write(root / "manifest.json", write_manifest([]))
+    assert "manifest.json.sig is of other bytes" in refusal(root, TrustMode.SIGNED, keys)
+    sign_manifest(root, key)
     assert "manifest.json does not name it" in refusal(root, TrustMode.SIGNED, keys)
 
 
@@ -173,7 +326,7 @@ def test_signed_takes_what_a_signed_manifest_names_and_not_what_an_unsigned_one_
     [
         (b"", "has 0 bytes"),
         (b"x" * 63, "has 63 bytes"),
-        (b"x" * 64, "of other bytes or of no key in site.pem"),
+        (b"x" * 64, "of no key in site.pem"),
         (b"x" * 5000, "at most"),
     ],
 )
@@ -183,7 +336,7 @@ def test_a_signature_that_is_none_is_refused_with_the_reason(root, keys, signatu
 
 
 def test_another_keys_signature_is_none(root, keys):
-    write(root / f"{FILE}.sig", Ed25519PrivateKey.generate().sign(b"content"))
+    write(root / f"{FILE}.sig", signature(Ed25519PrivateKey.generate(), FILE, b"content"))
     assert "no key in site.pem" in refusal(root, TrustMode.SIGNED, keys)
 
 
@@ -203,7 +356,7 @@ def test_the_version_differs_with_all_that_a_verdict_depends_on(root, keys, key)
         return Trust(str(root), mode, str(keys)).version(FILE)
 
     seen = [version(TrustMode.ANY), version(TrustMode.DIGEST), version()]
-    write(root / f"{FILE}.sig", key.sign(b"content"))
+    write(root / f"{FILE}.sig", signature(key, FILE, b"content"))
     seen.append(version())
     named(root)
     seen.append(version())
@@ -243,7 +396,7 @@ def test_broken_keys_are_left_out_with_the_reason(keys, key):
 def test_a_key_that_others_may_write_makes_nobody_trusted(  # noqa: PLR0917  # fixtures
     root, keys, key, mode, above, words
 ):
-    write(root / (FILE + ".sig"), key.sign(b"content"))
+    write(root / (FILE + ".sig"), signature(key, FILE, b"content"))
     assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"
     os.chmod(keys / "site.pem", mode)
     os.chmod(keys, above)
@@ -287,3 +440,18 @@ def test_a_key_that_cannot_sign_is_refused(tmp_path, key, kind):
     with pytest.raises(BitstreamError) as caught:
         sign(str(tmp_path / "private.pem"), b"data")
     assert caught.value.hint
+
+
+@pytest.mark.needs("openssl")
+def test_openssl_signs_a_statement_as_the_documentation_says(tmp_path, root, keys, key):
+    write(tmp_path / "private.pem", pem(key))
+    digest = hashlib.sha256(b"content").hexdigest()
+    write(tmp_path / "statement", statement(FILE, sha256=digest, size=7))
+    subprocess.run(
+        [
+            *("openssl", "pkeyutl", "-sign", "-rawin", "-inkey", tmp_path / "private.pem"),
+            *("-in", tmp_path / "statement", "-out", root / f"{FILE}.sig"),
+        ],
+        check=True,
+    )
+    assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"

@@ -1,0 +1,79 @@
+"""The index notices that the manifest expires, though nothing in the store changes."""
+
+import asyncio
+import hashlib
+from datetime import timedelta
+
+import pytest
+from test_library import BITSTREAM, INTERFACE, gbs, put
+from test_seen import NOW, Node, clock  # noqa: F401  # a fixture
+from test_signatures import FILE
+
+from fpga_plugin.bitstream import index as index_module
+from fpga_plugin.bitstream.index import StoreIndex
+from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
+from fpga_plugin.errors import NotPermittedError
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def make(tmp_path, node):
+    """The library of another life."""
+
+    def make() -> Library:
+        return Library(
+            str(node.root),
+            directory=str(tmp_path / "verified"),
+            limit=1 << 20,
+            boot_id="boot",
+            trust=node.life(),
+            guarded=False,
+        )
+
+    return make
+
+
+@pytest.fixture
+def library(make, node):
+    node.manifest(5, expires=NOW + timedelta(days=1))
+    return make()
+
+
+def test_a_verdict_of_an_earlier_life_does_not_outlive_the_manifest(make, node, clock):  # noqa: F811  # a fixture
+    content = gbs()
+    put(node.root / FILE, content)
+    line = ManifestFile(FILE, hashlib.sha256(content).hexdigest(), len(content))
+    node.put(write_manifest([line], version=5, expires=NOW + timedelta(days=1)))
+    first = make()
+    for _ in range(2):  # the second time, the record of manifests is what it was
+        assert first.load(INTERFACE, BITSTREAM)
+    first.save()  # the next life reads neither file nor manifest, as long as both stay the same
+    clock.time = NOW + timedelta(days=2)
+    for library in (make(), first):
+        with pytest.raises(NotPermittedError, match="expired"):
+            library.load(INTERFACE, BITSTREAM)
+
+
+def test_everything_is_judged_anew_when_the_manifest_expires(library, clock, monkeypatch):  # noqa: F811  # a fixture
+    monkeypatch.setattr(index_module, "_CLOCK_SECONDS", 0.01)
+
+    async def story() -> None:
+        changed = asyncio.Queue()
+        index = StoreIndex(library, changed.put_nowait)
+        library.trust.named()  # as the first file that is judged has it read
+        task = asyncio.create_task(index.run())
+        await asyncio.sleep(0.05)
+        assert changed.empty()
+        clock.time = NOW + timedelta(days=2)
+        async with asyncio.timeout(10):
+            assert await changed.get() is None  # any blank bitstream may have changed
+        await asyncio.sleep(0.05)
+        assert changed.empty()  # once
+        task.cancel()
+
+    asyncio.run(story())
