@@ -232,13 +232,16 @@ def _check_way(path: str) -> None:
     """Refuse a path on whose way others may put something else.
 
     In a directory with the sticky bit they may rename and remove only what is theirs. Such a one
-    may be anybody's to write: what is looked up in it has to be ours, as all that is on the way.
+    may be anybody's to write: what is looked up in it has to be ours, as all that is on the way,
+    and to have no second name, for that one could be of their making.
     """
     try:
         _check_step(path, "/", os.lstat("/"))
         for directory, name in lookups(os.path.join(os.getcwd(), path)):
             place = os.path.join(directory, name)
-            _check_step(path, place, os.lstat(place))
+            found = os.lstat(place)
+            _check_step(path, place, found)
+            _check_names(path, directory, found)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -252,6 +255,18 @@ def _check_step(path: str, place: str, found: os.stat_result) -> None:
         _check_owner(path, what, place, found)
         if not found.st_mode & stat.S_ISVTX:
             _check_mode(path, what, place, found)
+
+
+def _check_names(path: str, directory: str, found: os.stat_result) -> None:
+    """Refuse what others may have linked there, as they may without fs.protected_hardlinks."""
+    if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+        above = os.lstat(directory)
+        if above.st_mode & _OTHERS_WRITE:
+            raise BitstreamError(
+                f"{path}: has {found.st_nlink} names, and others may have made this one in"
+                f" {directory}",
+                hint=f"`chmod go-w {directory}`, or copy the file there",
+            )
 
 
 def _check_owner(path: str, what: str, place: str, found: os.stat_result) -> None:

@@ -84,6 +84,18 @@ def test_a_file_of_somebody_else_in_a_sticky_directory_is_refused(file):
     assert f"belongs to user {SOMEBODY}" in refusal(file).message
 
 
+def test_a_second_name_in_a_sticky_directory_is_refused(file):
+    """Anybody could have made it, for a file of ours that lies elsewhere."""
+    other = file.parents[1] / "other"
+    other.hardlink_to(file)
+    assert read(other) == b"content"
+    os.chmod(file.parents[1], 0o1777)
+    assert f"others may have made this one in {file.parents[1]}" in refusal(other).message
+    assert read(file) == b"content"
+    file.unlink()
+    assert read(other) == b"content"
+
+
 @as_root
 def test_a_link_of_somebody_else_is_refused_wherever_it_leads(file):
     """In a sticky directory he can make one to any file of ours."""
