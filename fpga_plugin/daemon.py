@@ -116,8 +116,14 @@ def _drop_privileges(settings: Settings) -> None:
         log.info("CAP_DAC_OVERRIDE is kept: not everything is root's", directories=left.foreign)
 
 
-def _say_of_journal(journal: Journal) -> None:
-    """What was lost of it."""
+def _open_journal(settings: Settings) -> Journal:
+    """The journal, in a directory that can be relied on; says what was lost of it.
+
+    Raises:
+        FpgaPluginError: the directory or the journal cannot be used.
+    """
+    check_state_dir(settings)
+    journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
     if journal.left_out:
         log.error(
             "rows of the journal make no sense and are left out",
@@ -132,6 +138,7 @@ def _say_of_journal(journal: Journal) -> None:
             moved_to=journal.set_aside,
             hint="every region without an owner is scrubbed; kubelet's records name the owners",
         )
+    return journal
 
 
 def open_library(settings: Settings, boot_id: str) -> Library:
@@ -204,9 +211,7 @@ class Daemon:
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
         self.watched.phase = "starting"
         self._status.locked()
-        check_state_dir(settings)
-        journal = self._journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
-        _say_of_journal(journal)
+        journal = self._journal = _open_journal(settings)
         hardware = open_hardware(settings, owner=True)
         # Events first: what changes during the scan is scanned again. And privileges before any
         # thread, each of which would keep its own.
