@@ -245,7 +245,8 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
         "--manifest-version",
         metavar="N",
         type=_version,
-        help="its version, higher than every one before (default: the time, in seconds since 1970)",
+        help="its version, higher than every one before (default: the time, in milliseconds since"
+        " 1970)",
     )
     parser.add_argument(
         "--expires",

@@ -1,7 +1,7 @@
 """`manifest.json`: what the operator says is in a store.
 
     {"format": 2,
-     "version": 1795000000,
+     "version": 1795000000000,
      "expires": "2027-01-31T00:00:00Z",
      "revoked": ["<interface id>/<bitstream id>.gbs"],
      "files": [{"path": "<interface id>/<bitstream id>.gbs", "sha256": "<64 hex>", "size": 4096}]}

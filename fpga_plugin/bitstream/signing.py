@@ -33,8 +33,8 @@ from fpga_plugin.bitstream.signatures import ENDING, sign, statement
 from fpga_plugin.bitstream.store import BLANK, Store, check_names, ids_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 
-_CLOCKS_DIFFER = 24 * 60 * 60
-"""Seconds by which the clocks of two computers that sign may differ."""
+_CLOCKS_DIFFER = 24 * 60 * 60 * 1000
+"""Milliseconds by which the clocks of two computers that sign may differ."""
 
 _RENEW = "write it anew with `fpga-plugin bitstream sign --manifest`"
 
@@ -240,7 +240,8 @@ def _next_version(path: str, before: int, wanted: int | None) -> int:
                 hint=hint,
             )
         return wanted
-    now = int(time.time())
+    # Not seconds: two manifests may be made in one, the first of them removed before the second.
+    now = time.time_ns() // 1_000_000
     if before > now + _CLOCKS_DIFFER:
         raise BitstreamError(
             f"{path}: has version {before}, which is in the future as a time", hint=hint

@@ -527,7 +527,7 @@ def test_each_manifest_has_a_higher_version_and_revokes_what_it_drops(run, store
     _, out, _ = run("sign", "--manifest", "--key", key)
     first = manifest(store)
     assert f"names 2 files, version {first['version']}\n" in out
-    assert abs(first["version"] - time.time()) < 3600
+    assert abs(first["version"] / 1000 - time.time()) < 3600
     before = (store / "manifest.json").read_bytes(), (store / "manifest.json.sig").read_bytes()
     _, out, _ = run("sign", "--manifest", "--key", key)
     assert "unchanged" in out
@@ -546,6 +546,28 @@ def test_each_manifest_has_a_higher_version_and_revokes_what_it_drops(run, store
     run("install", SAMPLE)
     run("sign", "--manifest")
     assert "revoked" not in manifest(store)
+
+
+def test_manifests_that_were_made_in_one_second_have_two_versions(run, store):
+    """Though the first was removed before: the node has seen it."""
+    run("install", SAMPLE)
+    versions = set()
+    for _ in range(5):
+        run("sign", "--manifest")
+        versions.add(manifest(store)["version"])
+        (store / "manifest.json").unlink()
+        time.sleep(0.01)
+    assert len(versions) == 5
+
+
+def test_a_clock_that_is_behind_that_of_the_one_who_signed_before_makes_no_older_version(
+    run, store
+):
+    run("install", SAMPLE)
+    ahead = time.time_ns() // 1_000_000 + 3_600_000
+    run("sign", "--manifest", "--manifest-version", ahead)
+    run("sign", "--manifest", "--expires", "1d")
+    assert manifest(store)["version"] == ahead + 1
 
 
 def test_a_manifests_version_and_end_can_be_given(run, store):
