@@ -33,8 +33,6 @@ from fpga_plugin.errors import StoreUnavailableError
 from fpga_plugin.memory import lies_in_memory
 from fpga_plugin.originals import Original
 
-if TYPE_CHECKING:
-    pass
 
 log = structlog.get_logger()
 
