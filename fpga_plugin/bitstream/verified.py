@@ -21,7 +21,6 @@ import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,7 +31,6 @@ from fpga_plugin.bitstream.trust import Content
 from fpga_plugin.errors import StoreUnavailableError
 from fpga_plugin.memory import lies_in_memory
 from fpga_plugin.originals import Original
-
 
 log = structlog.get_logger()
 
