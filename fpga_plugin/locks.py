@@ -14,6 +14,7 @@ import asyncio
 import fcntl
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -30,6 +31,11 @@ WAIT: Final = 10.0
 
 WAIT_PROGRAMMING: Final = 120.0
 """Seconds that it waits at most, while the other one says that it is programming."""
+
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+_OWN_ENTRIES: Final = frozenset({"verified", "simulated", "status.sock"})
+"""What the plugin itself has in its state directory beside plain files."""
 
 _POLL: Final = 0.05
 _REPORT: Final = 5.0
@@ -118,6 +124,7 @@ async def acquire_locks(
     """
     subdirectory = os.path.join(kubelet_dir, "fpga-plugin")
     _make_directory(state_dir, "FPGA_PLUGIN_STATE_DIR")
+    _make_private(state_dir)
     _make_directory(subdirectory, "FPGA_PLUGIN_KUBELET_DIR")
     begin = clock()
     held: list[int] = []
@@ -209,6 +216,51 @@ def _make_directory(path: str, setting: str) -> None:
             f"(in a container: a mount of the node's own), or set {setting} to another place",
         ) from error
     _log.info("directory made", path=path)
+
+
+def _make_private(path: str) -> None:
+    """Take the state directory from others: who has which device is for root to know.
+
+    The kubelet makes a hostPath with mode 0755, and so did earlier versions' users. A directory
+    that is not the plugin's alone, as where the setting says /var/lib, keeps its mode.
+    """
+    try:
+        found = os.stat(path)
+        if found.st_uid != os.geteuid():
+            reason = f"user {found.st_uid} owns it, who can replace the journal"
+        elif not found.st_mode & _OF_OTHERS:
+            return
+        elif foreign := _foreign(path, found):
+            reason = f"others may look into it, and {foreign}"
+        else:
+            os.chmod(path, 0o700)
+            _log.info("directory closed to other users", path=path)
+            return
+    except OSError as error:
+        reason = _reason(error)
+    _log.warning(
+        "the state directory is not the plugin's alone",
+        path=path,
+        reason=reason,
+        hint="give the plugin's user a directory of its own, with mode 0700"
+        " (FPGA_PLUGIN_STATE_DIR)",
+    )
+
+
+def _foreign(path: str, found: os.stat_result) -> str:
+    """What shows that a directory also serves others; empty if nothing does."""
+    if found.st_mode & stat.S_ISVTX:
+        return "it is meant for all users"
+    with os.scandir(path) as entries:
+        for entry in entries:
+            try:
+                other = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # a predecessor takes its own away as it ends
+            plain = stat.S_ISREG(other.st_mode) or entry.name in _OWN_ENTRIES
+            if other.st_uid != found.st_uid or not plain:
+                return f"'{entry.name}' in it is not the plugin's"
+    return ""
 
 
 def _reason(error: OSError) -> str:

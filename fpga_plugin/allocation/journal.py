@@ -8,6 +8,7 @@ answered or begun; the write-ahead log is folded into the database by `checkpoin
 
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from typing import Final, Protocol
@@ -28,6 +29,9 @@ SCHEMA_VERSION: Final = 1
 
 _FILES: Final = ("", "-wal", "-shm")
 """What the names of a database's files end with."""
+
+_MODE: Final = 0o600
+"""Who has which device, under which uid, is nobody else's to read."""
 
 
 class JournalError(FpgaPluginError):
@@ -101,17 +105,29 @@ class Journal:
             sqlite3.SQLITE_NOTADB,
         )
         return JournalError(
-            f"journal {self.path}: {error}",
+            f"journal {self.path}: {error.strerror if isinstance(error, OSError) else error}",
             hint="restart the plugin, which sets it aside and asks kubelet for the owners"
             if damaged
             else "check that the state directory is writable and its disk not full",
         )
 
     def _connect(self) -> sqlite3.Connection:
+        self._make_private()
         db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
         # Damaged text is a value that makes no sense, not an error of the reading.
         db.text_factory = _text
         return db
+
+    def _make_private(self) -> None:
+        """Before SQLite opens them: it gives the log the modes of the database.
+
+        By name, not by a descriptor: closing one would free SQLite's locks, which belong to the
+        process (fcntl(2)).
+        """
+        _create(self.path)
+        for suffix in _FILES:
+            _restrict(self.path + suffix)
+            _restrict(f"{self.path}.unreadable{suffix}")
 
     def _open(self) -> tuple[sqlite3.Connection, Snapshot]:
         db = self._connect()
@@ -155,6 +171,7 @@ class Journal:
     def _rewrite(self, db: sqlite3.Connection, snapshot: Snapshot) -> None:
         """Take out what was left out, all of it or nothing; a copy of before is kept."""
         self.set_aside = self._room_for_another()
+        _create(self.set_aside)  # SQLite fills an empty file
         db.execute("VACUUM INTO ?", (self.set_aside,))
         db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
         for statement, values in rows.replacement(snapshot):
@@ -202,6 +219,7 @@ class Journal:
         os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
         with suppress(FileNotFoundError):
             os.unlink(new)
+        _create(new)
         self._db.execute("VACUUM INTO ?", (new,))
         # Closed first: SQLite removes a log by its name, which is that of the new one's, too.
         self._db.close()
@@ -258,6 +276,23 @@ class NoJournal:
 
     def write(self, change: Change) -> None:
         """Forget the change (`JournalWriter`)."""
+
+
+def _create(path: str) -> None:
+    """An empty file that only its owner reads, unless there is one."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
+
+
+def _restrict(path: str) -> None:
+    """A file of an earlier version, which others could read; what is not ours is left as it is."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    if ours and stat.S_IMODE(found.st_mode) != _MODE:
+        os.chmod(path, _MODE)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from contextlib import closing, suppress
 
 import pytest
 from ledger_support import (
@@ -148,7 +149,7 @@ def test_a_closed_journal_is_an_error_and_not_a_crash(path: str) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path) -> None:
-    with pytest.raises(JournalError, match="unable to open database file"):
+    with pytest.raises(JournalError, match="No such file or directory: check that the state"):
         Journal(str(tmp_path / "missing" / "journal.sqlite3"))
     (tmp_path / "journal.sqlite3").mkdir()
     with pytest.raises(
@@ -162,6 +163,63 @@ def test_a_read_only_directory_is_told(tmp_path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(JournalError):
         Journal(str(tmp_path / "journal.sqlite3"))
+
+
+def modes(folder) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+def test_nobody_else_reads_a_journal_or_its_log(tmp_path) -> None:
+    opened(Journal(str(tmp_path / "journal.sqlite3")))
+    found = modes(tmp_path)
+    assert {"journal.sqlite3", "journal.sqlite3-wal", "journal.sqlite3-shm"} <= found.keys()
+    assert set(found.values()) == {0o600}
+
+
+def test_a_journal_of_an_earlier_version_is_closed_to_others(tmp_path) -> None:
+    path = str(tmp_path / "journal.sqlite3")
+    Journal(path).write(Change(drained={CARD.id: True}))  # not closed, as after a crash: with a log
+    (tmp_path / "journal.sqlite3.unreadable").touch()
+    for file in tmp_path.iterdir():
+        file.chmod(0o644)
+    assert CARD.id in Journal(path).snapshot.drained
+    assert set(modes(tmp_path).values()) == {0o600}
+
+
+def test_what_is_set_aside_or_put_back_is_nobody_elses_either(tmp_path) -> None:
+    path = tmp_path / "journal.sqlite3"
+    journal = Journal(str(path))
+    journal.write(Change(drained={CARD.id: True}))
+    path.unlink()
+    journal.keep()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO debts VALUES ('nonsense')")
+    assert Journal(str(path)).set_aside
+    assert modes(tmp_path).keys() >= {"journal.sqlite3", "journal.sqlite3.unreadable"}
+    assert set(modes(tmp_path).values()) == {0o600}
+
+
+def test_a_journal_is_at_no_time_open_to_others_while_it_is_put_back(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "journal.sqlite3"
+    journal = Journal(str(path))
+    path.unlink()
+    seen = []
+    replace = os.replace
+    monkeypatch.setattr(
+        os, "replace", lambda *names: (seen.append(modes(tmp_path)), replace(*names))
+    )
+    journal.keep()
+    assert any("journal.sqlite3.new" in each for each in seen)
+    assert {mode for each in seen for mode in each.values()} == {0o600}
+
+
+def test_a_link_in_the_journals_place_does_not_change_what_it_leads_to(tmp_path) -> None:
+    other = tmp_path / "other"
+    other.touch(mode=0o644)
+    (tmp_path / "journal.sqlite3-wal").symlink_to(other)
+    with suppress(JournalError):
+        Journal(str(tmp_path / "journal.sqlite3"))
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
 
 
 # ------------------------------------------------------------------ unreadable

@@ -23,7 +23,7 @@ class Dirs:
     def __init__(self, root: Path) -> None:
         self.state = root / "state"
         self.kubelet = root / "kubelet"
-        self.state.mkdir()
+        self.state.mkdir(mode=0o700)
         self.kubelet.mkdir()
         self.state_lock = self.state / "lock"
         self.kubelet_lock = self.kubelet / "fpga-plugin" / "lock"
@@ -83,6 +83,47 @@ def test_a_missing_state_directory_is_made(dirs):
     dirs.state.rmdir()
     acquire(dirs).release()
     assert dirs.state.stat().st_mode & 0o777 == 0o700
+
+
+ALONE = "the state directory is not the plugin's alone"
+
+
+def acquired_with_mode(dirs, mode: int) -> tuple[int, list[str]]:
+    """The directory's mode afterwards, and the reasons that were logged for leaving it."""
+    dirs.state.chmod(mode)
+    with capture_logs() as logs:
+        acquire(dirs).release()
+    reasons = [entry["reason"] for entry in logs if entry["event"] == ALONE]
+    return dirs.state.stat().st_mode & 0o7777, reasons
+
+
+def test_a_state_directory_as_kubelet_makes_it_is_closed_to_others(dirs):
+    (dirs.state / "verified").mkdir()
+    for name in ("lock", "journal.sqlite3", "journal.sqlite3-wal"):
+        (dirs.state / name).touch()
+    assert acquired_with_mode(dirs, 0o755) == (0o700, [])
+
+
+def test_a_directory_that_serves_others_too_keeps_its_mode_and_is_told(dirs):
+    (dirs.state / "containerd").mkdir()
+    mode, (reason,) = acquired_with_mode(dirs, 0o755)
+    assert (mode, reason) == (
+        0o755,
+        "others may look into it, and 'containerd' in it is not the plugin's",
+    )
+
+
+def test_a_directory_for_all_users_keeps_its_mode_and_is_told(dirs):
+    mode, (reason,) = acquired_with_mode(dirs, 0o1777)
+    assert (mode, reason) == (0o1777, "others may look into it, and it is meant for all users")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory away")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_directory_of_another_user_is_left_as_it_is_and_told(dirs, mode: int):
+    os.chown(dirs.state, 12345, 12345)
+    left, (reason,) = acquired_with_mode(dirs, mode)
+    assert (left, reason) == (mode, "user 12345 owns it, who can replace the journal")
 
 
 def test_a_second_plugin_is_refused_after_ten_seconds(dirs, time):
