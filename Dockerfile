@@ -1,13 +1,14 @@
 # The plugin's image: Debian's Python, what it runs on, and nothing else: no shell, no package manager,
 # no compiler. amd64 is built and run by `make test-image`; arm64 takes the same steps and is untested.
 #
-#   docker build -t registry.example.com/fpga-plugin:0.1.0 .
+#   make image BASE=debian:bookworm-slim@sha256:... IMAGE=registry.example.com/fpga-plugin:0.1.0
 #   docker push registry.example.com/fpga-plugin:0.1.0
 #
-# BASE is any Debian 12 or later. Its name is pinned to a release; to pin its content, too, give it with
-# the digest that your registry shows: --build-arg BASE=debian:bookworm-slim@sha256:...
-# What comes from PyPI is pinned with hashes in deploy/image/requirements.lock (`make lock`).
-ARG BASE=debian:bookworm-slim
+# BASE is any Debian 12 or later, by its digest: a tag names another content each week. It has no default,
+# because a digest that nobody has compared with the registry's would only look like one; `make image`
+# takes none without. What comes from PyPI is pinned with hashes in deploy/image/requirements.lock
+# (`make lock`, `make audit`); what apt-get adds is what Debian has signed on the day of the build.
+ARG BASE
 
 FROM ${BASE} AS build
 RUN apt-get update \
@@ -22,6 +23,7 @@ COPY LICENSE /build/LICENSE
 RUN python3 /build/collect.py /build/packages /root-of-image
 
 FROM scratch
+ARG BASE
 COPY --from=build /root-of-image /
 # Of device nodes, of kubelet's sockets and of sysfs root is the owner; what the process does not need
 # of root's privileges it drops itself (docs/security.md).
@@ -32,4 +34,5 @@ CMD ["run"]
 EXPOSE 9102
 LABEL org.opencontainers.image.title="fpga-plugin" \
       org.opencontainers.image.description="Kubernetes device plugin for FPGAs" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE}"

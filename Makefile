@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
+AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 
 .PHONY: help
 help: ## this list
@@ -47,10 +48,20 @@ test-kubelet-1.32: ## where an older kubelet may differ: re-registration, and wh
 	  PYTEST_ARGS="-k 'restart or finished or deleted or away' $(PYTEST_ARGS)"
 
 .PHONY: image
-image: ## build the image with docker, podman or buildah (IMAGE=registry.example.com/fpga-plugin:0.1.0)
-	@tool=$$(command -v docker || command -v podman || command -v buildah) || \
+image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=...)
+	@[[ "$${BASE:-}" =~ @sha256:[0-9a-f]{64}$$ ]] || { \
+	  echo 'image: BASE has to name a Debian release with its digest, so that the same source makes the same' >&2; \
+	  echo '  image: make image BASE=debian:bookworm-slim@sha256:... (the digest: docker pull debian:bookworm-slim)' >&2; \
+	  exit 2; }; \
+	tool=$$(command -v docker || command -v podman || command -v buildah) || \
 	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
-	$$tool build --tag $${IMAGE:-fpga-plugin:0.1.0} .
+	$$tool build --build-arg "BASE=$$BASE" --tag $${IMAGE:-fpga-plugin:0.1.0} .
+
+.PHONY: audit
+audit: ## hashes, known vulnerabilities and bill of materials of what the image takes from PyPI
+	@bash .ci/setup dev
+	@$(PYTHON) -m pip install --quiet --upgrade --target .cache/audit/tools $(AUDIT_TOOLS)
+	@PYTHONPATH=.cache/audit/tools $(PYTHON) deploy/image/audit.py deploy/image/requirements.lock .cache/audit
 
 .PHONY: test-image
 test-image: ## the image, built without a registry, as the chart's pod on the real kubelet, as root (takes Go)
