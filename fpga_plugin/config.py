@@ -27,6 +27,7 @@ from fpga_plugin.config_values import (
     LogFormat,
     LogLevel,
     Recovery,
+    SandboxMode,
     ScrubPolicy,
     SimulatedGroup,
     TrustMode,
@@ -56,6 +57,7 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "Recovery",
+    "SandboxMode",
     "ScrubPolicy",
     "Setting",
     "Settings",
@@ -315,6 +317,15 @@ class Settings:
         choice(Recovery),
         allowed_words(Recovery),
         "Whether the plugin may rebind a card's PCI driver when a failed PR left a port unusable.",
+    )
+    sandbox: SandboxMode = _setting(
+        "FPGA_PLUGIN_SANDBOX",
+        "auto",
+        choice(SandboxMode),
+        allowed_words(SandboxMode),
+        "`auto`: once started, the plugin forbids itself the system calls (seccomp) and files "
+        "(Landlock) that it has no use for, as far as the kernel can. `off`: for kernels where "
+        "that goes wrong, and for a kubeconfig that runs a program.",
     )
     reconcile_interval: float = _setting(
         "FPGA_PLUGIN_RECONCILE_INTERVAL",

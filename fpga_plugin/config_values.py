@@ -73,6 +73,13 @@ class TrustMode(Enum):
     SIGNED = "signed"
 
 
+class SandboxMode(Enum):
+    """Whether the process takes from itself what it does not need."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class LogLevel(Enum):
     """The least serious event that is logged."""
 

@@ -22,6 +22,7 @@ from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.config import Settings
+from fpga_plugin.confinement import confine
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
@@ -57,7 +58,6 @@ from fpga_plugin.opening import (
 )
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.privileges import PrivilegesError, drop_privileges
 from fpga_plugin.status.cards import operations
 from fpga_plugin.status.service import StatusService
 from fpga_plugin.status.watched import Operation, Parts, Watched
@@ -94,26 +94,6 @@ def _event_poster(settings: Settings) -> Poster:
     from fpga_plugin.telemetry.event_poster import EventPoster  # lightkube: 10 MiB
 
     return EventPoster(settings.kubeconfig, instance=settings.node_name or "")
-
-
-def _drop_privileges(settings: Settings) -> None:
-    """Root without its capabilities: what is opened later is root's, or else they are kept."""
-    try:
-        left = drop_privileges(
-            # Of this package, and of those that it runs on, some modules are imported later.
-            readable=[
-                os.path.dirname(__file__),
-                os.path.dirname(structlog.__file__),
-                settings.bitstream_dir,
-                *([] if settings.policy_file is None else [os.path.dirname(settings.policy_file)]),
-            ],
-            writable=[settings.state_dir, settings.kubelet_dir],
-        )
-    except PrivilegesError as error:
-        log.warning("privileges are kept", error=error.message, hint=error.hint)
-        return
-    if left.foreign:
-        log.info("CAP_DAC_OVERRIDE is kept: not everything is root's", directories=left.foreign)
 
 
 def _open_journal(settings: Settings) -> Journal:
@@ -160,7 +140,8 @@ class Daemon:
         settings: all of them.
         on_call: is told of each of kubelet's calls and its outcome.
         on_report: is told of each scrub and preparation.
-        drop_privileges: give up root's capabilities once the hardware is open; the process is ours.
+        confined: the process is the plugin's own: it takes from itself what the plugin does not
+            need, once the hardware is open.
     """
 
     def __init__(
@@ -169,10 +150,10 @@ class Daemon:
         *,
         on_call: CallObserver | None = None,
         on_report: Callable[[Report], None] | None = None,
-        drop_privileges: bool = False,
+        confined: bool = False,
     ) -> None:
         self.settings = settings
-        self._drop_privileges = drop_privileges
+        self._confined = confined
         self._on_call = on_call
         self._on_report = on_report
         self.watched = Watched(settings)
@@ -213,12 +194,13 @@ class Daemon:
         self._status.locked()
         journal = self._journal = _open_journal(settings)
         hardware = open_hardware(settings, owner=True)
-        # Events first: what changes during the scan is scanned again. And privileges before any
-        # thread, each of which would keep its own.
+        # Events first: what changes during the scan is scanned again. Their large buffer takes a
+        # capability, and libudev is found by running ldconfig. Then nothing more is opened that a
+        # confined process may not open; and no thread was made yet, which would not be confined.
         self._events = hardware.events
         self._events.start(self._hardware_changed)
-        if self._drop_privileges:
-            _drop_privileges(settings)
+        if self._confined:
+            self.watched.sandbox = confine(settings, rebinds=bool(journal.snapshot.rebinding))
         boot_id = await asyncio.to_thread(hardware.backend.boot_id)
         ledger = self.ledger = Ledger(
             prefix=settings.resource_prefix,
@@ -538,7 +520,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> Daemon:
-    daemon = Daemon(settings, drop_privileges=True)
+    daemon = Daemon(settings, confined=True)
     await daemon.start()
     return daemon
 

@@ -104,6 +104,12 @@ class ApiServer:
             raise PodSourceError(
                 f"the API server cannot be asked ({type(error).__name__}: {quote(error)})"
             ) from error
+        except PermissionError as error:
+            raise PodSourceError(
+                f"the program that {self._kubeconfig} names for credentials cannot be run"
+                f" ({error.strerror}): a token or a certificate in its place can be used, or"
+                " FPGA_PLUGIN_SANDBOX=off"
+            ) from error
         except Exception as error:  # lightkube and msgspec raise many types for odd answers
             raise PodSourceError(
                 f"the API server's answer is not understood ({_what(error)})"

@@ -37,6 +37,12 @@ def collect(watched: Watched, readings: Mapping[CardId, Readings]) -> Iterator[M
         [],
         [((), int(not not_ready(watched)))],
     )
+    yield _gauge(
+        "confined",
+        "Whether a measure of the sandbox holds: what the process has taken from itself.",
+        ["measure"],
+        [((one.name,), int(one.holds)) for one in watched.sandbox],
+    )
     yield from _counted(watched)
     if watched.parts is not None:
         yield from _kubelet(watched.parts)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the daemon's side of it would make the command three times 
     from fpga_plugin.status.cards import CardStateView
     from fpga_plugin.status.view import (
         CardView,
+        MeasureView,
         OwnerView,
         ProblemView,
         RefusalView,
@@ -59,6 +60,7 @@ def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
     ]
     if status["scrub"] != "required":
         lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)
+    lines += _sandbox(status["sandbox"], width)
     if not status["cards"] and not status["problems"]:
         lines += ["", "no FPGA cards on this node"]
     for card in status["cards"]:
@@ -71,6 +73,14 @@ def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
         for refusal in status["refusals"]:
             lines += _refusal(refusal, now, width)
     return "\n".join(printable(line).rstrip() for line in lines)
+
+
+def _sandbox(measures: "Sequence[MeasureView]", width: int) -> list[str]:
+    """What the process has taken from itself; what is missing of it as notes."""
+    held = [f"{one['name']} ({one['detail']})" for one in measures if one["holds"]]
+    lines = _wrapped(f"confined by {', '.join(held)}", width, "  ", "    ") if held else []
+    missing = [f"{one['name']}: {one['detail']}" for one in measures if not one["holds"]]
+    return lines + _noted(missing, width)
 
 
 def span(seconds: float) -> str:

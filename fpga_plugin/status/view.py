@@ -101,6 +101,14 @@ class ProblemView(TypedDict):
     hint: str
 
 
+class MeasureView(TypedDict):
+    """A measure of the sandbox; `detail` says how far it goes, or why it does not hold."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
 class StatusView(TypedDict):
     """Everything; `time` and `started` are Unix time."""
 
@@ -111,6 +119,7 @@ class StatusView(TypedDict):
     ready: bool
     not_ready: list[str]
     scrub: str
+    sandbox: list[MeasureView]
     resources: list[ResourceView]
     cards: list[CardView]
     problems: list[ProblemView]
@@ -132,6 +141,9 @@ async def view(watched: Watched) -> StatusView:
         "ready": not reasons,
         "not_ready": reasons,
         "scrub": watched.settings.scrub.value,
+        "sandbox": [
+            {"name": one.name, "holds": one.holds, "detail": one.detail} for one in watched.sandbox
+        ],
         "resources": [] if parts is None else _resources(parts),
         "cards": [] if parts is None else _cards(watched, parts, readings),
         "problems": [] if parts is None else _problems(parts),

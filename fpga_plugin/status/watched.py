@@ -24,6 +24,7 @@ from fpga_plugin.lifecycle.recovery import Recovery
 from fpga_plugin.lifecycle.service import ClaimService
 from fpga_plugin.lifecycle.sources import EnvSource
 from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.sandbox import Measure
 from fpga_plugin.status.meters import Meters
 from fpga_plugin.status.refusals import Refusals
 
@@ -64,6 +65,7 @@ class Watched:
         refusals: the last of each pod.
         phase: how far the start has come, until `parts` are there.
         parts: None while it starts.
+        sandbox: what the process has taken from itself; empty: nothing, or not yet.
         began: Unix time of the start.
     """
 
@@ -72,6 +74,7 @@ class Watched:
     refusals: Refusals = field(default_factory=Refusals)
     phase: str = "starting"
     parts: Parts | None = None
+    sandbox: tuple[Measure, ...] = ()
     began: float = field(default_factory=time.time)
     _readings: Mapping[CardId, Readings] = field(default_factory=dict)
     _reads: CardReads = field(default_factory=CardReads)  # nobody's but ours: sensors are slow

@@ -2,7 +2,10 @@
 
 import shutil
 import sqlite3
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from daemon_support import AFU, BLANK, CARD, HEALTHY, P0, P1, REGIONS, Node, request
 
 
@@ -14,11 +17,27 @@ def node() -> Node:
     return made
 
 
-def test_a_state_directory_that_is_removed_while_the_plugin_runs_loses_no_claim():
-    with node().up() as n:
+def remove_all(directory: Path):
+    """The directory itself too, where the plugin may make it again."""
+    shutil.rmtree(directory)
+
+
+def empty(directory: Path):
+    """All that lies in it; of a mounted one nobody can remove more."""
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(("remove", "sandbox"), [(empty, "auto"), (remove_all, "off")])
+def test_a_state_directory_that_is_removed_while_the_plugin_runs_loses_no_claim(
+    remove: Callable[[Path], None], sandbox: str
+):
+    made = node()
+    made.set(sandbox=sandbox)
+    with made.up() as n:
         n.kubelet.allocate(P0)
         n.kubelet.prestart(P0, env=request(AFU))
-        shutil.rmtree(n.state_dir)
+        remove(n.state_dir)
         since = n.plugin.mark
         n.kubelet.allocate(P1)
         n.plugin.until_logged("the journal was removed while it was in use, and is put back", since)

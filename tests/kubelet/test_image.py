@@ -161,7 +161,9 @@ def test_it_writes_to_its_state_kubelets_directory_and_sysfs_only(
     assert written == {"state", "kubelet", "sysfs"}
 
 
-def test_at_work_it_has_no_capability_and_can_get_none(make_node: Callable[..., Node]) -> None:
+def test_at_work_it_has_no_capability_can_get_none_and_is_confined(
+    make_node: Callable[..., Node],
+) -> None:
     node = make_node("1x1")
     node.pod("asks", container(env=request())).until_running()
     assert node.afu(P0) == AFU
@@ -170,6 +172,13 @@ def test_at_work_it_has_no_capability_and_can_get_none(make_node: Callable[..., 
         NO_CAPABILITIES
     }
     assert found["NoNewPrivs"] == "1"
+    assert found["Seccomp"] == "2"  # SECCOMP_MODE_FILTER; runtimes leave a privileged pod without
+    measures = json.loads(run_in(node, "fpga-plugin", "status", "--json"))["sandbox"]
+    assert {one["name"] for one in measures if one["holds"]} == {
+        "capabilities",
+        "landlock",
+        "seccomp",
+    }
 
 
 # ---------------------------------------------------------------- at work

@@ -64,6 +64,7 @@ def status(*cards, **changes):
         "ready": True,
         "not_ready": [],
         "scrub": "required",
+        "sandbox": [],
         "resources": [],
         "cards": list(cards),
         "problems": [],
@@ -297,6 +298,17 @@ def test_the_table_says_since_when_and_why():
 def test_a_refused_pod_that_nobody_knows_is_told_by_its_devices():
     text = table(status(refusals=[refusal(pod="", pod_uid="")]))
     assert "a pod not known yet, devices 0000-10-00.0-p0" in text
+
+
+def test_what_the_plugin_has_taken_from_itself_is_said_and_what_is_missing_stands_out():
+    measures = [
+        {"name": "capabilities", "holds": True, "detail": "none"},
+        {"name": "landlock", "holds": False, "detail": "the kernel does not allow it"},
+        {"name": "seccomp", "holds": True, "detail": "75 system calls refused"},
+    ]
+    lines = table(status(sandbox=measures)).splitlines()
+    assert "  confined by capabilities (none), seccomp (75 system calls refused)" in lines
+    assert "  ! landlock: the kernel does not allow it" in lines
 
 
 def test_no_cards_is_said():

@@ -1,4 +1,4 @@
-"""What the process gives up once it has what it needs: every capability, and any way back to one.
+"""Capabilities: the process gives up all of them once it has what it needs.
 
 The pod has to be privileged: nothing less lets a container open the FME's device node, which no
 other device plugin can hand it (docs/security.md, "Privileges"). But privileged means every
@@ -9,20 +9,18 @@ they are dropped, from the bounding set too, so that no program run later could 
 no_new_privs, so that no setuid program gives them back. One may stay: CAP_DAC_OVERRIDE, where
 something that the plugin has to read or write is not root's, such as a clone in a user's home.
 
-Linux keeps capabilities by thread, and a new thread has those of the one that made it: so this has
-to run before the first thread is made. The calls are made through ctypes, since Python has none of
-them and a library for four calls would be one more thing to trust. Sources: capabilities(7),
-prctl(2), include/uapi/linux/capability.h and prctl.h.
+What else keeps them from coming back is `seccomp`: in a user namespace of its own a process has all
+of them again. Sources: capabilities(7), prctl(2), include/uapi/linux/capability.h and prctl.h.
 """
 
 import ctypes
 import os
-import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.sandbox import system
 
 CAP_DAC_OVERRIDE: Final = 1
 """To read and write files in spite of their modes."""
@@ -34,7 +32,6 @@ _VERSION_3: Final = 0x20080522
 
 _PR_CAPBSET_READ: Final = 23
 _PR_CAPBSET_DROP: Final = 24
-_PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
@@ -86,11 +83,13 @@ def drop_privileges(*, readable: Iterable[str], writable: Iterable[str] = ()) ->
         PrivilegesError: the kernel refuses.
         RuntimeError: there are threads already, which would keep theirs.
     """
-    if threading.active_count() > 1:
-        raise RuntimeError("capabilities are a thread's own: drop them before there is a second")
+    system.require_one_thread()
     libc = ctypes.CDLL(None, use_errno=True)
     permitted = _permitted(libc)
-    _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
+    try:
+        system.forbid_new_privileges()
+    except OSError as error:
+        raise _refused("prctl", error) from error
     _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     if _CAP_SETPCAP in permitted:
         _empty_bounding_set(libc)
@@ -138,11 +137,15 @@ def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> None:
 
 def _check(result: int, call: str) -> None:
     if result < 0:
-        reason = os.strerror(ctypes.get_errno())
-        raise PrivilegesError(
-            f"privileges cannot be given up ({call}: {reason})",
-            hint="let the container's seccomp profile allow capset and prctl",
-        )
+        code = ctypes.get_errno()
+        raise _refused(call, OSError(code, os.strerror(code)))
+
+
+def _refused(call: str, error: OSError) -> PrivilegesError:
+    return PrivilegesError(
+        f"privileges cannot be given up ({call}: {error.strerror})",
+        hint="let the container's seccomp profile allow capset and prctl",
+    )
 
 
 def _may(directory: str, mode: int) -> bool:
