@@ -26,6 +26,7 @@ _SYSTEM: Final = (
     "/proc",
     "/run/systemd/resolve",  # where resolv.conf is often a link to
     "/run/udev",  # libudev looks into its database
+    "/sys/fs/cgroup",  # the process's own memory limit, in a pod beside the node's cgroups
     "/var/run/secrets",  # the service account
 )
 _KERNEL: Final = ("bus", "class", "devices")
@@ -96,6 +97,7 @@ def _working_directory() -> str:
 def _read(settings: Settings) -> Iterator[str]:
     """What is read because a setting names it; files by their directory: they are replaced."""
     yield settings.bitstream_dir
+    yield os.path.join(os.path.dirname(settings.kubelet_dir), "pods")  # names of pods that run
     if settings.keys_dir is not None:
         yield settings.keys_dir
     if settings.policy_file is not None:
