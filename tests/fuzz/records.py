@@ -78,7 +78,7 @@ def _make_sound() -> bytes:
             drained={_OTHER.id: True},
             resources={_REGIONS},
             epoch="1",
-            adopted=True,
+            unreconciled={_OTHER.id: True},
         )
     )
     journal.close()
@@ -106,6 +106,7 @@ def _use(journal: Journal) -> None:
     region, whole = DeviceId(_OURS.regions[0].id), DeviceId(_OURS.id)
     for step in (
         lambda: ledger.kubelet_epoch("2"),
+        lambda: ledger.reconciled([_OURS.id, _OTHER.id]),
         lambda: ledger.prestart_seen([region, whole]),
         lambda: ledger.poststop_seen([region, whole]),
         lambda: ledger.allocate(_REGIONS, [region]),
@@ -196,7 +197,9 @@ _ROW = {
     "since": [[_OURS.regions[0].id, 1.5]],
     "rebinding": [[_OURS.id]],
     "resources": [[_WHOLE]],
-    "meta": [["epoch", "2"], ["boot_id", "boot"], ["fresh", "1"]],
+    "meta": [["epoch", "2"], ["boot_id", "boot"]],
+    "unreconciled": [[_OURS.id]],
+    "loans": [["pod", _OURS.regions[0].id, "/dev/dfl-port.16"]],
 }
 _WHOLE_ROW = {
     "claims": [

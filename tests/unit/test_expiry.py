@@ -13,6 +13,7 @@ from fpga_plugin.bitstream import index as index_module
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
+from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.errors import NotPermittedError
 
 
@@ -64,7 +65,7 @@ def test_everything_is_judged_anew_when_the_manifest_expires(library, clock, mon
 
     async def story() -> None:
         changed = asyncio.Queue()
-        index = StoreIndex(library, changed.put_nowait)
+        index = StoreIndex(StoreReader(library), changed.put_nowait)
         library.trust.named()  # as the first file that is judged has it read
         task = asyncio.create_task(index.run())
         await asyncio.sleep(0.05)

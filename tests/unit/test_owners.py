@@ -36,6 +36,7 @@ class World:
             prefix=PREFIX, journal=self.journal, snapshot=self.journal.snapshot, boot_id=""
         )
         self.ledger.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
+        self.ledger.reconciled([CARD.id])
         directory = str(self.path.parent)
         self.owners = Owners(
             ledger=self.ledger,

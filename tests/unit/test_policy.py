@@ -259,10 +259,10 @@ def test_a_policy_too_large_for_one_expression_is_refused():
 
 @pytest.fixture
 def file(tmp_path) -> Path:
-    """Laid out as kubelet lays out a ConfigMap, whose own directory is anybody's."""
+    """Laid out as kubelet lays out a projected volume, whose own directory is a tmpfs's."""
     mount = tmp_path / "mount"
     (mount / "..1").mkdir(parents=True)
-    os.chmod(mount, 0o777)
+    os.chmod(mount, 0o1777)
     os.chmod(mount / "..1", 0o755)
     (mount / "..1" / "policy.yaml").write_text(TEXT)
     os.chmod(mount / "..1" / "policy.yaml", 0o644)
@@ -290,6 +290,13 @@ def test_a_policy_that_others_may_write_is_none(file, mode, above, says):
     assert read_policy(str(file)) == policy()  # on a desk, by the command line
 
 
+def test_a_policy_in_a_volume_that_anybody_may_write_is_none(file):
+    """As kubelet makes the directory of a ConfigMap volume: the links in it may be replaced."""
+    os.chmod(file.parent, 0o777)
+    with pytest.raises(PolicyError, match=f"its directory {file.parent} may be written by anybody"):
+        read_policy(str(file), guarded=True)
+
+
 def test_a_policy_that_becomes_anybodys_is_not_taken_and_the_one_before_stays(file):
     async def steps() -> None:
         policy_file = PolicyFile(str(file), guarded=True)
@@ -309,4 +316,4 @@ def test_a_policy_of_another_user_is_none(file):
     os.chown(file, 12345, 12345)
     with pytest.raises(PolicyError, match="belongs to user 12345") as caught:
         read_policy(str(file), guarded=True)
-    assert caught.value.hint.startswith("give it to root: `chown root ")
+    assert caught.value.hint.startswith("give it to root: `chown -h root ")

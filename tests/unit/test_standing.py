@@ -158,6 +158,7 @@ class World:
         )
         card = Card(address, INTERFACE, 0, (region,), 1, "/dev/dfl-fme.0", "/sys/x", False)
         self.ledger.card_found(card, {}, None)
+        self.ledger.reconciled([card.id])
         self.ledger.kubelet_epoch("k1")
         self.ledger.allocate(RESOURCE, [REGION])
         self.started_claim()
