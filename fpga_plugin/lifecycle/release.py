@@ -284,7 +284,7 @@ class Releaser:
         return claim.pod if runs else None
 
     def _begin_report(self, region: RegionId) -> Report:
-        # A claim that is there has its containers behind it; the pod may start another one.
+        # An owner that is there has its containers behind it, or still before it.
         ledger = self._bench.ledger
         claim = ledger.region_claim(region)
         pod = None if claim is None else claim.pod

@@ -45,6 +45,13 @@ _OWN: Final = "/proc/self/cgroup"
 _OWN_POD: Final = re.compile(r"(?:/|-)pod([A-Za-z0-9_-]{1,64}?)(?:\.slice)?(?=/|$)", re.ASCII)
 """A pod in a cgroup's path, of either driver."""
 
+_OWN_MOUNTS: Final = "/proc/self/mountinfo"
+
+_OWN_FILES: Final = re.compile(
+    r"/pods/([A-Za-z0-9-]{1,64})/\S+ (?:/dev/termination-log|/etc/hosts) ", re.ASCII
+)
+"""Files of its pod that kubelet mounts into each container: what is mounted, and where."""
+
 _LONE_SANDBOX: Final = re.compile(r"(?:cri-containerd-|docker-)?[0-9a-f]{64}(?:\.scope)?")
 """Containers of the runtimes whose every sandbox has a process of its own, `pause`. CRI-O's
 (`crio-<id>`) need not have one."""
@@ -219,10 +226,7 @@ class PodCgroups:
 
     def _look_for_running_pods(self) -> None:
         """Find kubelet's tree by the plugin's own pod, or by those that kubelet runs."""
-        if (own := _own_pod()) is not None and (trees := self._where(own)):
-            self._kubelets |= trees
-            return
-        for name in _names(self._pods):
+        for name in (*_own_pod(), *_names(self._pods)):
             if _UID.fullmatch(name) and self._presence(PodUid(name)) is PodPresence.ALIVE:
                 return  # which notes its tree
 
@@ -339,14 +343,26 @@ class PodCgroups:
         return self._trees
 
 
-def _own_pod() -> PodUid | None:
-    """The pod that the plugin runs in; None: in none, or a cgroup namespace hides it."""
+def _own_pod() -> list[str]:
+    """The uid of the pod that the plugin runs in, if it runs in one.
+
+    Its cgroup's path tells, unless a cgroup namespace hides it; then what kubelet mounts does.
+    """
+    for line in _lines(_OWN):
+        if found := _OWN_POD.findall(line):
+            return [found[-1].replace("_", "-")]
+    for line in _lines(_OWN_MOUNTS):
+        if found := _OWN_FILES.findall(line):
+            return [found[-1]]
+    return []
+
+
+def _lines(path: str) -> list[str]:
     try:
-        with open(_OWN, encoding="ascii") as file:
-            found = [match for line in file for match in _OWN_POD.findall(line.rstrip("\n"))]
-    except (OSError, ValueError):
-        return None
-    return PodUid(found[-1].replace("_", "-")) if found else None
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
 
 
 def _names(directory: str) -> list[str]:

@@ -331,9 +331,29 @@ def test_the_plugins_own_pod_shows_which_tree_is_kubelets(v2, tmp_path, monkeypa
     own = tmp_path / "own"
     own.write_text(f"12:pids:/\n0::/{place}{below}\n")
     monkeypatch.setattr(cgroup, "_OWN", str(own))
+    monkeypatch.setattr(cgroup, "_OWN_MOUNTS", "/nowhere")
     assert PodCgroups(str(v2)).state(OTHER) is PodPresence.GONE
     own.write_text(f"0::/kubepods/pod{STATIC}\n")  # none of those that are seen
     assert PodCgroups(str(v2)).state(OTHER) is PodPresence.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        (f"/var/lib/kubelet/pods/{UID}/containers/plugin/1a2b /dev/termination-log rw", "gone"),
+        (f"/pods/{UID}/etc-hosts /etc/hosts rw", "gone"),
+        (f"/var/lib/kubelet/pods/{UID}/volumes/x /srv rw", "unknown"),
+    ],
+)
+def test_in_a_cgroup_namespace_kubelets_mounts_tell_the_own_pod(
+    v2, tmp_path, monkeypatch, line, state
+):
+    populate(v2 / CGROUPFS[0])
+    for name, text in (("_OWN", "0::/\n"), ("_OWN_MOUNTS", f"700 600 8:1 {line} - ext4 x\n")):
+        path = tmp_path / name
+        path.write_text(text)
+        monkeypatch.setattr(cgroup, name, str(path))
+    assert PodCgroups(str(v2)).state(OTHER) is PodPresence(state)
 
 
 def test_pods_that_kubelet_runs_show_which_tree_is_kubelets(v2, tmp_path):
