@@ -278,6 +278,7 @@ class Node:
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
         self.lives: list[Plugin | PodPlugin] = []
         self._found_at_boot: tuple[str, ...] = ()
+        self._frozen: set[Path] = set()
 
     def up(self) -> "Node":
         """Kubelet and plugin, until kubelet knows every device."""
@@ -377,10 +378,13 @@ class Node:
         """
         (group,) = Path("/sys/fs/cgroup/freezer", CGROUP).glob(f"kubepods/*/pod{pod.uid}")
         wanted = "THAWED" if thaw else "FROZEN"
+        self._frozen.discard(group) if thaw else self._frozen.add(group)
         (group / "freezer.state").write_text(wanted)
         until(lambda: (group / "freezer.state").read_text().strip() == wanted, wanted)
 
     def close(self) -> None:
+        for group in self._frozen:  # of a test that failed: nothing else ends these
+            (group / "freezer.state").write_text("THAWED")
         for life in self.lives:
             if life.process.poll() is None:
                 life.kill()
