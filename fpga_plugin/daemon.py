@@ -96,6 +96,17 @@ def _event_poster(settings: Settings) -> Poster:
     return EventPoster(settings.kubeconfig, instance=settings.node_name or "")
 
 
+def _check(settings: Settings) -> None:
+    """Say what is odd about the settings; look at the state directory before it is closed to others.
+
+    Raises:
+        FpgaPluginError: others may have written there.
+    """
+    for warning in settings.warnings:
+        log.warning(warning)
+    check_state_dir(settings)
+
+
 def _open_journal(settings: Settings) -> Journal:
     """The journal, in a directory that can be relied on; says what was lost of it.
 
@@ -183,8 +194,7 @@ class Daemon:
 
     async def _start(self) -> None:
         settings = self.settings
-        for warning in settings.warnings:
-            log.warning(warning)
+        _check(settings)
         self._policy = open_policy(settings)
         self._status = StatusService(self.watched, self._operations)
         self._status.start()

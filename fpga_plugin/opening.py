@@ -3,6 +3,7 @@
 For the daemon, and for commands that only look, which should not pay for importing a daemon.
 """
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,12 +57,12 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
 
 
 def check_state_dir(settings: Settings) -> None:
-    """Whether the plugin can rely on what it finds in its state directory.
+    """Whether the plugin can rely on what it finds in its state directory, if that is there.
 
     Raises:
         RefusedError: others may write there, or replace it: journal, copies and records are theirs.
     """
-    if is_guarded(settings):
+    if is_guarded(settings) and os.path.lexists(settings.state_dir):
         try:
             check_directory(settings.state_dir)
         except BitstreamError as error:

@@ -398,7 +398,6 @@ def test_a_card_that_is_pulled_during_a_pr_fails_the_call_and_works_again_when_i
             node.kubelet.until(REGIONS, {P0: UNHEALTHY})
             node.plug(CARD)
         node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
-        mark = node.plugin.mark
         node.kubelet.prestart(P0, env=request())
         assert (node.scrubs(P0, mark), node.afu(P0), node.afu(P1)) == (1, AFU, BLANK)
 
