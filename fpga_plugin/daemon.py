@@ -97,7 +97,7 @@ def _event_poster(settings: Settings) -> Poster:
 
 
 def _check(settings: Settings) -> None:
-    """Say what is odd about the settings; look at the state directory before it is closed to others.
+    """Say what is odd about the settings; look at the state directory before others lose it.
 
     Raises:
         FpgaPluginError: others may have written there.
