@@ -149,24 +149,31 @@ class Reconciler:
                 elif not self._answered:
                     if not await self._first_answer():
                         await asyncio.sleep(self._interval)
-                elif self._new_cards() and not await self._read_records():
-                    await asyncio.sleep(self._interval)
-                elif self._podresources is not None and (self._ledger.claims or self._doubtful()):
-                    await self._round(self._podresources)
-                    await self._compare(self._podresources)
-                    await asyncio.sleep(self._interval)
-                elif self._doubtful():
-                    await self._settle([])
-                    await asyncio.sleep(self._interval)
-                elif self._podresources is not None and self._standing_due:
-                    await asyncio.sleep(self._interval)
-                    await self._compare(self._podresources)
                 else:
-                    await self._wake.wait()
+                    await self._compare_records()
         finally:
             self._unsubscribe()
             if self._ungated is not None:
                 self._ungated.close()
+
+    async def _compare_records(self) -> None:
+        """Once, and the wait until there is reason to do it again."""
+        # Where the records of a new card cannot be read, others' claims may still end.
+        unread = self._new_cards() and not await self._read_records()
+        if self._podresources is not None and (self._ledger.claims or self._doubtful()):
+            await self._round(self._podresources)
+            await self._compare(self._podresources)
+            await asyncio.sleep(self._interval)
+        elif self._doubtful():
+            await self._settle([])
+            await asyncio.sleep(self._interval)
+        elif self._podresources is not None and self._standing_due:
+            await asyncio.sleep(self._interval)
+            await self._compare(self._podresources)
+        elif unread:
+            await asyncio.sleep(self._interval)
+        else:
+            await self._wake.wait()
 
     @property
     def _standing_due(self) -> bool:

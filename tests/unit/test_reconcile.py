@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -326,6 +327,25 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
     assert "is not understood" in world.reconciler.problem
     if gone is None:
         assert "nobody tells pods" in world.reconciler.problem
+
+
+def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory: str) -> None:
+    world = World(directory)
+
+    async def ended(_pod: PodUid) -> bool:
+        return True
+
+    world.reconciler._ended = ended
+    world.play(lambda: bool(world.gates))
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.ledger.bind_pod([DeviceId(REGION)], POD)
+    late = replace(card(), address=PciAddress.parse("0000:20:00.0"), regions=())
+    region = Region(late.id, 0, "/dev/dfl-port.7", "/sys/devices/x/dfl-port.7")
+    world.ledger.card_found(replace(late, regions=(region,)), {}, BLANK)
+    world.kubelet.spoil()
+    world.reconciler._resend = world.kubelet.spoil
+    world.play(lambda: world.released == [REGION])
+    assert world.ledger.unreconciled == {late.id}
 
 
 def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_pods(
