@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
+# The one place that says it; tests/unit/test_versions.py holds chart, kustomization and docs to it.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 AUDIT_TOOLS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
 
 .PHONY: help
@@ -55,7 +57,7 @@ image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-s
 	  exit 2; }; \
 	tool=$$(command -v docker || command -v podman || command -v buildah) || \
 	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
-	$$tool build --build-arg "BASE=$$BASE" --tag $${IMAGE:-fpga-plugin:0.1.0} .
+	$$tool build --build-arg "BASE=$$BASE" --tag $${IMAGE:-fpga-plugin:$(VERSION)} .
 
 .PHONY: audit
 audit: ## hashes, known vulnerabilities and bill of materials of what the image takes from PyPI

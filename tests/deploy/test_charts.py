@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+import fpga_plugin
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/fpga-plugin"
 KUSTOMIZE = ROOT / "deploy/kustomize"
@@ -93,8 +95,9 @@ def test_chart_and_kustomization_make_the_same_objects(values: Sequence[str], di
 def test_without_an_image_the_chart_says_how_to_make_one():
     done = helm()
     assert done.returncode != 0
-    assert "docker build -t REGISTRY/fpga-plugin:0.1.0 ." in done.stderr
-    assert "docker push REGISTRY/fpga-plugin:0.1.0" in done.stderr
+    image = f"REGISTRY/fpga-plugin:{fpga_plugin.__version__}"
+    assert f"make image BASE=debian:bookworm-slim@sha256:... IMAGE={image}" in done.stderr
+    assert f"docker push {image}" in done.stderr
     assert "image.repository" in done.stderr
 
 

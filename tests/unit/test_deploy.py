@@ -153,14 +153,6 @@ def test_the_charts_schema_is_that_of_the_settings():
     assert written == module.schema(), "make docs"
 
 
-def test_versions_are_the_plugins():
-    import fpga_plugin
-
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == chart["version"] == fpga_plugin.__version__
-    assert container()["image"] == f"fpga-plugin:{fpga_plugin.__version__}"
-
-
 # ---------------------------------------------------------------- NFD
 
 KERNELS = {

@@ -21,10 +21,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 image.repository is not set, and there is no public image. In a clone of fpga-plugin, build one and
 push it to a registry that your nodes can pull from:
 
-    docker build -t REGISTRY/fpga-plugin:%s .
+    make image BASE=debian:bookworm-slim@sha256:... IMAGE=REGISTRY/fpga-plugin:%s
     docker push REGISTRY/fpga-plugin:%s
 
-(podman and buildah take the same words), then install with
+(docs/install.md has each step; podman push and buildah push do the same), then install with
 
     --set image.repository=REGISTRY/fpga-plugin
 ` $tag $tag) }}
