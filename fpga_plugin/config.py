@@ -291,7 +291,7 @@ class Settings:
         parse_path,
         _OR_EMPTY,
         "Which namespaces may use which bitstreams, interface ids and whole cards: YAML, or JSON "
-        "where the name ends in `.json` (docs/operations.md). Read again when it changes; a wrong "
+        "where the name ends in `.json` (docs/policy.md). Read again when it changes; a wrong "
         "new version leaves the one before in force. At the start it has to be right.",
         empty="everything is allowed",
     )

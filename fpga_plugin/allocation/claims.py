@@ -69,8 +69,7 @@ class Claims(Book):
                 if reason := self.trouble(region.id):
                     raise RefusedError(
                         f"region {region.id} is faulted: {reason}",
-                        hint="the operator finds what to do in docs/operations.md; "
-                        + DELETE_THE_POD,
+                        hint="the operator finds what to do in docs/runbook.md; " + DELETE_THE_POD,
                     )
                 self._check_borrowed(region)
             held = self.claims.get(device)

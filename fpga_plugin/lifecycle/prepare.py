@@ -177,7 +177,7 @@ class Preparer:
                 poisoned = card is not None and self._recovery.poisoned(card, plan.wants)
                 if mending and card is not None and self._mendable(card, plan):
                     continue
-                hint = "the operator finds what to do in docs/operations.md; " + DELETE_THE_POD
+                hint = "the operator finds what to do in docs/runbook.md; " + DELETE_THE_POD
                 if card is not None and poisoned:
                     hint = self._recovery.advice(card)
                 raise RefusedError(f"region {region} is faulted: {reason}", hint=hint)

@@ -107,7 +107,7 @@ def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend'
                 notes.text = f"{left:#x} left"
                 raise HardwareError(
                     f"region {region.id} keeps port errors {left:#x} after it was blanked",
-                    hint="the operator finds what to do in docs/operations.md",
+                    hint="the operator finds what to do in docs/runbook.md",
                 )
     else:
         with timed(report, "verify") as notes:

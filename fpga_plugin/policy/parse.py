@@ -31,7 +31,7 @@ BLANK: Final = "blank"
 """In `bitstreams`: devices without a bitstream."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
-_HELP: Final = 'docs/operations.md, "Who may load what", describes the file'
+_HELP: Final = "docs/policy.md describes the file"
 
 T = TypeVar("T")
 

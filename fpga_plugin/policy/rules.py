@@ -2,7 +2,7 @@
 
 The language is small so that the very same decisions can be made by CEL in the API server
 (`policy.admission`): exact ids and words everywhere, and one kind of pattern, `*` in the names of
-namespaces. docs/operations.md describes it for operators.
+namespaces. docs/policy.md describes it for operators.
 """
 
 import enum

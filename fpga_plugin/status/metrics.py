@@ -1,7 +1,7 @@
 """The metrics, in Prometheus' terms: what is counted, and gauges taken at the time of the scrape.
 
 Names and labels follow Prometheus' conventions (prometheus.io/docs/practices/naming). No label has
-a pod's name, nor anything else that a tenant chose: docs/operations.md lists them all.
+a pod's name, nor anything else that a tenant chose: docs/metrics.md lists them all.
 """
 
 from collections import Counter

@@ -217,7 +217,7 @@ def test_the_older_format_has_the_same_samples(node):
 def test_each_metric_is_documented(node):
     _, text = get(serve(node), "/metrics", accept="text/plain")
     names = set(re.findall(r"(?m)^# TYPE (fpga_plugin_\w+?)(?:_created)? ", text))
-    documented = (ROOT / "docs/operations.md").read_text()
+    documented = (ROOT / "docs/metrics.md").read_text()
     assert {name for name in names if f"`{name}`" not in documented} == set()
 
 

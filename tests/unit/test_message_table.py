@@ -1,4 +1,4 @@
-"""docs/operations.md tells of each message that an operator can meet, and of no other."""
+"""docs/messages.md tells of each message that an operator can meet, and of no other."""
 
 import ast
 import re
@@ -10,7 +10,8 @@ import fpga_plugin
 
 PACKAGE = Path(fpga_plugin.__file__).parent
 ROOT = PACKAGE.parent
-SECTION = "## Messages"
+PAGE = "docs/messages.md"
+DEFECTS = "\n## Defects of the plugin\n"
 
 LEVELS = {"info", "warning", "error", "exception"}
 
@@ -80,22 +81,23 @@ def logged() -> dict[str, str]:
 
 
 def documented() -> tuple[set[str], str]:
-    """The messages in the tables, and the text of the section."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    assert text.count(f"\n{SECTION}\n") == 1
-    section = text.partition(f"\n{SECTION}\n")[2].partition("\n## ")[0]
-    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    defects = section.partition("Defects of the plugin.")[2].partition("Lines with a")[0]
-    return {
-        " ".join(name.split())
-        for cell in (*cells, defects)
-        for name in re.findall("`([^`]+)`", cell)
-    } - {"exception"}, section
+    """The messages in the tables and of the defects, and the text of the page."""
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    names = {name for cell in cells for name in re.findall("`([^`]+)`", cell)}
+    return names | defects(text), text
+
+
+def defects(text: str) -> set[str]:
+    """The messages that have a traceback."""
+    assert text.count(DEFECTS) == 1
+    section = text.partition(DEFECTS)[2].partition("\n## ")[0]
+    return {" ".join(name.split()) for name in re.findall("`([^`]+)`", section)} - {"exception"}
 
 
 def test_each_message_of_the_log_is_in_the_operators_table():
     missing = {text: where for text, where in logged().items() if text not in documented()[0]}
-    assert not missing, f"to be explained in docs/operations.md, {SECTION!r}"
+    assert not missing, f"to be explained in {PAGE}"
 
 
 def test_the_operators_table_has_no_message_that_is_not_logged():
@@ -103,15 +105,14 @@ def test_the_operators_table_has_no_message_that_is_not_logged():
 
 
 def test_no_row_is_there_twice():
-    _, section = documented()
-    names = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
+    _, text = documented()
+    names = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
     assert len(names) == len(set(names)) > 60
 
 
 def test_every_exception_is_called_a_defect():
     """What has a traceback is no news for an operator to act on."""
-    section = documented()[1].partition("Defects of the plugin.")[2]
-    told = {" ".join(name.split()) for name in re.findall("`([^`]+)`", section)}
+    told = defects(documented()[1])
     tracebacks = {
         node.args[0].value
         for path in modules()
