@@ -1,10 +1,10 @@
 """The `fpga-plugin` command. The only module that reads the environment.
 
 Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
-plugin holds the lock (DESIGN.md section 11). Each command imports what it needs when it runs: `run`
-should not pay for `demo`. Importing is four fifths of the time from exec to registration, and most
-of the memory of an idle plugin (`make bench`). Nobody who types a command is shown a traceback for
-what is his terminal's doing: Ctrl-C, a pipe that was closed, a full disk.
+plugin holds the lock. Each command imports what it needs when it runs: `run` should not pay for
+`demo`. Importing is four fifths of the time from exec to registration, and most of the memory of an
+idle plugin (`make bench`). Nobody who types a command is shown a traceback for what is his
+terminal's doing: Ctrl-C, a pipe that was closed, a full disk.
 """
 # ruff: noqa: T201  # a command prints
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from grpclib.const import Status
 
 MAX_QUOTED = 64
-"""Characters of a foreign value that a message quotes (DESIGN.md section 11)."""
+"""Characters of a foreign value that a message quotes."""
 
 MAX_MESSAGE_BYTES = 1000
 """A message stays under 1 KiB: kubelet puts it into an Event, which caps notes at 1 KiB."""

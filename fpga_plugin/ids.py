@@ -1,8 +1,8 @@
 """The identifiers that travel through the plugin, parsed once at the edge.
 
 `str` is not a type for an id: what a pod, kubelet or a file wrote becomes one of these types, or a
-`ValueError` that says what is wrong with it (invariant 11 of the design). Everything behind the
-edge may put such a value into a path, a sysfs write or a log line.
+`ValueError` that says what is wrong with it (invariant 11 in docs/architecture.md). Everything
+behind the edge may put such a value into a path, a sysfs write or a log line.
 """
 
 import functools

@@ -27,7 +27,7 @@ from fpga_plugin.errors import FpgaPluginError, LockHeldError
 from fpga_plugin.ids import RegionId, parse_device_id
 
 WAIT: Final = 10.0
-"""Seconds that a plugin waits for another to end (DESIGN.md section 11)."""
+"""Seconds that a plugin waits for another to end."""
 
 WAIT_PROGRAMMING: Final = 120.0
 """Seconds that it waits at most, while the other one says that it is programming."""

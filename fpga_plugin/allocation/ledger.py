@@ -5,7 +5,7 @@ that memory never knows more than a restart would. All methods belong to the eve
 microseconds. What is advertised is derived from the ledger by `lists`.
 
 A claim is kept per device id. Ownership of a region follows from the claims on it and on its card;
-condition is a fact of its own (DESIGN.md section 4).
+condition is a fact of its own (docs/architecture.md, "Two facts for each region").
 
 The steps come from three sides, each with a module of its own: kubelet (`claims`), hardware
 (`presence`), and the work on regions (`conditions`). `book` holds the state.

@@ -1,4 +1,4 @@
-"""What is advertised, derived from the ledger (the table in DESIGN.md section 4).
+"""What is advertised, derived from the ledger by the table in docs/architecture.md.
 
 Lists of a thousand devices are asked for after every small change, so each card's share is kept and
 only what changed is derived again. A list that is the same is the same object: most changes of the

@@ -11,7 +11,7 @@ from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceN
 
 
 class Ownership(enum.StrEnum):
-    """Who has a region (DESIGN.md section 4)."""
+    """Who has a region: nobody, an owner, or an owner of whom a PreStart succeeded."""
 
     FREE = "FREE"
     CLAIMED = "CLAIMED"
@@ -19,7 +19,7 @@ class Ownership(enum.StrEnum):
 
 
 class Condition(enum.StrEnum):
-    """What is on a region (DESIGN.md section 4)."""
+    """What is on a region (docs/architecture.md, "Two facts for each region")."""
 
     BLANK = "BLANK"
     PROGRAMMED = "PROGRAMMED"

@@ -6,9 +6,10 @@
         .acl.gbs.gz      gzip of a GBS file
       .acl.board, .acl.target, .acl.version, ...   about the build; not used
 
-(facts: linux-fpga.md section 5; peers.md, the Intel plugin's store.) By its section's name the hash
-is a random number, not a digest: a file shows which name it claims, and cannot prove that its
-content is what once had that name. A manifest or a signature can (`fpga_plugin.bitstream.trust`).
+These are the sections that the Intel plugin reads and the name that it gives the file
+(intel-device-plugins-for-kubernetes, pkg/fpga/bitstream/aocx.go). By its section's name the hash is
+a random number, not a digest: a file shows which name it claims, and cannot prove that its content
+is what once had that name. A manifest or a signature can (`fpga_plugin.bitstream.trust`).
 All AOCX files have one AFU id, so that of a port does not tell which of them is on it.
 """
 

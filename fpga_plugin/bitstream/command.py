@@ -1,6 +1,6 @@
 """The command line of `fpga-plugin bitstream`: what an operator does with bitstreams.
 
-Exit codes are those of DESIGN.md section 11: 0 done, 1 refused or failed, 2 usage.
+Exit codes: 0 done, 1 refused or failed, 2 usage.
 """
 
 import argparse

@@ -6,7 +6,7 @@
     ..  to EOF    the raw image (RBF); no trailer, no checksum
 
 Everything is checked before anything is believed: on a card the kernel checks nothing of an image
-(facts: linux-fpga.md sections 3 and 5). Any bytes give a value or a `BitstreamError`.
+(drivers/fpga/dfl-fme-pr.c, fme_pr). Any bytes give a value or a `BitstreamError`.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 The text comes from whoever can write to the store. It is read strictly (UTF-8, one object, no name
 twice, the types of the schema) and becomes values with typed ids; what does not fit is refused with
-the place where it stands. The schema is that of OPAE's packager (facts: linux-fpga.md section 5).
+the place where it stands. The schema is that of OPAE's packager (opae-sdk).
 """
 
 import json

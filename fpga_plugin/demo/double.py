@@ -10,8 +10,9 @@
     await double.stop()
 
 The single calls (`allocate`, `prestart`, `poststop`, `deallocate`, `preferred`) are there for
-orders that no kubelet should choose and some do (facts: kubelet.md section 5.3). Nothing is retried
-here, and errors come as the plugin sent them.
+orders that no kubelet should choose and some do: the fork behind kubernetes/kubernetes pull request
+91190 calls PostStopContainer when it removes a container, maybe after its successor started, and
+repeats Deallocate. Nothing is retried here, and errors come as the plugin sent them.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """What the demo shows: one value a step, and its form as a JSON object.
 
-The keys are a contract (DESIGN.md section 11): `t`, `event`, and where they apply `resource`,
+Programs that read `demo --json` rely on these keys: `t`, `event`, and where they apply `resource`,
 `devices`, `method`, `status`, `message`, `seconds`, `region`, `ownership`, `condition`, `afu_id`.
 `healthy`, `reason`, `steps`, `pod` and `container` come on top.
 """

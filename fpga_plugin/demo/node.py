@@ -91,7 +91,7 @@ def made_for_real_cards(
     """Paths of the bitstreams that a simulated card programs and then shows another AFU id for.
 
     It cannot know what a circuit would answer, so it shows an image's first 16 bytes, which are
-    the AFU id in images that were made for it (DESIGN.md section 11).
+    the AFU id in images that were made for it, as those in `bitstreams/` are.
     """
     paths = []
     for entry in entries:

@@ -1,6 +1,6 @@
 """Kubelet's end of the wire: registrations, connections to plugins, device lists, calls.
 
-As in kubelet 1.25 and later (facts: pkg/kubelet/cm/devicemanager): Register dials the endpoint and
+As in kubelet 1.25 and later (pkg/kubelet/cm/devicemanager/plugin): Register dials the endpoint and
 asks for its options before it answers, then opens ListAndWatch; one connection carries everything;
 the end of the stream is the end of the connection, its devices turn unhealthy, and only another
 Register revives them. Of two registrations of one resource the later one counts.

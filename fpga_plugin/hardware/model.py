@@ -87,7 +87,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class CardHealth:
-    """What the hardware's own signals say now (facts: linux-fpga.md section 6).
+    """What the hardware's own signals say now.
 
     Attributes:
         failed: regions that must not be given out, each with the reason (`thermal: AP6 ...`).

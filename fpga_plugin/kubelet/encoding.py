@@ -29,8 +29,7 @@ _ID, _DEVICE = b"\n", b"\n"
 """Tags: field 1 of a Device, and of a ListAndWatchResponse, both with a length behind."""
 
 _ONE_BYTE = 0x80
-"""Lengths below it are one byte. Ids have at most 63 bytes (DESIGN.md section 11), what follows an
-id at most 26."""
+"""Lengths below it are one byte. Ids have at most 63 bytes, what follows an id at most 26."""
 
 
 @dataclass(frozen=True, slots=True)

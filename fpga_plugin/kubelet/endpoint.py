@@ -2,7 +2,7 @@
 
 It listens before kubelet is told of it. When it ends, everything of it ends: kubelet's connections
 are closed and the handlers awaited, because kubelets mix up a new registration with an old stream
-that ends later (facts/kubelet.md section 1.7, rule b).
+that ends later (kubernetes/kubernetes issues 121994 and 127803).
 
 grpclib's own shutdown does not do that: `close` leaves connections open, and on Python 3.12 and
 later `wait_closed` waits until the client closes them, which kubelet does not.

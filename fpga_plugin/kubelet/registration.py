@@ -7,9 +7,15 @@ A life runs from a new socket to the end of the ListAndWatch stream on it:
 and it ends when the stream does, when another kubelet.sock is in place of the one that was
 registered with, or when our socket file is gone while kubelet's is there. Then the old server is
 closed with its connections and handlers, and only after that does the next life begin, on another
-socket. All three generations of kubelet's own handling of a second registration are served by this
-order (facts/kubelet.md section 1.7). A registration counts once the stream is open: Register's OK
-alone says little (some kubelets answer it without connecting).
+socket. This order serves every way in which kubelets handle a second registration of a resource:
+
+- 1.25 and 1.26 answer OK for the same socket path without connecting, and refuse another path while
+  the old stream is open;
+- 1.27 to 1.35 take the newest, and when the old stream ends they disconnect the new one
+  (kubernetes/kubernetes issues 121994 and 127803);
+- 1.36 tells them apart by their socket paths (kubernetes/kubernetes pull request 135437).
+
+A registration counts once the stream is open: Register's OK alone says little.
 """
 
 import asyncio
@@ -34,7 +40,7 @@ from fpga_plugin.lifecycle.calls import DevicePluginCalls
 from fpga_plugin.telemetry.tally import Tally
 
 VERSION = "v1beta1"
-"""The one version that kubelets of today accept (facts/kubelet.md section 1.1)."""
+"""The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
 
 _log = structlog.get_logger()
 

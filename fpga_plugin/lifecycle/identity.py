@@ -1,8 +1,8 @@
 """Who asks: kubelet's checkpoint names the pod and the containers that hold a device.
 
 Kubelet writes its checkpoint after each admission, before any PreStart of that pod
-(facts: kubelet.md section 1.9), so at PreStart the entry is there. The file is internal to kubelet:
-what it says is a hint where it can be read, and its absence is no error.
+(pkg/kubelet/cm/devicemanager/manager.go), so at PreStart the entry is there. The file is internal
+to kubelet: what it says is a hint where it can be read, and its absence is no error.
 """
 
 import asyncio

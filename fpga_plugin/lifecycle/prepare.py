@@ -1,8 +1,7 @@
 """Preparation: bring the regions of a PreStart into the state that the container asks for.
 
-The gate of the whole plugin (DESIGN.md section 6): whatever was missed before, here a region is
-scrubbed if it was not since its last owner, programmed, and verified, or the container does not
-start.
+Whatever was missed before, here a region is scrubbed if it was not since its last owner,
+programmed, and verified, or the container does not start (invariant 2).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""PreStart: the gate through which every container comes (DESIGN.md section 6).
+"""PreStart: what kubelet asks before each start of a container (invariant 2).
 
 It finds out who asks and for what, has the regions prepared, and hands them over. It waits for the
 preparation, but not longer than the call has time: the preparation goes on, and its result serves
@@ -44,7 +44,7 @@ _MAX_AT_ONCE = 1000
 """Variables that are parsed within some milliseconds."""
 
 LONGEST_ANSWER = 25.0
-"""Seconds after which a PreStart is answered whatever its deadline (DESIGN.md section 6)."""
+"""Seconds after which a PreStart is answered whatever its deadline; kubelet gives it 30 s."""
 
 UNCLAIMED_FOR = 600.0
 """Seconds for which a result waits for the PreStart that it serves.

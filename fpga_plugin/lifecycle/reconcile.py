@@ -2,11 +2,11 @@
 
 Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
 once: that answer opens the release gate. After that, while anything is owned, kubelet is asked at
-intervals which devices its pods still hold, and a claim that it no longer knows ends (DESIGN.md
-section 6): after two Lists in a row, both begun after the claim's last Allocate or PreStart and in
-one epoch, and a checkpoint rewritten after the second, that all lack the device. Where the
-checkpoint cannot be read, a source of pods has to say that the pod is gone or has ended. Whatever
-else cannot be read releases nothing. With nothing owned nothing is polled.
+intervals which devices its pods still hold, and a claim that it no longer knows ends: after two
+Lists in a row, both begun after the claim's last Allocate or PreStart and in one epoch, and a
+checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot be
+read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
+releases nothing. With nothing owned nothing is polled.
 
 A claim that cannot be ended (a full disk) and a kubelet directory that is away are reported and
 tried again: they must not end the daemon.

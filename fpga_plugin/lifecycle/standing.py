@@ -1,10 +1,10 @@
 """Whether kubelet still has the device lists that it was sent.
 
-Kubelet can lose a resource while its stream is open, and says nothing: some, for one, take the late
-end of an old connection for the end of the new one (facts: kubelet.md section 1.7). The node then
-offers no devices, and stays so. So what kubelet counts as sound (GetAllocatableResources) is
-compared with what it was sent. A list that is on its way differs for a moment; what differs look
-after look is lost, and registering the resource anew mends that.
+Kubelet can lose a resource while its stream is open, and says nothing: 1.27 to 1.35, for one, take
+the late end of an old connection for the end of the new one (kubernetes/kubernetes issue 127803).
+The node then offers no devices, and stays so. So what kubelet counts as sound
+(GetAllocatableResources) is compared with what it was sent. A list that is on its way differs for a
+moment; what differs look after look is lost, and registering the resource anew mends that.
 
 It is looked at for as long as something may have changed, a registration or a list, and with each
 round of the reconciler; not on a node where nothing happens.

@@ -1,8 +1,8 @@
 """What is done to a region, step by step, with its port held exclusively.
 
 All of it blocks and belongs into the card's thread. A scrub is: quiesce, clear port errors,
-restore driver defaults, program the blank bitstream, verify. On-card memory belongs to the card and
-is cleared by whoever scrubs (DESIGN.md section 6).
+restore driver defaults, program the blank bitstream, verify. On-card memory belongs to the card,
+not to a region: `clear_memory` clears it when whoever scrubs finds that no neighbour uses it.
 """
 
 import time

@@ -1,7 +1,8 @@
 """Finds containers that kubelet started without PreStart.
 
 After its own restart kubelet starts containers of known pods without asking until the plugin has
-registered again (facts: kubelet.md section 1.6). Such a container runs on whatever its region held:
+registered again: it has no options of the plugin yet, so it skips the call
+(pkg/kubelet/cm/devicemanager/manager.go). Such a container runs on whatever its region held:
 as a rule its own bitstream as its predecessor left it, or a blank region; but what an earlier pod
 left, if that pod had not ended for certain by the time of the restart. Nothing can be done for it
 behind its back, so it is reported, and which of the two it is.

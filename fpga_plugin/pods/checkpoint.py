@@ -6,7 +6,7 @@ broke; here a missing entry means that a tenant's region may be wiped. So the re
 answers: the entries, "there is no file, hence no entries", and an error for everything that it does
 not fully understand.
 
-Facts (pkg/kubelet/cm/devicemanager/checkpoint): kubelet replaces the file by rename, after each
+From pkg/kubelet/cm/devicemanager/checkpoint: kubelet replaces the file by rename, after each
 admission that allocated something and after each device list that a plugin sends. Entries of dead
 pods may stay in it, but never for a device that has been allocated again. Since 1.20 `DeviceIDs` is
 a map from NUMA node to ids, before that it was a list; before 1.10 nothing was wrapped in `Data`.

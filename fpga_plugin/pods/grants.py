@@ -1,7 +1,7 @@
 """What kubelet gives a container: its cached answer to Allocate, from the checkpoint.
 
 Kubelet asks once and repeats the answer at every start of the container, over restarts and reboots,
-while the kernel's numbers of port nodes move (DESIGN.md, invariant 10). Where the journal is lost,
+while the kernel's numbers of port nodes move (invariant 10). Where the journal is lost,
 this copy is the only record of which nodes the container will get.
 """
 

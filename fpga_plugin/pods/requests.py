@@ -1,8 +1,8 @@
 """What a container asks for: its FPGA_* environment variables, and which region gets what.
 
 `FPGA_REGION_<n>` with `FPGA_BITSTREAM_ID_<n>` (the name in the resource-configuration KEP) or
-`FPGA_AFU_<n>` (the Intel plugin's name) is one request; `FPGA_DRIVER_PARAMS_<n>` belongs to it. The
-rules are those of DESIGN.md section 11.
+`FPGA_AFU_<n>` (the Intel plugin's name) is one request; `FPGA_DRIVER_PARAMS_<n>` belongs to it.
+docs/requests.md has the rules.
 
 Names and values are the tenant's: any characters, any length. They leave this module only as typed
 values, and messages quote at most 64 characters of them. Numbers are compared as text, because

@@ -10,7 +10,7 @@ Apart from that the admission policy decides as `Policy.judge` does, or more str
 malformed and fails at PreStart anyway.
 
 The rules are data in one variable, not code: however many there are, the expressions stay the same.
-Facts: CEL as in Kubernetes 1.30 (admissionregistration.k8s.io/v1); literals must be of one type,
+CEL is that of Kubernetes 1.30 (admissionregistration.k8s.io/v1); literals must be of one type,
 so every field of a rule is a list of strings, and `*` stands for everything.
 """
 

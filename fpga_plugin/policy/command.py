@@ -1,6 +1,6 @@
 """The command line of `fpga-plugin policy`: try a policy, and make the admission policy of it.
 
-Exit codes are those of DESIGN.md section 11: 0 done or allowed, 1 refused or wrong, 2 usage.
+Exit codes: 0 done or allowed, 1 refused or wrong, 2 usage.
 """
 # ruff: noqa: T201  # a command prints
 

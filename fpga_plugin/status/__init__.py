@@ -3,4 +3,4 @@
 from typing import Final
 
 SOCKET: Final = "status.sock"
-"""In the state directory (DESIGN.md section 11)."""
+"""Name of the socket in the state directory."""

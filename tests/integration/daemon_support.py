@@ -203,7 +203,7 @@ class Kubelet:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler}),)
         )
-        for path in self.directory.iterdir():  # as kubelet does (facts/kubelet.md section 1.8)
+        for path in self.directory.iterdir():  # as kubelet does at its start
             if path.is_socket():
                 path.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self.directory / 'kubelet.sock'}")

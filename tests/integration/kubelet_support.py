@@ -1,7 +1,8 @@
 """Both sides of the kubelet layer, as small as its tests allow.
 
 `Kubelet` registers, dials back and keeps streams as the three generations of kubelet's own handler
-do (facts/kubelet.md section 1.7); `Calls` stands for the life of claims behind the layer.
+do (`fpga_plugin/kubelet/registration.py` tells them apart); `Calls` stands for the life of claims
+behind the layer.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Calls in odd orders, repeated, cut off, or never: DESIGN.md section 5, invariants 6 and 7."""
+"""Calls in odd orders, repeated, cut off, or never (invariants 5, 6 and 7)."""
 
 import grpc
 import pytest
@@ -318,6 +318,19 @@ def test_a_call_that_is_cut_off_does_not_stop_its_preparation():
         node.plugin.until_logged("prepared", mark)
         node.kubelet.prestart(P0, env=request())
         assert node.steps(P0, mark).count("program") == 1
+
+
+def test_allocate_and_deallocate_are_answered_while_the_card_is_programmed():
+    with Node().up() as node:
+        node.set(simulated_pr_seconds="600")  # longer than any call here has time
+        node.again()
+        node.kubelet.allocate(P0)
+        call = node.kubelet.begin_prestart(P0, env=request())
+        node.until_programming(P0, AFU)
+        node.kubelet.allocate(P1)
+        node.kubelet.deallocate(P0, P1)
+        assert not call.done()
+        node.plugin.kill()
 
 
 def test_a_claim_that_ends_while_it_is_prepared_is_scrubbed_and_its_prestart_refused():

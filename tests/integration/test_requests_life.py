@@ -1,4 +1,4 @@
-"""What a container may write, row by row (DESIGN.md section 11), down to what the card holds."""
+"""What a container may ask for, row by row (docs/requests.md), down to what the card holds."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -235,7 +235,7 @@ def table(
     advertise: Advertise = Advertise.BOTH,
     scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
 ) -> Mapping[ResourceName, Mapping[DeviceId, bool]]:
-    """The table of DESIGN.md section 4, row by row, without any of the ledger's indexes."""
+    """What docs/architecture.md says is advertised, row by row, without the ledger's indexes."""
     expected: dict[ResourceName, dict[DeviceId, bool]] = {}
     granted = [(region, node) for c in ledger.claims.values() for region, node in c.nodes]
     granted += [(loan.region, loan.node) for of_node in ledger.loans.values() for loan in of_node]

@@ -16,7 +16,7 @@ INTERFACE = parse_interface_id("ce489693-98f0-5f33-946d-560708be108a")
 AFU = parse_afu_id("d8424dc4-a4a3-c413-f89e-433683f9040b")
 IMAGE = bytes.fromhex(AFU) + b"\0rest of the image"
 
-# In the form in which OPAE's packager writes it (facts: linux-fpga.md section 5).
+# In the form in which OPAE's packager writes it.
 DOCUMENT = {
     "version": 1,
     "platform-name": "DCP",

@@ -1,4 +1,4 @@
-"""Claims and conditions, step by step (DESIGN.md sections 4 to 6)."""
+"""Claims and conditions, step by step."""
 
 from dataclasses import replace
 

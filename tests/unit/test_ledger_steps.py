@@ -1,7 +1,7 @@
 """The ledger's steps in any order, sensible or not, with a real journal that fails and is reopened.
 
-What must hold whatever the callers do: one owner a region, lists that are the table of DESIGN.md
-section 4 (kept up to date from notifications alone), and a journal that knows what memory knows.
+What must hold whatever the callers do: one owner a region, the lists that docs/architecture.md
+describes (kept up to date from notifications alone), and a journal that knows what memory knows.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What is advertised: the table of DESIGN.md section 4."""
+"""What is advertised: the table in docs/architecture.md."""
 
 from dataclasses import replace
 

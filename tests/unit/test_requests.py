@@ -1,4 +1,4 @@
-"""The contract of DESIGN.md section 11, row "requests", rule by rule."""
+"""What a container may ask for, rule by rule (docs/requests.md)."""
 
 import pytest
 from grpclib.const import Status

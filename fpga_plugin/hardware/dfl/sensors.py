@@ -1,7 +1,8 @@
 """A card's temperature, power and error registers, as numbers to watch.
 
-What they mean for the card's health is `health`'s affair. Only attributes that a running PR does
-not block are read (facts: linux-fpga.md section 0), so this may be called at any time.
+What they mean for the card's health is `health`'s affair. A running PR holds the FME's lock, and
+reading fme_errors, first_error, next_error, pcie*_errors or inject_errors waits for it. Only other
+attributes are read here, so this may be called at any time.
 """
 
 from collections.abc import Iterable

@@ -17,7 +17,7 @@ FACTORY_AFU_ID = AfuId("d8424dc4a4a3c413f89e433683f9040b")
 """What a region holds after power-up: an image like the factory's nlb0. It is not blank."""
 
 CLOCK_LOW, CLOCK_HIGH, CLOCK_DEFAULT = 10, 1000, 200
-"""User clock in MHz: limits (DESIGN.md section 6) and what a card comes up with."""
+"""User clock in MHz: its limits and what a card comes up with."""
 
 
 @dataclass(frozen=True, slots=True)
