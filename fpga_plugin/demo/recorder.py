@@ -50,7 +50,7 @@ class Recorder:
         self._changed(None)
 
     def mute(self) -> None:
-        """What follows is tidying up, and nobody's business."""
+        """Stop telling: what follows is tidying up."""
         self._sink = None
 
     def emit(self, event: Event) -> None:

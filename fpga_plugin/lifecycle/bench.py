@@ -139,7 +139,7 @@ class Bench:
             if pr:
                 self.doubted.discard(region)
         except WrongImageError as error:
-            # A tenant's mislabelled file condemns no region: the blank's own AFU id will tell.
+            # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
             report.failed(error)
             if blank:
                 self.ledger.faulted(region, error.message)

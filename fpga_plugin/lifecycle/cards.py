@@ -155,7 +155,7 @@ class CardActions:
                 waits.append("kubelet's records were not read since it was found")
             elif self._bench.workers.locked(card_id):
                 waits.append("work on it is under way")
-            elif not holders:  # the very look would disturb an owner (invariant 7)
+            elif not holders:  # opening the port would disturb an owner (invariant 7)
                 waits += await self._open_ports(present)
             if self._recovery.due(present):
                 waits.append("its driver is to be rebound")

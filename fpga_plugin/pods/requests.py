@@ -106,7 +106,7 @@ def parse_requests(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
 
     Numbers come before other suffixes and in order of value, equal values in order of text. Each
     variable's syntax is checked before any is held against another. Variables of other names,
-    `FPGA_DEVICE_...` among them, are nobody's business here.
+    `FPGA_DEVICE_...` among them, are ignored.
 
     Raises:
         InvalidRequestError: a name, a value or a combination is wrong; names the variable.

@@ -136,7 +136,7 @@ def test_a_number_of_a_values_file_reaches_the_plugin_as_it_is_written(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["FPGA_PLUGIN_SCRUBB", "FPGA_PLUGIN_DEV_ROOT", "LD_PRELOAD"])
-def test_a_setting_that_there_is_not_or_that_is_the_charts_own_is_refused(name: str):
+def test_an_unknown_setting_and_one_that_the_chart_sets_itself_are_refused(name: str):
     done = helm("--set", "image.repository=x", "--set", f"settings.{name}=1")
     assert done.returncode != 0
     assert name in done.stderr

@@ -199,7 +199,9 @@ def browser():
 @pytest.mark.parametrize(
     ("scheme", "background"), [("light", (0xF5, 0xF6, 0xF8)), ("dark", (0x12, 0x16, 0x1B))]
 )
-def test_it_is_drawn_in_light_and_in_dark_and_nothing_is_refused(browser, url, scheme, background):
+def test_the_page_is_drawn_in_light_and_in_dark_and_nothing_is_refused(
+    browser, url, scheme, background
+):
     browser.open(url, scheme=scheme)
     assert browser.picture(f"status-{scheme}") == background
     assert browser.complaints() == []
@@ -207,7 +209,7 @@ def test_it_is_drawn_in_light_and_in_dark_and_nothing_is_refused(browser, url, s
 
 
 @pytest.mark.parametrize("width", [320, 390, 640])
-def test_it_fits_a_phone_and_nothing_has_to_be_scrolled_aside(browser, url, width):
+def test_the_page_fits_a_phone_without_scrolling_sideways(browser, url, width):
     browser.open(url, width=width, height=2400)
     browser.picture(f"status-phone-{width}")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -239,7 +241,7 @@ def test_a_screen_reader_is_told_what_is_drawn(browser, url):
         assert word in text, word
 
 
-def test_it_fetches_itself_again_and_says_when_the_plugin_is_away(browser, url):
+def test_the_page_refreshes_itself_and_says_when_the_plugin_is_away(browser, url):
     browser.open(url)
     # What the page shows goes, and comes back with the next refresh.
     browser.evaluate("document.querySelector('h1').textContent = 'old'")

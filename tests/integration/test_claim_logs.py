@@ -131,7 +131,7 @@ def test_a_refused_start_names_no_pod_where_kubelets_records_tell_none():
         assert "pod" not in line
 
 
-def test_a_start_refused_to_one_pod_is_not_laid_at_the_next_ones_door():
+def test_a_start_refused_to_one_pod_is_not_logged_as_the_next_pods():
     """When it is answered, the claim and kubelet's records are the successor's."""
     with Node(simulated_pr_seconds="0.5").up() as node:
         mark = node.plugin.mark

@@ -547,7 +547,7 @@ def test_an_unfinished_preparation_is_tried_again(in_process):
     assert run.lists(CARDS)[-1] == [CARD, "0000-11-00.0"]
 
 
-def test_it_is_not_tried_for_ever(in_process):
+def test_an_unfinished_preparation_is_not_tried_for_ever(in_process):
     tries = 0
 
     async def start(*_):

@@ -303,7 +303,7 @@ def test_what_was_prepared_for_a_card_that_was_swapped_in_an_instant_serves_nobo
         assert steps.index("program blank") < steps.index("program")
 
 
-def test_a_card_that_is_swapped_during_its_scrub_is_not_blamed_for_what_went():
+def test_a_card_that_is_swapped_during_its_scrub_is_scrubbed_and_not_faulted():
     with Node("1x3", simulated_pr_seconds="0.2") as node:
         node.kubelet.start()
         node.start()
@@ -362,7 +362,7 @@ def test_a_claim_may_end_while_its_card_is_gone():
         assert node.afu(P0) == BLANK
 
 
-def test_a_card_that_is_swapped_in_an_instant_during_its_scrub_is_not_blamed_either():
+def test_a_card_that_is_swapped_unseen_during_its_scrub_is_scrubbed_and_not_faulted():
     with Node("1x3", simulated_pr_seconds="0.2") as node:
         node.kubelet.start()
         node.start()

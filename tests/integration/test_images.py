@@ -29,7 +29,7 @@ def mislabel(path: Path) -> None:
     new.replace(path)
 
 
-def test_a_mislabelled_bitstream_fails_the_start_and_condemns_no_region():
+def test_a_mislabelled_bitstream_fails_the_start_and_its_region_stays_in_service():
     node = Node()
     mislabel(node.own_store() / ID / f"{AFU}.gbs")
     with node.up():

@@ -716,7 +716,7 @@ def test_what_is_not_proved_is_asked_and_kubelet_answers(socket):
     run(story())
 
 
-def test_each_question_has_words_of_its_own(socket):
+def test_each_refusal_has_words_that_no_other_has(socket):
     async def story():
         pod = two()
         async with serving(PodsServer(pod), socket):

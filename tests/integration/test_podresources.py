@@ -165,7 +165,7 @@ def test_a_dead_pod_that_old_kubelets_list_without_ids_holds_nothing(path):
     ],
 )
 @pytest.mark.parametrize("method", ["snapshot", "allocatable"])
-def test_an_answer_whose_fields_are_of_other_types_is_none(path, method, odd):
+def test_an_answer_whose_fields_are_of_other_types_is_an_error(path, method, odd):
     group = devices(REGION, "r0")
     group._unknown_fields = odd
     kubelet = Kubelet()

@@ -132,7 +132,7 @@ def test_each_query_of_the_dashboard_has_a_result(scraped):
         assert prometheus.query(asked), title
 
 
-def test_each_alert_asks_for_metrics_that_there_are(scraped):
+def test_each_alert_asks_for_metrics_that_exist(scraped):
     _node, prometheus = scraped
     known = {one["metric"]["__name__"] for one in prometheus.query('{__name__=~"fpga_plugin_.+"}')}
     asked = set(re.findall(r"\bfpga_plugin_\w+", (MONITORING / "alerts.yaml").read_text()))

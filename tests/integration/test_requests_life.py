@@ -185,7 +185,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_request(name: str, node: Node) -> None:
+def test_a_request_is_answered_as_documented(name: str, node: Node) -> None:
     row, kubelet = ROWS[name], node.kubelet
     before = node.state()
     kubelet.allocate(*row.devices, resource=row.resource)

@@ -53,7 +53,7 @@ def test_a_plugin_at_work_has_no_capability_in_any_thread():
 
 
 @root
-def test_it_keeps_one_where_its_store_is_another_users():
+def test_the_plugin_keeps_one_capability_where_its_store_is_another_users():
     with Node("1x2") as node:
         store = node.own_store()
         os.chown(store, 12345, 12345)

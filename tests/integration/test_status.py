@@ -184,7 +184,7 @@ def test_retry_works_on_what_failed(node):
 
 
 @pytest.mark.parametrize("card", ["nonsense", "0000-ff-00.0", "../../etc", "\x1b[2J", "é"])
-def test_a_card_that_is_none_is_refused(node, card):
+def test_an_operation_on_an_unknown_card_is_refused(node, card):
     eventually((node.state_dir / "status.sock").exists)
     done = command(node.state_dir, "card", "drain", card)
     assert done.returncode == 1

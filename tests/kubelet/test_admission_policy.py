@@ -114,7 +114,9 @@ def refusal(
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)
-def test_it_decides_as_the_plugin_does(source: str, server: ControlPlane, namespace: str) -> None:
+def test_the_admission_policy_decides_as_the_plugin_does(
+    source: str, server: ControlPlane, namespace: str
+) -> None:
     policy = parse_policy(POLICY.encode())
     for resources, variables in WRITTEN_OUT:
         refused = []
@@ -178,7 +180,7 @@ TWICE = [
         OF_HIDDEN, EXPANDED, TWICE,
     ],
 )  # fmt: skip
-def test_what_it_cannot_see_is_refused_where_it_matters(
+def test_a_hidden_request_is_refused_where_it_matters(
     source: str, server: ControlPlane, variables: Any
 ) -> None:
     assert refusal(server, "team-a", container((REGION,), variables)) is not None
@@ -231,7 +233,7 @@ def test_variables_that_cannot_be_requests_may_come_from_elsewhere(
     assert refusal(server, "team-a", container((REGION,), env(AFU_3)) | elsewhere) is not None
 
 
-def test_hidden_requests_of_containers_without_a_device_are_nobodys_business(
+def test_hidden_requests_of_containers_without_a_device_are_admitted(
     source: str, server: ControlPlane
 ) -> None:
     plain = {"name": "side", "image": "i", "envFrom": [{"secretRef": {"name": "x"}}]}
@@ -270,7 +272,7 @@ def test_init_containers_count(source: str, server: ControlPlane) -> None:
         assert "does not spell out" in told
 
 
-def test_pods_without_an_fpga_are_none_of_its_business(source: str, server: ControlPlane) -> None:
+def test_pods_without_an_fpga_are_admitted(source: str, server: ControlPlane) -> None:
     assert refusal(server, "stranger", container(("example.com/gpu",), env())) is None
     assert refusal(server, "stranger", {"name": "app", "image": "i"}) is None
 

@@ -358,7 +358,7 @@ def test_the_api_server_takes_every_object_and_each_of_its_fields(
         ),
     ],
 )
-def test_the_api_server_would_not_take_a_field_that_there_is_not(
+def test_the_api_server_refuses_an_unknown_field(
     control_plane: ControlPlane,
     version: str,
     kind: str,

@@ -229,7 +229,7 @@ def test_without_kubepods_nothing_is_known(v2):
 
 
 @pytest.mark.parametrize("uid", ["", ".", "..", "a/../b", "../x", "a\0", "a" * 65, "a b", "é"])
-def test_what_is_no_uid_is_not_looked_for(v2, uid):
+def test_an_invalid_uid_is_not_looked_for(v2, uid):
     populate(v2 / "kubepods")
     assert PodCgroups(str(v2)).state(PodUid(uid)) is PodPresence.UNKNOWN
 
@@ -424,7 +424,7 @@ def test_in_v1_any_living_pod_holds_what_is_unknown(tmp_path):
     assert not pods.may_live(UID)
 
 
-def test_that_cgroups_do_not_tell_is_said_once(v2):
+def test_cgroups_that_do_not_tell_are_logged_once(v2):
     populate(v2 / f"kubepods/pod{OTHER}")
     pods = PodCgroups(str(v2))
     with capture_logs() as logs:
@@ -472,7 +472,7 @@ def test_a_pod_with_nothing_but_its_pause_process_runs_no_container(v2, pod, nam
         {},
     ],
 )
-def test_whatever_else_a_pod_has_may_be_a_container(v2, pod, children):
+def test_cgroups_other_than_one_sandbox_may_be_containers(v2, pod, children):
     for name, tasks in children.items():
         child(pod, name, tasks)
     assert PodCgroups(str(v2)).may_run_containers(UID)

@@ -118,24 +118,24 @@ def test_ids_of_an_unknown_shape_make_it_unreadable_only_where_they_are_ours(rea
 
 
 @pytest.mark.parametrize("key", ["PodUID", "ContainerName", "ResourceName", "DeviceIDs"])
-def test_an_entry_without_one_of_its_fields_makes_it_unreadable(read, key):
+def test_an_entry_without_one_of_its_fields_makes_the_checkpoint_unreadable(read, key):
     broken = entry()
     del broken[key]
     unreadable(read, document(entry(), broken))
 
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", "a b", "a" * 65, "é", "a\n", None, 7])
-def test_a_uid_that_is_none_makes_it_unreadable(read, uid):
+def test_an_invalid_uid_makes_the_checkpoint_unreadable(read, uid):
     unreadable(read, document(entry(uid=uid)))
 
 
 @pytest.mark.parametrize("container", ["", "../x", "a b", "-a", "a\n", "a" * 300])
-def test_a_container_name_that_is_none_makes_it_unreadable(read, container):
+def test_an_invalid_container_name_makes_the_checkpoint_unreadable(read, container):
     unreadable(read, document(entry(container=container)))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a" * 64, "a\n"])
-def test_a_resource_name_that_is_none_makes_it_unreadable(read, name):
+def test_an_invalid_resource_name_makes_the_checkpoint_unreadable(read, name):
     unreadable(read, document(entry(resource=f"{PREFIX}/{name}")))
     unreadable(read, document(registered={f"{PREFIX}/{name}": []}))
 
@@ -166,7 +166,7 @@ def test_uids_of_all_kinds_of_pods_are_taken(read, uid):
         b'{"Data": ' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_checkpoint_is_unreadable(read, content):
+def test_bytes_that_are_no_checkpoint_are_unreadable(read, content):
     unreadable(read, content)
 
 
@@ -190,7 +190,7 @@ def test_no_directory_does_not_mean_no_entries(tmp_path):
         read_stamp(path)
 
 
-def test_what_is_no_file_is_unreadable(tmp_path):
+def test_anything_but_a_regular_file_is_unreadable(tmp_path):
     path = tmp_path / checkpoint.FILE_NAME
     path.mkdir()
     with pytest.raises(CheckpointUnreadableError):
@@ -295,7 +295,7 @@ def test_without_a_cached_answer_nothing_is_said_of_nodes(read, response):
 @pytest.mark.parametrize(
     "response", ["x", "?", "CgA", "é", "GgMKAf8=", "AAAAGhtDUE1BP19ERkdJVjCEOf1ldisCcnc="]
 )
-def test_a_cached_answer_that_is_none_is_an_error(read, response):
+def test_an_invalid_cached_answer_is_an_error(read, response):
     with pytest.raises(CheckpointUnreadableError, match=UID):
         grant_of(read, response)
 

@@ -46,7 +46,7 @@ def mounted() -> dict[str, tuple[str, bool]]:
     }
 
 
-def test_the_pods_settings_are_right_and_odd_in_nothing():
+def test_the_pods_settings_are_valid_and_cause_no_warning():
     assert settings().warnings == ()
 
 

@@ -31,7 +31,7 @@ def board(place: str = D5005, **changes: str | int):
 
 
 @pytest.mark.parametrize("place", [N6000, D5005, N3000])
-def test_its_sensors_are_found_wherever_the_board_has_them(place: str):
+def test_a_boards_sensors_are_found_wherever_the_board_has_them(place: str):
     backend, card = board(place)
     readings = backend.readings(card)
     assert readings.temperatures == {"fpga_core_temperature": 61.5}
@@ -51,7 +51,7 @@ def test_at_its_critical_temperature_a_card_has_failed():
     assert not health.degraded
 
 
-def test_at_its_highest_temperature_it_has_not():
+def test_below_its_critical_temperature_a_card_is_degraded_and_has_not_failed():
     backend, card = board(temp2_input="95000")
     health = backend.health(card)
     assert not health.failed
@@ -60,7 +60,7 @@ def test_at_its_highest_temperature_it_has_not():
     assert said.endswith("95 C")
 
 
-def test_an_optical_module_condemns_no_card():
+def test_a_hot_optical_module_degrades_the_card_and_fails_nothing():
     backend, card = board(temp9_input="90000", temp9_max="70000", temp9_crit="80000")
     health = backend.health(card)
     assert not health.failed
@@ -71,7 +71,7 @@ def test_an_optical_module_condemns_no_card():
 
 @pytest.mark.parametrize("name", ["temp2_crit", "temp2_max"])
 @pytest.mark.parametrize("limit", ["0", errno.ENODATA])
-def test_a_limit_that_the_controller_was_not_given_is_none(name: str, limit: str | int):
+def test_a_limit_that_is_zero_or_absent_is_no_limit(name: str, limit: str | int):
     backend, card = board(**{name: limit})
     health = backend.health(card)
     assert not health.failed
@@ -80,7 +80,9 @@ def test_a_limit_that_the_controller_was_not_given_is_none(name: str, limit: str
 
 @pytest.mark.parametrize("name", ["temp2_input", "temp2_crit", "temp2_label"])
 @pytest.mark.parametrize("wrong", [errno.EIO, errno.ETIMEDOUT])
-def test_a_controller_that_does_not_answer_says_nothing_of_the_card(name: str, wrong: int):
+def test_a_controller_that_does_not_answer_degrades_the_card_and_fails_nothing(
+    name: str, wrong: int
+):
     backend, card = board(**{name: wrong})
     health = backend.health(card)
     assert not health.failed
@@ -89,7 +91,7 @@ def test_a_controller_that_does_not_answer_says_nothing_of_the_card(name: str, w
 
 
 @pytest.mark.parametrize("nonsense", ["4294966796", "", "-", "warm"])
-def test_nor_does_one_that_answers_nonsense(nonsense: str):
+def test_a_controller_that_answers_nonsense_degrades_the_card_and_fails_nothing(nonsense: str):
     backend, card = board(temp2_input=nonsense)
     assert "fpga_core_temperature" not in backend.readings(card).temperatures
     health = backend.health(card)
@@ -97,7 +99,7 @@ def test_nor_does_one_that_answers_nonsense(nonsense: str):
     assert len(health.degraded) == 1
 
 
-def test_frost_is_no_fault():
+def test_a_temperature_below_zero_is_read_and_fails_nothing():
     backend, card = board(temp2_input="-12500", temp2_crit="-1")
     assert backend.readings(card).temperatures == {"fpga_core_temperature": -12.5}
     assert not backend.health(card).failed

@@ -105,7 +105,7 @@ def test_a_card_that_throttles_or_warns_fails_nothing(where, name, value, reason
 
 
 @pytest.mark.parametrize(("where", "name", "value"), WELL)
-def test_what_is_absent_or_no_fault_of_the_card_is_not_held_against_it(where, name, value):
+def test_absent_signals_and_errors_that_a_tenant_can_cause_fail_nothing(where, name, value):
     _, health = card_with(where, name, value)
     assert not health.failed
     assert not health.degraded
@@ -161,7 +161,7 @@ def test_nothing_that_a_dying_card_answers_is_raised():
 PCI = "/sys/devices/pci0000:3a/0000:3b:00.0"
 
 
-def test_what_the_link_s_counters_said_at_first_is_not_held_against_the_card():
+def test_errors_that_the_link_counted_before_the_first_look_fail_nothing():
     kernel = FakeKernel()
     kernel.add_card()
     backend, card = served(kernel)
@@ -170,7 +170,7 @@ def test_what_the_link_s_counters_said_at_first_is_not_held_against_the_card():
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "TOTAL_ERR_FATAL -1", "TOTAL_ERR_FATAL 1"])
-def test_counters_that_are_nonsense_or_of_another_function_condemn_nothing(text):
+def test_counters_that_are_nonsense_or_of_another_function_fail_nothing(text):
     kernel = FakeKernel()
     kernel.add_card()
     backend, card = served(kernel)

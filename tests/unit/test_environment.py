@@ -363,7 +363,7 @@ def test_both_encodings_are_read_as_go_writes_them(told):
     )
 
 
-def test_an_empty_pod_is_none():
+def test_a_pod_without_a_valid_name_and_uid_is_not_understood():
     with pytest.raises(ValueError, match="is no name"):
         podsapi.decode(b"")
     with pytest.raises(ValueError, match="is no name"):

@@ -331,7 +331,7 @@ def test_a_port_that_comes_later_is_asked_about_too(ledger: Ledger) -> None:
     assert ledger.unreconciled == {new.id}
 
 
-def test_that_nobody_was_asked_about_a_card_outlives_the_plugin() -> None:
+def test_a_card_whose_owners_were_not_asked_for_stays_so_over_a_restart() -> None:
     ledger, journal = make_ledger()
     ledger.card_found(CARD, {}, BLANK)
     again = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")

@@ -198,7 +198,7 @@ def test_a_new_boot_finds_no_old_copies(make, place, copies):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1}', b"\xff", b"[" * 100_000])
-def test_an_index_that_is_none_is_made_anew(make, place, copies, content):
+def test_an_index_that_makes_no_sense_is_made_anew(make, place, copies, content):
     put(place, gbs())
     image(make())
     (copies / "index.json").write_bytes(content)

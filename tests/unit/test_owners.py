@@ -88,7 +88,7 @@ def test_the_pod_is_learnt_once_kubelet_has_written_it_down(world: World) -> Non
     assert world.pod() == A
 
 
-def test_so_is_that_of_a_whole_card(world: World) -> None:
+def test_the_pod_of_a_whole_card_is_learnt_once_kubelet_has_written_it_down(world: World) -> None:
     world.allocate(BOARD, WHOLE)
     world.write((A, BOARD), resource=WHOLE)
     world.look()

@@ -311,5 +311,5 @@ def test_what_the_plugin_has_taken_from_itself_is_said_and_what_is_missing_stand
     assert "  ! landlock: the kernel does not allow it" in lines
 
 
-def test_no_cards_is_said():
+def test_a_node_without_cards_is_shown_as_such():
     assert "no FPGA cards" in table(status())

@@ -172,7 +172,7 @@ def test_an_empty_file_is_said_to_be_empty(text):
         policy(text)
 
 
-def test_size_is_bounded():
+def test_a_file_that_is_too_large_or_not_utf8_is_refused():
     with pytest.raises(PolicyError, match="bytes"):
         parse_policy(b"#" * (MAX_BYTES + 1))
     with pytest.raises(PolicyError, match="UTF-8"):
@@ -186,7 +186,7 @@ def test_a_long_unknown_key_does_not_flood_the_message():
 
 
 @pytest.mark.parametrize("text", ["", "-a", "a-", "a.b", "a_b", "ä", "a" * 64, "a\n"])
-def test_no_pattern_of_a_namespace(text):
+def test_a_pattern_that_no_namespace_can_match_is_refused(text):
     with pytest.raises(ValueError, match="no name of a namespace"):
         parse_pattern(text)
 
@@ -280,7 +280,7 @@ def file(tmp_path) -> Path:
         (0o644, 0o775, r"its directory .*/\.\.1 may be written by group"),
     ],
 )
-def test_a_policy_that_others_may_write_is_none(file, mode, above, says):
+def test_a_policy_that_others_may_write_is_refused(file, mode, above, says):
     assert read_policy(str(file), guarded=True) == policy()
     os.chmod(file, mode)
     os.chmod(file.parent / "..1", above)
@@ -312,7 +312,7 @@ def test_a_policy_that_becomes_anybodys_is_not_taken_and_the_one_before_stays(fi
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives files away")
-def test_a_policy_of_another_user_is_none(file):
+def test_a_policy_of_another_user_is_refused(file):
     os.chown(file, 12345, 12345)
     with pytest.raises(PolicyError, match="belongs to user 12345") as caught:
         read_policy(str(file), guarded=True)

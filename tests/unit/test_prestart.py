@@ -69,7 +69,7 @@ def test_what_happens_to_one_card_while_another_is_still_prepared_is_seen(
     assert not scene.rack.slot(first).data
 
 
-def test_a_mislabelled_image_is_found_out_by_its_afu_id_and_condemns_no_region(scene: Scene):
+def test_a_mislabelled_image_is_found_by_its_afu_id_and_its_region_stays_in_service(scene: Scene):
     scene.hold_releases()
     region = scene.regions[0]
     scene.images.mislabelled = FACTORY
@@ -104,9 +104,7 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
 
 
 @pytest.mark.parametrize("jobs", [0, 1], ids=["records", "cgroup"])
-def test_whoever_has_the_region_by_now_is_not_told_from_the_callers_records(
-    scene: Scene, jobs: int
-):
+def test_a_successors_claim_does_not_get_the_pod_of_the_call_before(scene: Scene, jobs: int):
     """Kubelet's records are read in a thread, and meanwhile the region changes hands."""
     region = scene.regions[0]
     caller = scene.admit(region)
@@ -137,7 +135,9 @@ def test_a_pod_that_nobody_knows_does_not_start_on_its_successors_claim(scene: S
     assert scene.rack.slot(region).afu == BLANK
 
 
-def test_what_a_card_did_is_not_held_against_its_successor(scene: Scene, monkeypatch):
+def test_a_failure_of_a_card_does_not_count_for_the_card_that_replaced_it(
+    scene: Scene, monkeypatch
+):
     """Work that fails on a card of good health gets one more try, and so on the next card."""
     region = scene.regions[0]
 
@@ -172,7 +172,9 @@ def test_a_container_starts_on_what_it_asked_for(scene: Scene):
 
 @pytest.mark.parametrize("wants", [(AFU,), ()], ids=["programmed", "blank"])
 @pytest.mark.parametrize("shows", [FACTORY, None], ids=["another image", "nothing"])
-def test_what_changed_unseen_is_read_once_more(scene: Scene, wants, shows: AfuId | None):
+def test_a_region_that_changed_unseen_is_found_at_the_hand_over(
+    scene: Scene, wants, shows: AfuId | None
+):
     scene.hold_releases()
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), *wants)
@@ -272,7 +274,7 @@ def test_a_policy_that_forbids_it_by_now_is_obeyed(begin, tmp_path: Path, when: 
 # ------------------------------------------------------------------ results that nobody fetches
 
 
-def test_what_nobody_fetched_serves_the_next_call_until_it_expires(scene: Scene):
+def test_a_result_that_nobody_fetched_serves_the_next_call_until_it_expires(scene: Scene):
     region = scene.regions[0]
     pod = scene.admit(region)
     task = scene.prepare(pod, AFU)
@@ -296,7 +298,7 @@ def test_what_nobody_fetched_serves_the_next_call_until_it_expires(scene: Scene)
     assert scene.logged.count("prepared") == 3
 
 
-def test_what_was_fetched_does_not_expire(scene: Scene):
+def test_a_result_that_was_fetched_does_not_expire(scene: Scene):
     region = scene.regions[0]
     scene.start(scene.admit(region), AFU)
     while scene.plugin.loop.pass_time():

@@ -48,11 +48,11 @@ def test_it_knows_the_sockets_place():
 
 
 @pytest.mark.parametrize("word", ["healthz", "readyz"])
-def test_yes_is_exit_code_0(tmp_path, word):
+def test_a_good_answer_is_exit_code_0(tmp_path, word):
     assert asked(tmp_path, text(200, "ok"), word) == (0, "ok\n")
 
 
-def test_no_is_exit_code_1_with_the_reason_for_kubelets_event(tmp_path):
+def test_a_bad_answer_is_exit_code_1_with_the_reason_for_kubelets_event(tmp_path):
     assert asked(tmp_path, text(503, "not registered\nnor that")) == (
         1,
         "not registered\nnor that\n",

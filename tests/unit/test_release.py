@@ -156,7 +156,9 @@ def test_what_an_implied_release_left_is_scrubbed_once_its_pod_is_gone(world: Wo
     assert world.plugin.ledger.claims[world.p0].ownership == "CLAIMED"
 
 
-def test_the_same_holds_for_a_whole_card(world: World) -> None:
+def test_what_an_implied_release_of_a_card_left_is_scrubbed_once_its_pod_is_gone(
+    world: World,
+) -> None:
     card = DeviceId(world.board.card.id)
     a = world.run("a", card, resource=WHOLE)
     world.forget(a)
@@ -180,7 +182,9 @@ def test_a_start_that_was_refused_while_the_last_owner_ran_changes_nothing_about
     assert world.condition(world.r0) is Condition.BLANK
 
 
-def test_an_owner_that_may_have_begun_without_prestart_is_let_alone(world: World) -> None:
+def test_a_region_whose_owner_may_have_started_without_prestart_is_not_scrubbed(
+    world: World,
+) -> None:
     a = world.run("a", world.p0)
     world.forget(a)
     world.admit("b", world.p0)
@@ -192,7 +196,7 @@ def test_an_owner_that_may_have_begun_without_prestart_is_let_alone(world: World
     assert world.condition(world.r0) is Condition.DIRTY
 
 
-def test_an_owner_that_began_is_let_alone(world: World) -> None:
+def test_a_region_whose_owner_has_started_is_not_scrubbed(world: World) -> None:
     world.run("a", world.p0)
     world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "its card came back"))
     world.settle()
@@ -202,7 +206,7 @@ def test_an_owner_that_began_is_let_alone(world: World) -> None:
 # ------------------------------------------------------------------ what comes between
 
 
-def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_let_alone(
+def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_not_scrubbed(
     world: World,
 ) -> None:
     a = world.run("a", world.p0)
@@ -265,7 +269,7 @@ def test_poststops_that_balance_scrub_where_the_pod_runs_no_container(world: Wor
     assert world.plugin.ledger.record(world.r0).former == frozenset(), "nobody waits for it again"
 
 
-def test_the_end_of_one_container_told_twice_blanks_nothing_under_its_successor(
+def test_the_end_of_one_container_told_twice_does_not_blank_its_successors_region(
     world: World,
 ) -> None:
     a = world.run("a", world.p0)
@@ -284,7 +288,7 @@ def test_the_end_of_one_container_told_twice_blanks_nothing_under_its_successor(
     assert world.condition(world.r0) is Condition.BLANK
 
 
-def test_a_port_that_a_container_has_open_is_scrubbed_under_no_word_of_kubelets(
+def test_a_port_that_a_container_has_open_is_not_scrubbed_whatever_kubelet_says(
     world: World,
 ) -> None:
     a = world.run("a", world.p0)
@@ -313,7 +317,7 @@ def test_a_card_that_another_plugins_pods_hold_is_not_scrubbed(make) -> None:
     assert world.condition(world.r0) is Condition.BLANK
 
 
-def test_nor_is_its_memory_cleared(make) -> None:
+def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make) -> None:
     world = make(clears_memory=True)
     ledger, card = world.plugin.ledger, world.board.card.id
     world.board.memory.add("another plugin's pod")
@@ -353,7 +357,7 @@ def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make)
     assert not world.board.memory
 
 
-def test_nobody_looks_into_the_ports_of_such_a_card_to_tell_whether_it_may_be_pulled(make) -> None:
+def test_the_ports_of_a_card_whose_owners_are_not_known_are_not_opened_at_a_drain(make) -> None:
     world = make()
     unreconcile(world)
     opened = world.rack.open_port = mock.Mock(wraps=world.rack.open_port)
@@ -388,7 +392,7 @@ def test_a_neighbours_memory_is_not_cleared_by_a_start(make) -> None:
     assert world.plugin.ledger.debts == {world.board.card.id}
 
 
-def test_nor_that_of_a_pod_that_kubelet_has_forgotten(make) -> None:
+def test_the_memory_of_a_running_pod_that_kubelet_has_forgotten_is_not_cleared(make) -> None:
     world = make(clears_memory=True)
     a, b = world.run("a", world.p0), world.run("b", world.p1)
     world.deallocate(b)  # by force: it still runs

@@ -135,7 +135,7 @@ def test_other_variables_are_ignored(name):
     assert parse_requests(env() | {name: ""}) == parse_requests(env())
 
 
-def test_no_variables_no_requests():
+def test_without_variables_there_are_no_requests():
     assert parse_requests({}) == ()
 
 
@@ -183,7 +183,7 @@ def test_a_request_for_another_card_must_be_well_formed_too():
         ("clock=0", DriverSettings(clock=0)),
     ],
 )
-def test_driver_parameters(value, settings):
+def test_driver_parameters_are_read(value, settings):
     assert one(env(FPGA_DRIVER_PARAMS_1=value)).settings == settings
 
 

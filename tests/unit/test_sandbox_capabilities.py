@@ -42,7 +42,7 @@ def test_every_capability_is_gone_and_none_comes_back():
 
 
 @root
-def test_threads_and_programs_that_come_later_have_none_either():
+def test_threads_and_programs_that_come_later_have_no_capability_either():
     thread, program = run("""
 drop_privileges(readable=[])
 seen = []
@@ -58,7 +58,7 @@ print(json.dumps(seen))
         assert {left[f"{name}:"] for name in SETS} == {"0" * 16}
 
 
-def test_it_is_refused_where_a_thread_would_keep_its_own():
+def test_dropping_capabilities_is_refused_where_another_thread_would_keep_its_own():
     said = run("""
 stop = threading.Event()
 thread = threading.Thread(target=stop.wait)
@@ -124,7 +124,7 @@ def test_a_directory_of_others_that_all_may_read_takes_none(tmp_path: Path):
     assert left["CapPrm:"] == "0" * 16
 
 
-def test_nobody_loses_nothing_and_gains_nothing():
+def test_an_unprivileged_user_is_confined_too_and_gains_nothing():
     demote = "import os; os.geteuid() or os.setuid(65534); "
     left = run(demote + "drop_privileges(readable=[]); print(json.dumps(status()))")
     assert {left[f"{name}:"] for name in ("CapPrm", "CapEff", "CapAmb")} == {"0" * 16}

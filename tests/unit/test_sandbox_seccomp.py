@@ -205,7 +205,7 @@ def test_the_kernel_refuses_what_the_plugin_has_no_use_for_and_nothing_else():
     }
 
 
-def test_it_is_refused_where_a_thread_would_stay_free():
+def test_the_filter_is_refused_where_another_thread_would_stay_unconfined():
     assert "second" in run("""
 import threading
 from fpga_plugin.sandbox import seccomp

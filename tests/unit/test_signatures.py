@@ -120,7 +120,7 @@ def test_a_manifest_of_the_first_format_is_read_and_has_no_version():
         (b" " * (5 << 20), "at most"),
     ],
 )
-def test_what_is_no_manifest_is_refused(data, words):
+def test_an_invalid_manifest_is_refused(data, words):
     with pytest.raises(BitstreamError) as caught:
         parse_manifest(data, where="m")
     assert caught.value.message.startswith("m: ")
@@ -252,7 +252,7 @@ def test_a_signature_is_good_at_its_own_place_only(root, keys, key, elsewhere):
     assert f"of another path than {FILE}" in refusal(root, TrustMode.SIGNED, keys)
 
 
-def test_a_signature_of_the_bare_file_is_none(root, keys, key):
+def test_a_signature_of_the_bare_file_does_not_count(root, keys, key):
     write(root / f"{FILE}.sig", key.sign(b"content"))
     assert "of the bare file, as earlier versions signed" in refusal(root, TrustMode.SIGNED, keys)
     data = named(root)
@@ -260,7 +260,7 @@ def test_a_signature_of_the_bare_file_is_none(root, keys, key):
     assert "manifest.json.sig is of other bytes" in refusal(root, TrustMode.SIGNED, keys)
 
 
-def test_a_files_signature_is_none_of_the_manifest(root, keys, key):
+def test_a_files_signature_does_not_count_for_the_manifest(root, keys, key):
     data = named(root)
     write(root / "manifest.json.sig", signature(key, FILE, data))
     assert "of another path than manifest.json" in refusal(root, TrustMode.SIGNED, keys)
@@ -330,12 +330,12 @@ def test_signed_takes_what_a_signed_manifest_names_and_not_what_an_unsigned_one_
         (b"x" * 5000, "at most"),
     ],
 )
-def test_a_signature_that_is_none_is_refused_with_the_reason(root, keys, signature, words):
+def test_an_invalid_signature_is_refused_with_the_reason(root, keys, signature, words):
     write(root / f"{FILE}.sig", signature)
     assert words in refusal(root, TrustMode.SIGNED, keys)
 
 
-def test_another_keys_signature_is_none(root, keys):
+def test_a_signature_by_another_key_does_not_count(root, keys):
     write(root / f"{FILE}.sig", signature(Ed25519PrivateKey.generate(), FILE, b"content"))
     assert "no key in site.pem" in refusal(root, TrustMode.SIGNED, keys)
 

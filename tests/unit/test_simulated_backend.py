@@ -91,7 +91,7 @@ def test_a_healthy_card_has_nothing_to_say(backend, card):
 
 
 @pytest.mark.parametrize("word", ["thermal", "fatal"])
-def test_a_fault_condemns_its_region_alone(backend, card, tmp_path, word):
+def test_a_fault_fails_only_the_region_that_it_names(backend, card, tmp_path, word):
     region = card.regions[1]
     arm(tmp_path, region, word)
     assert list(backend.health(card).failed) == [region.id]

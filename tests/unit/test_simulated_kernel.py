@@ -114,7 +114,7 @@ CARD = "0000:10:00.0"
 REGION = "0000-10-00.0-p1"
 
 
-def test_it_is_a_kernel(kernel):
+def test_it_has_the_interface_of_the_real_kernel(kernel):
     as_kernel: Kernel = kernel
     assert as_kernel.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -226,7 +226,7 @@ def test_pr_without_a_buffer_is_efault(kernel):
         kernel.ioctl(handle, FME_PORT_PR, 0)
 
 
-def test_pr_on_the_port_and_reset_on_the_fme_are_not_theirs(kernel):
+def test_pr_on_the_port_and_reset_on_the_fme_are_einval(kernel):
     port = kernel.open("/dev/dfl-port.1", os.O_RDWR)
     fme = kernel.open("/dev/dfl-fme.0", os.O_RDWR)
     with raises(errno.EINVAL):
@@ -268,7 +268,7 @@ def test_exclusive_open_needs_the_port_alone_and_keeps_it_so(kernel, directory):
     assert state(directory, REGION)["open"] == 0
 
 
-def test_a_closed_handle_is_none(kernel):
+def test_a_closed_handle_is_ebadf(kernel):
     handle = kernel.open("/dev/dfl-port.1", os.O_RDWR)
     kernel.close(handle)
     with raises(errno.EBADF):

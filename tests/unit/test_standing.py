@@ -56,7 +56,7 @@ class Kubelet:
             asyncio.run(self.standing.look(self))  # type: ignore[arg-type]
 
 
-def test_where_nothing_differs_the_looking_ends():
+def test_lists_that_do_not_differ_are_not_compared_again():
     kubelet = Kubelet()
     kubelet.look(QUIET)
     assert not kubelet.standing.due
@@ -81,7 +81,7 @@ def test_a_lasting_difference_is_reported_and_the_resource_registered_anew():
     assert not kubelet.standing.due
 
 
-def test_a_difference_that_passes_is_none():
+def test_a_difference_that_passes_is_not_reported():
     kubelet = Kubelet()
     for known in (frozenset(), BOTH) * LASTING:
         kubelet.known[RESOURCE] = known
@@ -89,7 +89,7 @@ def test_a_difference_that_passes_is_none():
     assert kubelet.renewed == []
 
 
-def test_what_does_not_help_is_done_less_and_less_often():
+def test_a_registration_that_does_not_help_is_repeated_less_and_less_often():
     kubelet = Kubelet()
     kubelet.known[RESOURCE] = frozenset({"x"})
     kubelet.look(LASTING + 2 * LASTING)
@@ -244,7 +244,7 @@ def test_a_container_that_began_before_the_stream_opened_is_reported_once(world:
     assert world.look() == []
 
 
-def test_one_that_began_on_what_an_earlier_pod_left_is_told_apart(world: World):
+def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(world: World):
     world.ledger.allocate(RESOURCE, [REGION])  # an implied release
     world.started = int(world.restart_kubelet()) + 2
     world.error = NoSourceError("nobody answers")
@@ -256,7 +256,7 @@ def test_one_that_began_on_what_an_earlier_pod_left_is_told_apart(world: World):
     assert world.told == [(UID, "app", {REGION}, {REGION})]
 
 
-def test_one_that_began_on_a_blank_region_is_none_of_those(world: World):
+def test_a_container_that_began_on_a_blank_region_is_not_reported_as_unscrubbed(world: World):
     world.ledger.allocate(RESOURCE, [REGION])
     world.ledger.working([RegionId(REGION)])
     world.ledger.clean(RegionId(REGION), None, blank=True)
@@ -266,26 +266,28 @@ def test_one_that_began_on_a_blank_region_is_none_of_those(world: World):
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, 7])
-def test_one_that_began_before_kubelet_or_after_the_stream_is_not(world: World, seconds: int):
+def test_a_container_that_began_before_kubelet_or_after_the_stream_is_not_reported(
+    world: World, seconds: int
+):
     world.started = int(world.restart_kubelet()) + seconds
     assert world.look() == []
     assert world.told == []
 
 
-def test_of_a_kubelet_that_was_served_before_none_is(world: World):
+def test_no_container_of_a_kubelet_that_did_not_restart_is_reported(world: World):
     """The plugin restarted, and kubelet did not."""
     world.started = int(world.restart_kubelet(epoch="k1")) + 2
     assert world.look() == []
     assert world.asked == 0
 
 
-def test_one_that_does_not_run_is_not(world: World):
+def test_a_container_that_does_not_run_is_not_reported(world: World):
     world.restart_kubelet()
     assert world.look() == []
 
 
 @pytest.mark.parametrize("call", ["PreStart", "Allocate"])
-def test_one_that_had_its_prestart_meanwhile_is_not(world: World, call: str):
+def test_a_container_that_had_its_prestart_meanwhile_is_not_reported(world: World, call: str):
     world.started = int(world.restart_kubelet()) + 2
     if call == "PreStart":
         world.ledger.prestart_seen([DeviceId(REGION)])

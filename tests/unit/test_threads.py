@@ -137,7 +137,7 @@ def test_a_call_that_comes_at_the_very_end_of_a_late_one_does_not_stop_the_loop(
     assert outcomes[:1] == [LateError]  # it began its own call, and had no time left
 
 
-def test_where_all_threads_hang_others_hear_whose_they_are_and_go_on_when_one_ends():
+def test_where_all_threads_hang_a_call_names_their_keys_and_the_next_goes_on_when_one_ends():
     async def story():
         threads = Threads("t", most=2)
         with hung() as one, hung() as two:
@@ -153,7 +153,7 @@ def test_where_all_threads_hang_others_hear_whose_they_are_and_go_on_when_one_en
     run(story)
 
 
-def test_who_leaves_threads_to_others_does():
+def test_a_call_that_spares_threads_leaves_them_to_others():
     async def story():
         threads = Threads("t", most=3)
         with hung() as call:

@@ -32,7 +32,7 @@ from fpga_plugin.pods.podsapi import decode
         ),
     ],
 )
-def test_what_was_encoded_rightly_is_well_typed(message):
+def test_a_message_of_the_right_types_is_well_typed(message):
     assert well_typed(type(message).parse(bytes(message)))
 
 
@@ -57,7 +57,7 @@ def test_what_was_encoded_rightly_is_well_typed(message):
         (core_v1.Time, b"\x0a\x01\x01"),
     ],
 )
-def test_what_was_encoded_otherwise_is_not(kind, raw):
+def test_a_message_of_other_types_is_not_well_typed(kind, raw):
     try:
         message = kind.parse(raw)
     except Exception:  # noqa: BLE001  # betterproto2 raises many types: refused there already

@@ -2,7 +2,7 @@
 
 Reads only attributes that a running PR does not block (dfl-fme-error.c takes the FME's lock for
 fme_errors, first_error, next_error and pcie*_errors; not for the two read here). Errors that a
-tenant's image can cause, such as MMIO time-outs and page faults, condemn nothing: a scrub clears
+tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub clears
 them.
 
 An FPGA manager's state is not judged: it tells of the region that was programmed last, and whoever

@@ -13,7 +13,7 @@ are in force while the file is there.
 | `thermal` | port error bit 50 (Ap6Event) and power state 0x6; errors cannot be cleared (EBUSY) |
 | `fatal` | every attribute of the port's registers reads all ones, as when the link is dead |
 
-All of these are signals of the port, not of the FME, so that they condemn the region that is named
+All of these are signals of the port, not of the FME, so that they fail the region that is named
 and not its card. PRs run under `thermal` and `fatal`: the driver does not look before it streams.
 """
 

@@ -244,7 +244,7 @@ def test_closing_a_port_that_does_not_acknowledge_poisons_it(rig: Rig):
         rig.backend.afu_id(region)
 
 
-def test_a_region_in_ap6_is_condemned_and_cannot_be_scrubbed_meanwhile(rig: Rig):
+def test_a_region_in_ap6_has_failed_and_cannot_be_scrubbed_meanwhile(rig: Rig):
     card = rig.card()
     region = card.regions[1]
     end = rig.arm(region.id, "thermal")
