@@ -51,7 +51,7 @@ def test_a_state_directory_that_is_removed_while_the_plugin_runs_loses_no_claim(
         assert "Traceback" not in n.plugin.text
 
 
-def test_rows_that_make_no_sense_cost_a_scrub_and_nobody_his_region():
+def test_rows_that_make_no_sense_cost_a_scrub_and_no_pod_its_region():
     with node().up() as n:
         n.kubelet.allocate(P0)
         n.kubelet.prestart(P0, env=request(AFU))

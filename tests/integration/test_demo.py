@@ -269,13 +269,13 @@ INPUT_ERRORS = ("deployment", "bad-yaml", "no-fpga", "value-from", "missing-file
 
 
 @pytest.mark.parametrize("name", SUCCESSES)
-def test_what_goes_well_exits_with_0_and_leaves_nothing(runs, name):
+def test_a_demo_that_goes_well_exits_with_0_and_leaves_nothing(runs, name):
     run = runs[name]
     assert (run.code, run.err, run.left, run.of("error")) == (0, "", [], [])
 
 
 @pytest.mark.parametrize("name", sorted({*MANIFESTS, "missing-file"} - {"kep-verbatim", "sidecar"}))
-def test_what_is_wrong_exits_with_1_and_leaves_nothing(runs, name):
+def test_a_demo_that_fails_exits_with_1_and_leaves_nothing(runs, name):
     run = runs[name]
     assert (run.code, run.left) == (1, [])
     assert "Traceback" not in run.err

@@ -28,7 +28,7 @@ def listed(node: Node) -> tuple[str, list[tuple[str, str]]]:
     return card["note"], [(row["ownership"], row["condition"]) for row in card["regions"]]
 
 
-def test_who_has_what_is_told_beside_the_plugin_and_after_it():
+def test_the_devices_command_tells_who_has_what_while_the_plugin_runs_and_after_it():
     with Node("1x2").up() as node:
         node.kubelet.allocate(P0)
         told = ("", [("CLAIMED", "BLANK"), ("FREE", "BLANK")])
@@ -37,7 +37,7 @@ def test_who_has_what_is_told_beside_the_plugin_and_after_it():
         assert listed(node) == told
 
 
-def test_nobody_is_said_to_be_free_where_the_journal_cannot_be_read():
+def test_no_device_is_said_to_be_free_where_the_journal_cannot_be_read():
     with Node("1x2").up() as node:
         node.kubelet.allocate(P0)
         node.plugin.stop()

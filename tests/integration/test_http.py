@@ -249,7 +249,7 @@ def test_over_tcp_there_is_little_and_nothing_that_changes_anything(node, method
     assert get(serve(node), path, method=method)[0] == status
 
 
-def test_what_only_looks_says_so_and_does_not_answer_to_a_strangers_name(node):
+def test_over_tcp_post_is_refused_and_so_is_a_host_name_that_a_stranger_may_own(node):
     plugin = serve(node)
     response, _ = ask(plugin, "/metrics", method="POST")
     assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")

@@ -292,7 +292,9 @@ def test_a_header_block_in_many_pieces_counts_each_of_them(tmp_path, monkeypatch
         pytest.param(b"\xff" * 100, id="no frame"),
     ],
 )
-def test_what_is_no_http2_ends_the_connection_alone_and_without_a_traceback(tmp_path, sent, caplog):
+def test_bytes_that_are_not_http2_end_the_connection_alone_and_without_a_traceback(
+    tmp_path, sent, caplog
+):
     async def story():
         async with connected(tmp_path) as (one, calls, _changes, service):
             async with raw(one.client().path) as client:

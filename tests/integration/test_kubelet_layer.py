@@ -560,7 +560,7 @@ def test_a_kubelet_that_dies_between_connection_and_call_is_one_that_broke_off(t
     asyncio.run(story())
 
 
-def test_an_ok_without_a_stream_is_no_registration(tmp_path):
+def test_an_ok_to_register_without_a_stream_does_not_count(tmp_path):
     async def story():
         changes = Changes()
         calls = Calls(changes)

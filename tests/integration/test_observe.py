@@ -20,7 +20,7 @@ def observed(node: Node):
     return plugin
 
 
-def test_what_kubelet_gives_to_somebody_would_not_be_wiped():
+def test_a_region_that_kubelet_has_given_to_a_pod_is_not_among_those_to_be_wiped():
     with Node("2x2") as node:
         node.kubelet.checkpoint(("0" * 8 + "-1", "main", REGIONS, [P0], answer()))
         first, second = observed(node).logged("would serve card")

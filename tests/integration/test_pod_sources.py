@@ -218,7 +218,7 @@ def test_a_container_without_requests_asks_for_nothing(socket):
         ({"hangs": True}, "did not answer"),
     ],
 )
-def test_a_kubelet_that_does_not_tell_is_a_reason_not_an_answer(socket, fails, words):
+def test_a_kubelet_that_fails_to_answer_gives_a_reason_and_no_pod(socket, fails, words):
     async def story():
         server = PodsServer(FakePod())
         for name, value in fails.items():
@@ -373,7 +373,7 @@ def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, sock
         ({"body": b'{"metadata": 7}'}, "not understood"),
     ],
 )
-def test_an_api_server_that_does_not_tell_is_a_reason_not_an_answer(tmp_path, fails, words):
+def test_an_api_server_that_fails_to_answer_gives_a_reason_and_no_pod(tmp_path, fails, words):
     with ApiServerDouble(FakePod()) as api:
         for name, value in fails.items():
             setattr(api, name, value)
@@ -699,7 +699,7 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
         run(story(api, pod))
 
 
-def test_what_is_not_proved_is_asked_and_kubelet_answers(socket):
+def test_an_unproved_start_is_refused_and_kubelets_quote_of_the_refusal_proves_it(socket):
     async def story():
         pod = two()
         pod.ended("init", started=5)
@@ -806,7 +806,7 @@ def test_where_kubelet_does_not_tell_the_pods_cgroup_shows_that_it_keeps_its_san
     on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
 
 
-def test_a_refusal_of_an_older_sandbox_names_nobody_where_kubelet_does_not_tell(
+def test_a_refusal_in_an_older_sandbox_proves_nothing_where_kubelet_does_not_tell(
     tmp_path, list_socket, monkeypatch
 ):
     """The status still quotes it at the app, while the init container starts anew."""
@@ -824,7 +824,7 @@ def test_a_refusal_of_an_older_sandbox_names_nobody_where_kubelet_does_not_tell(
     on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
 
 
-def test_a_start_of_an_older_sandbox_is_followed_by_nobody_where_kubelet_does_not_tell(
+def test_a_start_in_an_older_sandbox_proves_nothing_where_kubelet_does_not_tell(
     tmp_path, list_socket, monkeypatch
 ):
     async def story(life, pod):
@@ -843,7 +843,7 @@ def test_a_start_of_an_older_sandbox_is_followed_by_nobody_where_kubelet_does_no
     on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch)
 
 
-def test_what_was_doubted_at_one_question_is_doubted_at_the_next(
+def test_a_sandbox_that_was_not_proved_at_one_refusal_is_not_proved_at_the_next(
     tmp_path, list_socket, monkeypatch
 ):
     """The question in between was about other devices, of which nothing was known."""

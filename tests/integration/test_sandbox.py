@@ -172,7 +172,7 @@ print(json.dumps({
 
 @root
 @pytest.mark.parametrize("confined", [False, True])
-def test_whoever_takes_the_process_over_gets_no_further(*, confined: bool):
+def test_code_that_takes_the_process_over_is_confined_by_the_sandbox(*, confined: bool):
     """The same attempts without the sandbox succeed: so it is the sandbox that refuses them."""
     with Node("1x2") as node:
         node.kubelet.checkpoint()

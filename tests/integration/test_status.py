@@ -78,7 +78,7 @@ def claim(node, device=P0):
     node.kubelet.prestart(device, env=request())
 
 
-def test_it_tells_who_has_what_since_when_and_with_which_bitstream(node):
+def test_status_tells_who_has_what_since_when_and_with_which_bitstream(node):
     before = time.time()
     claim(node)
     shown = region(node, P0)
@@ -99,7 +99,7 @@ def test_since_when_outlives_the_plugin(node):
     assert region(node, P0)["owner"]["since"] == since
 
 
-def test_it_tells_the_last_refusal_of_a_pod_and_why(node):
+def test_status_tells_the_last_refusal_of_a_pod_and_why(node):
     answer = node.kubelet.allocate(P0)
     node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_the_socket_is_roots_alone(node):
     assert stat.S_IMODE((node.state_dir / "status.sock").stat().st_mode) == 0o600
 
 
-def test_it_is_gone_after_a_proper_end(node):
+def test_the_status_socket_is_gone_after_a_proper_end(node):
     eventually((node.state_dir / "status.sock").exists)
     assert node.plugin.stop() == 0
     assert not (node.state_dir / "status.sock").exists()

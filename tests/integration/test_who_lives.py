@@ -103,7 +103,7 @@ def held_until_it_ends(node: Node, cgroups: Cgroups, uid: str, held: str) -> Non
 @pytest.mark.parametrize(
     "tree", ["kubelet.slice/kubelet-kubepods.slice", "kubelet/kubepods", "a/b/c/kubepods"]
 )
-def test_a_leftover_tree_of_cgroups_makes_no_ghost_of_a_pod_that_runs(tree):
+def test_a_leftover_tree_of_cgroups_does_not_make_a_running_pod_look_gone(tree):
     with node_with_cgroups(tree) as (node, cgroups):
         (node.folder / "cgroup" / "kubepods.slice").mkdir()
         admit(node, A)

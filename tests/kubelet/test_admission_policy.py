@@ -285,6 +285,6 @@ def test_values_of_tenants_are_only_compared(source: str, server: ControlPlane, 
     assert told is None or len(told) < 2000
 
 
-def test_many_variables_only_cost_who_has_them(source: str, server: ControlPlane) -> None:
+def test_a_pod_with_many_variables_is_judged_like_others(source: str, server: ControlPlane) -> None:
     many = {f"X{n}": "y" for n in range(1000)}
     assert refusal(server, "team-a", container((REGION,), many | env())) is None

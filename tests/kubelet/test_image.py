@@ -151,7 +151,7 @@ def test_nothing_less_than_privileged_opens_a_device_node(make_node: Callable[..
 
 
 @pods_api
-def test_it_writes_to_its_state_kubelets_directory_and_sysfs_only(
+def test_the_pod_writes_to_its_state_kubelets_directory_and_sysfs_only(
     make_node: Callable[..., Node],
 ) -> None:
     said = probed(make_node("1x1"), "as-deployed", {})
@@ -161,7 +161,7 @@ def test_it_writes_to_its_state_kubelets_directory_and_sysfs_only(
     assert written == {"state", "kubelet", "sysfs"}
 
 
-def test_at_work_it_has_no_capability_can_get_none_and_is_confined(
+def test_the_pod_at_work_has_no_capability_can_get_none_and_is_confined(
     make_node: Callable[..., Node],
 ) -> None:
     node = make_node("1x1")
@@ -185,7 +185,7 @@ def test_at_work_it_has_no_capability_can_get_none_and_is_confined(
 
 
 @pods_api
-def test_it_hears_the_kernel_without_the_nodes_network(make_node: Callable[..., Node]) -> None:
+def test_the_pod_hears_uevents_without_the_nodes_network(make_node: Callable[..., Node]) -> None:
     # Real cards, of which there are none here: libudev, found by ldconfig, and a netlink socket.
     node = make_node("1x1")
     plugin_of(node).delete()
@@ -215,7 +215,7 @@ def scraped() -> str:
         return answer.read().decode()
 
 
-def test_its_own_probes_find_it_ready_and_it_tells_who_has_what(
+def test_the_pods_probes_find_it_ready_and_status_tells_who_has_what(
     make_node: Callable[..., Node],
 ) -> None:
     node = make_node("1x2")
@@ -238,7 +238,7 @@ def test_its_own_probes_find_it_ready_and_it_tells_who_has_what(
     assert plugin_of(node).pod.container("fpga-plugin")["restartCount"] == 0
 
 
-def test_whoever_fills_its_port_does_not_hold_up_its_probes(
+def test_connections_that_fill_its_port_do_not_hold_up_the_pods_probes(
     make_node: Callable[..., Node],
 ) -> None:
     node = make_node("1x2")

@@ -39,7 +39,7 @@ def test_packages_without_a_known_vulnerability_are_good(audit: ModuleType):
 
 
 @pytest.mark.parametrize("dependencies", [[skipped("anyio"), checked("h11")], [checked("h11")], []])
-def test_what_could_not_be_asked_about_is_no_success(
+def test_packages_that_the_index_says_nothing_of_are_no_success(
     audit: ModuleType, dependencies: list[dict[str, Any]]
 ):
     verdict = audit.judge_vulnerabilities({"dependencies": dependencies}, PINS)

@@ -307,7 +307,7 @@ def remove(cgroup: Path) -> None:
     cgroup.rmdir()
 
 
-def test_a_tree_in_which_no_pod_was_ever_seen_proves_nobody_gone(v2):
+def test_a_tree_in_which_no_pod_was_ever_seen_does_not_prove_that_a_pod_is_gone(v2):
     populate(v2 / f"kubepods/pod{OTHER}")
     pods = PodCgroups(str(v2))
     assert pods.state(UID) is PodPresence.UNKNOWN

@@ -68,7 +68,7 @@ def test_the_keps_mapping_of_variables_is_read_too(read):
     assert read(text).pod.containers[0].env == {"FPGA_REGION_1": "abc"}
 
 
-def test_what_a_cluster_would_have_to_tell_is_left_out_and_said(read):
+def test_variables_that_need_a_cluster_are_left_out_and_named(read):
     text = POD + (
         "    - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}\n"
         "    envFrom: [{configMapRef: {name: c}}]\n"

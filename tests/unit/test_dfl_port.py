@@ -93,7 +93,9 @@ def test_a_node_that_became_another_cards_port_is_closed_untouched(now: str):
 
 @pytest.mark.parametrize("reads", [AFU, errno.EBUSY, errno.EIO])
 @pytest.mark.parametrize("now", ["gone", "another instance"])
-def test_what_a_successor_shows_is_not_taken_for_the_regions_own(now: str, reads: str | int):
+def test_the_afu_id_of_a_card_that_came_in_its_place_is_not_taken_for_the_regions(
+    now: str, reads: str | int
+):
     kernel, backend, card, region = one_card()
     kernel.files[f"{region.sysfs}/afu_id"] = reads
     if now == "gone":
@@ -301,7 +303,7 @@ def test_a_poisoned_port_names_the_way_out():
 
 
 @pytest.mark.parametrize("text", ["f" * 32, "", "nonsense", errno.EIO, errno.ENODEV])
-def test_what_is_no_afu_id_is_an_error_but_no_poison(text: str | int):
+def test_an_unreadable_afu_id_is_an_error_and_no_sign_of_a_poisoned_port(text: str | int):
     kernel, backend, _, region = one_card()
     kernel.files[f"{region.sysfs}/afu_id"] = text
     with pytest.raises(HardwareError) as caught:

@@ -185,7 +185,7 @@ def test_a_request_made_of_what_is_not_known_is_refused(source, words):
         assert len(said) < 1000
 
 
-def test_what_is_not_known_is_no_matter_elsewhere():
+def test_unknown_values_in_other_variables_do_not_matter():
     found = env_of(
         ("A", secret_key("s", "k")), ("B", "$(A)$(C)"), ("FPGA_OTHER", "$(B)"), (REGION, "x")
     )
@@ -432,7 +432,7 @@ def test_a_mirror_belongs_to_the_node_that_it_is_on():
 @pytest.mark.parametrize(
     "annotations", [MIRROR, {"kubernetes.io/config.source": "file"}], ids=["mirror", "source"]
 )
-def test_what_a_tenant_writes_makes_no_mirror(annotations, owners):
+def test_annotations_that_a_tenant_can_write_make_no_mirror_pod(annotations, owners):
     told = of_api_server(annotations=annotations, ownerReferences=owners)
     assert (told.uid, told.static) == (UID, False)
 
@@ -581,11 +581,11 @@ AT = 1000.7
         ("other", status(other=ended(0, 1001)), None),
     ],
 )
-def test_who_follows_a_run_that_ended(last, told, expected):
+def test_the_container_that_starts_after_a_run_that_ended_is_known(last, told, expected):
     assert follows(told, [INIT_1, INIT_2, APP], Start(last, AT)) == expected
 
 
-def test_nobody_follows_the_last_init_container():
+def test_no_container_starts_after_the_last_that_holds_the_device():
     told = status(init_1=ended(0, 1001))
     assert follows(told, [INIT_1], Start("init-1", AT)) is None
 

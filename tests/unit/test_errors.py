@@ -13,7 +13,7 @@ from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginErro
 
 
 @pytest.mark.parametrize("text", ["/s/\udcff.gbs", "\ud800", "a\udc80" * 1000])
-def test_a_name_that_is_no_utf8_can_be_told(text):
+def test_a_name_that_is_not_utf8_makes_a_printable_error(text):
     error = FpgaPluginError(f"{text}: what", hint=text)
     for told in (str(error), error.message, error.hint, quote(text)):
         assert told.encode()

@@ -149,7 +149,7 @@ def test_all_pods_together_are_limited_too() -> None:
     assert len(cluster.created) == events.TOTAL_BURST
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_events_that_are_remembered_are_bounded() -> None:
     cluster = Cluster()
 
     async def story(recorder: Events, clock: Clock) -> None:
@@ -183,7 +183,7 @@ def test_an_api_server_that_refuses_is_reported_once_and_asked_again_with_the_ne
     assert (recorder.posted, recorder.dropped) == (1, 2)
 
 
-def test_what_could_not_be_made_is_made_by_its_repetition() -> None:
+def test_an_event_that_could_not_be_posted_is_posted_when_it_comes_again() -> None:
     cluster = Cluster(refuses="down")
 
     async def story(recorder: Events, clock: Clock) -> None:

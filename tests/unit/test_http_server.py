@@ -96,7 +96,7 @@ def test_a_body_is_read():
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),  # a TLS client
     ],
 )
-def test_what_is_no_good_request_is_refused(sent, status):
+def test_a_malformed_http_request_is_refused(sent, status):
     answer = ask(sent)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or answer == b""
 

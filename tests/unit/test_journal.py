@@ -186,7 +186,7 @@ def test_a_journal_of_an_earlier_version_is_closed_to_others(tmp_path) -> None:
     assert set(modes(tmp_path).values()) == {0o600}
 
 
-def test_what_is_set_aside_or_put_back_is_nobody_elses_either(tmp_path) -> None:
+def test_a_journal_that_is_set_aside_or_put_back_is_closed_to_others_too(tmp_path) -> None:
     path = tmp_path / "journal.sqlite3"
     journal = Journal(str(path))
     journal.write(Change(drained={CARD.id: True}))

@@ -569,7 +569,9 @@ def test_work_is_concluded_only_where_nothing_came_between(ledger: Ledger) -> No
     assert condition(ledger) is Condition.DIRTY
 
 
-def test_what_was_programmed_for_an_owner_that_left_is_not_the_nexts(ledger: Ledger) -> None:
+def test_an_image_that_was_programmed_for_an_owner_that_left_does_not_count_for_the_next(
+    ledger: Ledger,
+) -> None:
     ledger.allocate(REGIONS, [P0])
     ledger.prestart_seen([P0])
     ledger.working([R0])
@@ -695,7 +697,9 @@ def test_a_region_of_another_instance_is_dirty_and_no_other(ledger: Ledger) -> N
 
 
 @pytest.mark.parametrize("step", ["gone", "found", "failing", "verify", "dirty", "faulted"])
-def test_what_takes_trust_away_holds_though_it_cannot_be_written(step: str) -> None:
+def test_a_change_that_makes_a_region_unusable_holds_though_it_cannot_be_journalled(
+    step: str,
+) -> None:
     ledger, journal = make_ledger(CARD)
     if step == "found":
         ledger.card_gone(CARD.id)

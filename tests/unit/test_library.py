@@ -226,7 +226,7 @@ def test_a_file_swapped_after_it_was_indexed_is_verified_again(make, root, place
         image(library)
 
 
-def test_what_is_swapped_while_it_is_judged_reaches_nobody(make, place, monkeypatch):
+def test_a_file_that_is_swapped_while_it_is_verified_is_not_programmed(make, place, monkeypatch):
     put(place, gbs())
     library = make()
     check = library_module.check_names
@@ -667,7 +667,7 @@ def test_a_disk_that_gets_full_while_unpacking_leaves_the_rest_to_the_memory(
     assert not list(copies.glob("*.gbs"))
 
 
-def test_what_neither_disk_nor_memory_has_room_for_is_refused_and_taken_up_later(
+def test_a_file_that_neither_disk_nor_memory_has_room_for_is_refused_and_taken_up_later(
     make, packed, copies, monkeypatch
 ):
     room = Room(3 << 20)
@@ -803,7 +803,7 @@ assert high < {limit} or sys.argv[1] != "untrusted", high
 # -- a store that does not answer ----------------------------------------------------------------
 
 
-def test_what_the_store_said_last_is_served_without_it(make, root, place, packed):
+def test_a_verified_file_is_served_from_its_copy_while_the_store_is_away(make, root, place, packed):
     put(place, gbs())
     library = make()
     assert image(library) == b"logic"
@@ -850,7 +850,9 @@ def _not_trusted(library, root, place):
         lambda library, _root, _place: library.tidy([]),
     ],
 )
-def test_what_may_be_another_file_by_now_is_not_served_without_the_store(make, root, place, spoil):
+def test_a_copy_whose_original_may_have_changed_is_not_served_while_the_store_is_away(
+    make, root, place, spoil
+):
     put(place, gbs())
     library = make()
     image(library)

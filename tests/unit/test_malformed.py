@@ -147,7 +147,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_is_none_of_a_store_is_refused_with_what_is_wrong(make, name):
+def test_a_file_name_that_no_store_has_is_refused_with_what_is_wrong(make, name):
     library = make()
     path = put(library, name, GBS)
     (entry,) = library.list(read=False)

@@ -43,7 +43,7 @@ def refusal(file: Path) -> BitstreamError:
     return caught.value
 
 
-def test_what_only_we_can_write_is_read(file):
+def test_a_file_that_nobody_else_can_write_is_read(file):
     assert read(file) == b"content"
 
 

@@ -95,7 +95,7 @@ def test_the_pod_of_a_whole_card_is_learnt_once_kubelet_has_written_it_down(worl
     assert world.pod(BOARD) == A
 
 
-def test_what_was_written_before_the_allocate_is_about_another_pod(world: World) -> None:
+def test_an_entry_that_was_written_before_the_allocate_does_not_name_the_pod(world: World) -> None:
     world.write((A, P0))  # it ended, and kubelet has not written since
     world.allocate()
     world.look()

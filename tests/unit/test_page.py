@@ -149,7 +149,7 @@ def test_nothing_foreign_becomes_markup():
     assert len(Outline(html).of("script")) == 1
 
 
-def test_what_may_run_is_named_by_its_hash():
+def test_the_content_security_policy_allows_the_pages_script_and_style_by_hash():
     policy = dict(HEADERS)["Content-Security-Policy"]
     html = page(status(card(region())))
     for tag, code in (("style", STYLE), ("script", SCRIPT)):

@@ -290,7 +290,7 @@ def test_a_policy_that_others_may_write_is_refused(file, mode, above, says):
     assert read_policy(str(file)) == policy()  # on a desk, by the command line
 
 
-def test_a_policy_in_a_volume_that_anybody_may_write_is_none(file):
+def test_a_policy_in_a_volume_that_anybody_may_write_is_refused(file):
     """As kubelet makes the directory of a ConfigMap volume: the links in it may be replaced."""
     os.chmod(file.parent, 0o777)
     with pytest.raises(PolicyError, match=f"its directory {file.parent} may be written by anybody"):

@@ -160,7 +160,7 @@ def test_a_call_that_runs_out_of_time_while_a_port_opens_leaves_none_open():
     asyncio.run(story())
 
 
-def test_what_the_thread_raises_is_raised():
+def test_an_exception_of_the_threads_function_is_raised():
     async def story():
         workers = CardWorkers()
         with pytest.raises(ZeroDivisionError):

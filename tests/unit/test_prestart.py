@@ -48,9 +48,7 @@ def scene(begin) -> Scene:
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["it is done", "its port is to be closed"])
-def test_what_happens_to_one_card_while_another_is_still_prepared_is_seen(
-    scene: Scene, *, ended: bool
-):
+def test_a_change_of_one_card_while_another_is_still_prepared_is_seen(scene: Scene, *, ended: bool):
     scene.hold_releases()
     first, _, second = scene.regions
     pod = scene.admit(first, second)
@@ -209,7 +207,7 @@ def test_a_claim_that_ends_during_the_last_look_ends_its_prestart(scene: Scene):
     assert scene.condition(region) is Condition.BLANK, "scrubbed for nobody"
 
 
-def test_of_two_calls_that_wait_for_the_same_one_gets_it(scene: Scene):
+def test_of_two_calls_that_wait_for_one_preparation_only_one_gets_its_result(scene: Scene):
     pod = scene.admit(scene.regions[0])
     calls = [scene.prestart(pod, AFU) for _ in range(2)]
     scene.plugin.work()

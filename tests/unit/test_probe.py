@@ -42,7 +42,7 @@ def asked(directory: Path, response, word: str = "healthz") -> tuple[int, str]:
     return asyncio.run(main())
 
 
-def test_it_knows_the_sockets_place():
+def test_the_probe_has_the_daemons_own_socket_path():
     assert Settings().state_dir == probe.STATE_DIR
     assert status.SOCKET == probe.SOCKET
 

@@ -146,7 +146,7 @@ def test_a_kubeconfig_that_makes_no_sense_is_for_others_to_complain_of(
     assert str(tmp_path) in allowed
 
 
-def test_what_python_imports_later_is_read_and_the_working_directory_is_not(
+def test_files_that_python_imports_later_may_be_read_and_the_working_directory_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     modules, working = tmp_path / "modules", tmp_path / "working"

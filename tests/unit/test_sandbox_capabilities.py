@@ -74,7 +74,7 @@ thread.join()
 
 
 @root
-def test_what_roots_own_modes_allow_still_works(tmp_path: Path):
+def test_files_that_their_modes_open_to_root_are_still_read(tmp_path: Path):
     tmp_path.chmod(0o700)
     (tmp_path / "file").write_text("x")
     (tmp_path / "file").chmod(0o600)

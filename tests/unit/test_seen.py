@@ -301,7 +301,7 @@ def test_the_record_is_the_plugins_alone(node):
     assert (node.state / SEEN).stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_revoked_is_remembered_as_named(node):
+def test_a_path_that_a_manifest_revokes_is_remembered_as_named(node):
     manifest = parse_manifest(write_manifest([], version=2, revoked=[FILE]), where="m")
     seen = SeenManifests(str(node.state), owner=True)
     assert seen.admit(manifest, "a" * 64, NOW).has_named(FILE)

@@ -333,7 +333,7 @@ def test_a_fault_of_another_region_waits_for_its_own_pr(kernel, directory):
 
 
 @pytest.mark.parametrize("word", ["", "nonsense", "pr-error pr-stuck", "\xff\xfe", "x" * 5000])
-def test_a_word_that_is_no_fault_is_ignored_and_kept(kernel, directory, word):
+def test_an_unknown_word_in_a_fault_file_is_ignored_and_kept(kernel, directory, word):
     fault(directory, REGION, word)
     assert program(kernel, "/dev/dfl-fme.0", 1) == 0
     assert (directory / "faults" / REGION).exists()

@@ -33,7 +33,7 @@ def test_a_running_plugin_has_not_imported(module):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_was_hidden_for_the_start_can_be_imported_afterwards():
+def test_modules_that_were_hidden_for_the_start_can_be_imported_afterwards():
     done = fresh(f"{IMPORTED} import ssl; ssl.create_default_context()")
     assert done.returncode == 0, done.stderr
 

@@ -393,7 +393,7 @@ def test_a_blank_bitstream_is_reported_when_it_comes_changes_and_goes(root):
     watching(root, story)
 
 
-def test_what_was_there_at_the_start_and_other_files_are_not_reported(root):
+def test_files_that_were_there_at_the_start_and_files_of_other_kinds_are_not_reported(root):
     (root / INTERFACE / "blank.gbs").write_bytes(b"1")
 
     async def story(watched):

@@ -30,7 +30,7 @@ def test_another_card_does_not_wait_for_what_runs_on_a_card():
     asyncio.run(asyncio.wait_for(look(), 60))
 
 
-def test_the_end_of_the_plugin_begins_nothing_and_gives_things_back():
+def test_an_ending_plugin_begins_no_new_work_and_closes_what_is_open():
     async def end() -> None:
         workers = CardWorkers()
         called: list[str] = []
@@ -43,7 +43,7 @@ def test_the_end_of_the_plugin_begins_nothing_and_gives_things_back():
     asyncio.run(end())
 
 
-def test_threads_end_with_those_who_want_them():
+def test_a_cards_thread_ends_when_nobody_holds_its_lock():
     async def use() -> set[CardId]:
         workers = CardWorkers()
         async with workers.lock(CARD):
