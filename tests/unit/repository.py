@@ -20,7 +20,8 @@ def texts(*endings: str) -> Iterator[tuple[str, str]]:
         )
         for name in sorted(files):
             path = Path(directory, name)
-            if not name.endswith(endings or "") or path.is_symlink():
+            # In a worktree `.git` is a file.
+            if name == ".git" or not name.endswith(endings or "") or path.is_symlink():
                 continue
             try:
                 yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
