@@ -56,7 +56,7 @@ NOT_HERE = {
     "test_a_card_that_was_never_there_can_be_plugged_in": "the machine has three cards",
     "test_a_card_that_is_pulled_during_a_pr": "Linux 6.1 does not survive it: a port is open",
     "test_a_card_that_is_swapped_during": "Linux 6.1 does not survive it: a port is open",
-    "test_a_card_that_is_swapped_in_an_instant_during": "the same",
+    "test_a_card_that_is_swapped_unseen_during": "the same",
     "test_a_pr_that_never_ends": "it runs beside other nodes; test_drivers.py has one of its own",
     "test_garbage_among_faults_and_cards_is_ignored": "a matter of the simulation's files",
 }
