@@ -16,7 +16,7 @@ def assigned(path: Path, name: str) -> ast.expr:
     raise AssertionError(f"{path} has no {name}")
 
 
-def tests_in(*paths: Path) -> Iterator[str]:
+def named_in(*paths: Path) -> Iterator[str]:
     for path in paths:
         yield from re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
 
@@ -24,7 +24,7 @@ def tests_in(*paths: Path) -> Iterator[str]:
 def test_what_is_left_out_in_the_guest_begins_like_a_test_that_is_there():
     left_out = ast.literal_eval(assigned(TESTS / "kernel/guest/on_real_cards.py", "NOT_HERE"))
     known = tuple(
-        tests_in(*TESTS.glob("integration/test_*.py"), *TESTS.glob("kernel/guest/test_*.py"))
+        named_in(*TESTS.glob("integration/test_*.py"), *TESTS.glob("kernel/guest/test_*.py"))
     )
     assert [name for name in left_out if not any(one.startswith(name) for one in known)] == []
 
@@ -32,7 +32,7 @@ def test_what_is_left_out_in_the_guest_begins_like_a_test_that_is_there():
 def test_what_is_chosen_of_a_file_is_in_it():
     chosen = ast.literal_eval(assigned(TESTS / "kernel/__main__.py", "_CHOSEN"))
     missing = {
-        file: set(names) - set(tests_in(TESTS / "integration" / file))
+        file: set(names) - set(named_in(TESTS / "integration" / file))
         for file, names in chosen.items()
     }
     assert {file: names for file, names in missing.items() if names} == {}
