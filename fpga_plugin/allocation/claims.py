@@ -7,9 +7,9 @@ from fpga_plugin.allocation.book import Book
 from fpga_plugin.allocation.names import (
     DELETE_THE_POD,
     card_of,
-    granted_nodes,
     is_card,
     names_kind_of,
+    nodes_among,
 )
 from fpga_plugin.allocation.records import CLEAN, Change, Claim, Condition, Loan, pods
 from fpga_plugin.errors import RefusedError
@@ -177,7 +177,7 @@ class Claims(Book):
         if not names_kind_of(resource, device):
             raise RefusedError(f"{device} is no device of {resource}")
         self._check_mode(device, ())
-        nodes = granted_nodes(device, granted)
+        nodes = nodes_among(device, granted)
         nodes = nodes or tuple((region.id, region.node) for region in self.regions_of(device))
         claim = Claim(
             device=device,

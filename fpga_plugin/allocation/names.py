@@ -35,7 +35,7 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
     return bool(re.fullmatch(rf".+/{kind}-[0-9a-f]{{32}}", resource, re.ASCII))
 
 
-def granted_nodes(device: DeviceId, granted: Mapping[str, str]) -> tuple[tuple[RegionId, str], ...]:
+def nodes_among(device: DeviceId, granted: Mapping[str, str]) -> tuple[tuple[RegionId, str], ...]:
     """The nodes of a device among those that a pod was given, by `FPGA_DEVICE_` variable."""
     if not is_card(device):
         node = granted.get(device_variable(RegionId(device)))

@@ -26,7 +26,15 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings
-from fpga_plugin.ids import AfuId, BitstreamId, DeviceId, InterfaceId, RegionId, ResourceName
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    DeviceId,
+    InterfaceId,
+    PodUid,
+    RegionId,
+    ResourceName,
+)
 from fpga_plugin.lifecycle.calls import Caller
 from fpga_plugin.lifecycle.identity import Identities, Identity
 from fpga_plugin.lifecycle.news import News
@@ -298,15 +306,18 @@ class PreStarts:
                 log.warning("claim adopted", device=device, pod=identity.pod)
             self._ledger.prestart_seen(missing)
         if identity.pod is not None:
-            # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
-            await asyncio.to_thread(self._cgroups.expect, identity.pod)
             claims = (self._ledger.claims.get(device) for device in devices)
             regions = [region for claim in claims if claim for region, _ in claim.nodes]
-            await asyncio.to_thread(self._cgroups.entered, identity.pod, regions)
+            await asyncio.to_thread(self._look_at_cgroup, identity.pod, regions)
             self._check_same(begun)
             self._ledger.bind_pod(devices, identity.pod)
         self._refuse_mixture(identity)
         return identity
+
+    def _look_at_cgroup(self, pod: PodUid, regions: Sequence[RegionId]) -> None:
+        # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
+        self._cgroups.expect(pod)
+        self._cgroups.entered(pod, regions)
 
     def _check_same(self, begun: Mapping[DeviceId, Claim]) -> None:
         """Once other claims are in place, kubelet's records tell of their owner, not of the caller.

@@ -159,10 +159,7 @@ class Releaser:
             and not ledger.claims_on(card.id)
             and not self._left_alone(card.id)
             and ledger.others_clean(card, ())
-            and all(
-                ledger.record(region.id).condition in CLEAN and not ledger.trouble(region.id)
-                for region in card.regions
-            )
+            and not any(ledger.trouble(region.id) for region in card.regions)
         )
 
     async def _work(self, card: CardId) -> None:

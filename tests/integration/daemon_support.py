@@ -432,21 +432,43 @@ class Plugin:
         return "".join(self.raw)
 
 
+PAUSE, MAIN = "a" * 64, "b" * 64
+"""Containers' cgroups, as containerd names them."""
+
+
 class Cgroups:
-    """A node's cgroups (v2, cgroupfs driver), in a folder."""
+    """Pods' cgroups of version 2, in a tree of one driver."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root = folder
-        folder.mkdir()
-        (folder / "cgroup.controllers").write_text("cpu memory pids\n")
-        (folder / "kubepods" / "burstable").mkdir(parents=True)
+    def __init__(self, root: Path, tree: str = "kubepods") -> None:
+        self.root = root
+        self.tree = root / tree
+        self.tree.mkdir(parents=True)
+        (root / "cgroup.controllers").write_text("cpu pids\n")
 
-    def populate(self, uid: str, *, processes: bool = True) -> None:
-        """A pod has processes, or all of them ended."""
-        pod = self.root / "kubepods" / "burstable" / f"pod{uid}"
-        pod.mkdir(exist_ok=True)
-        (pod / "new").write_text(f"populated {int(processes)}\n")
-        (pod / "new").replace(pod / "cgroup.events")
+    def pod(self, uid: str) -> Path:
+        if self.tree.suffix == ".slice":
+            return self.tree / f"{self.tree.stem}-pod{uid.replace('-', '_')}.slice"
+        return self.tree / f"pod{uid}"
+
+    def set(self, uid: str, *containers: str) -> None:
+        """Make the pod's cgroup what it is with these containers in it, one task each."""
+        pod = self.pod(uid)
+        for name in (PAUSE, MAIN):
+            self._write(pod / name, int(name in containers))
+        (pod / "cgroup.procs").write_text("")
+        self._write(pod, len(containers))
+
+    def _write(self, path: Path, tasks: int) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("pids.current", f"{tasks}\n"),
+            ("cgroup.events", f"populated {int(tasks > 0)}\n"),
+        ):
+            (path / "new").write_text(text)
+            (path / "new").replace(path / name)
+
+    def remove(self, uid: str) -> None:
+        shutil.rmtree(self.pod(uid).rename(self.tree.parent / "removed"))
 
 
 class Node:

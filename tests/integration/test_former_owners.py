@@ -13,6 +13,7 @@ from daemon_support import (
     CARD_2,
     CARDS,
     HEALTHY,
+    MAIN,
     P0,
     P1,
     REGIONS,
@@ -39,6 +40,13 @@ def owned(node: Node, pod: str, device: str, resource: str = REGIONS):
     return (pod, "main", resource, [device], answer)
 
 
+def run(node: Node, cgroups: Cgroups, device: str) -> None:
+    """Pod A alone, on one region."""
+    cgroups.set(A, MAIN)
+    node.kubelet.checkpoint(owned(node, A, device))
+    node.kubelet.prestart(device, env=request())
+
+
 def debts(node: Node) -> list[str]:
     with sqlite3.connect(node.state_dir / "journal.sqlite3") as db:
         return [card for (card,) in db.execute("SELECT card FROM debts")]
@@ -57,10 +65,7 @@ def lose_journal(node: Node) -> None:
 def lent(cgroups: Cgroups) -> Iterator[Node]:
     """A's card is pulled, another card gets its node's number, and A is deleted by force."""
     with Node("2x1", cgroup_root=str(cgroups.root)).up() as node:
-        cgroups.populate(A)
-        entry = owned(node, A, A0)
-        node.kubelet.checkpoint(entry)
-        node.kubelet.prestart(A0, env=request())
+        run(node, cgroups, A0)
         for card in (CARD_2, CARD):
             node.unplug(card)
             node.plugin.until_logged("card gone", card=card)
@@ -98,11 +103,11 @@ def test_the_node_comes_back_scrubbed_when_the_pods_processes_are_gone(
     lent: Node, cgroups: Cgroups
 ) -> None:
     mark = lent.plugin.mark
-    cgroups.populate(A, processes=False)
+    cgroups.set(A)
     lent.kubelet.until_health(B0, HEALTHY)
     lent.plugin.until_logged("region scrubbed", since=mark, region=B0)
     lent.kubelet.checkpoint(owned(lent, B, B0))
-    cgroups.populate(B)
+    cgroups.set(B, MAIN)
     lent.kubelet.prestart(B0, env=request(AFU_2))
     assert lent.afu(B0) == AFU_2
 
@@ -112,10 +117,7 @@ def test_the_node_comes_back_scrubbed_when_the_pods_processes_are_gone(
 
 def test_the_owner_of_a_card_that_comes_after_the_start_is_found(cgroups: Cgroups) -> None:
     with Node("2x2", cgroup_root=str(cgroups.root)).up() as node:
-        cgroups.populate(A)
-        entry = owned(node, A, B0)
-        node.kubelet.checkpoint(entry)
-        node.kubelet.prestart(B0, env=request())
+        run(node, cgroups, B0)
         lose_journal(node)
         node.unplug(CARD_2)
         node.start()
@@ -132,7 +134,7 @@ def test_without_kubelets_copy_of_the_grant_the_owner_is_found_when_the_card_com
     cgroups: Cgroups,
 ) -> None:
     with Node("2x2", cgroup_root=str(cgroups.root)).up() as node:
-        cgroups.populate(A)
+        cgroups.set(A, MAIN)
         pod, container, resource, devices, answer = owned(node, A, B0)
         node.kubelet.checkpoint((pod, container, resource, devices, type(answer)()))
         node.kubelet.prestart(B0, env=request())
@@ -149,10 +151,7 @@ def test_without_kubelets_copy_of_the_grant_the_owner_is_found_when_the_card_com
 
 def test_the_node_of_an_owner_whose_card_is_away_is_not_given_out(cgroups: Cgroups) -> None:
     with Node("2x1", cgroup_root=str(cgroups.root)).up() as node:
-        cgroups.populate(A)
-        entry = owned(node, A, A0)
-        node.kubelet.checkpoint(entry)
-        node.kubelet.prestart(A0, env=request())
+        run(node, cgroups, A0)
         for card in (CARD_2, CARD):
             node.unplug(card)
             node.plugin.until_logged("card gone", card=card)
@@ -213,7 +212,7 @@ def test_memory_is_not_cleared_while_nobody_knows_the_neighbours() -> None:
 def test_the_memory_debt_stays_open_while_a_former_owner_runs(cgroups: Cgroups) -> None:
     with Node("1x2", cgroup_root=str(cgroups.root)).up() as node:
         for pod in (A, B):
-            cgroups.populate(pod)
+            cgroups.set(pod, MAIN)
         first, second = owned(node, A, P0), owned(node, B, P1)
         node.kubelet.checkpoint(first, second)
         node.kubelet.prestart(P0, env=request())
@@ -222,7 +221,7 @@ def test_the_memory_debt_stays_open_while_a_former_owner_runs(cgroups: Cgroups) 
         node.kubelet.deallocate(P0)  # A is deleted by force and runs on
         node.plugin.until_logged("scrub waits", region=P0)
         mark = node.plugin.mark
-        cgroups.populate(B, processes=False)
+        cgroups.set(B)
         node.kubelet.checkpoint()
         node.kubelet.deallocate(P1)
         node.plugin.until_logged("region scrubbed", since=mark, region=P1)
@@ -232,7 +231,7 @@ def test_the_memory_debt_stays_open_while_a_former_owner_runs(cgroups: Cgroups) 
         assert "clear memory" not in node.steps(P1, mark)
         assert debts(node) == [CARD]
         assert node.afu(P0) == AFU
-        cgroups.populate(A, processes=False)
+        cgroups.set(A)
         node.kubelet.until_health(CARD, HEALTHY, CARDS)
         assert "clear memory" in node.steps(P0, mark)
         assert eventually(lambda: not debts(node))

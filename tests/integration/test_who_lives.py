@@ -1,9 +1,7 @@
 """Whom a release waits for: pods that kubelet lost sight of, as their cgroups tell."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from daemon_support import (
@@ -12,9 +10,12 @@ from daemon_support import (
     CARD,
     CARDS,
     HEALTHY,
+    MAIN,
     P0,
+    PAUSE,
     REGIONS,
     UNHEALTHY,
+    Cgroups,
     Node,
     eventually,
     request,
@@ -22,41 +23,6 @@ from daemon_support import (
 
 A = "11111111-1111-4111-8111-111111111111"
 B = "22222222-2222-4222-8222-222222222222"
-PAUSE, MAIN = "a" * 64, "b" * 64
-
-
-class Cgroups:
-    """Pods' cgroups of version 2, in a tree of one driver."""
-
-    def __init__(self, root: Path, tree: str) -> None:
-        self.tree = root / tree
-        self.tree.mkdir(parents=True)
-        (root / "cgroup.controllers").write_text("cpu pids\n")
-
-    def pod(self, uid: str) -> Path:
-        if self.tree.suffix == ".slice":
-            return self.tree / f"{self.tree.stem}-pod{uid.replace('-', '_')}.slice"
-        return self.tree / f"pod{uid}"
-
-    def set(self, uid: str, *containers: str) -> None:
-        """Make the pod's cgroup what it is with these containers in it, one task each."""
-        pod = self.pod(uid)
-        for name in (PAUSE, MAIN):
-            self._write(pod / name, int(name in containers))
-        (pod / "cgroup.procs").write_text("")
-        self._write(pod, len(containers))
-
-    def _write(self, path: Path, tasks: int) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("pids.current", f"{tasks}\n"),
-            ("cgroup.events", f"populated {int(tasks > 0)}\n"),
-        ):
-            (path / "new").write_text(text)
-            (path / "new").replace(path / name)
-
-    def remove(self, uid: str) -> None:
-        shutil.rmtree(self.pod(uid).rename(self.tree.parent / "removed"))
 
 
 @contextlib.contextmanager
