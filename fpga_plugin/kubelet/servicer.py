@@ -20,6 +20,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 from grpclib.server import Stream
+from h2.exceptions import ProtocolError
 
 from fpga_plugin.api.messages.v1beta1 import (
     AllocateRequest,
@@ -68,6 +69,10 @@ SEND_SECONDS = 10.0
 
 _HEAD_BYTES = 5
 """Of a gRPC message: a flag for compression, four bytes of length."""
+
+_WENT_AWAY = "the caller went away, or this endpoint ended"
+"""Nobody hears such a call's answer. h2 raises its ProtocolError where a stream that has ended is
+written to before its task was cancelled."""
 
 _LOGGED_DEVICES = 16
 
@@ -192,13 +197,14 @@ class Servicer:
         except FpgaPluginError as error:
             status, message = error.status, str(error)
             raise GRPCError(status, message) from error
+        except ProtocolError as error:
+            status, message = Status.CANCELLED, _WENT_AWAY
+            raise GRPCError(status, message) from error
         except asyncio.CancelledError:
             # Kubelet gave up or went away, or this endpoint ends. Nobody hears an answer.
             late = call.time_left == 0
             status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
-            message = (
-                "the call's time was up" if late else "the caller went away, or this endpoint ended"
-            )
+            message = "the call's time was up" if late else _WENT_AWAY
             raise
         except Exception as error:
             status = Status.INTERNAL
@@ -306,6 +312,8 @@ class Servicer:
         except FpgaPluginError as error:
             self._log.warning("the device list cannot be sent", message=str(error))
             raise GRPCError(error.status, str(error)) from error
+        except ProtocolError as error:
+            raise GRPCError(Status.CANCELLED, _WENT_AWAY) from error
         except Exception as error:
             self._log.exception("unexpected error in a call", method="ListAndWatch")
             raise GRPCError(Status.INTERNAL, _unexpected("ListAndWatch")) from error

@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 import grpc
+import grpclib.server
 import pytest
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from h2.exceptions import StreamClosedError
 from kubelet_support import (
     CARDS,
     EVENTS_ONLY,
@@ -31,6 +33,7 @@ from kubelet_support import (
     own_sockets,
     plugin,
 )
+from structlog.testing import capture_logs
 
 from fpga_plugin.api.messages import v1beta1 as api
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
@@ -451,7 +454,7 @@ def test_it_registers_again_when_kubelet_restarts(tmp_path, leave_socket):
                 assert len(calls.epochs) == len(set(calls.epochs)) == life
                 await one.stop(leave_socket=leave_socket)
                 await eventually(lambda: not service.status[REGIONS].streaming)
-            assert service.status[REGIONS].problem
+            await eventually(lambda: service.status[REGIONS].problem)
 
     asyncio.run(story())
 
@@ -469,6 +472,24 @@ def test_a_restart_that_leaves_the_old_connection_open_is_noticed(tmp_path, wipe
             async with kubelet(tmp_path, changes, wipes=wipes) as new:
                 await changes.until(lambda: new.streams() and old.client().ended)
                 assert len(calls.epochs) == 2
+
+    asyncio.run(story())
+
+
+def test_a_caller_that_went_before_it_was_answered_is_no_defect_of_ours(tmp_path, monkeypatch):
+    async def ended(_stream, _message):
+        raise StreamClosedError(3)
+
+    async def story():
+        async with connected(tmp_path) as (one, calls, changes, _service):
+            with capture_logs() as logs:
+                monkeypatch.setattr(grpclib.server.Stream, "send_message", ended)
+                calls.set(REGIONS, REGION, REGION_2)
+                await changes.until(lambda: one.client().ended)
+                # The next registration begins with a call.
+                await eventually(lambda: "call not finished" in [line["event"] for line in logs])
+                monkeypatch.undo()
+            assert [line for line in logs if line["log_level"] == "error"] == []
 
     asyncio.run(story())
 
