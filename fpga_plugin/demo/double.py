@@ -19,15 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError
-from grpclib.server import Server
 
 from fpga_plugin.api.messages import v1
 from fpga_plugin.api.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
 from fpga_plugin.demo.plugins import (
     DeviceList,
+    KubeletServer,
     NoEndpointError,
     PluginManager,
 )
@@ -109,20 +108,20 @@ class KubeletDouble(PluginManager):
         self.podresources_error: GRPCError | None = None
         self.podresources_calls: Counter[str] = Counter()
         self._podresources_path = podresources_path
-        self._podresources: Server | None = None
+        self._podresources: KubeletServer | None = None
 
     async def start(self) -> None:
         """Serve kubelet.sock, and PodResources where asked for."""
         await super().start()
         if self._podresources_path is not None:
-            self._podresources = Server([_PodResources(self)], codec=ProtoCodec())
+            self._podresources = KubeletServer(_PodResources(self))
             await self._podresources.start(path=self._podresources_path)
 
     async def stop(self) -> None:
         """The process ends; what pods hold is remembered, as the checkpoint does."""
-        if self._podresources is not None:
-            self._podresources.close()
-            self._podresources = None
+        server, self._podresources = self._podresources, None
+        if server is not None:
+            await server.end()
         await super().stop()
 
     # ---------------------------------------------------------------- pods

@@ -11,13 +11,16 @@ import contextlib
 import os
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 from fpga_plugin.api.messages.v1beta1 import (
@@ -104,6 +107,34 @@ class _Waiter:
     future: asyncio.Future[DeviceList]
 
 
+class KubeletServer(Server):
+    """A server of kubelet's: the end of its process ends the connections to it too.
+
+    grpclib's own leaves them open. Uses names that grpclib (0.4) keeps to itself.
+    """
+
+    def __init__(self, service: Any) -> None:
+        """Not yet serving."""
+        super().__init__([service], codec=ProtoCodec())
+        self._protocols: weakref.WeakSet[H2Protocol] = weakref.WeakSet()
+
+    def _protocol_factory(self) -> H2Protocol:
+        protocol = super()._protocol_factory()
+        self._protocols.add(protocol)
+        return protocol
+
+    async def end(self) -> None:
+        """Stop listening, and close every connection."""
+        self.close()
+        # A connection that was accepted just now gets its transport within two turns of the loop.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        for protocol in tuple(self._protocols):
+            if hasattr(protocol, "processor"):  # it has got its transport
+                protocol.processor.close("kubelet ended")
+        await asyncio.sleep(0)  # transports close their sockets on the loop's next turn
+
+
 class PluginManager(RegistrationBase):
     """Serves `kubelet.sock` and talks to whoever registers there.
 
@@ -130,7 +161,7 @@ class PluginManager(RegistrationBase):
         self.requests: list[RegisterRequest] = []
         self.connections: dict[ResourceName, Connection] = {}
         self._on_list = on_list
-        self._server: Server | None = None
+        self._server: KubeletServer | None = None
         self._streams: dict[Connection, asyncio.Task[None]] = {}
         self._waiters: list[_Waiter] = []
 
@@ -140,16 +171,16 @@ class PluginManager(RegistrationBase):
         """Wipe the sockets of before (CleanupPluginDirectory), then serve."""
         os.makedirs(self.directory, exist_ok=True)
         self._wipe()
-        server = Server([self], codec=ProtoCodec())
+        server = KubeletServer(self)
         with socket_path(self.directory, KUBELET_SOCKET) as path:
             await server.start(path=path)
         self._server = server
 
     async def stop(self) -> None:
         """The process ends: connections and kubelet.sock go."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            await server.end()
         self.connections.clear()  # first: lists that end with them are nobody's any more
         streams = list(self._streams.values())
         for connection in list(self._streams):

@@ -314,6 +314,24 @@ def test_a_restart_makes_another_socket_and_remembers_who_has_what(tmp_path):
     asyncio.run(run())
 
 
+def test_a_kubelet_that_stops_takes_the_connections_to_it_along(tmp_path):
+    async def run():
+        path = str(tmp_path / "list.sock")
+        double = KubeletDouble(str(tmp_path), podresources_path=path)
+        await double.start()
+        reader, writer = await asyncio.open_unix_connection(path)
+        _, late = await asyncio.open_unix_connection(str(tmp_path / "kubelet.sock"))
+        await reader.read(1)  # it is served
+        await double.stop()
+        async with asyncio.timeout(60):
+            await reader.read()  # to its end
+        for each in (writer, late):
+            each.close()
+            await each.wait_closed()
+
+    asyncio.run(run())
+
+
 def test_podresources_shows_active_pods_and_no_init_containers(tmp_path):
     async def run():
         socket = str(tmp_path / "podresources")
