@@ -11,6 +11,7 @@ from daemon_support import (
     BLANK,
     HEALTHY,
     ID,
+    LIMIT,
     NO_REQUEST,
     P0,
     P1,
@@ -51,7 +52,7 @@ def indexed(node: Node) -> None:
     eventually((copies / "index.json").exists)
 
 
-def refusal(node: Node, device: str, afu: str, *, timeout: float = 20.0) -> Refused:
+def refusal(node: Node, device: str, afu: str, *, timeout: float = LIMIT) -> Refused:
     with pytest.raises(Refused) as caught:
         node.kubelet.prestart(device, env=request(afu), timeout=timeout)
     return caught.value

@@ -7,9 +7,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+import daemon_support
 import pytest
 from daemon_support import (
     AFU,
@@ -25,6 +25,7 @@ from daemon_support import (
     Node,
     Plugin,
     Refused,
+    eventually,
     request,
 )
 
@@ -32,33 +33,16 @@ from fpga_plugin.demo.double import STOCK, KubeletDouble
 from fpga_plugin.ids import ResourceName
 
 
-@pytest.fixture(scope="module")
-def contenders() -> Iterator[tuple[Node, list[Plugin]]]:
-    """A plugin, and others that want its locks: they give up after 10 s, while other tests run.
-
-    One shares everything with it, one the state directory only, one kubelet's directory only.
-    """
-    with Node().up() as node:
-        others = [
-            Plugin(node.settings | settings)
-            for settings in (
-                {},
-                {"FPGA_PLUGIN_KUBELET_DIR": str(node.folder)},
-                {"FPGA_PLUGIN_STATE_DIR": str(node.folder / "other")},
-            )
-        ]
-        node.lives += others
-        yield node, others
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _begin_now(contenders: tuple[Node, list[Plugin]]) -> None:
-    pass
+@pytest.fixture
+def as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of the daemon is that of a new program, as on a node."""
+    monkeypatch.setattr(daemon_support, "launch", daemon_support.program)
 
 
 # -------------------------------------------------------------------- ends
 
 
+@pytest.mark.usefixtures("as_a_program")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_kubelet_connected_and_leaves_everything_as_it_is(
     number: signal.Signals,
@@ -77,6 +61,7 @@ def test_a_signal_ends_it_with_kubelet_connected_and_leaves_everything_as_it_is(
         assert node.state() == before
 
 
+@pytest.mark.usefixtures("as_a_program")
 def test_sigterm_before_kubelet_is_there_ends_it_too():
     with Node() as node:
         node.start().until_logged("waiting for kubelet")
@@ -106,10 +91,13 @@ def test_a_successor_waits_for_a_predecessor_in_a_pr_and_says_why():
         node.kubelet.allocate(P0)
         call = node.kubelet.begin_prestart(P0, env=request())
         node.until_programming(P0, AFU)
+        eventually(lambda: P0 in (node.state_dir / "lock").read_text())
         first.process.send_signal(signal.SIGTERM)
+        first.process.send_signal(signal.SIGSTOP)  # however long the successor's start takes
         node.set(simulated_pr_seconds="0.01")
         second = node.start()
         waits = second.until_logged("waiting for another fpga-plugin to end")
+        first.process.send_signal(signal.SIGCONT)
         assert waits["programming"] == [P0]
         second.until_logged("serving")
         assert first.exit_code() == 0
@@ -124,6 +112,7 @@ def test_the_state_directory_is_made_for_its_owner_alone():
         assert (node.kubelet_dir / "fpga-plugin" / "lock").is_file()
 
 
+@pytest.mark.usefixtures("as_a_program")
 def test_sockets_that_a_killed_plugin_left_behind_are_removed_and_nobody_elses():
     with Node().up() as node:
         left = set(node.kubelet_dir.glob("fpga-plugin-*.sock"))
@@ -218,6 +207,7 @@ def failed_start(node: Node, code: int, **settings: str) -> str:
     return plugin.text
 
 
+@pytest.mark.usefixtures("as_a_program")
 def test_wrong_settings_stop_the_start_and_every_one_is_named():
     with Node() as node:
         said = failed_start(
@@ -313,18 +303,27 @@ def test_it_runs_with_nowhere_to_log_to():
 # -------------------------------------------------------------------- two at once
 
 
-def test_a_second_plugin_gives_up_after_ten_seconds_whichever_directory_is_shared(
-    contenders: tuple[Node, list[Plugin]],
-):
-    node, others = contenders
-    for other in others:
-        assert other.exit_code() == 75
-        assert "another fpga-plugin" in other.text
-        assert "lock" in other.text
-        assert "Traceback" not in other.text
-        assert other.logged("serving") == []
-    # The first one has noticed nothing.
-    assert node.lives[0].process.poll() is None
-    assert node.kubelet.listed(REGIONS) == {P0: HEALTHY, P1: HEALTHY}
-    with pytest.raises(Refused, match="NOT_FOUND"):
-        node.kubelet.allocate("x")
+@pytest.mark.long
+@pytest.mark.usefixtures("as_a_program")
+def test_a_second_plugin_gives_up_after_ten_seconds_whichever_directory_is_shared():
+    with Node().up() as node:
+        others = [
+            Plugin(node.settings | settings)
+            for settings in (
+                {},  # all is shared
+                {"FPGA_PLUGIN_KUBELET_DIR": str(node.folder)},
+                {"FPGA_PLUGIN_STATE_DIR": str(node.folder / "other")},
+            )
+        ]
+        node.lives += others
+        for other in others:
+            assert other.exit_code() == 75
+            assert "another fpga-plugin" in other.text
+            assert "lock" in other.text
+            assert "Traceback" not in other.text
+            assert other.logged("serving") == []
+        # The first one has noticed nothing.
+        assert node.lives[0].process.poll() is None
+        assert node.kubelet.listed(REGIONS) == {P0: HEALTHY, P1: HEALTHY}
+        with pytest.raises(Refused, match="NOT_FOUND"):
+            node.kubelet.allocate("x")

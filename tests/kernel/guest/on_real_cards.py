@@ -8,27 +8,15 @@ is looked at: a warning or an oops fails the test that ran then.
 import inspect
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import daemon_support
-import nursery
 import pytest
 import rack
 
 daemon_support.Node = rack.RealNode  # type: ignore[misc]  # that is the point
 
-_launch = daemon_support.launch
-
-
-def _launch_fast(wrapper: Sequence[str], env: Mapping[str, str]) -> nursery.Forked:
-    if wrapper:
-        return _launch(wrapper, env)  # type: ignore[return-value]  # used alike
-    return nursery.launch(["run"], env, str(daemon_support.ROOT))
-
-
-daemon_support.launch = _launch_fast  # type: ignore[assignment]
-
-PATIENCE = 4.0
+PATIENCE = 2.0
 """The guest has no KVM: how many times as long a test waits there for what has to come."""
 
 
@@ -57,12 +45,9 @@ NOT_HERE = {
     "test_a_card_that_is_pulled_during_a_pr": "Linux 6.1 does not survive it: a port is open",
     "test_a_card_that_is_swapped_during": "Linux 6.1 does not survive it: a port is open",
     "test_a_card_that_is_swapped_unseen_during": "the same",
-    "test_a_pr_that_never_ends": "it runs beside other nodes; test_drivers.py has one of its own",
+    "test_a_pr_that_never_ends": "test_drivers.py has one of its own",
     "test_garbage_among_faults_and_cards_is_ignored": "a matter of the simulation's files",
 }
-
-SECOND_NODES = {"_begin_now", "stuck", "contenders"}
-"""Fixtures of test_faults.py and test_restart.py that keep a node of their own while others run."""
 
 TROUBLE = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace|INFO: task .* blocked")
 
@@ -72,10 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        # Fixtures that begin something in a second node: there is only one.
-        if isinstance(item, pytest.Function):
-            item.fixturenames[:] = [n for n in item.fixturenames if n not in SECOND_NODES]
 
 
 def _log() -> list[str]:

@@ -1,8 +1,8 @@
-"""Plugins in the guest are forked from a process that has imported them.
+"""Plugins are forked from a process that has imported them.
 
-The machine's processor is emulated: importing the plugin takes five seconds there, most of a test's
-time. What is forked is a process of its own as any other, with arguments, environment, standard
-streams and signals as a new program has them.
+To import the plugin is most of what a start of it costs: half a second of a processor, and five
+seconds where that is emulated. What is forked is a process of its own as any other, with arguments,
+environment, standard streams and signals as a new program has them.
 
 `python nursery.py SOCKET` (a descriptor) is the process that is forked from: it has no threads and
 opens nothing. It forks twice, so that the plugin becomes a child of the tests' process (which is a
@@ -30,7 +30,7 @@ MAX_REQUEST = 1 << 20
 class Forked:
     """As much of `subprocess.Popen` as `daemon_support.Plugin` uses."""
 
-    def __init__(self, pid: int, stderr: IO[str]) -> None:
+    def __init__(self, pid: int, stderr: IO[bytes]) -> None:
         self.pid = pid
         self.stderr = stderr
         self.returncode: int | None = None
@@ -88,28 +88,34 @@ def launch(arguments: Sequence[str], env: Mapping[str, str], folder: str) -> For
         os.close(writing)
     pid = int(line.recv(32) or b"0")
     assert pid, "the nursery has ended: see above"
-    return Forked(pid, os.fdopen(reading, encoding="utf-8", errors="replace"))
+    return Forked(pid, os.fdopen(reading, "rb", buffering=0))
 
 
 def _serve(descriptor: int) -> None:
-    import fpga_plugin.daemon  # noqa: F401  # what is to be there before a fork
-    from fpga_plugin.cli import main
+    # What is to be there before a fork, imported as the program does.
+    from fpga_plugin.cli import _import_daemon, main
+
+    _import_daemon()
 
     with socket.socket(fileno=descriptor) as connection:
         while True:
             request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 1)
             if not request:
                 return  # the tests have ended
+            reading, writing = os.pipe()
             if (middle := os.fork()) == 0:
                 if (child := os.fork()) == 0:
-                    connection.close()
+                    for ours in (connection.detach(), reading, writing):
+                        os.close(ours)
                     arguments, env, folder = json.loads(request)
                     _become(streams[0], env, folder)
                     sys.exit(main(arguments))
-                connection.send(str(child).encode())
+                os.write(writing, str(child).encode())
                 os._exit(0)
-            os.close(streams[0])
-            os.waitpid(middle, 0)
+            os.waitpid(middle, 0)  # from here on the child is the tests' own
+            connection.send(os.read(reading, 32))
+            for done in (streams[0], reading, writing):
+                os.close(done)
 
 
 def _become(stderr: int, env: Mapping[str, str], folder: str) -> None:
@@ -118,6 +124,7 @@ def _become(stderr: int, env: Mapping[str, str], folder: str) -> None:
         os.dup2(stream, replaced)
     os.close(nothing)
     os.close(stderr)
+    sys.argv[:] = ["fpga_plugin"]
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
