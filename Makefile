@@ -17,15 +17,27 @@ demo: ## a pod's FPGA is programmed, used, scrubbed and given back (DEMO_ARGS="-
 	@bash .ci/setup runtime
 	@.venv/bin/fpga-plugin demo $(DEMO_ARGS)
 
+# Tests' modules are compiled once, not again by each worker of each run.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Tests wait for processes more than they compute, so there are more workers than processors.
+PROCESSORS := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS = -n $${WORKERS:-$$((2 * $(PROCESSORS)))} --dist worksteal
+
 .PHONY: test
-test: ## unit and integration tests (PYTEST_ARGS="-k lock", SEED=1)
+test: ## unit and integration tests, side by side (PYTEST_ARGS="-k lock", SEED=1, WORKERS=0)
 	@bash .ci/setup dev
 	@bash .ci/deps --ci
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make test SEED=$$seed)"; \
-	$(PYTHON) -m pytest --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
+	$(PYTHON) -m pytest -q $(WORKERS) --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
 	  $(wildcard tests/unit tests/integration tests/kernel/guest/test_drivers.py) $(PYTEST_ARGS)
-	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-20}
+
+.PHONY: test-fast
+test-fast: ## unit tests alone, with a twentieth of hypothesis' examples (PYTEST_ARGS="-k lock")
+	@bash .ci/setup dev
+	@HYPOTHESIS_PROFILE=fast $(PYTHON) -m pytest -q -n $${WORKERS:-$(PROCESSORS)} --dist worksteal \
+	  -o faulthandler_timeout=120 tests/unit $(PYTEST_ARGS)
 
 .PHONY: fuzz
 fuzz: ## every reader of foreign bytes, fuzzed (FUZZ_SECONDS=20 each, FUZZ_ARGS="policy ids")
@@ -86,10 +98,10 @@ soak: ## the tests that search for counterexamples, ten to twenty times as long 
 	@bash .ci/setup dev
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make soak SEED=$$seed)"; \
-	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest --hypothesis-seed=$$seed \
+	HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q $(WORKERS) --hypothesis-seed=$$seed \
 	  -m hypothesis --hypothesis-show-statistics tests/unit $(PYTEST_ARGS); \
-	SEED=$$seed HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q tests/integration/test_walk.py \
-	  tests/integration/test_stock_walk.py $(PYTEST_ARGS)
+	SEED=$$seed HYPOTHESIS_PROFILE=soak $(PYTHON) -m pytest -q $(WORKERS) \
+	  tests/integration/test_walk.py tests/integration/test_stock_walk.py $(PYTEST_ARGS)
 	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-300}
 
 .PHONY: lint

@@ -59,6 +59,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for what in marker.args:
                 if what not in PREREQUISITES:
                     raise pytest.UsageError(f"{item.nodeid} needs {what!r}: see tests/conftest.py")
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        _long_ones_first(items, workers)
+
+
+def _long_ones_first(items: list[pytest.Item], workers: int) -> None:
+    """Spread long tests over the workers, early: one that began last would be waited for alone.
+
+    Each worker begins with an equal share of the list, in its order (xdist's worksteal).
+    """
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = [item for item in items if not item.get_closest_marker("long")]
+    items.clear()
+    for worker in range(workers):
+        begin, end = (len(others) * each // workers for each in (worker, worker + 1))
+        early = min(begin + workers, end)  # shares begin within so many of here
+        items += [*others[begin:early], *long[worker::workers], *others[early:end]]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -80,6 +96,9 @@ settings.register_profile(
     derandomize=False,
     print_blob=True,
 )
+# `make test-fast`: few examples find what a change broke in most cases, and not what it did in rare
+# ones: those are left to `make test`.
+settings.register_profile("fast", settings.get_profile("default"), max_examples=10)
 settings.register_profile(
     "soak",
     settings.get_profile("default"),

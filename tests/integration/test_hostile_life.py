@@ -148,6 +148,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 def test_whatever_a_prestart_carries_is_refused_and_the_next_one_is_served():
     with Node().up() as node:
         node.kubelet.allocate(P0)

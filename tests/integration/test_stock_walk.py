@@ -544,6 +544,7 @@ class Walk:
 
 # Python 3.11 drops a connection that it accepted while its server closes (Server._attach asserts).
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_region_is_given_out_dirty_lost_or_programmed_with_anothers_request(seed: int) -> None:
     with Node(f"2x2,1x2@{OTHER_ID}") as node:

@@ -303,6 +303,7 @@ class Walk:
             assert [line for line in life.lines if "exception" in line or "text" in line] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_no_region_is_lost_shared_or_given_out_dirty(seed: int) -> None:
     pr_seconds = ("0.001", "0.02", "0.1")[seed % 3]

@@ -55,14 +55,20 @@ class FakeKernel:
 
     def realpath(self, path: str) -> str:
         for _ in range(40):
-            for link, target in self.links.items():
-                if path == link or path.startswith(link + "/"):
-                    path = target + path.removeprefix(link)
+            names = path.split("/")
+            for count in range(2, len(names) + 1):
+                link = "/".join(names[:count])
+                if link in self.links:
+                    path = self.links[link] + path.removeprefix(link)
                     break
             else:
                 break
-        if any(name == path or name.startswith(path + "/") for name in (*self.files, *self.links)):
+        if path in self.files or path in self.links:
             return path
+        inside = path + "/"
+        for name in (*self.files, *self.links):
+            if name.startswith(inside):
+                return path
         raise failure(errno.ENOENT, path)
 
     def exists(self, path: str) -> bool:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from unittest import mock
 
+import pytest
 import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -749,4 +750,4 @@ class Life(RuleBasedStateMachine):
         assert set(every[WHOLE]) == set(self.rack.boards), every
 
 
-TestLife = Life.TestCase
+TestLife = pytest.mark.long(Life.TestCase)

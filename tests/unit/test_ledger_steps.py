@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ledger_support import (
@@ -387,4 +388,4 @@ class Steps(RuleBasedStateMachine):
         assert memory[5] >= written[5]
 
 
-TestSteps = Steps.TestCase
+TestSteps = pytest.mark.long(Steps.TestCase)

@@ -154,7 +154,7 @@ def has_order_to_choose(message: Descriptor, given_values: Values) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(every_message()))
-@settings(max_examples=100)
+@settings(max_examples=min(100, settings.default.max_examples))
 @given(data=st.data())
 def test_a_message_is_the_same_for_google(name, data):
     message = every_message()[name]
