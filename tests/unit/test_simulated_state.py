@@ -14,7 +14,7 @@ import pytest
 
 from fpga_plugin.config import SimulatedGroup
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
-from fpga_plugin.hardware.simulated.slots import card_at
+from fpga_plugin.hardware.simulated.slots import Slots, card_at
 from fpga_plugin.ids import InterfaceId
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
@@ -247,6 +247,24 @@ def test_a_removal_that_was_seen_counts_even_if_the_new_file_has_the_old_inode(t
     # What is left of a quick unlink and create on a file system that uses inodes again at once.
     (tmp_path / "cards" / "0000-10-00.0").chmod(0o600)
     assert kernel.removed("0000-10-00.0") == "0000-10-00.0"
+    addresses(kernel)
+    assert regions(tmp_path)[REGION]["afu_id"] == FACTORY
+
+
+def test_a_removal_during_a_look_counts_at_the_next(tmp_path, monkeypatch):
+    kernel = start(tmp_path)
+    program(kernel, 0, 0, b"\x11" * 16)
+    look = Slots.look
+
+    def swapped_meanwhile(slots, card):
+        found = look(slots, card)
+        monkeypatch.undo()
+        (tmp_path / "cards" / "0000-10-00.0").chmod(0o600)  # as above
+        kernel.removed("0000-10-00.0")
+        return found
+
+    monkeypatch.setattr(Slots, "look", swapped_meanwhile)
+    addresses(kernel)
     addresses(kernel)
     assert regions(tmp_path)[REGION]["afu_id"] == FACTORY
 

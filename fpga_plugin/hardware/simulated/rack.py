@@ -159,10 +159,11 @@ class Rack:
         self.changed()
 
     def _look(self, card: CardId) -> None:
-        file = self.slots.look(card)
-        board = self.boards.get(card)
+        # Taken before the look: a removal during it is for the next one, which sees the new file.
         removed = card in self._removed
         self._removed.discard(card)
+        file = self.slots.look(card)
+        board = self.boards.get(card)
         if board is not None and (
             file is None
             or file.inode != board.file.inode
