@@ -28,6 +28,7 @@ from fpga_plugin.api.messages.v1beta1 import (
 from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.kubelet.registration import Timing
 from fpga_plugin.kubelet.service import KubeletService
+from fpga_plugin.kubelet.sockets import socket_path
 from fpga_plugin.lifecycle.calls import Grant
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
@@ -152,11 +153,11 @@ class Calls:
 
 
 class Client:
-    """Kubelet's connection to one endpoint."""
+    """Kubelet's connection to one endpoint, which it dials by a path that is short enough."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, short: str) -> None:
         self.path = path
-        self.channel = Channel(path=path, codec=ProtoCodec())
+        self.channel = Channel(path=short, codec=ProtoCodec())
         self.stub = DevicePluginStub(self.channel)
         self.lists: list[ListAndWatchResponse] = []
         self.ended = False
@@ -206,11 +207,12 @@ class Kubelet(RegistrationBase):
         self._runs: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        for path in self.directory.iterdir():
-            if path.is_socket() and (self.wipes or path.name == "kubelet.sock"):
-                path.unlink()
+        for file in self.directory.iterdir():
+            if file.is_socket() and (self.wipes or file.name == "kubelet.sock"):
+                file.unlink()
         self._server = Server([self], codec=ProtoCodec())
-        await self._server.start(path=str(self.directory / "kubelet.sock"))
+        with socket_path(str(self.directory), "kubelet.sock") as path:
+            await self._server.start(path=path)
 
     async def stop(self, *, leave_socket: bool = False) -> None:
         assert self._server is not None
@@ -251,13 +253,14 @@ class Kubelet(RegistrationBase):
             if old.path == path:
                 return Empty()
             raise GRPCError(Status.UNKNOWN, "already registered with a different socket path")
-        client = Client(path)
-        self.all_clients.append(client)
-        try:
-            self.options.append(await client.stub.get_device_plugin_options(Empty()))
-        except (OSError, StreamTerminatedError) as error:
-            client.close()
-            raise GRPCError(Status.UNKNOWN, "cannot dial") from error
+        with socket_path(str(self.directory), message.endpoint) as short:
+            client = Client(path, short)
+            self.all_clients.append(client)
+            try:
+                self.options.append(await client.stub.get_device_plugin_options(Empty()))
+            except (OSError, StreamTerminatedError) as error:
+                client.close()
+                raise GRPCError(Status.UNKNOWN, f"cannot dial: {error}") from error
         self.clients[message.resource_name] = client
         if self.opens_stream:
             run = asyncio.create_task(self._run(message.resource_name, client))
