@@ -138,7 +138,7 @@ messages: ## generate the messages from fpga_plugin/api/*.proto anew
 docs: ## write docs/configuration.md and the chart's schema from the settings anew
 	@bash .ci/setup runtime
 	@mkdir -p .cache
-	@$(PYTHON) -m fpga_plugin.config_docs >.cache/configuration.md
+	@$(PYTHON) -m fpga_plugin.config.docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
 	@$(PYTHON) deploy/helm/settings_schema.py
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fpga_plugin import __version__
-from fpga_plugin.config import BackendKind, LogFormat, LogLevel, Settings, load_settings
+from fpga_plugin.config.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
 from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 
 if TYPE_CHECKING:
@@ -118,19 +118,19 @@ def _command(args: "argparse.Namespace") -> int:
         case "devices":
             return _devices(load_settings(os.environ), as_json=args.json)
         case "demo":
-            from fpga_plugin.demo.command import run_demo
+            from fpga_plugin.commands.demo import run_demo
 
             return run_demo(args)
         case "status" | "card":
-            from fpga_plugin.status.command import run_status
+            from fpga_plugin.commands.status import run_status
 
             return run_status(args, load_settings(os.environ))
         case "policy":
-            from fpga_plugin.policy.command import run_policy
+            from fpga_plugin.commands.policy import run_policy
 
             return run_policy(args)
         case _:
-            from fpga_plugin.bitstream.command import run_bitstream
+            from fpga_plugin.commands.bitstream import run_bitstream
 
             _log_errors()
             return run_bitstream(args)
@@ -151,7 +151,7 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     settings_help = ""
     if wanted == "run":
-        from fpga_plugin.config_docs import help_text
+        from fpga_plugin.config.docs import help_text
 
         settings_help = help_text() if {"-h", "--help"} & set(arguments) else ""
     commands.add_parser(
@@ -171,21 +171,21 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
     )
     devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     if wanted not in {"run", "devices", "bitstream", "demo", "policy"}:
-        from fpga_plugin.status.command import add_card_parser, add_status_parser
+        from fpga_plugin.commands.status import add_card_parser, add_status_parser
 
         add_status_parser(commands)
         add_card_parser(commands)
     if wanted in {"demo", ""} or wanted not in {"run", "devices", "bitstream"}:
-        from fpga_plugin.demo.command import add_demo_parser
+        from fpga_plugin.commands.demo import add_demo_parser
 
         add_demo_parser(commands)
     if wanted == "policy" or wanted not in {"run", "devices", "bitstream", "demo"}:
-        from fpga_plugin.policy.command import add_policy_parser
+        from fpga_plugin.commands.policy import add_policy_parser
 
         settings = _defaults(wanted == "policy", arguments)
         add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
     if wanted not in {"run", "demo"}:  # the demo takes no setting from the environment
-        from fpga_plugin.bitstream.command import add_bitstream_parser
+        from fpga_plugin.commands.bitstream import add_bitstream_parser
 
         settings = _defaults(wanted == "bitstream", arguments)
         add_bitstream_parser(
@@ -269,7 +269,7 @@ def _version_of(package: str) -> str:
 
 
 def _devices(settings: Settings, *, as_json: bool) -> int:
-    from fpga_plugin.devices import list_devices, table
+    from fpga_plugin.commands.devices import list_devices, table
 
     _log_errors()
     listing = list_devices(settings)

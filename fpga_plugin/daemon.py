@@ -14,54 +14,54 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from fpga_plugin import __version__
-from fpga_plugin.allocation.journal import JOURNAL_FILE, Journal
-from fpga_plugin.allocation.ledger import Ledger, card_of
-from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.config import Settings
-from fpga_plugin.confinement import confine
-from fpga_plugin.errors import BackgroundFailedError
-from fpga_plugin.hardware.backend import EventSource
-from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
-from fpga_plugin.kubelet.service import KubeletService
-from fpga_plugin.kubelet.servicer import CallObserver
-from fpga_plugin.lifecycle.bench import Bench
-from fpga_plugin.lifecycle.blanks import Blanks
-from fpga_plugin.lifecycle.cards import CardActions
-from fpga_plugin.lifecycle.identity import Identities
-from fpga_plugin.lifecycle.inventory import Inventory
-from fpga_plugin.lifecycle.news import News
-from fpga_plugin.lifecycle.owners import Owners
-from fpga_plugin.lifecycle.permission import Permission
-from fpga_plugin.lifecycle.prepare import Preparer
-from fpga_plugin.lifecycle.prestart import PreStarts
-from fpga_plugin.lifecycle.reads import CardReads
-from fpga_plugin.lifecycle.reconcile import Reconciler
-from fpga_plugin.lifecycle.recovery import Recovery
-from fpga_plugin.lifecycle.release import Releaser
-from fpga_plugin.lifecycle.reports import Report
-from fpga_plugin.lifecycle.service import ClaimService
-from fpga_plugin.lifecycle.sources import EnvSource, LazyEnvSource
-from fpga_plugin.lifecycle.standing import Standing
-from fpga_plugin.lifecycle.ungated import Ungated
-from fpga_plugin.lifecycle.workers import CardWorkers
-from fpga_plugin.locks import NodeLocks, acquire_locks
-from fpga_plugin.opening import (
+from fpga_plugin.build import (
     check_state_dir,
     is_guarded,
     open_hardware,
     open_policy,
     open_trust,
 )
+from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.claims.environment import EnvSource, LazyEnvSource
+from fpga_plugin.claims.owners import Owners
+from fpga_plugin.claims.permission import Permission
+from fpga_plugin.claims.prestart import PreStarts
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.deviceplugin.servicer import CallObserver
+from fpga_plugin.errors import BackgroundFailedError
+from fpga_plugin.hardware.backend import EventSource
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
+from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.lists import DeviceLists
+from fpga_plugin.operator.cards import operations as operator_actions
+from fpga_plugin.operator.socket_service import StatusService
+from fpga_plugin.operator.survey import Operation, Parts, Survey
 from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.identity import Identities
 from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.status.cards import operations
-from fpga_plugin.status.service import StatusService
-from fpga_plugin.status.watched import Operation, Parts, Watched
-from fpga_plugin.telemetry.events import Events, Poster
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.process.confinement import confine
+from fpga_plugin.process.locks import NodeLocks, acquire_locks
+from fpga_plugin.regions.actions import CardActions
+from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.reads import CardReads
+from fpga_plugin.regions.recovery import Recovery
+from fpga_plugin.regions.reports import Report
+from fpga_plugin.regions.scrub import Scrubber
+from fpga_plugin.regions.workers import CardWorkers
+from fpga_plugin.stock.allocatable import AllocatableCheck
+from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+from fpga_plugin.stock.reconcile import Reconciler
+from fpga_plugin.telemetry.kube_events import Events, Poster
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
@@ -79,7 +79,7 @@ def _pod_env_source(
     settings: Settings, podresources: PodResourcesClient | None, cgroups: PodCgroups
 ) -> EnvSource:
     """What tells containers' environments on a stock kubelet."""
-    from fpga_plugin.lifecycle.stock import PodEnvSource  # only where kubelet sends none
+    from fpga_plugin.stock.environment import PodEnvSource  # only where kubelet sends none
 
     return PodEnvSource(
         pods_socket=settings.pods_socket,
@@ -167,7 +167,7 @@ class Daemon:
         self._confined = confined
         self._on_call = on_call
         self._on_report = on_report
-        self.watched = Watched(settings)
+        self.survey = Survey(settings)
         self._operations: dict[str, Operation] = {}
         self._status: StatusService | None = None
         self._locks: NodeLocks | None = None
@@ -178,7 +178,7 @@ class Daemon:
         self._reads = CardReads()
         self._tasks: list[asyncio.Task[None]] = []
         self.failed = False
-        self.kubelet: KubeletService | None = None
+        self.kubelet: KubeletLink | None = None
 
     async def start(self) -> None:
         """From nothing to serving kubelet.
@@ -196,11 +196,11 @@ class Daemon:
         settings = self.settings
         _check(settings)
         self._policy = open_policy(settings)
-        self._status = StatusService(self.watched, self._operations)
+        self._status = StatusService(self.survey, self._operations)
         self._status.start()
-        self.watched.phase = "waiting for another plugin on this node to end"
+        self.survey.phase = "waiting for another plugin on this node to end"
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
-        self.watched.phase = "starting"
+        self.survey.phase = "starting"
         self._status.locked()
         journal = self._journal = _open_journal(settings)
         hardware = open_hardware(settings, owner=True)
@@ -210,7 +210,7 @@ class Daemon:
         self._events = hardware.events
         self._events.start(self._hardware_changed)
         if self._confined:
-            self.watched.sandbox = confine(settings, rebinds=bool(journal.snapshot.rebinding))
+            self.survey.sandbox = confine(settings, rebinds=bool(journal.snapshot.rebinding))
         boot_id = await asyncio.to_thread(hardware.backend.boot_id)
         ledger = self.ledger = Ledger(
             prefix=settings.resource_prefix,
@@ -226,16 +226,16 @@ class Daemon:
             if settings.podresources_socket is None
             else PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
         )
-        news = self._news = News(
+        recorder = self._recorder = EventRecorder(
             Events(lambda: _event_poster(settings)) if settings.events else None,
             node_name=settings.node_name,
             podresources=podresources,
-            refused=self.watched.refused,
+            refused=self.survey.refused,
         )
         library = await asyncio.to_thread(open_library, settings, boot_id)
         store = StoreReader(library)
         blanks = self.blanks = Blanks(store, settings.scrub)
-        bench = Bench(
+        operations = CardOperations(
             ledger=ledger,
             backend=hardware.backend,
             blanks=blanks,
@@ -246,31 +246,33 @@ class Daemon:
             ),
             report=self._report,
         )
-        releaser = self._releaser = Releaser(bench, interval=settings.reconcile_interval)
+        scrubber = self._scrubber = Scrubber(operations, interval=settings.reconcile_interval)
         inventory = self.inventory = Inventory(
             ledger=ledger,
             backend=hardware.backend,
             blanks=blanks,
             workers=workers,
             selects=settings.cards.selects,
-            poke=releaser.poke,
-            debugged=bench.debugged,
-            news=news,
+            poke=scrubber.poke,
+            debugged=operations.debugged,
+            recorder=recorder,
             reads=self._reads,
             calm=settings.health_interval,
         )
         recovery = self._recovery = Recovery(
             settings.recovery,
-            bench=bench,
+            operations=operations,
             look=inventory.look,
             announced=self._announced,
-            poke=releaser.poke,
+            poke=scrubber.poke,
         )
-        releaser.use(recovery)
-        self.card_actions = CardActions(bench, recovery, look=self._look_now, poke=releaser.poke)
+        scrubber.use(recovery)
+        self.card_actions = CardActions(
+            operations, recovery, look=self._look_now, poke=scrubber.poke
+        )
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         owners = Owners(ledger=ledger, identities=identities, kubelet_dir=settings.kubelet_dir)
-        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources, bench.cgroups))
+        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources, operations.cgroups))
         reconciler = Reconciler(
             ledger=ledger,
             identities=identities,
@@ -283,16 +285,16 @@ class Daemon:
             release=self._released,
             resend=self._resend,
             ended=envs.ended,
-            standing=Standing(
+            allocatable=AllocatableCheck(
                 sent=lambda: {} if self.kubelet is None else self.kubelet.sent(),
                 reregister=self._reregister,
             ),
-            ungated=Ungated(
+            missed=MissedPreStarts(
                 ledger=ledger,
                 identities=identities,
                 kubelet_dir=settings.kubelet_dir,
                 pod=envs.pod,
-                told=news.ungated,
+                told=recorder.missed_prestart,
             ),
         )
         prestarts = PreStarts(
@@ -300,11 +302,11 @@ class Daemon:
             backend=hardware.backend,
             store=store,
             identities=identities,
-            cgroups=bench.cgroups,
+            cgroups=operations.cgroups,
             envs=envs,
-            preparer=Preparer(bench, recovery, self._reads),
-            releaser=releaser,
-            news=news,
+            preparer=Preparer(operations, recovery, self._reads),
+            scrubber=scrubber,
+            recorder=recorder,
             permission=Permission(
                 self._policy, pods_socket=settings.pods_socket, podresources=podresources
             ),
@@ -320,7 +322,7 @@ class Daemon:
                 scrub=settings.scrub,
             ),
             prestarts=prestarts,
-            releaser=releaser,
+            scrubber=scrubber,
             envs=envs,
             epoch_changed=reconciler.epoch_changed,
             stream_opened=lambda resource: self._stream_opened(reconciler, resource),
@@ -331,10 +333,8 @@ class Daemon:
         self._say_what_is_missing()
         if ledger.rebinding:
             await recovery.resume()
-        self.kubelet = KubeletService(
-            claims, kubelet_dir=settings.kubelet_dir, on_call=self._called
-        )
-        self.watched.parts = Parts(
+        self.kubelet = KubeletLink(claims, kubelet_dir=settings.kubelet_dir, on_call=self._called)
+        self.survey.parts = Parts(
             ledger=ledger,
             claims=claims,
             kubelet=self.kubelet,
@@ -347,7 +347,7 @@ class Daemon:
             recovery=recovery,
             podresources=podresources,
         )
-        self._operations.update(operations(self.card_actions))
+        self._operations.update(operator_actions(self.card_actions))
         await self.kubelet.start()
         if self._policy is not None:
             self._policy.start()
@@ -398,27 +398,27 @@ class Daemon:
             condition=str(self.ledger.record(report.region).condition),
             **report.concerned(),
         )
-        self.watched.meters.report(report, card_of(report.region))
+        self.survey.meters.report(report, card_of(report.region))
         if self._on_report is not None:
             self._on_report(report)
 
     def _gate(self, open_: bool) -> None:  # noqa: FBT001  # a valve: open or not is all it knows
         if open_:
-            self._releaser.open_gate()
+            self._scrubber.open_gate()
         else:
-            self._releaser.close_gate()
+            self._scrubber.close_gate()
 
     def _called(self, *call: Any) -> None:
-        self.watched.called(*call)
+        self.survey.called(*call)
         if self._on_call is not None:
             self._on_call(*call)
 
     def _stream_opened(self, reconciler: Reconciler, resource: ResourceName) -> None:
-        self.watched.meters.registrations.add(resource)
+        self.survey.meters.registrations.add(resource)
         reconciler.stream_opened(resource)
 
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
-        self.watched.meters.reconciled += 1
+        self.survey.meters.reconciled += 1
         self.claims.deallocate(resource, [device])
 
     async def _look_now(self, card: CardId) -> None:
@@ -442,7 +442,7 @@ class Daemon:
         for card in self.ledger.cards.values():
             if interface_id in {None, card.interface_id}:
                 self.ledger.another_blank(card.id)
-                self._releaser.poke(card.id)
+                self._scrubber.poke(card.id)
 
     async def _check_health(self) -> None:
         """Signals that no event tells of."""
@@ -484,9 +484,9 @@ class Daemon:
         if hasattr(self, "claims"):
             self._recovery.close()
             await self.claims.close()
-            await self._releaser.close()
+            await self._scrubber.close()
             await self.inventory.close()
-            await self._news.close()
+            await self._recorder.close()
         if self._journal is not None:
             self._journal.close()
         if self._locks is not None:
@@ -536,7 +536,7 @@ async def _serve(settings: Settings) -> Daemon:
 
 
 async def _observe(settings: Settings) -> None:
-    from fpga_plugin.observe import observe  # only where it is asked for
+    from fpga_plugin.operator.observe import observe  # only where it is asked for
 
     def judge(relative: str) -> object:
         guarded = is_guarded(settings)

@@ -22,7 +22,7 @@ import zlib
 from pathlib import Path
 
 from fpga_plugin.bitstream.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
-from fpga_plugin.bitstream.command import add_bitstream_parser, run_bitstream
+from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id
 
 SOURCES = Path(__file__).resolve().parent

@@ -6,7 +6,7 @@ A misspelt setting or one that the chart sets itself is then refused by helm, be
 import json
 from pathlib import Path
 
-from fpga_plugin.config import SETTINGS
+from fpga_plugin.config.settings import SETTINGS
 
 CHARTS_OWN = {
     "FPGA_PLUGIN_OBSERVE": "observe",

@@ -11,7 +11,7 @@ from httpx2 import Timeout
 from lightkube import AsyncClient, KubeConfig
 
 from fpga_plugin.errors import BitstreamError, NoSourceError, quote
-from fpga_plugin.originals import read_small
+from fpga_plugin.process.trusted_files import read_small
 
 # lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
 _one_at_a_time = threading.Lock()

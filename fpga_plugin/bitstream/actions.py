@@ -38,7 +38,7 @@ from fpga_plugin.bitstream.signing import (
 )
 from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,

@@ -4,7 +4,7 @@ import os
 
 from fpga_plugin.bitstream.files import Progress, no_progress, open_file
 from fpga_plugin.bitstream.trust import Content, Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamNotFoundError, NotPermittedError
 
 _PIECE = 1 << 20

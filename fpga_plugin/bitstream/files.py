@@ -1,6 +1,6 @@
 """Files of bitstreams, read and written without surprises.
 
-How a file is opened so that nothing else can be meant by it, `fpga_plugin.originals` says; writing
+How a file is opened so that nothing else can be meant by it, `process.trusted_files` says; writing
 shows a reader either the old file or the whole new one. All of it blocks: call it from a thread.
 """
 
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
 from fpga_plugin.bitstream.room import Room
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.originals import Original, opened
+from fpga_plugin.process.trusted_files import Original, opened
 
 MAX_FILE_BYTES = 1 << 30
 """Whole-device images of large FPGAs stay well below 1 GiB."""

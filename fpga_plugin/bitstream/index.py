@@ -18,7 +18,7 @@ from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.store import BLANK
 from fpga_plugin.bitstream.watch import KEYS, StoreWatcher
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,

@@ -16,7 +16,7 @@ from fpga_plugin.bitstream.library import Library, Verdict
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
 from fpga_plugin.errors import StoreUnavailableError
 from fpga_plugin.ids import BitstreamId, InterfaceId
-from fpga_plugin.threads import LateError, Threads
+from fpga_plugin.process.threads import LateError, Threads
 
 log = structlog.get_logger()
 

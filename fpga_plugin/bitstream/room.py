@@ -8,7 +8,7 @@ import threading
 import weakref
 
 from fpga_plugin.errors import StoreUnavailableError
-from fpga_plugin.memory import memory_limit
+from fpga_plugin.process.memory import memory_limit
 
 SHARE = 2
 """All bitstreams that are held in memory may have this part of the limit: a half."""

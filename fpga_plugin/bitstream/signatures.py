@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from fpga_plugin.bitstream.files import read_bytes
 from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MANIFEST
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.originals import read_small
+from fpga_plugin.process.trusted_files import read_small
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

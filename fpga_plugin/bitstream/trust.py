@@ -46,9 +46,9 @@ from fpga_plugin.bitstream.signatures import (
     signer,
     statement,
 )
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
-from fpga_plugin.originals import Version, read_small, version_at
+from fpga_plugin.process.trusted_files import Version, read_small, version_at
 
 log = structlog.get_logger()
 

@@ -29,8 +29,8 @@ from fpga_plugin.bitstream.room import SHARE, Room
 from fpga_plugin.bitstream.span import Span
 from fpga_plugin.bitstream.trust import Content
 from fpga_plugin.errors import StoreUnavailableError
-from fpga_plugin.memory import lies_in_memory
-from fpga_plugin.originals import Original
+from fpga_plugin.process.memory import lies_in_memory
+from fpga_plugin.process.trusted_files import Original
 
 log = structlog.get_logger()
 

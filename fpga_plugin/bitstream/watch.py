@@ -31,8 +31,8 @@ from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.errors import BitstreamError, StoreUnavailableError
-from fpga_plugin.originals import lookups, version_at
-from fpga_plugin.threads import LateError, Threads
+from fpga_plugin.process.threads import LateError, Threads
+from fpga_plugin.process.trusted_files import lookups, version_at
 
 log = structlog.get_logger()
 
@@ -116,7 +116,7 @@ class StoreWatcher:
         self._in_use = False  # by the thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._watched: dict[int, _Names] = {}
+        self._survey: dict[int, _Names] = {}
         self._signatures: dict[str, _Signature] = {}
 
     async def start(self, *, seconds: float = _START_SECONDS) -> None:
@@ -175,7 +175,7 @@ class StoreWatcher:
             if Mask.Q_OVERFLOW in event.mask:
                 lost = True
                 continue
-            names = self._watched.get(event.watch.wd) if event.watch is not None else None
+            names = self._survey.get(event.watch.wd) if event.watch is not None else None
             if names is None:
                 continue  # of a watch that is not needed any more
             name = _name(event)
@@ -258,7 +258,7 @@ class StoreWatcher:
         """
         for _ in range(_MAX_ROUNDS):
             look = _resolve(self._root, self._keys_dir)
-            watched: dict[int, _Names] = {}
+            survey: dict[int, _Names] = {}
             for directory, names in look.directories.items():
                 mask = (
                     _DIRECTORY | _NAMES | (_CONTENTS if names.patterns or names.files else Mask(0))
@@ -269,13 +269,13 @@ class StoreWatcher:
                     if error.errno not in _TRANSIENT:
                         raise
                     continue
-                watched.setdefault(watch.wd, _Names()).add(names)
-            news = watched.keys() - self._watched.keys()
-            self._watched = watched
-            if not news:
+                survey.setdefault(watch.wd, _Names()).add(names)
+            recorder = survey.keys() - self._survey.keys()
+            self._survey = survey
+            if not recorder:
                 break
         for watch in inotify.watches:
-            if watch.wd not in self._watched:
+            if watch.wd not in self._survey:
                 with contextlib.suppress(OSError):  # its directory went, and the watch with it
                     inotify.rm_watch(watch)
         return look.signatures

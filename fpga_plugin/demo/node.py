@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TextIO, cast
 
 from fpga_plugin.bitstream.store import Store, StoreEntry
-from fpga_plugin.config import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
+from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 from fpga_plugin.daemon import Daemon
 from fpga_plugin.demo.double import EXTENDED, KubeletDouble
 from fpga_plugin.demo.pod import Pod

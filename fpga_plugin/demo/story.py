@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.allocation.records import CLEAN, Condition, Ownership
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import Manifest
@@ -24,7 +23,8 @@ from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.scheduling import schedule
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import RegionId, ResourceName
-from fpga_plugin.lifecycle.blanks import NO_BLANK
+from fpga_plugin.ledger.records import CLEAN, Condition, Ownership
+from fpga_plugin.regions.blanks import NO_BLANK
 
 RETRY_SECONDS = 0.5
 """Kubelet tries a container again after some 10 s; the demo does not wait so long."""

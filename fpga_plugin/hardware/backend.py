@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Readings, Region
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Readings, Region, ScanResult
 from fpga_plugin.ids import AfuId, CardId
 
 
@@ -85,7 +85,7 @@ class Backend(Protocol):
     def card_ids(self) -> Collection[CardId]:
         """Which cards there are, sound or not; touches none of them."""
 
-    def scan(self) -> Inventory:
+    def scan(self) -> ScanResult:
         """Everything there is. One card that cannot be read is a problem of that card only."""
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:

@@ -78,7 +78,7 @@ class CardProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class ScanResult:
     """The result of a scan. A card is in one of the two, never in both."""
 
     cards: Mapping[CardId, Card] = field(default_factory=dict)

@@ -19,9 +19,9 @@ import structlog
 from asyncinotify import Inotify, Mask
 
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.originals import Version, opened, version_at
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
+from fpga_plugin.process.trusted_files import Version, opened, version_at
 
 log = structlog.get_logger()
 
@@ -163,13 +163,13 @@ class PolicyFile:
             OSError: there are no more watches.
         """
         wanted = {os.path.dirname(self.path), os.path.dirname(os.path.realpath(self.path))}
-        watched = set()
+        survey = set()
         for directory in wanted:
             # Of a directory that is watched already, the kernel changes nothing.
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                watched.add(inotify.add_watch(directory, _EVENTS | Mask.ONLYDIR).wd)
+                survey.add(inotify.add_watch(directory, _EVENTS | Mask.ONLYDIR).wd)
         for watch in inotify.watches:
-            if watch.wd not in watched:
+            if watch.wd not in survey:
                 with contextlib.suppress(OSError):  # it went with its directory
                     inotify.rm_watch(watch)
 

@@ -19,7 +19,7 @@ from lightkube.types import PatchType
 
 from fpga_plugin.api.server import CredentialsError, connect
 from fpga_plugin.errors import FpgaPluginError, quote
-from fpga_plugin.telemetry.events import Event, Subject
+from fpga_plugin.telemetry.kube_events import Event, Subject
 
 CALL_SECONDS = 5.0
 """An Event that takes longer is given up."""

@@ -21,7 +21,7 @@ from typing import Final, TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from fpga_plugin.config import LogFormat, LogLevel
+from fpga_plugin.config.settings import LogFormat, LogLevel
 
 FOREIGN_LOGGERS: Final = ("asyncio", "grpclib", "h2")
 """Libraries whose own logs are known to matter; they are set to WARNING whatever was set before."""

@@ -11,19 +11,19 @@ import h11
 from structlog.testing import capture_logs
 from target import Target
 
-from fpga_plugin.allocation.journal import NoJournal
-from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.records import Snapshot
-from fpga_plugin.config import Settings
+from fpga_plugin.config.settings import Settings
 from fpga_plugin.ids import CardId, DeviceId, PodUid
-from fpga_plugin.lifecycle.cards import CardActions
-from fpga_plugin.status.cards import operations
-from fpga_plugin.status.http import Listener, Request, Response
-from fpga_plugin.status.page import page
-from fpga_plugin.status.site import Site
-from fpga_plugin.status.table import table
-from fpga_plugin.status.view import StatusView, view
-from fpga_plugin.status.watched import Watched
+from fpga_plugin.ledger.journal import NoJournal
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Snapshot
+from fpga_plugin.operator.cards import operations
+from fpga_plugin.operator.http import Listener, Request, Response
+from fpga_plugin.operator.page import page
+from fpga_plugin.operator.site import Site
+from fpga_plugin.operator.survey import Survey
+from fpga_plugin.operator.table import table
+from fpga_plugin.operator.view import StatusView, view
+from fpga_plugin.regions.actions import CardActions
 
 _CARD = CardId("0000-10-00.0")
 
@@ -53,7 +53,7 @@ def _site() -> Site:
         look=_look,
         poke=lambda _: None,
     )
-    return Site(Watched(Settings(status_page=True)), operations(actions))
+    return Site(Survey(Settings(status_page=True)), operations(actions))
 
 
 class _Writer:
@@ -130,14 +130,14 @@ class _Tags(HTMLParser):
 
 
 def _status_of(texts: list[str]) -> StatusView:
-    watched = Watched(Settings())
+    survey = Survey(Settings())
     message, namespace, name, method = (texts + [""] * 4)[:4]
     uid = PodUid("u")
-    watched.refusals.refused(
+    survey.refusals.refused(
         method, uid, (DeviceId(_CARD),), status="INVALID_ARGUMENT", message=message
     )
-    watched.refusals.named(uid, namespace, name)
-    return asyncio.run(view(watched))
+    survey.refusals.named(uid, namespace, name)
+    return asyncio.run(view(survey))
 
 
 _PLAIN = _Tags(page(_status_of(["x", "x", "x", "x"]))).found

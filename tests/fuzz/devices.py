@@ -9,7 +9,7 @@ from contextlib import suppress
 from operators import INTERFACE
 from target import Target
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.model import Card

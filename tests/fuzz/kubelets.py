@@ -10,8 +10,8 @@ from target import Target
 
 from fpga_plugin.api.messages import core_v1, v1, v1beta1
 from fpga_plugin.api.wire import typed
+from fpga_plugin.deviceplugin.encoding import Codec
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.kubelet.encoding import Codec
 from fpga_plugin.pods import apiserver, podsapi
 from fpga_plugin.pods.checkpoint import CheckpointUnreadableError, read_checkpoint
 from fpga_plugin.pods.environment import request_variables

@@ -22,7 +22,7 @@ from fpga_plugin.bitstream.seen import SEEN, SeenManifests
 from fpga_plugin.bitstream.signatures import load_keys
 from fpga_plugin.bitstream.span import Span
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import TrustMode, load_settings
+from fpga_plugin.config.settings import TrustMode, load_settings
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.policy.parse import PolicyError, parse_policy

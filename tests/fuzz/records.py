@@ -12,13 +12,13 @@ import msgspec
 from operators import AFU, INTERFACE
 from target import Target
 
-from fpga_plugin.allocation import rows
-from fpga_plugin.allocation.journal import Journal, JournalError
-from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.records import Change, Claim, Condition, RegionRecord
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import DeviceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.journal import Journal, JournalError
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Change, Claim, Condition, RegionRecord
 
 _PREFIX = "fpga.intel.com"
 _REGIONS = ResourceName(f"{_PREFIX}/region-{INTERFACE}")

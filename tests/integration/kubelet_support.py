@@ -1,7 +1,7 @@
 """Both sides of the kubelet layer, as small as its tests allow.
 
 `Kubelet` registers, dials back and keeps streams as the three generations of kubelet's own handler
-do (`fpga_plugin/kubelet/registration.py` tells them apart); `Calls` stands for the life of claims
+do (`deviceplugin/registration.py` tells them apart); `Calls` stands for the life of claims
 behind the layer.
 """
 
@@ -17,7 +17,6 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.server import Server
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
 from fpga_plugin.api.messages.v1beta1 import (
     DevicePluginStub,
     Empty,
@@ -25,11 +24,12 @@ from fpga_plugin.api.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
+from fpga_plugin.claims.calls import Grant
+from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.deviceplugin.registration import Timing
+from fpga_plugin.deviceplugin.sockets import socket_path
 from fpga_plugin.ids import DeviceId, ResourceName
-from fpga_plugin.kubelet.registration import Timing
-from fpga_plugin.kubelet.service import KubeletService
-from fpga_plugin.kubelet.sockets import socket_path
-from fpga_plugin.lifecycle.calls import Grant
+from fpga_plugin.ledger.devices import AdvertisedDevice
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
@@ -136,20 +136,20 @@ class Calls:
     def deallocate(self, resource, ids):
         self._note("deallocate", resource, list(ids))
 
-    def _news(self) -> None:
+    def _recorder(self) -> None:
         if self.news_fails:
             self.news_fails -= 1
             raise RuntimeError
 
     def kubelet_epoch(self, epoch):
-        self._news()
+        self._recorder()
         self.epochs.append(epoch)
         self._changes.happened()
 
     def stream_opened(self, resource):
         self.opened.append(resource)
         self._changes.happened()
-        self._news()
+        self._recorder()
 
 
 class Client:
@@ -288,7 +288,7 @@ class Kubelet(RegistrationBase):
 
 @asynccontextmanager
 async def plugin(directory: Path, calls: Calls, *, timing: Timing = QUICK, on_call=None):
-    service = KubeletService(calls, kubelet_dir=str(directory), timing=timing, on_call=on_call)
+    service = KubeletLink(calls, kubelet_dir=str(directory), timing=timing, on_call=on_call)
     await service.start()
     try:
         yield service

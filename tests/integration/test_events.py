@@ -11,7 +11,7 @@ from daemon_support import CARD, Node, eventually
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.telemetry.event_poster import EventPoster
-from fpga_plugin.telemetry.events import Event, Events, Subject
+from fpga_plugin.telemetry.kube_events import Event, Events, Subject
 
 POD = Subject("Pod", "compress", "tenant", "0f1c2d3e-0000-4000-8000-000000000001")
 NODE = Subject("Node", "node-1", "", "node-1")

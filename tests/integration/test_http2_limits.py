@@ -32,9 +32,9 @@ from kubelet_support import LIMIT, connected, eventually
 from structlog.testing import capture_logs
 
 from fpga_plugin.api.messages import v1beta1 as api
-from fpga_plugin.kubelet import http2, servicer
-from fpga_plugin.kubelet.http2 import Allowance, CalmProtocol
-from fpga_plugin.kubelet.servicer import OPTIONS
+from fpga_plugin.deviceplugin import http2, servicer
+from fpga_plugin.deviceplugin.http2 import Allowance, CalmProtocol
+from fpga_plugin.deviceplugin.servicer import OPTIONS
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 EMPTY = bytes(5)

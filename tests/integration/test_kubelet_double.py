@@ -9,7 +9,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import CARDS, INTERFACE, REGIONS, Calls, Changes, device, plugin
 
-from fpga_plugin.config import load_settings
+from fpga_plugin.config.settings import load_settings
 from fpga_plugin.daemon import Daemon
 from fpga_plugin.demo.double import (
     EXTENDED,

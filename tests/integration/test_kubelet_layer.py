@@ -36,14 +36,14 @@ from kubelet_support import (
 from structlog.testing import capture_logs
 
 from fpga_plugin.api.messages import v1beta1 as api
+from fpga_plugin.deviceplugin.device_stream import DeviceStreams
+from fpga_plugin.deviceplugin.encoding import Codec, device_message, encode_list
+from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
+from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.deviceplugin.registration import Timing, register
+from fpga_plugin.deviceplugin.servicer import OPTIONS, Servicer
+from fpga_plugin.deviceplugin.sockets import OWN_SOCKET, check_directory, socket_identity
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
-from fpga_plugin.kubelet.device_stream import DeviceStreams
-from fpga_plugin.kubelet.encoding import Codec, device_message, encode_list
-from fpga_plugin.kubelet.errors import KubeletDirectoryError, NotRegisteredError
-from fpga_plugin.kubelet.registration import Timing, register
-from fpga_plugin.kubelet.service import KubeletService
-from fpga_plugin.kubelet.servicer import OPTIONS, Servicer
-from fpga_plugin.kubelet.sockets import OWN_SOCKET, check_directory, socket_identity
 
 REGION_2 = device("0000-10-00.0-p1", healthy=False)
 
@@ -607,7 +607,7 @@ def test_a_kubelet_that_does_not_answer_is_given_up_and_does_not_delay_the_end(t
             async with plugin(tmp_path, Calls(changes), timing=timing) as service:
                 await changes.until(lambda: len(one.requests) == 3)
                 assert "did not answer Register within 0.05 s" in service.status[REGIONS].problem
-            service = KubeletService(Calls(changes), kubelet_dir=str(tmp_path))
+            service = KubeletLink(Calls(changes), kubelet_dir=str(tmp_path))
             await service.start()
             await changes.until(lambda: len(one.requests) > 3)
             began = time.monotonic()
@@ -699,7 +699,7 @@ def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(tmp_path
         calls.lists[CARDS] = ()
         async with kubelet(tmp_path, changes) as one:
             before = asyncio.all_tasks()
-            service = KubeletService(calls, kubelet_dir=str(tmp_path), timing=QUICK)
+            service = KubeletLink(calls, kubelet_dir=str(tmp_path), timing=QUICK)
             await service.start()
             await changes.until(lambda: one.streams() and one.streams(CARDS, ids=[]))
             calls.prestart_waits = asyncio.Event()

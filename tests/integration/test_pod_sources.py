@@ -34,18 +34,18 @@ from pods_support import (
     serving,
 )
 
+from fpga_plugin.claims.environment import LazyEnvSource
 from fpga_plugin.demo.pod import Pod
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.lifecycle import stock
-from fpga_plugin.lifecycle.identity import Identity
-from fpga_plugin.lifecycle.sources import LazyEnvSource
-from fpga_plugin.lifecycle.stock import PodEnvSource
 from fpga_plugin.pods.apiserver import ApiServer
 from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podsapi import PodsApi
+from fpga_plugin.stock import environment as stock
+from fpga_plugin.stock.environment import PodEnvSource
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
 MIRROR = {"kubernetes.io/config.mirror": UID}
@@ -686,14 +686,14 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
             await life.start(INIT_ENV, "init", fresh=True)
             pod.ended("init", 1, started=time.time())
             now = time.time() + seconds
-            monkeypatch.setattr("fpga_plugin.lifecycle.stock.time.time", lambda: now)
+            monkeypatch.setattr("fpga_plugin.stock.environment.time.time", lambda: now)
             await life.start(INIT_ENV, "init")
             # It began anew and succeeded, which the status does not show yet: it is the app's turn.
             await life.refuse("app")
             pod.ended("init", started=now)
             await life.start(APP_ENV, "app")
 
-    monkeypatch.setattr("fpga_plugin.lifecycle.stock.PATIENCE", 0.1)
+    monkeypatch.setattr("fpga_plugin.stock.environment.PATIENCE", 0.1)
     pod = two()
     with ApiServerDouble(pod) as api:
         run(story(api, pod))
@@ -784,7 +784,7 @@ def on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch) -> None:
         async with serving(PodResources(compress=P0), list_socket):
             await story(OldKubelet(api, pod, tmp_path, list_socket), pod)
 
-    monkeypatch.setattr("fpga_plugin.lifecycle.stock.PATIENCE", 0.05)
+    monkeypatch.setattr("fpga_plugin.stock.environment.PATIENCE", 0.05)
     pod = two()
     with ApiServerDouble(pod) as api:
         run(told(api, pod))
@@ -1013,7 +1013,7 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
         "lightkube",
         "httpx2",
         "anyio",
-        "fpga_plugin.lifecycle.stock",
+        "fpga_plugin.stock.environment",
         "fpga_plugin.pods.pod",
         "fpga_plugin.pods.podsapi",
         "fpga_plugin.api.messages.core_v1",
@@ -1023,7 +1023,7 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
 
 def test_the_pods_api_takes_no_http_client():
     fresh_python(
-        f"{STARTED} import fpga_plugin.lifecycle.stock;"
+        f"{STARTED} import fpga_plugin.stock.environment;"
         " assert not {'lightkube', 'httpx2', 'ssl'} & set(sys.modules)"
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from daemon_support import AFU, P0, Node, eventually, request
 
-from fpga_plugin.status.client import ask
+from fpga_plugin.operator.client import ask
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to lose")
 
@@ -100,7 +100,7 @@ ASKS_A_PROGRAM = """
 import asyncio, sys
 from fpga_plugin.pods.apiserver import ApiServer
 from fpga_plugin.pods.pod import PodSourceError
-from fpga_plugin.sandbox import seccomp
+from fpga_plugin.process.sandbox import seccomp
 
 seccomp.restrict()
 try:
@@ -131,8 +131,8 @@ def test_a_kubeconfig_that_runs_a_program_is_told_why_that_does_not_work(tmp_pat
 
 TAKEN_OVER = """
 import ctypes, errno, json, os, sys
-from fpga_plugin.config import load_settings
-from fpga_plugin.confinement import confine
+from fpga_plugin.config.settings import load_settings
+from fpga_plugin.process.confinement import confine
 
 libc = ctypes.CDLL(None, use_errno=True)
 settings = load_settings(os.environ)

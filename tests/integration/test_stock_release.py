@@ -14,7 +14,7 @@ from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_st
 from fpga_plugin.demo.double import EXTENDED
 from fpga_plugin.demo.pod import Pod
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.lifecycle.standing import QUIET
+from fpga_plugin.stock.allocatable import QUIET
 
 CARD_RESOURCE = ResourceName(CARDS)
 INTERVAL = 0.02

@@ -38,7 +38,7 @@ class Process:
             env=os.environ | (env or {}),
         )
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
-        self.news: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.recorder: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -46,7 +46,7 @@ class Process:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message = json.loads(line)
-            (self._answers[message["id"]] if "id" in message else self.news).put(message)
+            (self._answers[message["id"]] if "id" in message else self.recorder).put(message)
         for answer in list(self._answers.values()):
             answer.put({"error": "the process has ended", "message": "see its stderr"})
 
@@ -186,11 +186,11 @@ def test_a_card_is_found_in_a_tree_that_libudev_knows(host: Process, plugin: Pro
     }
 
 
-def news(host: Process, plugin: Process) -> list[str | None]:
+def recorder(host: Process, plugin: Process) -> list[str | None]:
     """The cards named since the last time, up to an event sent now about a card of its own."""
     host("uevent", path=f"/sys/devices/pci0000:3a/{OTHER_ADDRESS}", action="bind")
     named = []
-    while (card := plugin.news.get(timeout=TIMEOUT)["changed"]) != OTHER:
+    while (card := plugin.recorder.get(timeout=TIMEOUT)["changed"]) != OTHER:
         named.append(card)
     return named
 
@@ -198,14 +198,14 @@ def news(host: Process, plugin: Process) -> list[str | None]:
 def test_the_watch_names_a_card_that_comes_and_goes(host: Process, plugin: Process):
     host("add", devices=device(f"/devices/pci0000:3a/{OTHER_ADDRESS}", "pci"))
     plugin("watch")
-    assert news(host, plugin) == []
+    assert recorder(host, plugin) == []
     host("add", devices=card())  # an event `add` for each device
-    assert set(news(host, plugin)) == {CARD}
+    assert set(recorder(host, plugin)) == {CARD}
     host("uevent", path=f"/sys{BASE}/dfl-port.0", action="bind")
-    assert news(host, plugin) == [CARD]
+    assert recorder(host, plugin) == [CARD]
     assert CARD in plugin("scan")["cards"]
     host("uevent", path=f"/sys{BASE}/dfl-port.0", action="remove")
-    assert news(host, plugin) == [CARD]
+    assert recorder(host, plugin) == [CARD]
     host("remove", path=f"/sys{PCI}")
     assert plugin("scan")["cards"] == {}
 
@@ -222,7 +222,7 @@ def test_events_of_other_devices_are_passed_over(host: Process, plugin: Process)
         (f"/sys{BASE}/dfl-fme.0/dfl-fme-region.3", "add"),
     ):
         host("uevent", path=path, action=action)
-    assert news(host, plugin) == []
+    assert recorder(host, plugin) == []
 
 
 def test_a_failing_attribute_is_that_cards_problem_only(host: Process, plugin: Process):

@@ -22,11 +22,11 @@ from ledger_world import (
     start_job,
 )
 
-from fpga_plugin.allocation.records import Condition
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
+from fpga_plugin.ledger.records import Condition
 from fpga_plugin.policy.file import PolicyFile
 
 
@@ -74,7 +74,7 @@ class Scene:
 
     def hold_releases(self) -> None:
         """Nothing is scrubbed in the background from now on: what is left behind can be seen."""
-        self.plugin.releaser.close_gate()
+        self.plugin.scrubber.close_gate()
 
     def admit(self, *regions: RegionId) -> Pod:
         return self._admit(REGIONS, tuple(map(DeviceId, regions)))

@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fpga_plugin.allocation.journal import JournalError
-from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
-from fpga_plugin.allocation.lists import DeviceLists
-from fpga_plugin.allocation.records import (
+from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, PciAddress, ResourceName
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.ledger.lists import DeviceLists
+from fpga_plugin.ledger.records import (
     Change,
     Claim,
     Condition,
@@ -14,9 +17,6 @@ from fpga_plugin.allocation.records import (
     RegionRecord,
     Snapshot,
 )
-from fpga_plugin.config import Advertise, ScrubPolicy
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, PciAddress, ResourceName
 
 PREFIX = "fpga.intel.com"
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")

@@ -15,14 +15,16 @@ from typing import TypeVar
 
 from ledger_support import AFU, BLANK, INTERFACE, PREFIX, MemoryJournal, ProcessDiedError, make_card
 
-from fpga_plugin.allocation.ledger import Ledger, card_of
-from fpga_plugin.allocation.lists import DeviceLists
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config import Advertise, ScrubPolicy
-from fpga_plugin.config import Recovery as RecoveryPolicy
+from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.claims.environment import NoEnvSource
+from fpga_plugin.claims.owners import Owners
+from fpga_plugin.claims.permission import Permission
+from fpga_plugin.claims.prestart import PreStarts
+from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import CardGoneError, PortInUseError, PortPoisonedError, ProgrammingError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Region
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
 from fpga_plugin.ids import (
     AfuId,
     BitstreamId,
@@ -34,29 +36,26 @@ from fpga_plugin.ids import (
     ResourceName,
     device_variable,
 )
-from fpga_plugin.lifecycle.bench import Bench
-from fpga_plugin.lifecycle.blanks import Blanks
-from fpga_plugin.lifecycle.cards import CardActions
-from fpga_plugin.lifecycle.identity import Identity
-from fpga_plugin.lifecycle.inventory import Inventory as HardwareView
-from fpga_plugin.lifecycle.news import News
-from fpga_plugin.lifecycle.owners import Owners
-from fpga_plugin.lifecycle.permission import Permission
-from fpga_plugin.lifecycle.prepare import Preparer
-from fpga_plugin.lifecycle.prestart import PreStarts
-from fpga_plugin.lifecycle.reads import CardReads
-from fpga_plugin.lifecycle.recovery import Recovery
-from fpga_plugin.lifecycle.release import Releaser
-from fpga_plugin.lifecycle.service import ClaimService
-from fpga_plugin.lifecycle.sources import NoEnvSource
-from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.pods.cgroup import PodPresence
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.policy.file import PolicyFile
+from fpga_plugin.regions.actions import CardActions
+from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.reads import CardReads
+from fpga_plugin.regions.recovery import Recovery
+from fpga_plugin.regions.scrub import Scrubber
+from fpga_plugin.regions.workers import CardWorkers
 
 AFUS = (AFU, AfuId("a" * 32))
 FACTORY = AfuId("f0" * 16)
 INSTANCES = itertools.count(1)
-SILENT = News(None, node_name=None, podresources=None)
+SILENT = EventRecorder(None, node_name=None, podresources=None)
 
 
 async def _at_once() -> None:
@@ -205,8 +204,8 @@ class Rack:
     def card_ids(self) -> list[CardId]:
         return [b.card.id for b in self.boards.values() if b.present]
 
-    def scan(self) -> Inventory:
-        return Inventory({b.card.id: b.card for b in self.boards.values() if b.present})
+    def scan(self) -> ScanResult:
+        return ScanResult({b.card.id: b.card for b in self.boards.values() if b.present})
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
         board = self.boards[card]
@@ -494,7 +493,7 @@ class Plugin:
         journal.set_boot_id(rack.boot_id())
         workers = _Workers(self)
         blanks = Blanks(images, scrub)
-        bench = Bench(
+        operations = CardOperations(
             ledger=ledger,
             backend=rack,
             blanks=blanks,
@@ -502,29 +501,29 @@ class Plugin:
             cgroups=Cgroups(pods),  # type: ignore[arg-type]
             report=lambda _: None,
         )
-        self.releaser = Releaser(bench, interval=2.0)
-        self.hardware = HardwareView(
+        self.scrubber = Scrubber(operations, interval=2.0)
+        self.hardware = Inventory(
             ledger=ledger,
             backend=rack,
             blanks=blanks,
             workers=workers,
             selects=lambda _: True,
-            poke=self.releaser.poke,
-            debugged=bench.debugged,
-            news=SILENT,
+            poke=self.scrubber.poke,
+            debugged=operations.debugged,
+            recorder=SILENT,
             reads=Reads(),
         )
         self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
         self.recovery = Recovery(
             recovery,
-            bench=bench,
+            operations=operations,
             look=self.hardware.look,
             announced=_at_once,
-            poke=self.releaser.poke,
+            poke=self.scrubber.poke,
         )
-        self.releaser.use(self.recovery)
+        self.scrubber.use(self.recovery)
         self.actions = CardActions(
-            bench, self.recovery, look=self.hardware.rescan, poke=self.releaser.poke
+            operations, self.recovery, look=self.hardware.rescan, poke=self.scrubber.poke
         )
         envs = NoEnvSource()
         prestarts = self.prestarts = PreStarts(
@@ -532,11 +531,11 @@ class Plugin:
             backend=rack,
             store=images,  # type: ignore[arg-type]
             identities=Checkpoint(pods),  # type: ignore[arg-type]
-            cgroups=bench.cgroups,
+            cgroups=operations.cgroups,
             envs=envs,
-            preparer=Preparer(bench, self.recovery, Reads()),
-            releaser=self.releaser,
-            news=SILENT,
+            preparer=Preparer(operations, self.recovery, Reads()),
+            scrubber=self.scrubber,
+            recorder=SILENT,
             permission=Permission(policy),
             reads=Reads(),
         )
@@ -549,16 +548,16 @@ class Plugin:
             ),
             lists=self.lists,
             prestarts=prestarts,
-            releaser=self.releaser,
+            scrubber=self.scrubber,
             envs=envs,
-            epoch_changed=lambda _: self.releaser.close_gate(),
+            epoch_changed=lambda _: self.scrubber.close_gate(),
             stream_opened=lambda _: None,
         )
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
         self.call(lambda: self.ledger.reconciled(self.ledger.cards))
-        self.call(self.releaser.open_gate)
+        self.call(self.scrubber.open_gate)
 
     def begin(self, work: object) -> "asyncio.Task[None]":
         """Start a coroutine of the plugin."""

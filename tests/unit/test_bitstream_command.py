@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_aocx import HASH, aocx
 
 from fpga_plugin.bitstream import actions
-from fpga_plugin.bitstream.command import add_bitstream_parser, run_bitstream
 from fpga_plugin.bitstream.gbs import parse_gbs
 from fpga_plugin.bitstream.manifest import MAX_VERSION, parse_manifest, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.seen import SeenManifests
 from fpga_plugin.bitstream.store import Store
+from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
 SAMPLES = Path(__file__).parents[2] / "bitstreams"

@@ -9,9 +9,9 @@ from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import ScrubPolicy, TrustMode
+from fpga_plugin.config.settings import ScrubPolicy, TrustMode
 from fpga_plugin.ids import AfuId, InterfaceId
-from fpga_plugin.lifecycle.blanks import Blanks
+from fpga_plugin.regions.blanks import Blanks
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 

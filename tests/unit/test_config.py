@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin import config_docs
-from fpga_plugin.config import (
+from fpga_plugin.config import docs as config_docs
+from fpga_plugin.config.settings import (
     DEFAULT_INTERFACE_ID,
     SETTINGS,
     Advertise,
@@ -19,7 +19,7 @@ from fpga_plugin.config import (
     HttpAddress,
     LogFormat,
     LogLevel,
-    Recovery,
+    RecoveryPolicy,
     SandboxMode,
     ScrubPolicy,
     Settings,
@@ -65,7 +65,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "verified_size": 4 << 30,
         "state_dir": "/var/lib/fpga-plugin",
         "scrub": ScrubPolicy.REQUIRED,
-        "recovery": Recovery.NONE,
+        "recovery": RecoveryPolicy.NONE,
         "sandbox": SandboxMode.AUTO,
         "reconcile_interval": 2.0,
         "health_interval": 30.0,
@@ -116,7 +116,7 @@ def test_every_default_is_what_its_own_text_gives():
         ("VERIFIED_SIZE", "0", "verified_size", 0),
         ("VERIFIED_SIZE", "512Mi", "verified_size", 512 << 20),
         ("SCRUB", "best-effort", "scrub", ScrubPolicy.BEST_EFFORT),
-        ("RECOVERY", "rebind", "recovery", Recovery.REBIND),
+        ("RECOVERY", "rebind", "recovery", RecoveryPolicy.REBIND),
         ("RECONCILE_INTERVAL", "0.25", "reconcile_interval", 0.25),
         ("HEALTH_INTERVAL", "5", "health_interval", 5.0),
         ("HTTP_ADDRESS", "", "http_address", None),

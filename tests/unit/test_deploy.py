@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fpga_plugin.config import Settings, load_settings
+from fpga_plugin.config.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy/kustomize/base"
@@ -132,7 +132,7 @@ def test_the_image_has_the_probes_command_which_needs_no_package():
 
 
 def test_probes_outlast_the_wait_for_a_predecessors_pr():
-    from fpga_plugin.locks import WAIT_PROGRAMMING
+    from fpga_plugin.process.locks import WAIT_PROGRAMMING
 
     probe = container()["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > WAIT_PROGRAMMING

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from fpga_plugin.allocation.devices import AdvertisedDevice
+from fpga_plugin.deviceplugin.device_stream import AT_ONCE, PAUSE, DeviceStreams
+from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.ids import DeviceId, ResourceName
-from fpga_plugin.kubelet.device_stream import AT_ONCE, PAUSE, DeviceStreams
-from fpga_plugin.kubelet.encoding import encode_list
+from fpga_plugin.ledger.devices import AdvertisedDevice
 
 RESOURCE = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
 
@@ -26,17 +26,17 @@ class Calls:
 class Stream:
     def __init__(self):
         self.sent = []
-        self.news = asyncio.Event()
+        self.recorder = asyncio.Event()
 
     async def send_message(self, message):
         self.sent.append(message)
-        self.news.set()
+        self.recorder.set()
 
     async def until(self, message):
         async with asyncio.timeout(10):
             while message not in self.sent:
-                self.news.clear()
-                await self.news.wait()
+                self.recorder.clear()
+                await self.recorder.wait()
 
 
 async def fed(story):

@@ -29,7 +29,7 @@ from fpga_plugin.pods.pod import (
     resource_field,
     secret_key,
 )
-from fpga_plugin.pods.turn import Candidate, Start, candidates, first, follows, refused
+from fpga_plugin.stock.turn import Candidate, Start, candidates, first, follows, refused
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION, AFU = "FPGA_REGION_1", "FPGA_AFU_1"

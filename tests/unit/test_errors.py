@@ -8,7 +8,7 @@ from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginError, quote
 
 

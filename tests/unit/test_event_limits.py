@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.telemetry import events
-from fpga_plugin.telemetry.events import Event, Events, Subject
+from fpga_plugin.telemetry import kube_events as events
+from fpga_plugin.telemetry.kube_events import Event, Events, Subject
 
 NODE = Subject("Node", "node-1", "", "node-1")
 

@@ -8,7 +8,7 @@ import pytest
 
 from fpga_plugin import cli
 from fpga_plugin import daemon as daemon_module
-from fpga_plugin.config import load_settings
+from fpga_plugin.config.settings import load_settings
 from fpga_plugin.daemon import Daemon
 
 

@@ -9,20 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from fpga_plugin.allocation.journal import NoJournal
-from fpga_plugin.allocation.ledger import Ledger, card_of
-from fpga_plugin.allocation.records import Condition, Snapshot
-from fpga_plugin.config import ScrubPolicy, SimulatedGroup
+from fpga_plugin.config.settings import ScrubPolicy, SimulatedGroup
 from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
-from fpga_plugin.lifecycle import reads
-from fpga_plugin.lifecycle.blanks import Blanks
-from fpga_plugin.lifecycle.inventory import Inventory
-from fpga_plugin.lifecycle.news import News
-from fpga_plugin.lifecycle.reads import CardReads
-from fpga_plugin.lifecycle.workers import CardWorkers
-from fpga_plugin.status import metrics
+from fpga_plugin.ledger.journal import NoJournal
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.records import Condition, Snapshot
+from fpga_plugin.operator import metrics
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.regions import reads
+from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.reads import CardReads
+from fpga_plugin.regions.workers import CardWorkers
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 REGION = RegionId("0000-10-00.0-p1")
@@ -56,7 +56,7 @@ class Node:
             selects=lambda _: True,
             debugged=self.debugged,
             poke=lambda _: None,
-            news=News(None, node_name=None, podresources=None),
+            recorder=EventRecorder(None, node_name=None, podresources=None),
             reads=CardReads(),
         )
         check = self.inventory.check

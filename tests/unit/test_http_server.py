@@ -8,8 +8,8 @@ import stat
 import pytest
 from structlog.testing import capture_logs
 
-from fpga_plugin.status.clients import Clients
-from fpga_plugin.status.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
+from fpga_plugin.operator.clients import Clients
+from fpga_plugin.operator.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
 from fpga_plugin.telemetry.tally import Tally
 
 LIMIT = 10.0

@@ -7,9 +7,9 @@ from ledger_scene import Scene, scenes
 from ledger_support import AFU, BLANK, REGIONS, WHOLE, listed
 from ledger_world import FACTORY
 
-from fpga_plugin.allocation.ledger import card_of
-from fpga_plugin.allocation.records import Condition
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Condition
 
 
 @pytest.fixture

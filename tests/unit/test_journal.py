@@ -23,11 +23,11 @@ from ledger_support import (
     start,
 )
 
-from fpga_plugin.allocation import rows
-from fpga_plugin.allocation.journal import SCHEMA_VERSION, Journal, JournalError
-from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.records import Change, Condition, Snapshot
 from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.journal import SCHEMA_VERSION, Journal, JournalError
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Change, Condition, Snapshot
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))

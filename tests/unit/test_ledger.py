@@ -24,13 +24,13 @@ from ledger_support import (
     start,
 )
 
-from fpga_plugin.allocation.journal import JournalError
-from fpga_plugin.allocation.ledger import Ledger, resource_names
-from fpga_plugin.allocation.records import Condition, Mode, Ownership
-from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import Ledger, resource_names
+from fpga_plugin.ledger.records import Condition, Mode, Ownership
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))

@@ -35,12 +35,12 @@ from ledger_world import (
     start_job,
 )
 
-from fpga_plugin.allocation.journal import JournalError
-from fpga_plugin.allocation.ledger import card_of, is_card
-from fpga_plugin.allocation.records import Condition
-from fpga_plugin.config import Recovery, ScrubPolicy
+from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import card_of, is_card
+from fpga_plugin.ledger.records import Condition
 
 INDEX = st.integers(0, 7)
 JOBS = st.sampled_from([99, 99, 0, 1, 2, 3, 5])
@@ -97,7 +97,7 @@ class Life(RuleBasedStateMachine):
             [[(2, True)], [(1, True), (2, True)], [(2, False), (2, True)], [(3, True)]]
         ),
         failed_starts_count=st.booleans(),
-        recovery=st.sampled_from(Recovery),
+        recovery=st.sampled_from(RecoveryPolicy),
     )
     def power_on(self, cards, failed_starts_count, recovery) -> None:
         self.recovery = recovery
@@ -423,7 +423,7 @@ class Life(RuleBasedStateMachine):
         if self.plugin.ledger.epoch == f"life {self.epoch}":
             self.answered = self.learn_owners()
             if self.answered:
-                self.plugin.call(self.plugin.releaser.open_gate)
+                self.plugin.call(self.plugin.scrubber.open_gate)
         self.after(jobs)
 
     def learn_owners(self) -> bool:
@@ -631,7 +631,7 @@ class Life(RuleBasedStateMachine):
         self.images.has_blank = there
         self.plugin.hardware._blanks.forget(None)
         for card in list(self.plugin.ledger.cards):
-            self.plugin.call(functools.partial(self.plugin.releaser.poke, card))
+            self.plugin.call(functools.partial(self.plugin.scrubber.poke, card))
         self.after()
 
     def node_boots(self, order: int) -> None:

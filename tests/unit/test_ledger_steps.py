@@ -29,12 +29,12 @@ from ledger_support import (
     table,
 )
 
-from fpga_plugin.allocation.journal import Journal, JournalError
-from fpga_plugin.allocation.ledger import Ledger, card_of, is_card, resource_names
-from fpga_plugin.allocation.records import Change, Condition, Snapshot
-from fpga_plugin.config import Advertise, ScrubPolicy
+from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
+from fpga_plugin.ledger.journal import Journal, JournalError
+from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
+from fpga_plugin.ledger.records import Change, Condition, Snapshot
 
 NUMBERS = (1, 2)
 PORTS = 3

@@ -24,7 +24,7 @@ from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.room import Room
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,
@@ -748,7 +748,7 @@ from test_aocx import AFU, HASH, INTERFACE, elf
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 
 root = {str(tmp_path / "store")!r}
 os.makedirs(os.path.join(root, INTERFACE))

@@ -8,7 +8,7 @@ import threading
 import pytest
 import structlog
 
-from fpga_plugin.config import LogFormat, LogLevel
+from fpga_plugin.config.settings import LogFormat, LogLevel
 from fpga_plugin.telemetry import logs
 from fpga_plugin.telemetry.logs import FOREIGN_LOGGERS, configure_logging
 

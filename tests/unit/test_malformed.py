@@ -16,7 +16,7 @@ from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 

@@ -23,11 +23,11 @@ LEFT_OUT = {
 
 NOT_LITERAL = {
     ("daemon.py", "warning"): "unknown setting ... has no effect",
-    ("observe.py", "warning"): "unknown setting ... has no effect",
+    ("operator/observe.py", "warning"): "unknown setting ... has no effect",
 }
 """Variables that are logged: (file, name) and the message as it is documented."""
 
-OTHER_LOGGERS = {("kubelet/servicer.py", "write")}
+OTHER_LOGGERS = {("deviceplugin/servicer.py", "write")}
 """Functions that are a logger's, at a level that depends: (file, name)."""
 
 

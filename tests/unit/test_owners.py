@@ -10,12 +10,12 @@ import pytest
 from ledger_support import BLANK, PREFIX, REGIONS, WHOLE, MemoryJournal, device, make_card
 from structlog.testing import capture_logs
 
-from fpga_plugin.allocation.ledger import Ledger
+from fpga_plugin.claims import owners
+from fpga_plugin.claims.owners import Owners
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
-from fpga_plugin.lifecycle import owners
-from fpga_plugin.lifecycle.identity import Identities
-from fpga_plugin.lifecycle.owners import Owners
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.checkpoint import FILE_NAME
+from fpga_plugin.pods.identity import Identities
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fpga_plugin.status.page import HEADERS, page
-from fpga_plugin.status.style import DARK, LIGHT, SCRIPT, STYLE
-from fpga_plugin.status.table import table
+from fpga_plugin.operator.page import HEADERS, page
+from fpga_plugin.operator.style import DARK, LIGHT, SCRIPT, STYLE
+from fpga_plugin.operator.table import table
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J"
 

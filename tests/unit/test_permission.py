@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from ledger_support import REGIONS, device, make_card
 
+from fpga_plugin.claims.permission import Permission
 from fpga_plugin.errors import NotPermittedError, RefusedError
 from fpga_plugin.ids import PodUid
-from fpga_plugin.lifecycle.identity import Identity
-from fpga_plugin.lifecycle.permission import Permission
+from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
 
 P0 = device(make_card(), 0)

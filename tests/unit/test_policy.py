@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fpga_plugin.claims.permission import asks
 from fpga_plugin.cli import main
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, RefusedError
 from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
-from fpga_plugin.lifecycle.permission import asks
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
 from fpga_plugin.policy.file import PolicyFile, read_policy

@@ -10,9 +10,9 @@ import pytest
 from ledger_support import make_card
 
 from fpga_plugin.errors import PortInUseError
-from fpga_plugin.lifecycle.bench import Bench
-from fpga_plugin.lifecycle.cards import CardActions
-from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.regions.actions import CardActions
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.workers import CardWorkers
 
 CARD = make_card(0)
 
@@ -55,33 +55,33 @@ def make_bench():
         claims_on=lambda _: (),
         record=lambda _: SimpleNamespace(former=frozenset(), condition="blank", reason=""),
     )
-    bench = Bench(
+    operations = CardOperations(
         ledger=ledger, backend=backend, blanks=None, workers=workers, cgroups=None, report=None
     )
-    return bench, backend
+    return operations, backend
 
 
 async def reached(event):
     assert await asyncio.to_thread(event.wait, 20)
 
 
-async def cancelled_while_the_thread_works(task, bench, backend, *, times):
+async def cancelled_while_the_thread_works(task, operations, backend, *, times):
     """Cancel a task, see that it keeps the card's lock for as long as the thread works."""
     for _ in range(times):
         task.cancel()
         for _ in range(5):
             await asyncio.sleep(0)
         assert not task.done()
-        assert bench.workers.locked(CARD.id)
+        assert operations.workers.locked(CARD.id)
     backend.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert backend.open == []
-    assert not bench.workers.locked(CARD.id)
+    assert not operations.workers.locked(CARD.id)
 
 
-async def hold(bench, inside=lambda: asyncio.sleep(0)):
-    async with bench.workers.lock(CARD.id), bench.ports(CARD, CARD.regions):
+async def hold(operations, inside=lambda: asyncio.sleep(0)):
+    async with operations.workers.lock(CARD.id), operations.ports(CARD, CARD.regions):
         await inside()
 
 
@@ -89,18 +89,18 @@ async def hold(bench, inside=lambda: asyncio.sleep(0)):
 @pytest.mark.parametrize("slow", ["open", "close"])
 def test_ports_of_a_task_that_is_cancelled_are_closed(slow, times):
     async def story():
-        bench, backend = make_bench()
+        operations, backend = make_bench()
         backend.slow = slow
-        task = asyncio.create_task(hold(bench))
+        task = asyncio.create_task(hold(operations))
         await reached(backend.opening if slow == "open" else backend.closing)
-        await cancelled_while_the_thread_works(task, bench, backend, times=times)
+        await cancelled_while_the_thread_works(task, operations, backend, times=times)
 
     asyncio.run(story())
 
 
 def test_ports_of_a_task_that_is_cancelled_while_it_holds_them_are_closed():
     async def story():
-        bench, backend = make_bench()
+        operations, backend = make_bench()
         backend.slow = ""
         holds = asyncio.Event()
 
@@ -108,7 +108,7 @@ def test_ports_of_a_task_that_is_cancelled_while_it_holds_them_are_closed():
             holds.set()
             await asyncio.sleep(20)
 
-        task = asyncio.create_task(hold(bench, inside))
+        task = asyncio.create_task(hold(operations, inside))
         await holds.wait()
         assert len(backend.open) == len(CARD.regions)
         task.cancel()
@@ -122,11 +122,11 @@ def test_ports_of_a_task_that_is_cancelled_while_it_holds_them_are_closed():
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_of_ports_that_cannot_all_be_had_none_is_kept_by_who_is_cancelled():
     async def story():
-        bench, backend = make_bench()
+        operations, backend = make_bench()
         backend.fails = True
-        task = asyncio.create_task(hold(bench))
+        task = asyncio.create_task(hold(operations))
         await reached(backend.opening)
-        await cancelled_while_the_thread_works(task, bench, backend, times=1)
+        await cancelled_while_the_thread_works(task, operations, backend, times=1)
 
     asyncio.run(story())
 
@@ -135,10 +135,10 @@ def test_a_call_that_runs_out_of_time_while_a_port_opens_leaves_none_open():
     """`card drain` on a connection whose time is up, and on a plugin that ends."""
 
     async def story():
-        bench, backend = make_bench()
+        operations, backend = make_bench()
         recovery = SimpleNamespace(due=lambda _: False)
-        actions = CardActions(bench, recovery, look=None, poke=None)
-        bench.ledger.set_drained = lambda *_, **__: None
+        actions = CardActions(operations, recovery, look=None, poke=None)
+        operations.ledger.set_drained = lambda *_, **__: None
 
         async def drain():
             async with asyncio.timeout(None) as scope:
@@ -155,7 +155,7 @@ def test_a_call_that_runs_out_of_time_while_a_port_opens_leaves_none_open():
         with pytest.raises(TimeoutError):
             await task
         assert backend.open == []
-        assert not bench.workers.locked(CARD.id)
+        assert not operations.workers.locked(CARD.id)
 
     asyncio.run(story())
 

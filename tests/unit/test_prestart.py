@@ -13,8 +13,7 @@ from ledger_scene import Scene, scenes
 from ledger_support import BLANK, REGIONS
 from ledger_world import AFUS, FACTORY, Hand
 
-from fpga_plugin.allocation.ledger import card_of
-from fpga_plugin.allocation.records import Condition, Ownership
+from fpga_plugin.claims import prestart
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -26,7 +25,8 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, DeviceId
-from fpga_plugin.lifecycle import prestart
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Condition, Ownership
 from fpga_plugin.policy.file import PolicyFile
 
 AFU, OTHER_AFU = AFUS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin import probe, status
-from fpga_plugin.config import Settings
-from fpga_plugin.status.http import Listener, text
+from fpga_plugin import operator, probe
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.operator.http import Listener, text
 
 SCRIPT = Path(probe.__file__)
 
@@ -33,7 +33,7 @@ def asked(directory: Path, response, word: str = "healthz") -> tuple[int, str]:
 
     async def main():
         listener = Listener(answer)
-        await listener.open_unix(str(directory), status.SOCKET)
+        await listener.open_unix(str(directory), operator.SOCKET)
         try:
             return await run(directory, word)
         finally:
@@ -44,7 +44,7 @@ def asked(directory: Path, response, word: str = "healthz") -> tuple[int, str]:
 
 def test_the_probe_has_the_daemons_own_socket_path():
     assert Settings().state_dir == probe.STATE_DIR
-    assert status.SOCKET == probe.SOCKET
+    assert operator.SOCKET == probe.SOCKET
 
 
 @pytest.mark.parametrize("word", ["healthz", "readyz"])

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.config import BackendKind, Recovery, Settings
-from fpga_plugin.reach import rules
-from fpga_plugin.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
+from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, Settings
+from fpga_plugin.process.reach import rules
+from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 WRITES = ~(READ | Right.EXECUTE)
 BRIDGES = (
@@ -55,13 +55,13 @@ def test_of_sysfs_what_is_below_the_pci_host_bridges_is_written_and_nothing_else
 @pytest.mark.parametrize(
     ("recovery", "rebinds", "expected"),
     [
-        (Recovery.NONE, False, False),
-        (Recovery.REBIND, False, True),
-        (Recovery.NONE, True, True),  # a former life's rebind has to be finished
+        (RecoveryPolicy.NONE, False, False),
+        (RecoveryPolicy.REBIND, False, True),
+        (RecoveryPolicy.NONE, True, True),  # a former life's rebind has to be finished
     ],
 )
 def test_drivers_are_bound_only_where_cards_may_be_rebound(
-    sysfs: Path, *, recovery: Recovery, rebinds: bool, expected: bool
+    sysfs: Path, *, recovery: RecoveryPolicy, rebinds: bool, expected: bool
 ):
     allowed, _ = rules(real(sysfs, recovery=recovery), rebinds=rebinds)
     assert (str(sysfs / "bus/pci/drivers") in written(allowed)) is expected
@@ -75,7 +75,7 @@ def test_of_kubelets_directory_sockets_are_made_and_no_file_is_written():
 
 
 def test_neither_proc_nor_the_rest_of_sysfs_nor_any_program_is_ever_within_reach(sysfs: Path):
-    allowed, _ = rules(real(sysfs, recovery=Recovery.REBIND), rebinds=True)
+    allowed, _ = rules(real(sysfs, recovery=RecoveryPolicy.REBIND), rebinds=True)
     assert allowed["/proc"] == READ
     assert not {"/", "/sys", "/dev", str(sysfs), "/proc/sys"} & allowed.keys()
     assert not any(Right.EXECUTE in right for right in allowed.values())

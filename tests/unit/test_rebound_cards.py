@@ -3,9 +3,9 @@
 from ledger_support import MemoryJournal
 from ledger_world import Images, Plugin, Rack, make_boards
 
-from fpga_plugin.allocation.records import Condition
-from fpga_plugin.config import Recovery, ScrubPolicy
+from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
 from fpga_plugin.ids import CardId
+from fpga_plugin.ledger.records import Condition
 
 
 def test_a_card_that_is_back_is_in_service_once_the_journal_takes_it(monkeypatch):
@@ -17,7 +17,7 @@ def test_a_card_that_is_back_is_in_service_once_the_journal_takes_it(monkeypatch
     (card,) = map(CardId, rack.boards)
     journal = MemoryJournal()
     plugin = Plugin(
-        rack, [], Images(), journal, scrub=ScrubPolicy.REQUIRED, recovery=Recovery.REBIND
+        rack, [], Images(), journal, scrub=ScrubPolicy.REQUIRED, recovery=RecoveryPolicy.REBIND
     )
     try:
         plugin.begin(plugin.hardware.scan())

@@ -9,21 +9,21 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from fpga_plugin.allocation.journal import JournalError, NoJournal
-from fpga_plugin.allocation.ledger import Ledger
-from fpga_plugin.allocation.records import Snapshot
+from fpga_plugin.claims.owners import Owners
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, PodUid, ResourceName
-from fpga_plugin.lifecycle.identity import Identities
-from fpga_plugin.lifecycle.owners import Owners
-from fpga_plugin.lifecycle.reconcile import Reconciler
+from fpga_plugin.ledger.journal import JournalError, NoJournal
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Snapshot
+from fpga_plugin.pods.identity import Identities
 from fpga_plugin.pods.podresources import (
     NoListReason,
     PodDevices,
     PodList,
     PodResourcesError,
 )
+from fpga_plugin.stock.reconcile import Reconciler
 
 PREFIX = "fpga.intel.com"
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")

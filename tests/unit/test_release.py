@@ -13,9 +13,9 @@ import pytest
 from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, device
 from ledger_world import AFUS, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
 
-from fpga_plugin.allocation.records import Condition
-from fpga_plugin.config import ScrubPolicy
+from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.ids import DeviceId, PodUid, RegionId
+from fpga_plugin.ledger.records import Condition
 
 AFU = AFUS[0]
 
@@ -54,7 +54,7 @@ class World:
         self.plugin.call(lambda: self.plugin.claims.kubelet_epoch(epoch))
 
     def answer(self) -> None:
-        self.plugin.call(self.plugin.releaser.open_gate)
+        self.plugin.call(self.plugin.scrubber.open_gate)
 
     def settle(self) -> None:
         """Let threads finish and waits end, some seconds of them."""
@@ -441,7 +441,7 @@ def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
     world = make(clears_memory=True)
     world.run("b", world.p1)
     world.plugin.call(lambda: world.plugin.ledger.set_debt(world.board.card.id, open_=False))
-    world.plugin.releaser.close_gate()
+    world.plugin.scrubber.close_gate()
     world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "a pod may have used it"))
     debts: list[bool] = []
     world.on_touch = lambda: debts.append(bool(world.plugin.ledger.debts))

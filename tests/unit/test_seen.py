@@ -13,7 +13,7 @@ from fpga_plugin.bitstream import trust as trust_module
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
 from fpga_plugin.bitstream.seen import SEEN, Seen, SeenManifests
 from fpga_plugin.bitstream.trust import Content, Trust
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
 
 OTHER = f"{INTERFACE}/{'b' * 32}.gbs"

@@ -21,7 +21,7 @@ from fpga_plugin.bitstream.manifest import (
 from fpga_plugin.bitstream.signatures import load_keys, sign, signer, statement
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.bitstream.verified import in_memory
-from fpga_plugin.config import TrustMode
+from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotPermittedError
 
 INTERFACE = "ce48969398f05f33946d560708be108a"

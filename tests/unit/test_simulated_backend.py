@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,

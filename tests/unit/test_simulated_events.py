@@ -6,11 +6,11 @@ import os
 import pytest
 from asyncinotify import Event, Mask
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import EventSource
-from fpga_plugin.hardware.simulated.events import SimulatedEvents
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
+from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 from fpga_plugin.ids import InterfaceId
 
 GROUP = SimulatedGroup(2, 2, InterfaceId("ce48969398f05f33946d560708be108a"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.simulated.driver import KernelOopsError
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.slots import Slots, card_at
 from fpga_plugin.ids import InterfaceId
@@ -372,7 +372,7 @@ def test_a_reader_shows_what_is_there_and_changes_none_of_it(tmp_path):
 
 KILLED_IN_PR = """
 import ctypes, os, signal, struct, sys
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.ids import InterfaceId
 

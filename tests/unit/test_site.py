@@ -5,10 +5,10 @@ import json
 from types import SimpleNamespace
 from typing import cast
 
-from fpga_plugin.config import Settings
-from fpga_plugin.status.http import Request
-from fpga_plugin.status.site import Site
-from fpga_plugin.status.watched import Operation, Watched
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.operator.http import Request
+from fpga_plugin.operator.site import Site
+from fpga_plugin.operator.survey import Operation, Survey
 
 
 def test_operations_that_come_after_the_socket_are_found():
@@ -16,8 +16,8 @@ def test_operations_that_come_after_the_socket_are_found():
         return {"card": card}
 
     operations: dict[str, Operation] = {}
-    watched = SimpleNamespace(settings=Settings())
-    site = Site(cast("Watched", watched), operations)
+    survey = SimpleNamespace(settings=Settings())
+    site = Site(cast("Survey", survey), operations)
     body = json.dumps({"operation": "drain", "card": "0000-10-00.0"}).encode()
 
     def ask():

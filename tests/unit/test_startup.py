@@ -25,7 +25,7 @@ IMPORTED = "import sys; from fpga_plugin import cli; run = cli._import_daemon();
         "prometheus_client",
         "pyudev",
         "yaml",
-        "fpga_plugin.demo.command",
+        "fpga_plugin.commands.demo",
     ],
 )
 def test_a_running_plugin_has_not_imported(module):

@@ -4,10 +4,10 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from fpga_plugin.config import Settings
-from fpga_plugin.status import SOCKET
-from fpga_plugin.status.service import RECHECK, StatusService
-from fpga_plugin.status.watched import Watched
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.operator import SOCKET
+from fpga_plugin.operator.socket_service import RECHECK, StatusService
+from fpga_plugin.operator.survey import Survey
 
 LIMIT = 10.0
 
@@ -29,7 +29,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
     async def main():
         settings = Settings(state_dir=str(tmp_path), http_address=None)
-        service = StatusService(Watched(settings), {}, recheck=0.01)
+        service = StatusService(Survey(settings), {}, recheck=0.01)
         service.start()
         service.locked()
         try:

@@ -10,8 +10,8 @@ from ledger_support import AFU, BLANK, INTERFACE, make_card
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.errors import HardwareError, WrongImageError
 from fpga_plugin.ids import AfuId, BitstreamId
-from fpga_plugin.lifecycle import steps
-from fpga_plugin.lifecycle.reports import Report
+from fpga_plugin.regions import steps
+from fpga_plugin.regions.reports import Report
 
 CARD = make_card()
 REGION = CARD.regions[0]

@@ -269,7 +269,7 @@ def test_an_unreadable_file_is_refused_with_the_reason(store, place, monkeypatch
     def refuse(*_args, **_kwargs):  # tests may run as root, who may read everything
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("fpga_plugin.originals.io.FileIO", refuse)
+    monkeypatch.setattr("fpga_plugin.process.trusted_files.io.FileIO", refuse)
     assert "Permission denied" in refusal(store)
 
 
@@ -328,7 +328,7 @@ def test_the_list_shows_problems_and_passes_over_what_is_not_its_business(root, 
 # -- the watcher ------------------------------------------------------------------------------
 
 
-class Watched:
+class Survey:
     """A watcher that runs, and the calls that it made."""
 
     def __init__(self, root: Path) -> None:
@@ -364,8 +364,8 @@ class Watched:
 
 def watching(root: Path, story) -> None:
     async def run() -> None:
-        async with Watched(root) as watched:
-            await story(watched)
+        async with Survey(root) as survey:
+            await story(survey)
 
     asyncio.run(run())
 
@@ -379,16 +379,16 @@ def replace(path: Path, content: bytes) -> None:
 def test_a_blank_bitstream_is_reported_when_it_comes_changes_and_goes(root):
     blank = root / INTERFACE / "blank.gbs"
 
-    async def story(watched):
+    async def story(survey):
         replace(blank, b"1")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         replace(blank, b"2")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         with blank.open("r+b") as file:  # in place, the same size
             file.write(b"3")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         blank.unlink()
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(root, story)
 
@@ -396,23 +396,23 @@ def test_a_blank_bitstream_is_reported_when_it_comes_changes_and_goes(root):
 def test_files_that_were_there_at_the_start_and_files_of_other_kinds_are_not_reported(root):
     (root / INTERFACE / "blank.gbs").write_bytes(b"1")
 
-    async def story(watched):
+    async def story(survey):
         (root / INTERFACE / f"{AFU}.gbs").write_bytes(b"1")
         (root / "sources").mkdir()
         (root / "sources" / "blank.gbs").write_bytes(b"1")
         (root / "README.md").write_text("")
-        await watched.quiet(root)
+        await survey.quiet(root)
 
     watching(root, story)
 
 
 def test_a_directory_that_comes_later_is_seen_with_its_file(root):
-    async def story(watched):
+    async def story(survey):
         (root / OTHER_INTERFACE).mkdir()
         (root / OTHER_INTERFACE / "blank.gbs").write_bytes(b"1")
-        assert await watched.one() == OTHER_INTERFACE
+        assert await survey.one() == OTHER_INTERFACE
         shutil.rmtree(root / OTHER_INTERFACE)
-        assert await watched.one() == OTHER_INTERFACE
+        assert await survey.one() == OTHER_INTERFACE
 
     watching(root, story)
 
@@ -420,22 +420,22 @@ def test_a_directory_that_comes_later_is_seen_with_its_file(root):
 def test_a_store_that_comes_later_is_seen_however_it_comes(tmp_path):
     root = tmp_path / "srv" / "intel.com" / "fpga"
 
-    async def story(watched):
+    async def story(survey):
         blank = root / INTERFACE / "blank.gbs"
         blank.parent.mkdir(parents=True)
         blank.write_bytes(b"1")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         (tmp_path / "srv").rename(tmp_path / "gone")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         (tmp_path / "gone").rename(tmp_path / "srv")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         shutil.rmtree(root)
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         staged = tmp_path / "staged"
         (staged / INTERFACE).mkdir(parents=True)
         (staged / INTERFACE / "blank.gbs").write_bytes(b"2")
         staged.rename(root)
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(root, story)
 
@@ -448,13 +448,13 @@ def test_a_configmap_that_switches_its_data_is_seen(root):
     (root / "..data").symlink_to("..1")
     (root / INTERFACE).symlink_to(f"..data/{INTERFACE}")
 
-    async def story(watched):
+    async def story(survey):
         (root / "..data_tmp").symlink_to("..2")
         (root / "..data_tmp").rename(root / "..data")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         shutil.rmtree(root / "..1")
         replace(root / "..2" / INTERFACE / "blank.gbs", b"3")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(root, story)
 
@@ -466,12 +466,12 @@ def test_a_linked_store_and_a_linked_file_are_seen_to_change(root, tmp_path):
     common.write_bytes(b"1")
     (root / INTERFACE / "blank.gbs").symlink_to("../common.gbs")
 
-    async def story(watched):
+    async def story(survey):
         link.unlink()
         link.symlink_to(root)
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
         replace(common, b"2")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(link, story)
 
@@ -481,9 +481,9 @@ def test_a_file_that_becomes_readable_is_reported(root):
     blank.write_bytes(b"1")
     blank.chmod(0)
 
-    async def story(watched):
+    async def story(survey):
         blank.chmod(0o644)
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(root, story)
 
@@ -495,11 +495,11 @@ def test_lost_events_are_reported_as_such(root):
     one, other = root / INTERFACE / "a", root / INTERFACE / "b"
     one.write_bytes(b"")
 
-    async def story(watched):
+    async def story(survey):
         for _ in range(limit // 4 + 1):
             one.rename(other)
             other.rename(one)
-        assert await asyncio.wait_for(watched.calls.get(), 60) is None
+        assert await asyncio.wait_for(survey.calls.get(), 60) is None
 
     watching(root, story)
 
@@ -508,13 +508,13 @@ def test_events_beyond_one_turn_of_the_loop_are_not_left_behind(root):
     one, other = root / INTERFACE / "a", root / INTERFACE / "b"
     one.write_bytes(b"")
 
-    async def story(watched):
+    async def story(survey):
         # So many that the last ones are read in the first turn, but not taken in it.
         for _ in range(watch._MAX_EVENTS // 4 + 1):
             one.rename(other)
             other.rename(one)
         (root / INTERFACE / "blank.gbs").write_bytes(b"1")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(root, story)
 
@@ -531,9 +531,9 @@ def test_a_file_that_comes_before_its_directory_is_watched_is_reported(root, mon
 
     monkeypatch.setattr(watch, "_resolve", overtaken)
 
-    async def story(watched):
+    async def story(survey):
         blank.parent.mkdir()
-        assert await watched.one() == OTHER_INTERFACE
+        assert await survey.one() == OTHER_INTERFACE
 
     watching(root, story)
 
@@ -543,38 +543,38 @@ def test_a_rewrite_that_leaves_no_trace_in_the_inode_is_reported(root, monkeypat
     blank.write_bytes(b"1")
     monkeypatch.setattr(watch, "_signature", lambda _: (1,))  # a clock that does not tick
 
-    async def story(watched):
+    async def story(survey):
         with blank.open("r+b") as file:
             file.write(b"2")
-        assert await watched.one() == INTERFACE
+        assert await survey.one() == INTERFACE
 
     watching(root, story)
 
 
 def test_watches_of_what_is_gone_are_given_back(root):
-    async def story(watched):
+    async def story(survey):
         for number in range(5):
             (root / OTHER_INTERFACE).mkdir()
             (root / OTHER_INTERFACE / "blank.gbs").write_bytes(b"1")
-            assert await watched.one() == OTHER_INTERFACE
+            assert await survey.one() == OTHER_INTERFACE
             (root / OTHER_INTERFACE).rename(root / f"old-{number}")
-            assert await watched.one() == OTHER_INTERFACE
+            assert await survey.one() == OTHER_INTERFACE
         replace(root / INTERFACE / "blank.gbs", b"1")  # lets what the kernel says of it arrive
-        assert await watched.one() == INTERFACE
-        assert len(watched.watcher._inotify.watches) == directories
+        assert await survey.one() == INTERFACE
+        assert len(survey.watcher._inotify.watches) == directories
 
     directories = len(root.resolve().parts) + 1  # down to the root, and the interface's own
     watching(root, story)
 
 
 def test_no_call_comes_after_close_even_for_events_that_were_queued(root):
-    async def story(watched):
+    async def story(survey):
         (root / INTERFACE / "blank.gbs").write_bytes(b"1")
-        watched.watcher.close()
-        watched.watcher.close()
-        async with Watched(root) as later:
+        survey.watcher.close()
+        survey.watcher.close()
+        async with Survey(root) as later:
             await later.quiet(root)
-        assert watched.calls.empty()
+        assert survey.calls.empty()
 
     watching(root, story)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fpga_plugin.api.messages import core_v1, v1, v1alpha1, v1beta1
 from fpga_plugin.api.wire import well_typed
+from fpga_plugin.deviceplugin.encoding import Codec
 from fpga_plugin.errors import InvalidRequestError
-from fpga_plugin.kubelet.encoding import Codec
 from fpga_plugin.pods.podsapi import decode
 
 

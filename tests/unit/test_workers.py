@@ -7,7 +7,7 @@ import pytest
 
 from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.ids import CardId
-from fpga_plugin.lifecycle.workers import CardWorkers
+from fpga_plugin.regions.workers import CardWorkers
 
 CARD, OTHER = CardId("0000-3b-00.0"), CardId("0000-5e-00.0")
 

@@ -20,7 +20,7 @@ from fpga_plugin.hardware.dfl.port import (
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Inventory, Readings, Region
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Readings, Region, ScanResult
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -55,7 +55,7 @@ class DflBackend:
         """Which cards there are, as the kernel's directories show."""
         return discovery.card_ids(self._kernel, self._skip)
 
-    def scan(self) -> Inventory:
+    def scan(self) -> ScanResult:
         """All cards, and the problems of those that cannot be served."""
         return discovery.scan(self._kernel, self._skip)
 

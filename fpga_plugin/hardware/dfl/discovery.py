@@ -15,7 +15,7 @@ from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import children, number, optional
-from fpga_plugin.hardware.model import Card, CardProblem, Inventory, Region
+from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
 
 CLASS = "/sys/class/fpga_region"
@@ -49,7 +49,7 @@ def card_ids(kernel: Kernel, skipped: Skipped) -> tuple[CardId, ...]:
     return tuple(address.card_id for address in _bases(kernel, skipped))
 
 
-def scan(kernel: Kernel, skipped: Skipped) -> Inventory:
+def scan(kernel: Kernel, skipped: Skipped) -> ScanResult:
     """All cards. What is wrong with one of them says nothing of the others.
 
     Raises:
@@ -63,7 +63,7 @@ def scan(kernel: Kernel, skipped: Skipped) -> Inventory:
                 cards[address.card_id] = card
             case CardProblem() as problem:
                 problems[address.card_id] = problem
-    return Inventory(cards, problems)
+    return ScanResult(cards, problems)
 
 
 def scan_card(kernel: Kernel, card: CardId, skipped: Skipped) -> Card | CardProblem | None:

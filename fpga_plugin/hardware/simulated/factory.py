@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import SettingsError, quote
 from fpga_plugin.hardware.dfl.backend import DflBackend
-from fpga_plugin.hardware.simulated.events import SimulatedEvents
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
+from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.dfl.kernel import Handle
 from fpga_plugin.hardware.simulated.board import Board, OpenFile
 from fpga_plugin.hardware.simulated.driver import PciDriver

@@ -8,7 +8,7 @@ import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.board import Board, Machine
 from fpga_plugin.hardware.simulated.faults import Faults
 from fpga_plugin.hardware.simulated.numbers import Numbers

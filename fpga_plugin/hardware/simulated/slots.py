@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import quote
 from fpga_plugin.hardware.simulated import files
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress

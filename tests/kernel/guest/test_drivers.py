@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import rack
 
-from fpga_plugin.config import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import (
     CardGoneError,
     HardwareError,
@@ -25,8 +25,8 @@ from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.hardware.simulated.events import SimulatedEvents
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
+from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 from fpga_plugin.hardware.udev import UdevEvents
 from fpga_plugin.ids import CardId, InterfaceId
 

@@ -1,0 +1,113 @@
+"""What the settings name, opened: hardware, store, trust, policy.
+
+For the daemon, and for commands that only look, which should not pay for importing a daemon.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fpga_plugin.bitstream.seen import SeenManifests
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config.settings import BackendKind, Settings
+from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
+from fpga_plugin.hardware.backend import Backend, EventSource
+from fpga_plugin.process.trusted_files import check_directory
+
+if TYPE_CHECKING:
+    from fpga_plugin.policy.file import PolicyFile
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A backend with the source of its events."""
+
+    backend: Backend
+    events: EventSource
+
+
+def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
+    """The hardware that the settings name.
+
+    Args:
+        settings: all of them.
+        owner: this process holds the plugin's locks; False: only look.
+
+    Raises:
+        FpgaPluginError: it cannot be used.
+    """
+    if settings.backend is BackendKind.SIMULATED:
+        from fpga_plugin.hardware.simulated.factory import (  # only where cards are simulated
+            simulated_backend,
+        )
+
+        simulated = simulated_backend(
+            settings.simulated_dir,
+            settings.simulated_cards,
+            pr_seconds=settings.simulated_pr_seconds,
+            owner=owner,
+        )
+        return Hardware(simulated.backend, simulated.events)
+    from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
+    from fpga_plugin.hardware.dfl.linux import LinuxKernel
+    from fpga_plugin.hardware.udev import UdevEvents
+
+    kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
+    return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
+
+
+def check_state_dir(settings: Settings) -> None:
+    """Whether the plugin can rely on what it finds in its state directory, if that is there.
+
+    Raises:
+        RefusedError: others may write there, or replace it: journal, copies and records are theirs.
+    """
+    if is_guarded(settings) and os.path.lexists(settings.state_dir):
+        try:
+            check_directory(settings.state_dir)
+        except BitstreamError as error:
+            raise RefusedError(
+                f"FPGA_PLUGIN_STATE_DIR: {error.message}", hint=error.hint
+            ) from error
+
+
+def open_trust(settings: Settings, *, owner: bool) -> Trust:
+    """What judges the store's files.
+
+    Args:
+        settings: all of them.
+        owner: this process holds the plugin's locks and keeps its records; False: only look.
+    """
+    return Trust(
+        settings.bitstream_dir,
+        settings.trust,
+        settings.keys_dir,
+        guarded=is_guarded(settings),
+        seen=SeenManifests(settings.state_dir, owner=owner),
+    )
+
+
+def open_policy(settings: Settings) -> "PolicyFile | None":
+    """Who may load what, if the operator says so.
+
+    Raises:
+        SettingsError: the file cannot be read or is wrong. A plugin that never had a policy has
+            none to fall back on, and to start without it would let everything through.
+    """
+    if settings.policy_file is None:
+        return None
+    from fpga_plugin.policy.file import PolicyFile  # imports YAML: 1.5 MiB
+    from fpga_plugin.policy.parse import PolicyError
+
+    try:
+        return PolicyFile(settings.policy_file, guarded=is_guarded(settings))
+    except PolicyError as error:
+        raise SettingsError(f"FPGA_PLUGIN_POLICY_FILE: {error.message}", hint=error.hint) from error
+
+
+def is_guarded(settings: Settings) -> bool:
+    """Whether others may not write the store's files.
+
+    For simulated cards they may: nothing runs there, and a clone's samples are often its user's.
+    """
+    return settings.backend is not BackendKind.SIMULATED

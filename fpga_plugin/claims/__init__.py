@@ -1,0 +1,1 @@
+"""What every door asks for: devices are allocated, prepared for a container, and released."""

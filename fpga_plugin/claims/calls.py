@@ -1,0 +1,103 @@
+"""What the kubelet layer asks of the life of a claim: the interface between the two.
+
+All of it runs on the event loop. Errors are `fpga_plugin.errors`; the kubelet layer turns them into
+gRPC statuses.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.ledger.devices import AdvertisedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer to Allocate.
+
+    Attributes:
+        envs: `FPGA_DEVICE_<DEVICE ID>` = node, one a region.
+        nodes: device nodes that the container gets, read and write, at the same path.
+    """
+
+    envs: Mapping[str, str]
+    nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Caller:
+    """Whose container a PreStart is for: found out on the way, and logged with the call's answer.
+
+    Attributes:
+        pod: its uid.
+        namespace: of the pod.
+        name: of the pod.
+        container: where the pod's containers ask for different things.
+    """
+
+    pod: PodUid | None = None
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+
+    def known(self) -> Mapping[str, str]:
+        """What is known by now, as values of a log line."""
+        values = {
+            "pod": self.pod or "",
+            "namespace": self.namespace,
+            "name": self.name,
+            "container": self.container,
+        }
+        return {key: value for key, value in values.items() if value}
+
+
+class DevicePluginCalls(Protocol):
+    """One resource's view of the plugin; ids come as kubelet sent them, unchecked."""
+
+    def resources(self) -> tuple[ResourceName, ...]:
+        """Every resource that is to be registered; none ever goes."""
+
+    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
+        """The resource's list as of now."""
+
+    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after every change of resources or lists; returns how to stop that."""
+
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Grant:
+        """Grant devices to a container, journalled before it returns; takes milliseconds."""
+
+    def preferred(
+        self,
+        resource: ResourceName,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+    ) -> list[str]:
+        """Which of `available` to take; never raises for ids that it does not know."""
+
+    async def prestart(
+        self,
+        resource: ResourceName,
+        ids: Sequence[str],
+        env: Mapping[str, str],
+        time_left: float | None,
+        caller: Caller,
+    ) -> None:
+        """Bring the devices into the state that the container asks for.
+
+        `time_left` is the call's deadline in seconds from now, None if it has none. Cancelling the
+        call does not cancel the work. `caller` is filled in, whatever comes of the call.
+        """
+
+    def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
+        """A container that had these devices was removed. Work follows in the background."""
+
+    def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
+        """The claim of these devices ended. Work follows in the background."""
+
+    def kubelet_epoch(self, epoch: str) -> None:
+        """A life of kubelet began or was found, told by its socket's identity."""
+
+    def stream_opened(self, resource: ResourceName) -> None:
+        """Kubelet opened ListAndWatch for the resource and was sent its list."""

@@ -1,0 +1,158 @@
+"""Whose claims these are: learnt from kubelet's checkpoint as soon as it shows it.
+
+Allocate names no pod, PreStart comes late, and after kubelet's restart perhaps never: a container
+then starts without one. So the pod of a claim is looked for right after Allocate, when kubelet's
+life begins, and for as long as there is a claim without a pod, ever less often. With none nothing
+is read.
+
+Kubelet writes its checkpoint after Allocate was answered. Until then an entry for the device may be
+that of a pod that ended, so an entry counts only in a file that was written after the Allocate.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import DeviceId
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, Stamp, read_stamp
+from fpga_plugin.pods.identity import Identities
+
+log = structlog.get_logger()
+
+FIRST_LOOK: Final = 0.05
+"""Seconds from Allocate to the first look; kubelet writes within milliseconds."""
+
+LONGEST_WAIT: Final = 30.0
+"""Seconds between two looks; each wait is twice as long as the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """An Allocate's answer, by which it is told whether the checkpoint was written since.
+
+    Attributes:
+        generation: of the claim.
+        stamp: the checkpoint's when Allocate was answered.
+        known: whether that could be read.
+    """
+
+    generation: int
+    stamp: Stamp | None = None
+    known: bool = True
+
+
+class Owners:
+    """Belongs to the event loop.
+
+    Args:
+        ledger: has the claims.
+        identities: reads kubelet's checkpoint.
+        kubelet_dir: where the checkpoint lies.
+    """
+
+    def __init__(self, *, ledger: Ledger, identities: Identities, kubelet_dir: str) -> None:
+        self._ledger = ledger
+        self._identities = identities
+        self._path = os.path.join(kubelet_dir, FILE_NAME)
+        self._grants: dict[DeviceId, _Grant] = {}
+        self._wake = asyncio.Event()
+        self._at_once = False
+        self._said = ""
+
+    def allocated(self, devices: Iterable[DeviceId]) -> None:
+        """Allocate is about to be answered: what the checkpoint says by now is about others."""
+        try:
+            stamp, known = read_stamp(self._path), True  # one system call
+        except FpgaPluginError:
+            stamp, known = None, False
+        for device in devices:
+            if (claim := self._ledger.claims.get(device)) is not None:
+                self._grants[device] = _Grant(claim.generation, stamp, known)
+        self._wake.set()
+
+    def new_kubelet(self) -> None:
+        """It starts containers without PreStart: high time to know whose claims these are."""
+        self._at_once = True
+        self._wake.set()
+
+    def unknown(self) -> Mapping[DeviceId, _Grant]:
+        """Claims without a pod, as they are now: ask before a checkpoint is read."""
+        claims = self._ledger.claims
+        for device in self._grants.keys() - claims.keys():
+            del self._grants[device]
+        found: dict[DeviceId, _Grant] = {}
+        for device, claim in claims.items():
+            if claim.pod is None:
+                grant = self._grants.get(device)
+                if grant is None or grant.generation != claim.generation:
+                    # Of an earlier life of the plugin: kubelet has written it down since.
+                    grant = self._grants[device] = _Grant(claim.generation)
+                found[device] = grant
+        return found
+
+    def learn(self, asked: Mapping[DeviceId, _Grant], checkpoint: Checkpoint) -> None:
+        """Bind claims to the pods that a checkpoint names.
+
+        Args:
+            asked: what `unknown` told before it was read.
+            checkpoint: as read.
+
+        Raises:
+            JournalError: a pod cannot be written down; it is not known then.
+        """
+        for device, grant in asked.items():
+            claim = self._ledger.claims.get(device)
+            if claim is None or claim.pod is not None or self._grants.get(device) is not grant:
+                continue  # Allocate came again while it was read
+            if not grant.known:
+                self._grants[device] = _Grant(grant.generation, checkpoint.stamp)
+                continue
+            if checkpoint.stamp == grant.stamp:
+                continue
+            holders = checkpoint.owners(device)
+            pods = {holder.pod_uid for holder in holders if holder.resource == claim.resource}
+            if len(pods) == 1:
+                (pod,) = pods
+                self._ledger.bind_pod([device], pod)
+                log.debug("pod of a claim learnt", device=device, pod=pod)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        wait = FIRST_LOOK
+        while True:
+            try:
+                async with asyncio.timeout(wait if self.unknown() else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                wait = min(wait * 2, LONGEST_WAIT)
+                await self._look()
+                continue
+            self._wake.clear()
+            wait = FIRST_LOOK
+            if self._at_once:
+                self._at_once = False
+                await self._look()
+
+    async def _look(self) -> None:
+        """Read the checkpoint once, if anything is not known."""
+        asked = self.unknown()
+        if not asked:
+            return
+        try:
+            self.learn(asked, await self._identities.checkpoint())
+        except FpgaPluginError as error:  # a journal that cannot be written, too
+            self._report(error)
+        else:
+            self._said = ""
+
+    def _report(self, error: FpgaPluginError) -> None:
+        """Once for each new reason, not once a look."""
+        if self._said != str(error):
+            self._said = str(error)
+            log.warning("the pods of claims cannot be learnt", error=str(error))

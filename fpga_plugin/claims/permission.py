@@ -1,0 +1,200 @@
+"""May it? Asks the operator's policy about a PreStart, for the namespace of the pod.
+
+No call of kubelet's carries a namespace. On a stock kubelet it comes with the pod's spec, which was
+read to learn what the container asks for. On an extended one it is asked for here: kubelet's Pods
+API tells it by uid, PodResources by device. PodResources knows no uids, but a device is in the
+hands of one pod at a time, the call is that pod's, and the claim that was there before the question
+has to be there after it. A guess is never made: what cannot be told is not permitted, yet.
+
+A namespace is asked for once a pod, and only if some rule depends on it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from fpga_plugin.errors import NoSourceError, NotPermittedError
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.pods.requests import FpgaRequest
+from fpga_plugin.policy.rules import Ask, Policy, parse_device_resource
+
+if TYPE_CHECKING:
+    from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
+
+log = structlog.get_logger()
+
+KEPT_PODS: Final = 512
+"""Pods whose namespace is remembered; kubelet runs 110 unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    namespace: str
+    pod: str
+
+
+class Permission:
+    """Belongs to the event loop.
+
+    Args:
+        policy: None: everything is permitted, and nothing is asked.
+        pods_socket: of kubelet's Pods API; None: it is not asked.
+        podresources: tells names of pods by device; None: it is not asked.
+    """
+
+    def __init__(
+        self,
+        policy: "PolicyFile | None",
+        *,
+        pods_socket: str | None = None,
+        podresources: PodResourcesClient | None = None,
+    ) -> None:
+        self._file = policy
+        self._pods_socket = pods_socket
+        self._podresources = podresources
+        self._names: OrderedDict[PodUid, _Name] = OrderedDict()
+
+    @property
+    def policy(self) -> Policy | None:
+        """What is in force, to tell whether it still is what `check` asked."""
+        return None if self._file is None else self._file.policy
+
+    async def check(
+        self,
+        identity: Identity,
+        resource: ResourceName,
+        devices: Sequence[DeviceId],
+        requests: Sequence[FpgaRequest],
+        same: Callable[[], None],
+    ) -> Identity:
+        """Refuse what the policy does not allow; returns the identity, with its namespace if known.
+
+        Args:
+            identity: who asks.
+            resource: of the call.
+            devices: of the call.
+            requests: everything that the container asks for.
+            same: raises when the devices' claims are no longer those of the call.
+
+        Raises:
+            NotPermittedError: the message names the rule.
+            NoSourceError: the policy depends on the namespace, and nothing tells it.
+        """
+        if self._file is None:
+            return identity
+        policy = await self._file.current()
+        if policy.needs_namespace and not identity.namespace:
+            name = await self._name(identity, devices, same)
+            identity = replace(identity, namespace=name.namespace, name=name.pod)
+            policy = self._file.policy  # it may have changed while others were asked
+        self._judge(policy, identity, resource, devices, requests)
+        return identity
+
+    def _judge(
+        self,
+        policy: Policy,
+        identity: Identity,
+        resource: ResourceName,
+        devices: Sequence[DeviceId],
+        requests: Sequence[FpgaRequest],
+    ) -> None:
+        assert self._file is not None, "asked for before"
+        for ask in asks(resource, requests):
+            verdict = policy.judge(identity.namespace, ask)
+            if verdict.allowed:
+                continue
+            log.warning(
+                "refused by the policy",
+                namespace=identity.namespace or None,
+                pod=identity.pod,
+                devices=list(devices),
+                bitstream=ask.bitstream_id,
+                resource=resource,
+                rule=verdict.rule or None,
+            )
+            who = f"namespace {identity.namespace}" if identity.namespace else "nobody"
+            why = (
+                f"rule {verdict.rule} of {self._file.path} denies it"
+                if verdict.rule
+                else f"no rule of {self._file.path} allows it, and the default is deny"
+            )
+            may = "may not" if identity.namespace else "may"
+            raise NotPermittedError(
+                f"{', '.join(devices[:3])}: {who} {may} have {ask}: {why}",
+                hint="ask the cluster's operator, or delete the pod",
+            )
+
+    async def _name(
+        self, identity: Identity, devices: Sequence[DeviceId], same: Callable[[], None]
+    ) -> _Name:
+        if identity.pod is not None and (known := self._names.get(identity.pod)) is not None:
+            self._names.move_to_end(identity.pod)
+            return known
+        name = await self._ask(identity, devices)
+        same()  # else it may be the name of another pod that has the devices by now
+        if identity.pod is not None:
+            self._names[identity.pod] = name
+            if len(self._names) > KEPT_PODS:
+                self._names.popitem(last=False)
+        return name
+
+    async def _ask(self, identity: Identity, devices: Sequence[DeviceId]) -> _Name:
+        """Ask kubelet whose devices these are.
+
+        Raises:
+            NoSourceError: it does not tell.
+        """
+        problems = []
+        if self._pods_socket is not None and identity.pod is not None:
+            from fpga_plugin.pods.podsapi import PodsApi  # core/v1 messages: only where needed
+
+            try:
+                pod = await PodsApi(self._pods_socket).get(identity.pod)
+            except NoSourceError as error:
+                problems.append(error.message)
+            else:
+                return _Name(pod.namespace, pod.name)
+        if self._podresources is None:
+            problems.append("kubelet's PodResources API is switched off")
+        else:
+            wanted = frozenset[str](devices) | identity.held
+            try:
+                held = await self._podresources.list_devices()
+            except NoSourceError as error:
+                problems.append(error.message)
+            else:
+                found = {_Name(one.namespace, one.pod) for one in held if one.devices & wanted}
+                if len(found) == 1:
+                    return found.pop()
+                problems.append(
+                    f"kubelet's PodResources API shows {'several pods' if found else 'no pod'}"
+                    " with the devices"
+                )
+        raise NoSourceError(
+            f"{', '.join(devices[:3])}: the policy depends on the pod's namespace, and nothing"
+            f" tells it: {'; '.join(problems)}",
+            hint="mount the socket of kubelet's Pods API or of PodResources"
+            " (FPGA_PLUGIN_PODS_SOCKET, FPGA_PLUGIN_PODRESOURCES_SOCKET)",
+        )
+
+
+def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, ...]:
+    """What a container's requests mean for the devices of one resource.
+
+    Each request that fits is a question of its own. What is left over of the devices is handed over
+    blank and is no question: who may have the devices with a bitstream may have some without. Only
+    a container without any request asks for blank devices. Requests of which none fits are an
+    error, and another's to tell.
+    """
+    kind, interface_id = parse_device_resource(resource)
+    fitting = dict.fromkeys(r.bitstream_id for r in requests if r.interface_id == interface_id)
+    bitstreams = tuple(fitting) if requests else (None,)
+    return tuple(
+        Ask(kind=kind, interface_id=interface_id, bitstream_id=bitstream)
+        for bitstream in bitstreams
+    )

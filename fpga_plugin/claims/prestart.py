@@ -1,0 +1,460 @@
+"""PreStart: what kubelet asks before each start of a container (invariant 2).
+
+It finds out who asks and for what, has the regions prepared, and hands them over. It waits for the
+preparation, but not longer than the call has time: the preparation goes on, and its result serves
+exactly one later PreStart that asks for the same and comes before it expires. Whatever may change
+while it waits for somebody is looked at again before anything is built on it: at the end the AFU
+ids are read once more, and from then to the hand-over nothing is waited for.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import structlog
+
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.claims.calls import Caller
+from fpga_plugin.claims.environment import EnvSource
+from fpga_plugin.claims.permission import Permission
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    NotFinishedError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Backend, DriverSettings
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    DeviceId,
+    InterfaceId,
+    PodUid,
+    RegionId,
+    ResourceName,
+)
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import DELETE_THE_POD, Ledger, card_of
+from fpga_plugin.ledger.records import Claim, RegionRecord
+from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.identity import Identities, Identity
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
+from fpga_plugin.regions.prepare import Plan, Preparer, Want
+from fpga_plugin.regions.reads import CardReads
+from fpga_plugin.regions.scrub import Scrubber
+
+log = structlog.get_logger()
+
+_MAX_AT_ONCE = 1000
+"""Variables that are parsed within some milliseconds."""
+
+LONGEST_ANSWER = 25.0
+"""Seconds after which a PreStart is answered whatever its deadline; kubelet gives it 30 s."""
+
+UNCLAIMED_FOR = 600.0
+"""Seconds for which a result waits for the PreStart that it serves.
+
+Twice the longest time that kubelet lets pass between two tries to start a container
+(MaxContainerBackOff, pkg/kubelet/kubelet.go)."""
+
+ANSWER_MARGIN = 3.0
+"""Seconds before its deadline at which a PreStart is answered."""
+
+
+def answer_within(time_left: float | None) -> float:
+    """Seconds that a PreStart may take, given its deadline in seconds from now."""
+    if time_left is None:
+        return LONGEST_ANSWER
+    if time_left < 2 * ANSWER_MARGIN:
+        return max(time_left / 2, 0.0)
+    return min(time_left - ANSWER_MARGIN, LONGEST_ANSWER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What makes two PreStarts the same: claims, pod, candidate containers, and what they ask.
+
+    And kubelet's life: between two of them containers start without PreStart.
+    """
+
+    epoch: str
+    claims: frozenset[tuple[DeviceId, int]]
+    identity: Identity
+    requests: tuple[FpgaRequest, ...]
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """Work for one PreStart; outlives the call."""
+
+    key: _Key
+    plan: Plan
+    task: asyncio.Task[None] | None = None
+    records: dict[RegionId, RegionRecord] = field(default_factory=dict)
+    error: FpgaPluginError | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+
+class PreStarts:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        backend: Backend,
+        store: StoreReader,
+        identities: Identities,
+        cgroups: PodCgroups,
+        envs: EnvSource,
+        preparer: Preparer,
+        scrubber: Scrubber,
+        recorder: EventRecorder,
+        permission: Permission,
+        reads: CardReads,
+    ) -> None:
+        self._ledger = ledger
+        self._backend = backend
+        self._store = store
+        self._identities = identities
+        self._cgroups = cgroups
+        self._envs = envs
+        self._preparer = preparer
+        self._scrubber = scrubber
+        self._recorder = recorder
+        self._permission = permission
+        self._reads = reads
+        self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(
+        self,
+        resource: ResourceName,
+        ids: Sequence[str],
+        env: Mapping[str, str],
+        time_left: float | None,
+        caller: Caller | None = None,
+    ) -> None:
+        """Bring the devices into the state that the container asks for.
+
+        `caller` is filled in, whatever comes of the call.
+
+        Raises:
+            FpgaPluginError: the container must not start; the message says why.
+        """
+        budget = answer_within(time_left)
+        devices = self._ledger.check_devices(resource, ids)
+        self._ledger.prestart_seen(devices)
+        begun = {d: claim for d in devices if (claim := self._ledger.claims.get(d)) is not None}
+        identity = Identity()
+        late = "preparation is not finished"
+        try:
+            try:
+                async with asyncio.timeout(budget):
+                    identity = await self._identify(resource, devices, begun)
+                    claims = self._claims(devices)
+                    identity, env = await self._ask(identity, devices, env)
+                    requests = await _parse(env)
+                    same = partial(self._check_same, {claim.device: claim for claim in claims})
+                    identity = await self._permission.check(
+                        identity, resource, devices, requests, same
+                    )
+                    preparation = await self._find_or_begin(identity, claims, requests)
+                    assert preparation.task is not None, "set where it is made"
+                    await asyncio.wait({preparation.task})
+                    late = "all is prepared, but its last checks are not done"
+                    # A policy that forbids it by now is obeyed, the work notwithstanding.
+                    await self._permission.check(identity, resource, devices, requests, same)
+                    policy = self._permission.policy
+                    observed: dict[RegionId, AfuId | None] = {}
+                    if preparation.error is None:
+                        observed = await self._preparer.read_back(preparation.plan)
+            except TimeoutError:
+                raise NotFinishedError(
+                    f"{', '.join(devices)}: {late} after {budget:.1f} s",
+                    hint="it goes on; kubelet's next try finds it done",
+                ) from None
+            if self._permission.policy != policy:
+                raise NotFinishedError(
+                    f"{', '.join(devices)}: the policy changed during the call",
+                    hint="kubelet's next try is judged by the policy that is in force now",
+                )
+            self._hand_over(frozenset(devices), preparation, observed)
+        except FpgaPluginError as error:
+            self._envs.refused(identity, devices, str(error))
+            self._recorder.refused(identity, devices, error)
+            raise
+        finally:
+            if caller is not None:
+                caller.pod, caller.container = identity.pod, identity.container
+                caller.namespace, caller.name = identity.namespace, identity.name
+        self._envs.started(identity, devices)
+
+    def _hand_over(
+        self,
+        devices: frozenset[DeviceId],
+        preparation: _Preparation,
+        observed: Mapping[RegionId, AfuId | None],
+    ) -> None:
+        """Give a finished preparation to the one call that waits for it.
+
+        `observed`: what its regions read as just now.
+
+        Raises:
+            FpgaPluginError: it failed, or something came between.
+        """
+        if (
+            self._preparations.get(devices) is not preparation
+            or preparation.key.epoch != self._ledger.epoch
+        ):
+            raise NotFinishedError(
+                f"{', '.join(sorted(devices))}: another call took the preparation, or it was"
+                " overtaken by a later one",
+                hint="kubelet's next try begins anew",
+            )
+        self._drop(devices)
+        if preparation.error is not None:
+            raise preparation.error
+        self._preparer.check_result(preparation.plan, preparation.records, observed)
+        self._ledger.started(preparation.plan.claims)
+
+    def _drop(self, devices: frozenset[DeviceId]) -> None:
+        """What was prepared for these devices serves no later call."""
+        dropped = self._preparations.pop(devices, None)
+        if dropped is not None and dropped.expiry is not None:
+            dropped.expiry.cancel()
+
+    def _expire(self, devices: frozenset[DeviceId]) -> None:
+        """Nobody fetched a result for so long that nobody knows any more what it is worth."""
+        records = self._preparations[devices].records
+        self._drop(devices)
+        log.info("nobody fetched what was prepared", devices=sorted(devices))
+        unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
+        try:
+            self._ledger.dirty(unchanged, "nobody fetched what was prepared")
+        except JournalError as error:
+            log.warning(
+                "what nobody fetched is not journalled", regions=unchanged, error=str(error)
+            )
+
+    async def _find_or_begin(
+        self,
+        identity: Identity,
+        claims: tuple[Claim, ...],
+        requests: tuple[FpgaRequest, ...],
+    ) -> _Preparation:
+        devices = tuple(claim.device for claim in claims)
+        key = _Key(
+            self._ledger.epoch,
+            frozenset((claim.device, claim.generation) for claim in claims),
+            identity,
+            requests,
+        )
+        existing = self._preparations.get(frozenset(devices))
+        if existing is not None and existing.key == key:
+            return existing
+        wants = await self._wants(devices, requests)
+        plan = Plan(claims, identity.pod, wants)
+        self._preparer.check(plan, mending=True)
+        # Another PreStart of the same may have come this far while the files were read.
+        existing = self._preparations.get(frozenset(devices))
+        if existing is not None and existing.key == key:
+            return existing
+        preparation = _Preparation(key, plan)
+        preparation.task = asyncio.create_task(
+            self._carry_out(preparation), name=f"prepare {', '.join(devices)}"
+        )
+        self._tasks.add(preparation.task)
+        preparation.task.add_done_callback(self._tasks.discard)
+        self._drop(frozenset(devices))
+        self._preparations[frozenset(devices)] = preparation
+        return preparation
+
+    def _claims(self, devices: tuple[DeviceId, ...]) -> tuple[Claim, ...]:
+        found = tuple(c for d in devices if (c := self._ledger.claims.get(d)) is not None)
+        if len(found) != len(devices):
+            raise RefusedError(
+                f"the claim of {', '.join(devices)} ended before its container started",
+                hint=DELETE_THE_POD,
+            )
+        return found
+
+    async def _identify(
+        self,
+        resource: ResourceName,
+        devices: tuple[DeviceId, ...],
+        begun: Mapping[DeviceId, Claim],
+    ) -> Identity:
+        """Who asks; makes the claims that kubelet's records show and the ledger lacks.
+
+        `begun`: the claims when the call came.
+        """
+        identity = await self._identities.identify(resource, devices)
+        self._check_same(begun)
+        missing = [device for device in devices if device not in self._ledger.claims]
+        if missing:
+            if identity.pod is None:
+                raise RefusedError(
+                    f"{', '.join(missing)}: no claim is known, and kubelet's records show none",
+                    hint=DELETE_THE_POD,
+                )
+            for device in missing:
+                self._ledger.adopt(resource, device, identity.pod, identity.granted_nodes())
+                log.warning("claim adopted", device=device, pod=identity.pod)
+            self._ledger.prestart_seen(missing)
+        if identity.pod is not None:
+            claims = (self._ledger.claims.get(device) for device in devices)
+            regions = [region for claim in claims if claim for region, _ in claim.nodes]
+            await asyncio.to_thread(self._look_at_cgroup, identity.pod, regions)
+            self._check_same(begun)
+            self._ledger.bind_pod(devices, identity.pod)
+        self._refuse_mixture(identity)
+        return identity
+
+    def _look_at_cgroup(self, pod: PodUid, regions: Sequence[RegionId]) -> None:
+        # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
+        self._cgroups.expect(pod)
+        self._cgroups.entered(pod, regions)
+
+    def _check_same(self, begun: Mapping[DeviceId, Claim]) -> None:
+        """Once other claims are in place, kubelet's records tell of their owner, not of the caller.
+
+        Raises:
+            RefusedError: they are.
+        """
+        for device, claim in begun.items():
+            current = self._ledger.claims.get(device)
+            if current is None or current.generation != claim.generation:
+                raise RefusedError(
+                    f"the claim of {device} ended before its container started",
+                    hint=DELETE_THE_POD,
+                )
+
+    def _refuse_mixture(self, identity: Identity) -> None:
+        """Region and whole card of one interface id in one container: not supported."""
+        kinds: dict[str, set[str]] = {}
+        for resource in identity.resources:
+            kind, _, interface_id = resource.rpartition("/")[2].partition("-")
+            kinds.setdefault(interface_id, set()).add(kind)
+        for interface_id, found in kinds.items():
+            if len(found) > 1:
+                raise RefusedError(
+                    f"the container asks for regions and whole cards of interface {interface_id}:"
+                    " which bitstream belongs to which cannot be told",
+                    hint="use one of the two kinds in a container",
+                )
+
+    async def _ask(
+        self, identity: Identity, devices: tuple[DeviceId, ...], env: Mapping[str, str]
+    ) -> tuple[Identity, Mapping[str, str]]:
+        """The container's environment: from the call, else from the pod's spec.
+
+        An empty map equals an absent one on the wire. Once this kubelet sent a non-empty one, an
+        empty one means that the container has no environment; before that it means a stock kubelet.
+
+        Raises:
+            NotFinishedError: the devices changed hands while others were asked about the pod.
+        """
+        if env:
+            self._ledger.env_seen()
+            return identity, env
+        if self._ledger.sends_env:
+            return identity, {}
+        claims = self._claims(devices)
+        fresh = not any(claim.used for claim in claims)
+        asked = await self._envs.ask(identity, devices, fresh=fresh)
+        if [c.generation for c in self._claims(devices)] != [c.generation for c in claims]:
+            raise NotFinishedError(
+                f"{', '.join(devices)} changed hands while the pod's spec was read",
+                hint="kubelet's next try begins anew, if the pod is still there",
+            )
+        identity = replace(
+            identity, container=asked.container, namespace=asked.namespace, name=asked.name
+        )
+        return identity, asked.env
+
+    async def _wants(
+        self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]
+    ) -> dict[RegionId, Want | None]:
+        targets = [
+            Target(
+                region=region.id,
+                device=device,
+                interface_id=self._ledger.cards[card_of(device)].interface_id,
+            )
+            for device in devices
+            for region in self._ledger.regions_of(device)
+        ]
+        wants: dict[RegionId, Want | None] = {}
+        loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
+        for region_id, request in assign(requests, targets).items():
+            if request is None:
+                wants[region_id] = None
+                continue
+            region = self._ledger.region(region_id)
+            card = self._ledger.cards.get(card_of(region_id))
+            if region is None or card is None:
+                raise CardGoneError(f"region {region_id} is gone", hint=DELETE_THE_POD)
+            if request.settings != DriverSettings():
+                limits = await self._reads.run(
+                    card.id, partial(self._backend.clock_limits, card, region)
+                )
+                check_limits(request, limits, region_id)
+            name = (request.interface_id, request.bitstream_id)
+            if name not in loaded:
+                loaded[name] = await self._store.load(*name)
+            wants[region_id] = Want(loaded[name], request.settings)
+        return wants
+
+    async def _carry_out(self, preparation: _Preparation) -> None:
+        plan = preparation.plan
+        try:
+            preparation.records = await self._preparer.prepare(plan)
+        except FpgaPluginError as error:
+            preparation.error = error
+        except Exception:
+            log.exception("preparation failed", devices=[claim.device for claim in plan.claims])
+            preparation.error = FpgaPluginError(
+                "preparation failed for an unexpected reason",
+                hint="the plugin's log has the details; please report it",
+            )
+        log.info(
+            "prepared" if preparation.error is None else "preparation failed",
+            devices=[claim.device for claim in plan.claims],
+            pod=plan.pod,
+            bitstreams={
+                region: None if want is None else want.bitstream.bitstream_id
+                for region, want in plan.wants.items()
+            },
+            error=None if preparation.error is None else str(preparation.error),
+        )
+        devices = frozenset(claim.device for claim in plan.claims)
+        if self._preparations.get(devices) is preparation:
+            preparation.expiry = asyncio.get_running_loop().call_later(
+                UNCLAIMED_FOR, self._expire, devices
+            )
+        for card in {card_of(claim.device) for claim in plan.claims}:
+            self._scrubber.poke(card)
+
+    def forget(self, ended: Iterable[DeviceId]) -> None:
+        """The claims on these devices ended: what was prepared for them serves nobody."""
+        gone = frozenset(ended)
+        for devices in [d for d in self._preparations if d & gone]:
+            self._drop(devices)
+
+    async def close(self) -> None:
+        """Wait for the preparations that run; begin none."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for devices in [*self._preparations]:
+            self._drop(devices)
+
+
+async def _parse(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
+    """What a container asks for; a tenant who has ten thousand variables does not stop the loop."""
+    if len(env) <= _MAX_AT_ONCE:
+        return parse_requests(env)
+    return await asyncio.to_thread(parse_requests, env)

@@ -1,0 +1,1 @@
+"""The commands of `fpga-plugin`, one module each."""

@@ -1,0 +1,383 @@
+"""The command line of `fpga-plugin bitstream`: what an operator does with bitstreams.
+
+Exit codes: 0 done, 1 refused or failed, 2 usage.
+"""
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from fpga_plugin.bitstream import actions
+from fpga_plugin.bitstream.manifest import MAX_VERSION
+from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.config.settings import TrustMode
+from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.ids import (
+    BitstreamId,
+    parse_afu_id,
+    parse_bitstream_id,
+    parse_interface_id,
+)
+
+if TYPE_CHECKING:
+    # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
+
+_WIDTH = 78  # of a description; of options it is the terminal's
+
+
+def add_bitstream_parser(
+    subparsers: "Subparsers",
+    default_store: str,
+    *,
+    trust: TrustMode = TrustMode.ANY,
+    keys_dir: str | None = None,
+    guarded: bool = True,
+    state_dir: str | None = None,
+) -> None:
+    """Add `bitstream` and its subcommands to the command line.
+
+    Args:
+        subparsers: of the main command.
+        default_store: the store that is meant where `--dir` does not name one.
+        trust: what the plugin asks of a file, where `--trust` does not say.
+        keys_dir: where the public keys are, where `--keys` does not say.
+        guarded: the plugin refuses what others may write in that store.
+        state_dir: where the plugin of this node notes which manifests it has seen.
+    """
+    parser = subparsers.add_parser(
+        "bitstream",
+        help="look after bitstreams and the store",
+        description="Look after bitstreams and the store: the directory in which the plugin finds"
+        " <interface id>/<bitstream id>.gbs, and <interface id>/blank.gbs to deprogram a region.",
+    )
+    parser.set_defaults(
+        bitstream_default=default_store,
+        bitstream_guarded=guarded,
+        bitstream_state=state_dir,
+        trust=trust,
+        keys=keys_dir,
+    )
+    commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
+    _add_list(commands, default_store)
+    _add_inspect(commands)
+    _add_verify(commands, default_store)
+    _add_install(commands, default_store)
+    _add_remove(commands, default_store)
+    _add_pack(commands)
+    _add_sign(commands, default_store)
+    _add_forget(commands)
+
+
+def run_bitstream(args: argparse.Namespace) -> int:
+    """Run the subcommand that `args` names; returns the exit code."""
+    run: Callable[[argparse.Namespace], int] = args.bitstream_run
+    try:
+        return run(args)
+    except FpgaPluginError as error:
+        actions.complain(error)
+        return actions.FAILED
+
+
+def _add_list(commands: "Subparsers", default_store: str) -> None:
+    parser = _command(
+        commands,
+        "list",
+        run=actions.show_store,
+        summary="show what the store has",
+        description="Show every bitstream of the store, why it is trusted, and what is wrong with"
+        " those that the plugin would not use. Who may write the files is looked at where the"
+        " store is the plugin's own (no --dir).",
+        example="fpga-plugin bitstream list --json",
+    )
+    _dir_option(parser, default_store)
+    _trust_options(parser)
+    _json_option(parser)
+
+
+def _add_inspect(commands: "Subparsers") -> None:
+    parser = _command(
+        commands,
+        "inspect",
+        run=actions.show_file,
+        summary="show what a file says of itself",
+        description="Show what a GBS or AOCX file says of itself: ids, every accelerator, the size"
+        " of the image, the sections of an AOCX file, and the file's SHA-256.",
+        example="fpga-plugin bitstream inspect hello_afu.gbs",
+    )
+    parser.add_argument("file", metavar="FILE")
+    _json_option(parser)
+
+
+def _add_verify(commands: "Subparsers", default_store: str) -> None:
+    parser = _command(
+        commands,
+        "verify",
+        run=actions.verify,
+        summary="check files, or the whole store",
+        description="Check that files are bitstreams which the plugin can use. A file that lies in"
+        " a directory named by an interface id must also be what its path says, and match the"
+        " manifest.json of that store; where there are keys and FILE.sig, the signature must be"
+        " good. Without FILE, check the whole store. The exit code is 1 if anything is wrong.",
+        example="fpga-plugin bitstream verify \\\n"
+        "    --interface-id ce489693-98f0-5f33-946d-560708be108a hello_afu.gbs",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="*")
+    parser.add_argument(
+        "--interface-id",
+        metavar="ID",
+        type=_id(parse_interface_id),
+        help="what the files must have been built for",
+    )
+    parser.add_argument(
+        "--afu-id", metavar="ID", type=_id(parse_afu_id), help="the AFU id that they must have"
+    )
+    _dir_option(parser, default_store)
+    _trust_options(parser)
+
+
+def _add_install(commands: "Subparsers", default_store: str) -> None:
+    parser = _command(
+        commands,
+        "install",
+        run=actions.install_file,
+        summary="copy a file to its place in the store",
+        description="Copy a GBS file to <store>/<interface id>/<AFU id>.gbs, or an AOCX file to"
+        " <store>/<interface id>/<hash>.aocx, the ids from what is in it, in one step for whoever"
+        " reads the store. FILE.sig goes with it. A file that"
+        " the store's manifest knows otherwise, or whose signature is wrong, is refused.",
+        example="fpga-plugin bitstream install --blank null_a10.gbs",
+    )
+    parser.add_argument("file", metavar="FILE")
+    _dir_option(parser, default_store)
+    parser.add_argument(
+        "--blank",
+        action="store_true",
+        help="install it as blank.gbs, with which regions of its interface id are deprogrammed",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace a different file that has the place"
+    )
+    _trust_options(parser)
+
+
+def _add_remove(commands: "Subparsers", default_store: str) -> None:
+    parser = _command(
+        commands,
+        "remove",
+        run=actions.remove_file,
+        summary="take a file out of the store",
+        description="Take a bitstream out of the store. Regions that are programmed with it stay as"
+        " they are; containers that ask for it do not start any more.",
+        example="fpga-plugin bitstream remove ce48969398f05f33946d560708be108a \\\n"
+        "    18b79ffa2ee54aa096ef4230dafacb5f",
+    )
+    parser.add_argument("interface_id", metavar="INTERFACE_ID", type=_id(parse_interface_id))
+    parser.add_argument(
+        "bitstream_id", metavar="BITSTREAM_ID", type=_id(_parse_name), help="an id, or: blank"
+    )
+    _dir_option(parser, default_store)
+
+
+def _add_pack(commands: "Subparsers") -> None:
+    parser = _command(
+        commands,
+        "pack",
+        run=actions.pack_file,
+        summary="make a GBS file of a raw image",
+        description="Make a GBS file of a raw image (RBF) as the FPGA tools wrote it. The ids come"
+        " from the options, or from an AFU description in the JSON form of OPAE's packager; options"
+        " win.",
+        example="fpga-plugin bitstream pack \\\n"
+        "    --interface-id ce489693-98f0-5f33-946d-560708be108a \\\n"
+        "    --metadata hello_afu.json hello_afu.rbf -o hello_afu.gbs",
+    )
+    parser.add_argument("image", metavar="IMAGE", help="the raw image")
+    parser.add_argument("--metadata", metavar="FILE", help="an AFU description (JSON)")
+    parser.add_argument(
+        "--interface-id",
+        metavar="ID",
+        type=_id(parse_interface_id),
+        help="interface id of the cards that the image was built for",
+    )
+    parser.add_argument(
+        "--afu-id", metavar="ID", type=_id(parse_afu_id), help="id of the accelerator"
+    )
+    parser.add_argument("--name", metavar="TEXT", help="name of the accelerator, for people")
+    parser.add_argument("--platform", metavar="TEXT", help="name of the platform, for people")
+    parser.add_argument("--power", metavar="WATTS", type=_number, help="declared power")
+    parser.add_argument(
+        "--clock-high", metavar="MHZ", type=_number, help="user clock that it was built for"
+    )
+    parser.add_argument(
+        "--clock-low", metavar="MHZ", type=_number, help="the user clock's half-rate clock"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="the GBS file (default: <AFU id>.gbs here); replaced if it is there",
+    )
+
+
+def _add_sign(commands: "Subparsers", default_store: str) -> None:
+    parser = _command(
+        commands,
+        "sign",
+        run=actions.sign_files,
+        summary="sign files, or write the store's manifest",
+        description="Write FILE.sig beside each FILE: an Ed25519 signature of what is in it and of"
+        " its place in the store, <interface id>/<name>. In a store the path of FILE tells the"
+        " place, elsewhere the ids in it do. A blank bitstream's own signature does not suffice: it"
+        " needs a signed manifest. With --manifest, write manifest.json of all that is in the"
+        " store, and with --key its signature too. A new manifest revokes what the one before it"
+        " named and it does not.",
+        example="fpga-plugin bitstream sign --manifest --key private.pem",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="*")
+    parser.add_argument(
+        "--key", metavar="PEM", help="the private key: openssl genpkey -algorithm ed25519 -out PEM"
+    )
+    parser.add_argument("--manifest", action="store_true", help="write the store's manifest.json")
+    parser.add_argument(
+        "--manifest-version",
+        metavar="N",
+        type=_version,
+        help="its version, higher than every one before (default: the time, in milliseconds since"
+        " 1970)",
+    )
+    parser.add_argument(
+        "--expires",
+        metavar="WHEN",
+        type=_expiry,
+        help="from when on nodes do not take the manifest any more: a date and time such as"
+        " 2027-01-31T12:00:00Z, or a number of days such as 90d (default: never)",
+    )
+    parser.add_argument(
+        "--statement",
+        action="store_true",
+        help="print what would be signed for FILE: openssl pkeyutl -sign -rawin makes FILE.sig of"
+        " it",
+    )
+    _dir_option(parser, default_store)
+
+
+def _add_forget(commands: "Subparsers") -> None:
+    _command(
+        commands,
+        "forget",
+        run=actions.forget_manifests,
+        summary="forget which signed manifests this node has seen",
+        description="Forget which signed manifests this node has seen, and what they named. The"
+        " plugin of this node then believes the next signed manifest, whatever its version, and"
+        " trusts signed files that an earlier one named. For a store that begins anew: first put"
+        " the right manifest there, or remove it, or the plugin notes the one that it finds.",
+        example="fpga-plugin bitstream forget",
+    )
+
+
+def _version(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_VERSION):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is no number from 1 to {MAX_VERSION}")
+    return int(text)
+
+
+def _expiry(text: str) -> datetime:
+    """A time to come, in UTC, in whole seconds."""
+    now = datetime.now(UTC)
+    try:
+        if text.isascii() and text.endswith("d") and text[:-1].isdigit():
+            when = now + timedelta(days=int(text[:-1]))
+        else:
+            when = datetime.fromisoformat(text)
+            when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)} is neither a date and time nor a number of days such as 90d"
+        ) from None
+    if when <= now:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is past")
+    return when.replace(microsecond=0)
+
+
+def _trust_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        choices=list(TrustMode),
+        type=_trust_mode,
+        metavar="any|digest|signed",
+        default=argparse.SUPPRESS,
+        help="what has to be shown of a file (default: FPGA_PLUGIN_TRUST)",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="directory of public keys, *.pem (default: FPGA_PLUGIN_KEYS_DIR)",
+    )
+
+
+def _trust_mode(text: str) -> TrustMode:
+    try:
+        return TrustMode(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not any, digest or signed") from None
+
+
+def _command(
+    commands: "Subparsers",
+    name: str,
+    *,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, _WIDTH),
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # the example is to be copied
+    )
+    parser.set_defaults(bitstream_run=run, bitstream_usage=parser.error)
+    return parser
+
+
+def _dir_option(parser: argparse.ArgumentParser, default_store: str) -> None:
+    parser.add_argument(
+        "--dir", metavar="STORE", default=default_store, help="the store (default: %(default)s)"
+    )
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for scripts")
+
+
+def _id(parse: Callable[[str], str]) -> Callable[[str], str]:
+    """A parser of ids whose message argparse shows."""
+
+    def parsed(text: str) -> str:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{quote(text)} is {error}") from None
+
+    return parsed
+
+
+def _parse_name(text: str) -> BitstreamId:
+    return BitstreamId(BLANK) if text == BLANK else parse_bitstream_id(text)
+
+
+def _number(text: str) -> float:
+    """A number that is not negative, whole where it was written so."""
+    try:
+        value = int(text) if text.isascii() and text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a number") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is negative or not finite")
+    return value

@@ -1,0 +1,141 @@
+"""The command line of `fpga-plugin policy`: try a policy, and make the admission policy of it.
+
+Exit codes: 0 done or allowed, 1 refused or wrong, 2 usage.
+"""
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from fpga_plugin.ids import BitstreamId, parse_bitstream_id, parse_interface_id
+from fpga_plugin.policy.rules import Ask, Kind, Policy
+
+if TYPE_CHECKING:
+    # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
+
+ALLOWED, REFUSED = 0, 1
+
+
+def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix: str) -> None:
+    """Add `policy` and its subcommands to the command line.
+
+    Args:
+        subparsers: of the main command.
+        default_file: the policy that is meant where `--file` does not name one.
+        prefix: domain of the resources where `--prefix` does not name one.
+    """
+    parser = subparsers.add_parser(
+        "policy",
+        help="say who may load what",
+        description="Try a policy file, and make the cluster's admission policy of it.",
+    )
+    commands = parser.add_subparsers(dest="policy_command", metavar="COMMAND", required=True)
+    check = commands.add_parser(
+        "check",
+        help="read the file; with --namespace: may it?",
+        description="Read a policy file and say what is wrong with it. With a namespace: say\n"
+        "whether its pods may have a device, and which rule decides. Exit code 1: no, or\n"
+        "the file is wrong.",
+        epilog="example:\n  fpga-plugin policy check --file policy.yaml --namespace team-a \\\n"
+        "    --interface ce48969398f05f33946d560708be108a"
+        " --bitstream 18b79ffa2ee54aa096ef4230dafacb5f",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _file_option(check, default_file)
+    check.add_argument("--namespace", metavar="NAME", help="of the pod")
+    check.add_argument("--interface", type=parse_interface_id, metavar="ID", help="interface id")
+    check.add_argument(
+        "--bitstream",
+        type=parse_bitstream_id,
+        metavar="ID",
+        help="what the container asks for; without: devices without a bitstream",
+    )
+    check.add_argument("--whole", action="store_true", help="a whole card instead of a region")
+    check.add_argument("--json", action="store_true", help="one JSON object")
+    admission = commands.add_parser(
+        "admission",
+        help="make a ValidatingAdmissionPolicy of the file",
+        description="Print a ValidatingAdmissionPolicy and its binding, which refuse the pods\n"
+        "that the policy does not allow when they are created (Kubernetes 1.30 and\n"
+        "later). The plugin checks again; make it anew whenever the policy changes.",
+        epilog="example:\n  fpga-plugin policy admission --file policy.yaml | kubectl apply -f -",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _file_option(admission, default_file)
+    admission.add_argument("--name", default="fpga-plugin-policy", help="of both objects")
+    admission.add_argument("--prefix", default=prefix, help=f"of the resources ({prefix})")
+
+
+def _file_option(parser: argparse.ArgumentParser, default: str | None) -> None:
+    parser.add_argument(
+        "--file",
+        default=default,
+        required=default is None,
+        metavar="FILE",
+        help="the policy; default: FPGA_PLUGIN_POLICY_FILE",
+    )
+
+
+def run_policy(args: argparse.Namespace) -> int:
+    """Run the subcommand that `args` names; returns the exit code.
+
+    Raises:
+        FpgaPluginError: the file is wrong.
+    """
+    from fpga_plugin.policy.file import read_policy  # imports YAML
+
+    policy = read_policy(args.file)
+    if args.policy_command == "admission":
+        return _admission(args, policy)
+    if args.namespace is None and args.interface is None:
+        return _describe(args, policy)
+    return _check(args, policy)
+
+
+def _admission(args: argparse.Namespace, policy: Policy) -> int:
+    import yaml
+
+    from fpga_plugin.config.settings import load_settings
+    from fpga_plugin.policy.admission import admission_policy
+
+    # The prefix goes into expressions: it is checked by the rules of its setting.
+    prefix = load_settings({"FPGA_PLUGIN_RESOURCE_PREFIX": args.prefix}).resource_prefix
+    print(f"# Made by `fpga-plugin policy admission` from {json.dumps(args.file)}.")
+    objects = admission_policy(policy, prefix=prefix, name=args.name)
+    print(yaml.safe_dump_all(objects, sort_keys=False, width=100), end="")
+    return ALLOWED
+
+
+def _describe(args: argparse.Namespace, policy: Policy) -> int:
+    if args.json:
+        told: dict[str, Any] = {
+            "default": policy.default.value,
+            "rules": [{"name": r.name, "action": r.action.value} for r in policy.rules],
+        }
+        print(json.dumps(told))
+        return ALLOWED
+    for rule in policy.rules:
+        print(f"{rule.action.value:5}  {rule.name}")
+    print(f"{policy.default.value:5}  (default)")
+    return ALLOWED
+
+
+def _check(args: argparse.Namespace, policy: Policy) -> int:
+    if args.namespace is None or args.interface is None:
+        print("name both --namespace and --interface")
+        return 2
+    bitstream: BitstreamId | None = args.bitstream
+    ask = Ask(
+        kind=Kind.WHOLE if args.whole else Kind.REGION,
+        interface_id=args.interface,
+        bitstream_id=bitstream,
+    )
+    verdict = policy.judge(args.namespace, ask)
+    if args.json:
+        print(json.dumps({"allowed": verdict.allowed, "rule": verdict.rule or None}))
+    else:
+        by = f"rule {verdict.rule}" if verdict.rule else "the default"
+        print(f"{'allowed' if verdict.allowed else 'refused'} by {by}: {ask}")
+    return ALLOWED if verdict.allowed else REFUSED

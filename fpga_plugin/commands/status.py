@@ -1,0 +1,126 @@
+"""`fpga-plugin status` and `fpga-plugin card`: questions to the daemon that runs on this node."""
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.operator.client import ask
+from fpga_plugin.operator.table import NO_LIMIT, STATES, card_table, table
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
+
+WATCH_SECONDS: Final = 1.0
+"""Between two questions while somebody watches; nobody asks otherwise."""
+
+_CLEAR = "\x1b[H\x1b[J"  # cursor home, clear to the end of the screen (ECMA-48)
+_OPERATIONS: Final = {
+    "drain": "nobody new gets it; who has it keeps it",
+    "undrain": "bring it back into service",
+    "retry": "look at it again now, and try again what failed",
+}
+
+
+def add_status_parser(commands: "Commands") -> None:
+    """`status`."""
+    status = commands.add_parser(
+        "status",
+        help="show every card, who has it, and why pods were refused",
+        description="Show every card and region of this node: who has it, since when, with\n"
+        "which bitstream, its health, and the last refusal of each pod. Asks the plugin\n"
+        "that runs here.",
+        epilog=STATES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.add_argument("--watch", action="store_true", help="show it anew when it changes")
+    status.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def add_card_parser(commands: "Commands") -> None:
+    """`card`."""
+    card = commands.add_parser(
+        "card",
+        help="take a card out of service, or bring it back",
+        description="Take a card out of service before it is pulled, bring it back, or have it"
+        " tried again. Asks the plugin that runs on this node.",
+    )
+    operations = card.add_subparsers(dest="operation", required=True, metavar="OPERATION")
+    for word, meaning in _OPERATIONS.items():
+        operation = operations.add_parser(
+            word,
+            help=meaning,
+            description=f"{meaning.capitalize()}. Then it says who still has something of the card,"
+            " and whether it may be pulled.",
+        )
+        operation.add_argument("card", metavar="CARD", help="its id, such as 0000-3b-00.0")
+        operation.add_argument("--json", action="store_true", help="JSON instead of words")
+
+
+def run_status(args: argparse.Namespace, settings: Settings) -> int:
+    """`status` once or until Ctrl-C, and `card`."""
+    if args.command == "card":
+        return _run_card(args, settings)
+    if not args.watch:
+        _show(ask(settings.state_dir, "GET", "/status"), as_json=args.json)
+        return 0
+    try:
+        _watch(settings.state_dir, as_json=args.json)
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+def _run_card(args: argparse.Namespace, settings: Settings) -> int:
+    """Have something done to a card."""
+    body = {"operation": args.operation, "card": args.card}
+    state = ask(settings.state_dir, "POST", "/card", body)
+    print(json.dumps(state, indent=2) if args.json else card_table(state))
+    return 0
+
+
+def _watch(state_dir: str, *, as_json: bool) -> None:
+    """Until interrupted; a plugin that is away may come back."""
+    before: object = None
+    while True:
+        try:
+            status = ask(state_dir, "GET", "/status")
+        except FpgaPluginError as error:
+            if before != str(error):
+                before = str(error)
+                print(f"fpga-plugin: {error}", file=sys.stderr, flush=True)
+        else:
+            steady = _steady(status)
+            redraw = sys.stdout.isatty() and not as_json  # there the times go on
+            if redraw or steady != before:
+                before = steady
+                if redraw:
+                    print(_CLEAR, end="")
+                if as_json:
+                    print(json.dumps(status), flush=True)
+                else:
+                    _show(status, as_json=False)
+        time.sleep(WATCH_SECONDS)
+
+
+def _steady(status: Any) -> str:
+    """What is worth another line where the screen is not redrawn: no clock and no sensor."""
+    kept = {key: value for key, value in status.items() if key != "time"}
+    kept["cards"] = [
+        {k: v for k, v in card.items() if k not in {"temperatures", "power"}}
+        for card in status["cards"]
+    ]
+    return json.dumps(kept)
+
+
+def _show(status: Any, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status, indent=2))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
+    print(table(status, width=width), flush=True)

@@ -1,0 +1,1 @@
+"""Settings: their values, their rules, their documentation."""

@@ -1,0 +1,502 @@
+"""Every setting, read from the environment and checked in one place.
+
+The fields of `Settings` are the table: each carries its variable's name, its default, the parser,
+what is allowed and what it means. Validation, `fpga-plugin run --help` and `docs/configuration.md`
+(both by way of `config_docs`) come from it, so they cannot differ.
+
+An empty value counts as unset, as a template leaves it; only where the table says what empty means
+(it switches something off) does it mean that.
+"""
+
+# ruff: noqa: RUF009  # the calls in the dataclass make its table; their values are immutable
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final, TypeVar, cast
+
+from fpga_plugin.config.values import (
+    DEFAULT_INTERFACE_ID,
+    MAX_SIMULATED_CARDS,
+    MAX_SIMULATED_REGIONS,
+    MAX_VALUE,
+    Advertise,
+    BackendKind,
+    CardSelection,
+    HttpAddress,
+    LogFormat,
+    LogLevel,
+    RecoveryPolicy,
+    SandboxMode,
+    ScrubPolicy,
+    SimulatedGroup,
+    TrustMode,
+    allowed_words,
+    choice,
+    parse_bool,
+    parse_cards,
+    parse_http_address,
+    parse_http_hosts,
+    parse_path,
+    parse_resource_prefix,
+    parse_simulated_cards,
+    parse_size,
+    parse_subdomain,
+    seconds,
+)
+from fpga_plugin.errors import SettingsError, quote
+
+__all__ = [
+    "DEFAULT_INTERFACE_ID",
+    "PREFIX",
+    "SETTINGS",
+    "Advertise",
+    "BackendKind",
+    "CardSelection",
+    "HttpAddress",
+    "LogFormat",
+    "LogLevel",
+    "RecoveryPolicy",
+    "SandboxMode",
+    "ScrubPolicy",
+    "Setting",
+    "Settings",
+    "SimulatedGroup",
+    "TrustMode",
+    "load_settings",
+]
+
+T = TypeVar("T")
+
+PREFIX: Final = "FPGA_PLUGIN_"
+"""What the names of all variables but NODE_NAME begin with."""
+
+# Kubelet gives every container variables of the Services in its namespace; those of a Service that
+# is called `fpga-plugin...` begin like ours (Kubernetes documentation, "Discovering services").
+_SERVICE_LINK = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)",
+    re.ASCII,
+)
+_SERVICE_LINK_URL = ("tcp://", "udp://", "sctp://")
+
+_MAX_WARNINGS = 20
+_MAX_COMPARED = 64
+
+_METADATA = "setting"
+_SWITCHED_OFF: Final = "switched off"
+_NO_VALUE: Final = "no value"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable.
+
+    Attributes:
+        name: of the variable.
+        default: its text when the variable is unset; empty: there is none.
+        parse: turns the text into the value, or raises ValueError.
+        allowed: what may be written, for people.
+        meaning: one or two sentences, for people.
+        empty: what an empty value means, for people; empty: it counts as unset.
+        default_text: the default for people, where it is not `default` itself.
+    """
+
+    name: str
+    default: str
+    parse: Callable[[str], object]
+    allowed: str
+    meaning: str
+    empty: str = ""
+    default_text: str = ""
+
+    def value(self, text: str) -> object:
+        """The value of a text; None for an empty one.
+
+        Raises:
+            ValueError: what is wrong with it.
+        """
+        if len(text) > MAX_VALUE:
+            raise ValueError(f"longer than {MAX_VALUE} characters")
+        return self.parse(text) if text else None
+
+
+def _setting(
+    name: str,
+    default: str,
+    parse: Callable[[str], T],
+    allowed: str,
+    meaning: str,
+) -> T:
+    """A field that always has a value."""
+    return cast("T", _field(Setting(name, default, parse, allowed, meaning)))
+
+
+def _optional(
+    name: str,
+    default: str,
+    parse: Callable[[str], T],
+    allowed: str,
+    meaning: str,
+    *,
+    empty: str = _NO_VALUE,
+) -> T | None:
+    """A field that is None when the variable is empty."""
+    return cast("T", _field(Setting(name, default, parse, allowed, meaning, empty)))
+
+
+def _field(setting: Setting) -> object:
+    return field(default=setting.value(setting.default), metadata={_METADATA: setting})
+
+
+_PATH: Final = "an absolute path"
+_OR_EMPTY: Final = f"{_PATH}, or empty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The plugin's settings; `Settings()` is what an empty environment gives.
+
+    The attributes mean what the table says of their variables. None: switched off, or not known.
+    """
+
+    resource_prefix: str = _setting(
+        "FPGA_PLUGIN_RESOURCE_PREFIX",
+        "fpga.intel.com",
+        parse_resource_prefix,
+        "a DNS subdomain in lower case",
+        "Domain of the resources: `<prefix>/region-<interface id>` for a region, "
+        "`<prefix>/fpga-<interface id>` for a whole card. Pods that have devices keep them under "
+        "the prefix that was set before, until they end.",
+    )
+    advertise: Advertise = _setting(
+        "FPGA_PLUGIN_ADVERTISE",
+        "both",
+        choice(Advertise),
+        allowed_words(Advertise),
+        "Advertise each card's regions, each card as a whole, or both.",
+    )
+    backend: BackendKind = _setting(
+        "FPGA_PLUGIN_BACKEND",
+        "auto",
+        choice(BackendKind),
+        allowed_words(BackendKind),
+        "Which hardware to drive. `auto` is what the node has; it never means simulated cards.",
+    )
+    cards: CardSelection = _setting(
+        "FPGA_PLUGIN_CARDS",
+        "all",
+        parse_cards,
+        "`all`, or PCI addresses separated by commas; `!address` leaves a card out",
+        "Cards to serve. The others are not touched.",
+    )
+    observe: bool = _setting(
+        "FPGA_PLUGIN_OBSERVE",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Discover cards and say what would be done, but touch and register nothing.",
+    )
+    sysfs_root: str = _setting(
+        "FPGA_PLUGIN_SYSFS_ROOT",
+        "/sys",
+        parse_path,
+        _PATH,
+        "Where the kernel's sysfs is mounted.",
+    )
+    dev_root: str = _setting(
+        "FPGA_PLUGIN_DEV_ROOT",
+        "/dev",
+        parse_path,
+        _PATH,
+        "Where the node's device nodes are.",
+    )
+    cgroup_root: str | None = _optional(
+        "FPGA_PLUGIN_CGROUP_ROOT",
+        "/sys/fs/cgroup",
+        parse_path,
+        _OR_EMPTY,
+        "Where the pods' cgroups (v1 or v2) are. They tell that a pod's processes are gone before "
+        "its region is scrubbed.",
+        empty="not known, kubelet's word is taken for it",
+    )
+    kubelet_dir: str = _setting(
+        "FPGA_PLUGIN_KUBELET_DIR",
+        "/var/lib/kubelet/device-plugins",
+        parse_path,
+        _PATH,
+        "Directory of kubelet.sock, of kubelet's checkpoint and of the plugin's own sockets.",
+    )
+    podresources_socket: str | None = _optional(
+        "FPGA_PLUGIN_PODRESOURCES_SOCKET",
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        parse_path,
+        _OR_EMPTY,
+        "Kubelet's PodResources API, which tells which pod holds a device.",
+        empty=_SWITCHED_OFF,
+    )
+    pods_socket: str | None = _optional(
+        "FPGA_PLUGIN_PODS_SOCKET",
+        "/var/lib/kubelet/pods-api/pods-api.sock",
+        parse_path,
+        _OR_EMPTY,
+        "Kubelet's Pods API, where it is served.",
+        empty=_SWITCHED_OFF,
+    )
+    kubeconfig: str | None = _optional(
+        "FPGA_PLUGIN_KUBECONFIG",
+        "",
+        parse_path,
+        _OR_EMPTY,
+        "Credentials for the API server.",
+        empty="the pod's service account",
+    )
+    bitstream_dir: str = _setting(
+        "FPGA_PLUGIN_BITSTREAM_DIR",
+        "/srv/intel.com/fpga",
+        parse_path,
+        _PATH,
+        "The store of bitstreams: `<interface id>/<bitstream id>.gbs` or `.aocx`, and "
+        "`<interface id>/blank.gbs`.",
+    )
+    trust: TrustMode = _setting(
+        "FPGA_PLUGIN_TRUST",
+        "any",
+        choice(TrustMode),
+        allowed_words(TrustMode),
+        "Which bitstreams may be programmed. `any`: those that the store's manifest.json does not "
+        "name, too. `digest`: only those that it names. `signed`: only those that a manifest "
+        "names which has an Ed25519 signature, is the newest that this node has seen and has not "
+        "expired; and accelerators with a signature of their own that none ever named. What the "
+        "manifest names must match it in every mode.",
+    )
+    keys_dir: str | None = _optional(
+        "FPGA_PLUGIN_KEYS_DIR",
+        "",
+        parse_path,
+        _OR_EMPTY,
+        "Directory of the Ed25519 public keys (`*.pem`) that signatures are checked against.",
+        empty="no keys, so that `signed` trusts nothing",
+    )
+    verified_size: int = _setting(
+        "FPGA_PLUGIN_VERIFIED_SIZE",
+        "4Gi",
+        parse_size,
+        "bytes, or a number with Ki, Mi, Gi or Ti",
+        "How large all verified copies of bitstreams in the state directory may be together. Those "
+        "not used for longest go first; what has no copy is hashed again when it is used.",
+    )
+    policy_file: str | None = _optional(
+        "FPGA_PLUGIN_POLICY_FILE",
+        "",
+        parse_path,
+        _OR_EMPTY,
+        "Which namespaces may use which bitstreams, interface ids and whole cards: YAML, or JSON "
+        "where the name ends in `.json` (docs/policy.md). Read again when it changes; a wrong "
+        "new version leaves the one before in force. At the start it has to be right.",
+        empty="everything is allowed",
+    )
+    state_dir: str = _setting(
+        "FPGA_PLUGIN_STATE_DIR",
+        "/var/lib/fpga-plugin",
+        parse_path,
+        _PATH,
+        "Journal, lock, verified copies of bitstreams, and which signed manifests were seen. It "
+        "has to outlive the plugin's pod, and nobody but root may write to it.",
+    )
+    scrub: ScrubPolicy = _setting(
+        "FPGA_PLUGIN_SCRUB",
+        "required",
+        choice(ScrubPolicy),
+        allowed_words(ScrubPolicy),
+        "`required`: a region without a blank bitstream is Unhealthy. `best-effort`: it is reset "
+        "and given out, with the last tenant's image still in it.",
+    )
+    recovery: RecoveryPolicy = _setting(
+        "FPGA_PLUGIN_RECOVERY",
+        "none",
+        choice(RecoveryPolicy),
+        allowed_words(RecoveryPolicy),
+        "Whether the plugin may rebind a card's PCI driver when a failed PR left a port unusable.",
+    )
+    sandbox: SandboxMode = _setting(
+        "FPGA_PLUGIN_SANDBOX",
+        "auto",
+        choice(SandboxMode),
+        allowed_words(SandboxMode),
+        "`auto`: once started, the plugin forbids itself the system calls (seccomp) and files "
+        "(Landlock) that it has no use for, as far as the kernel can. `off`: for kernels where "
+        "that goes wrong, and for a kubeconfig that runs a program.",
+    )
+    reconcile_interval: float = _setting(
+        "FPGA_PLUGIN_RECONCILE_INTERVAL",
+        "2",
+        seconds(0.01, 3600),
+        "seconds, 0.01 to 3600",
+        "How often kubelet's records are compared with the plugin's own while devices are in use.",
+    )
+    health_interval: float = _setting(
+        "FPGA_PLUGIN_HEALTH_INTERVAL",
+        "30",
+        seconds(0.01, 3600),
+        "seconds, 0.01 to 3600",
+        "How often the hardware's signals that come without an event are read.",
+    )
+    http_address: HttpAddress | None = _optional(
+        "FPGA_PLUGIN_HTTP_ADDRESS",
+        ":9102",
+        parse_http_address,
+        "`host:port`, `:port`, `[IPv6 address]:port`, or empty",
+        "Where /metrics, /healthz and /readyz are served. Port 0 takes any free one.",
+        empty=_SWITCHED_OFF,
+    )
+    http_hosts: tuple[str, ...] | None = _optional(
+        "FPGA_PLUGIN_HTTP_HOSTS",
+        "",
+        parse_http_hosts,
+        "names separated by commas; `*.<domain>` stands for all names below it, `*` for every name",
+        "Further names by which FPGA_PLUGIN_HTTP_ADDRESS may be asked, for example an Ingress's. "
+        "Addresses, the node's own names, names without a dot and Services' names under `.svc` or "
+        "`.local` need not be listed. Whatever else a request has as its Host is answered with "
+        "421, so that a page in somebody's browser cannot read what is served here.",
+        empty="no further ones",
+    )
+    status_page: bool = _setting(
+        "FPGA_PLUGIN_STATUS_PAGE",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Show cards, regions and the pods that have them as a page at / beside /metrics, and as "
+        "/status.json. Whoever reaches that address sees pods' names.",
+    )
+    events: bool = _setting(
+        "FPGA_PLUGIN_EVENTS",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Post a Kubernetes Event on the pod when programming is refused or fails, and on the node "
+        "when a card fails or recovers. Takes `create` and `patch` on events.k8s.io events, and "
+        "16 MiB of memory once there was one.",
+    )
+    log_level: LogLevel = _setting(
+        "FPGA_PLUGIN_LOG_LEVEL",
+        "info",
+        choice(LogLevel),
+        allowed_words(LogLevel),
+        "The least serious event that is logged.",
+    )
+    log_format: LogFormat = _setting(
+        "FPGA_PLUGIN_LOG_FORMAT",
+        "json",
+        choice(LogFormat),
+        allowed_words(LogFormat),
+        "`json` for machines, `console` for people; to standard error.",
+    )
+    simulated_cards: tuple[SimulatedGroup, ...] = _setting(
+        "FPGA_PLUGIN_SIMULATED_CARDS",
+        "2x3",
+        parse_simulated_cards,
+        "`<cards>x<regions>[@<interface id>]`, several separated by commas; at most "
+        f"{MAX_SIMULATED_CARDS} cards in total, {MAX_SIMULATED_REGIONS} regions each",
+        f"The simulated cards of a node. The interface id is {DEFAULT_INTERFACE_ID} unless given.",
+    )
+    simulated_dir: str = field(
+        default="",  # follows the state directory: see __post_init__
+        metadata={
+            _METADATA: Setting(
+                "FPGA_PLUGIN_SIMULATED_DIR",
+                "",
+                parse_path,
+                _PATH,
+                "The simulated cards' own state, which outlives the daemon.",
+                default_text="`<state dir>/simulated`",
+            )
+        },
+    )
+    simulated_pr_seconds: float = _setting(
+        "FPGA_PLUGIN_SIMULATED_PR_SECONDS",
+        "0.05",
+        seconds(0, 600),
+        "seconds, 0 to 600",
+        "How long a simulated partial reconfiguration takes.",
+    )
+    node_name: str | None = _optional(
+        "NODE_NAME",
+        "",
+        parse_subdomain,
+        "a node's name",
+        "The node's name in Kubernetes, from the downward API.",
+        empty="not known",
+    )
+    warnings: tuple[str, ...] = ()
+    """What is odd in the environment without being wrong, one sentence each; to be logged."""
+
+    def __post_init__(self) -> None:
+        """Put the simulated cards' directory below the state directory unless it was given."""
+        if not self.simulated_dir:
+            object.__setattr__(self, "simulated_dir", f"{self.state_dir.rstrip('/')}/simulated")
+
+
+_TABLE: Final[dict[str, Setting]] = {
+    entry.name: entry.metadata[_METADATA] for entry in fields(Settings) if entry.metadata
+}
+
+SETTINGS: Final[tuple[Setting, ...]] = tuple(_TABLE.values())
+"""All settings, in the order of the documentation."""
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """Read all settings from an environment.
+
+    Raises:
+        SettingsError: names every wrong variable, its value and what is allowed, one a line.
+    """
+    values: dict[str, object] = {}
+    wrong: list[str] = []
+    for attribute, setting in _TABLE.items():
+        text = environ.get(setting.name)
+        if text is None or (not text and not setting.empty):
+            continue
+        try:
+            values[attribute] = setting.value(text)
+        except ValueError as error:
+            allowed = setting.allowed.replace("`", "")
+            wrong.append(f"{setting.name}={quote(text)}: {error}; allowed: {allowed}")
+    if wrong:
+        what = "a setting is wrong" if len(wrong) == 1 else f"{len(wrong)} settings are wrong"
+        raise SettingsError(
+            "\n".join([f"{what}:", *wrong]),
+            hint="`fpga-plugin run --help` and docs/configuration.md describe every setting",
+        )
+    # The parsers' types were checked against the fields' where the table was written.
+    return Settings(warnings=_warnings(environ), **values)  # type: ignore[arg-type]
+
+
+def _warnings(environ: Mapping[str, str]) -> tuple[str, ...]:
+    known = [setting.name for setting in SETTINGS]
+    unknown = sorted(
+        name
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and name not in known and not _is_service_link(name, value)
+    )
+    warnings = [_unknown(name, known) for name in unknown[:_MAX_WARNINGS]]
+    if rest := len(unknown) - len(warnings):
+        warnings.append(f"{rest} more unknown {PREFIX}* variables have no effect")
+    return tuple(warnings)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if _SERVICE_LINK.fullmatch(name):
+        return True
+    return name.endswith("PORT") and value.startswith(_SERVICE_LINK_URL)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    import difflib  # needed for a mistake only; costs 5 ms of the start
+
+    warning = f"unknown setting {quote(name)} has no effect"
+    # The prefix, which all have, would make everything look alike. Names far longer than any
+    # setting's resemble none; comparing them would only cost time.
+    bare = {setting.removeprefix(PREFIX): setting for setting in known}
+    wanted = name.removeprefix(PREFIX)
+    near = difflib.get_close_matches(wanted, bare, 1) if len(wanted) <= _MAX_COMPARED else []
+    return f"{warning}; did you mean {bare[near[0]]}?" if near else warning

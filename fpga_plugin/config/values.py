@@ -1,0 +1,285 @@
+"""The values that settings take, and how their text is read.
+
+A parser gets one variable's text and returns a typed value, or raises a `ValueError` that says what
+is wrong with it. It never quotes the text: `config.load_settings` does that, once, for all of them.
+"""
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
+
+E = TypeVar("E", bound=Enum)
+
+MAX_VALUE = 8192
+"""Characters that any value may have; a list of 500 PCI addresses fits."""
+
+MAX_PATH = 1024
+"""Characters of a path; what the plugin appends stays below the kernel's PATH_MAX of 4096 bytes."""
+
+MAX_SIMULATED_CARDS = 4096
+MAX_SIMULATED_REGIONS = 64
+
+DEFAULT_INTERFACE_ID = InterfaceId("ce48969398f05f33946d560708be108a")
+"""The interface id of the KEP's example, of simulated cards and of the sample store."""
+
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti)?", re.ASCII)
+_ADDRESS = re.compile(r"(\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})", re.ASCII)
+_GROUP = re.compile(r"([0-9]{1,6})x([0-9]{1,6})(@.*)?", re.ASCII)
+
+
+class Advertise(Enum):
+    """Which of the two resources of a card are registered."""
+
+    BOTH = "both"
+    REGION = "region"
+    WHOLE = "whole"
+
+
+class BackendKind(Enum):
+    """Which hardware is driven; AUTO never means simulated cards."""
+
+    AUTO = "auto"
+    DFL = "dfl"
+    SIMULATED = "simulated"
+
+
+class ScrubPolicy(Enum):
+    """What happens to a region that has no blank bitstream."""
+
+    REQUIRED = "required"
+    BEST_EFFORT = "best-effort"
+
+
+class RecoveryPolicy(Enum):
+    """What the plugin may do about a port that a failed PR has poisoned."""
+
+    NONE = "none"
+    REBIND = "rebind"
+
+
+class TrustMode(Enum):
+    """What has to be shown of a bitstream before it is programmed."""
+
+    ANY = "any"
+    DIGEST = "digest"
+    SIGNED = "signed"
+
+
+class SandboxMode(Enum):
+    """Whether the process takes from itself what it does not need."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+class LogLevel(Enum):
+    """The least serious event that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(Enum):
+    """JSON for machines, console for people; one line an event either way."""
+
+    JSON = "json"
+    CONSOLE = "console"
+
+
+@dataclass(frozen=True, slots=True)
+class CardSelection:
+    """Which cards the plugin serves; it does not touch the others.
+
+    Attributes:
+        only: the cards named; None: all.
+        excluded: cards that are left out.
+    """
+
+    only: frozenset[CardId] | None = None
+    excluded: frozenset[CardId] = frozenset()
+
+    def selects(self, card: CardId) -> bool:
+        """Whether the plugin serves this card."""
+        return card not in self.excluded and (self.only is None or card in self.only)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGroup:
+    """Simulated cards of one kind.
+
+    Attributes:
+        cards: how many.
+        regions: of each card.
+        interface_id: of each card.
+    """
+
+    cards: int
+    regions: int
+    interface_id: InterfaceId = DEFAULT_INTERFACE_ID
+
+
+class HttpAddress(NamedTuple):
+    """Where HTTP is served: an empty host means every address of the node, port 0 any free port."""
+
+    host: str
+    port: int
+
+
+def parse_bool(text: str) -> bool:
+    """`true`, `false`, `1` or `0`, in any case."""
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except KeyError:
+        raise ValueError("neither true nor false") from None
+
+
+def choice(kind: type[E]) -> Callable[[str], E]:
+    """A parser of an enum's values, written exactly so."""
+
+    def parse(text: str) -> E:
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError("not one of the words allowed") from None
+
+    return parse
+
+
+def allowed_words(kind: type[Enum]) -> str:
+    """The values of an enum, for people: `both, region or whole`."""
+    *most, last = (str(member.value) for member in kind)
+    return f"{', '.join(most)} or {last}"
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """A parser of a decimal number of seconds between two limits, both allowed."""
+
+    def parse(text: str) -> float:
+        if not _DECIMAL.fullmatch(text):
+            raise ValueError("not a decimal number")
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError("out of range")
+        return value
+
+    return parse
+
+
+def parse_size(text: str) -> int:
+    """Bytes, or a number with Ki, Mi, Gi or Ti behind it as in Kubernetes' quantities."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError("not a number of bytes, with or without Ki, Mi, Gi or Ti")
+    return int(match[1]) << {"": 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}[match[2] or ""]
+
+
+def parse_path(text: str) -> str:
+    """An absolute path, returned without slashes at its end."""
+    if not text.startswith("/"):
+        raise ValueError("not an absolute path")
+    if len(text) > MAX_PATH:
+        raise ValueError(f"longer than {MAX_PATH} characters")
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text.rstrip("/") or "/"
+
+
+def parse_subdomain(text: str) -> str:
+    """A DNS subdomain as Kubernetes takes it (RFC 1123, at most 253 characters)."""
+    if len(text) > 253 or not _SUBDOMAIN.fullmatch(text):  # noqa: PLR2004  # DNS limit, see above
+        raise ValueError("not a DNS subdomain in lower case")
+    return text
+
+
+def parse_resource_prefix(text: str) -> str:
+    """A DNS subdomain under which kubelet takes an extended resource.
+
+    Kubelet wants `requests.<prefix>` to be a DNS subdomain too, and takes names that begin with
+    `requests.`, or contain `kubernetes.io/`, for its own (v1helper.IsExtendedResourceName).
+    """
+    parse_subdomain(text)
+    parse_subdomain(f"requests.{text}")
+    if text.startswith("requests.") or text.endswith("kubernetes.io"):
+        raise ValueError("reserved by Kubernetes")
+    return text
+
+
+def parse_http_address(text: str) -> HttpAddress:
+    """`host:port`, `:port` for every address of the node, `[IPv6]:port`."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        raise ValueError("not host:port (an IPv6 address stands in brackets)")
+    port = int(match["port"])
+    if port > 65535:  # noqa: PLR2004  # the highest port there is
+        raise ValueError("the port is above 65535")
+    if match["six"] is not None:
+        try:
+            socket.inet_pton(socket.AF_INET6, match["six"])
+        except (OSError, ValueError):
+            raise ValueError("not an IPv6 address in the brackets") from None
+        return HttpAddress(match["six"], port)
+    host = match["host"]
+    return HttpAddress(parse_subdomain(host.lower()) if host else "", port)
+
+
+def parse_http_hosts(text: str) -> tuple[str, ...]:
+    """Names, separated by commas; `*.domain` for all names below it, `*` for every name."""
+    for item in (items := tuple(item.lower() for item in _items(text))):
+        if item != "*":
+            parse_subdomain(item.removeprefix("*."))
+    return items
+
+
+def parse_cards(text: str) -> CardSelection:
+    """`all`, or PCI addresses, or both left out with `!`; separated by commas."""
+    only: set[CardId] = set()
+    excluded: set[CardId] = set()
+    everything = False
+    for item in _items(text):
+        if item == "all":
+            everything = True
+        elif item.startswith("!"):
+            excluded.add(PciAddress.parse(item[1:].strip(" ")).card_id)
+        else:
+            only.add(PciAddress.parse(item).card_id)
+    if everything and only:
+        raise ValueError("names cards beside all")
+    if both := sorted(only & excluded):
+        raise ValueError(f"selects {both[0]} and leaves it out")
+    return CardSelection(frozenset(only) if only else None, frozenset(excluded))
+
+
+def parse_simulated_cards(text: str) -> tuple[SimulatedGroup, ...]:
+    """`cards x regions[@interface id]`, groups separated by commas."""
+    groups = []
+    for item in _items(text):
+        match = _GROUP.fullmatch(item)
+        if match is None:
+            raise ValueError("not <cards>x<regions>[@<interface id>]")
+        cards, regions = int(match[1]), int(match[2])
+        if not cards:
+            raise ValueError("a group has no card")
+        if not 1 <= regions <= MAX_SIMULATED_REGIONS:
+            raise ValueError(f"a card has 1 to {MAX_SIMULATED_REGIONS} regions")
+        interface = parse_interface_id(match[3][1:]) if match[3] else DEFAULT_INTERFACE_ID
+        groups.append(SimulatedGroup(cards, regions, interface))
+    if sum(group.cards for group in groups) > MAX_SIMULATED_CARDS:
+        raise ValueError(f"more than {MAX_SIMULATED_CARDS} cards in total")
+    return tuple(groups)
+
+
+def _items(text: str) -> Sequence[str]:
+    items = [item.strip(" ") for item in text.split(",")]
+    if "" in items:
+        raise ValueError("has an empty item between commas")
+    return items

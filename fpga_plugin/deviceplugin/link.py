@@ -1,0 +1,121 @@
+"""All of the plugin's resources towards kubelet: the one thing that the daemon starts and stops."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from fpga_plugin.claims.calls import DevicePluginCalls
+from fpga_plugin.deviceplugin.registration import Epochs, Registration, ResourceStatus, Timing
+from fpga_plugin.deviceplugin.servicer import CallObserver
+from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
+from fpga_plugin.deviceplugin.watch import KubeletDirectory
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.telemetry.tally import Tally
+
+ANNOUNCE_LIMIT = 2.0
+"""Seconds that kubelet gets to read its lists."""
+
+ANNOUNCE_POLL = 0.005
+"""Seconds between two looks whether it has."""
+
+
+class KubeletLink:
+    """Serves and registers every resource, each in a task of its own.
+
+    Args:
+        calls: what kubelet's calls do.
+        kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
+            service waits for it and says so in `status`; call `sockets.check_directory` first to
+            refuse the start instead.
+        on_call: is told of every answered call.
+        timing: limits and delays.
+
+    Attributes:
+        dropped: connections to our sockets that were closed for what they sent, by reason.
+    """
+
+    def __init__(
+        self,
+        calls: DevicePluginCalls,
+        *,
+        kubelet_dir: str,
+        on_call: CallObserver | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self._calls = calls
+        self._on_call = on_call
+        self.dropped = Tally()
+        self._timing = timing or Timing()
+        self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
+        self._epochs = Epochs(calls)
+        self._registrations: dict[ResourceName, Registration] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    @property
+    def status(self) -> Mapping[ResourceName, ResourceStatus]:
+        """How each resource stands with kubelet."""
+        return {name: one.status for name, one in self._registrations.items()}
+
+    async def start(self) -> None:
+        """Begin to serve; returns before kubelet has heard of it."""
+        remove_stale_sockets(self._directory.path)
+        self._directory.start()
+        self._unsubscribe = self._calls.subscribe(self._add_resources)
+        self._add_resources()
+
+    async def stop(self) -> None:
+        """End every stream, connection and socket; kubelet then shows the devices as Unhealthy."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+        self._registrations.clear()
+        await self._directory.stop()
+
+    def resend(self) -> None:
+        """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""
+        for registration in self._registrations.values():
+            registration.resend()
+
+    def sent(self) -> Mapping[ResourceName, frozenset[str]]:
+        """The healthy devices of each list that kubelet holds a stream for and has been sent."""
+        return {
+            name: frozenset(device.id for device in self._calls.devices(name) if device.healthy)
+            for name, one in self._registrations.items()
+            if one.status.registered and one.status.streaming and not one.behind
+        }
+
+    def reregister(self, resource: ResourceName) -> None:
+        """Register a resource anew, on another socket."""
+        self._registrations[resource].renew("kubelet has lost its devices")
+
+    async def announced(self) -> None:
+        """Wait until kubelet was sent every list as it is now, or `ANNOUNCE_LIMIT`.
+
+        A kubelet that is away gets them with its next connection.
+        """
+        deadline = asyncio.get_running_loop().time() + ANNOUNCE_LIMIT
+        while any(registration.behind for registration in self._registrations.values()):
+            if asyncio.get_running_loop().time() >= deadline:
+                return
+            await asyncio.sleep(ANNOUNCE_POLL)
+
+    def _add_resources(self) -> None:
+        for resource in self._calls.resources():
+            if resource in self._registrations:
+                continue
+            registration = Registration(
+                resource,
+                self._calls,
+                self._directory,
+                timing=self._timing,
+                epochs=self._epochs,
+                on_call=self._on_call,
+                dropped=self.dropped,
+            )
+            self._registrations[resource] = registration
+            self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))

@@ -1,0 +1,337 @@
+"""Keeps one resource registered, whatever kubelet does.
+
+A life runs from a new socket to the end of the ListAndWatch stream on it:
+
+    kubelet.sock is there -> serve -> Register -> kubelet opens ListAndWatch -> ... -> it ends
+
+and it ends when the stream does, when another kubelet.sock is in place of the one that was
+registered with, or when our socket file is gone while kubelet's is there. Then the old server is
+closed with its connections and handlers, and only after that does the next life begin, on another
+socket. This order serves every way in which kubelets handle a second registration of a resource:
+
+- 1.25 and 1.26 answer OK for the same socket path without connecting, and refuse another path while
+  the old stream is open;
+- 1.27 to 1.35 take the newest, and when the old stream ends they disconnect the new one
+  (kubernetes/kubernetes issues 121994 and 127803);
+- 1.36 tells them apart by their socket paths (kubernetes/kubernetes pull request 135437).
+
+A registration counts once the stream is open: Register's OK alone says little.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+from grpclib.client import Channel
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from fpga_plugin.api.messages.v1beta1 import RegisterRequest, RegistrationStub
+from fpga_plugin.claims.calls import DevicePluginCalls
+from fpga_plugin.deviceplugin.endpoint import Endpoint
+from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
+from fpga_plugin.deviceplugin.servicer import OPTIONS, CallObserver
+from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory, socket_path
+from fpga_plugin.deviceplugin.watch import KubeletDirectory
+from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.ids import ResourceName
+from fpga_plugin.telemetry.tally import Tally
+
+VERSION = "v1beta1"
+"""The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Times of a registration, in seconds.
+
+    Attributes:
+        register: how long Register may take; kubelet dials us within it (its own limit is 10 s).
+        stream: how long after Register's answer kubelet may take to open ListAndWatch.
+        steady: a life at least this long was a success, and what follows starts without delay.
+        first_delay: before the second attempt; doubles with each further one.
+        last_delay: the longest delay between attempts.
+        recheck: how often to look at kubelet's directory where inotify reports nothing.
+    """
+
+    register: float = 10.0
+    stream: float = 5.0
+    steady: float = 5.0
+    first_delay: float = 0.1
+    last_delay: float = 10.0
+    recheck: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStatus:
+    """How a resource stands with kubelet.
+
+    Attributes:
+        registered: kubelet answered Register on the present socket with OK.
+        streaming: kubelet holds a ListAndWatch stream and was sent the list.
+        problem: why not; empty where both hold, or where nothing has gone wrong yet.
+    """
+
+    registered: bool = False
+    streaming: bool = False
+    problem: str = ""
+
+
+class Registration:
+    """One resource and its lives; `run` is the task that keeps it registered."""
+
+    def __init__(
+        self,
+        resource: ResourceName,
+        calls: DevicePluginCalls,
+        directory: KubeletDirectory,
+        *,
+        timing: Timing,
+        epochs: "Epochs",
+        on_call: CallObserver | None = None,
+        dropped: Tally | None = None,
+    ) -> None:
+        self._resource = resource
+        self._calls = calls
+        self._directory = directory
+        self._timing = timing
+        self._epochs = epochs
+        self._on_call = on_call
+        self._dropped = dropped
+        self._log = _log.bind(resource=resource)
+        self._looked = asyncio.Event()
+        self._endpoint: Endpoint | None = None
+        self._registered = False
+        self._problem = ""
+        self._renewal = ""
+        self._look: Callable[[], None] | None = None
+
+    @property
+    def status(self) -> ResourceStatus:
+        """How the resource stands now."""
+        streaming = self._endpoint is not None and self._endpoint.streams.streaming
+        status = ResourceStatus(registered=self._registered, streaming=streaming)
+        if status.registered and status.streaming:
+            return status
+        return replace(status, problem=self._problem)
+
+    def resend(self) -> None:
+        """Send the list again on the present stream, if there is one."""
+        if self._endpoint is not None:
+            self._endpoint.streams.resend()
+
+    @property
+    def behind(self) -> bool:
+        """Whether kubelet was not yet sent the list as it is now."""
+        return self._endpoint is not None and self._endpoint.streams.behind
+
+    def renew(self, reason: str) -> None:
+        """End the present life, if there is one: the next begins on another socket."""
+        if self._look is not None:
+            self._renewal = reason
+            self._look()
+
+    async def run(self) -> None:
+        """Register, and again whenever that is due, until cancelled."""
+        delays = _Delays(self._timing)
+        with self._directory.listening(self._looked.set):
+            while True:
+                epoch = await self._kubelet()
+                began = asyncio.get_running_loop().time()
+                try:
+                    self._epochs.found(epoch)
+                    await self._life(epoch)
+                except FpgaPluginError as error:
+                    self._problem = str(error)
+                except Exception:  # noqa: BLE001  # a defect must not end the registrations for good
+                    self._problem = "an error in fpga-plugin: see its log"
+                    self._log.exception("unexpected error in a registration")
+                delay = delays.after(asyncio.get_running_loop().time() - began)
+                self._log.warning(
+                    "not registered with kubelet", reason=self._problem, retry_in=round(delay, 3)
+                )
+                await self._pause(delay, epoch)
+
+    async def _kubelet(self) -> str:
+        """Wait until kubelet has a socket."""
+        while (epoch := self._directory.epoch) is None:
+            problem = self._why_no_kubelet()
+            if problem != self._problem:
+                self._problem = problem
+                self._log.warning("waiting for kubelet", reason=problem)
+            self._looked.clear()
+            await self._looked.wait()
+        return epoch
+
+    def _why_no_kubelet(self) -> str:
+        try:
+            check_directory(self._directory.path)
+        except KubeletDirectoryError as error:
+            return str(error)
+        return str(
+            NotRegisteredError(
+                f"{KUBELET_SOCKET} is not in '{self._directory.path}'",
+                hint="kubelet is not running, or FPGA_PLUGIN_KUBELET_DIR is not its directory",
+            )
+        )
+
+    async def _pause(self, delay: float, failed: str) -> None:
+        """Wait for `delay`, or until another kubelet than the one that failed is there."""
+        try:
+            async with asyncio.timeout(delay):
+                while self._directory.epoch in {failed, None}:
+                    self._looked.clear()
+                    await self._looked.wait()
+        except TimeoutError:
+            pass
+
+    async def _life(self, epoch: str) -> None:
+        """One socket from binding to the end of its stream.
+
+        Raises:
+            NotRegisteredError: always, saying how it ended.
+            KubeletDirectoryError: no socket can be made.
+        """
+        endpoint = self._endpoint = Endpoint(
+            self._resource,
+            self._calls,
+            self._directory.path,
+            on_call=self._on_call,
+            dropped=self._dropped,
+        )
+        outdated = ""
+
+        def look() -> None:
+            nonlocal outdated
+            if not outdated and (outdated := self._why_outdated(epoch, endpoint)):
+                scope.reschedule(0)
+
+        try:
+            await endpoint.start()
+            # Used as a scope: it has no time limit, it ends when `look` finds a reason.
+            async with asyncio.timeout(None) as scope:
+                with self._directory.listening(look):
+                    self._look = look
+                    look()
+                    await self._register(endpoint)
+                    await endpoint.streams.lost.wait()
+            raise NotRegisteredError("kubelet ended the stream of the device list")
+        except TimeoutError:
+            raise NotRegisteredError(outdated) from None
+        finally:
+            self._registered = False
+            self._look = None
+            self._renewal = ""
+            await endpoint.stop()
+            self._endpoint = None
+
+    def _why_outdated(self, epoch: str, endpoint: Endpoint) -> str:
+        if self._renewal:
+            return self._renewal
+        present = self._directory.epoch
+        if present is None:
+            return ""  # nobody to register with: better keep a stream that may still be read
+        if present != epoch:
+            return "kubelet was restarted"
+        if not endpoint.in_place:
+            return f"{endpoint.name} was removed from kubelet's directory"
+        return ""
+
+    async def _register(self, endpoint: Endpoint) -> None:
+        """Register the endpoint and see kubelet open its stream.
+
+        Raises:
+            NotRegisteredError: kubelet cannot be reached, refuses, or opens no stream.
+        """
+        began = asyncio.get_running_loop().time()
+        await register(
+            self._directory.path, self._resource, endpoint.name, seconds=self._timing.register
+        )
+        self._registered = True
+        try:
+            async with asyncio.timeout(self._timing.stream):
+                await endpoint.streams.opened.wait()
+        except TimeoutError:
+            raise NotRegisteredError(
+                f"kubelet accepted the registration of {endpoint.name} and did not ask for the"
+                f" device list within {self._timing.stream:g} s"
+            ) from None
+        self._problem = ""
+        self._log.info(
+            "registered with kubelet",
+            endpoint=endpoint.name,
+            seconds=round(asyncio.get_running_loop().time() - began, 6),
+        )
+
+
+async def register(directory: str, resource: ResourceName, endpoint: str, seconds: float) -> None:
+    """One Register call.
+
+    Kubelet dials the endpoint and asks for its options before it answers (1.25 and later).
+
+    Args:
+        directory: where kubelet.sock is.
+        resource: what is registered.
+        endpoint: base name of the endpoint's socket.
+        seconds: the call's limit.
+
+    Raises:
+        NotRegisteredError: kubelet cannot be reached, refuses, or takes too long.
+    """
+    request = RegisterRequest(
+        version=VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS
+    )
+    try:
+        with socket_path(directory, KUBELET_SOCKET) as path:
+            # The codec is named because grpclib would look for google's packages to find one.
+            async with asyncio.timeout(seconds), Channel(path=path, codec=ProtoCodec()) as channel:
+                await RegistrationStub(channel).register(request)
+    except TimeoutError:
+        raise NotRegisteredError(f"kubelet did not answer Register within {seconds:g} s") from None
+    except OSError as error:
+        raise NotRegisteredError(
+            f"kubelet does not serve {KUBELET_SOCKET}: {error.strerror}"
+        ) from error
+    except GRPCError as error:
+        raise NotRegisteredError(
+            f"kubelet refused to register {resource}: {quote(error.message or error.status.name)}"
+        ) from error
+    except (StreamTerminatedError, ProtocolError, AttributeError) as error:
+        # AttributeError: grpclib 0.4, where the connection ended before the call began.
+        raise NotRegisteredError("kubelet broke off the Register call") from error
+
+
+class Epochs:
+    """Tells `calls` of each life of kubelet once, however many resources find it."""
+
+    def __init__(self, calls: DevicePluginCalls) -> None:
+        self._calls = calls
+        self._last = ""
+
+    def found(self, epoch: str) -> None:
+        """A registration is about to go to this life of kubelet."""
+        if epoch != self._last:
+            self._calls.kubelet_epoch(epoch)
+            self._last = epoch
+
+
+class _Delays:
+    """Exponential, with jitter, so that resources and nodes do not retry in step."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._next = timing.first_delay
+
+    def after(self, life: float) -> float:
+        """How long to wait after a life of so many seconds."""
+        first, last = self._timing.first_delay, self._timing.last_delay
+        if life >= self._timing.steady:
+            self._next = first
+            return 0.0
+        delay = self._next * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
+        self._next = min(self._next * 2, last)
+        return min(max(delay, first), last)

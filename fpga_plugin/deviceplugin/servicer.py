@@ -1,0 +1,405 @@
+"""The calls of one resource: kubelet's messages in, `DevicePluginCalls` behind, messages out.
+
+Decoding is lenient (a truncated message parses as a shorter one), so what has to be there is
+checked here: Allocate and PreStartContainer without device ids are refused. What the ids mean is
+checked behind. Deallocate and PostStopContainer pass on what they name and answer OK when that is
+nothing, because kubelet could do nothing about a refusal.
+
+Each answer is logged, and told to an observer: method, devices, status, message and time.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.metadata import Deadline
+from grpclib.server import Stream
+from h2.exceptions import ProtocolError
+
+from fpga_plugin.api.messages.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse,
+    DeallocateRequest,
+    DevicePluginOptions,
+    DeviceSpec,
+    Empty,
+    ListAndWatchResponse,
+    PostStopContainerRequest,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+)
+from fpga_plugin.claims.calls import Caller, DevicePluginCalls, Grant
+from fpga_plugin.deviceplugin.device_stream import DeviceStreams
+from fpga_plugin.deviceplugin.errors import RequestTooLargeError, StalledCallError
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
+from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
+
+SERVICE = "v1beta1.DevicePlugin"
+
+OPTIONS = DevicePluginOptions(
+    pre_start_required=True,
+    get_preferred_allocation_available=True,
+    post_stop_required=True,
+    deallocate_required=True,
+)
+"""All that kubelets of any kind may read; deviceplugin.proto tells why all four are true."""
+
+MAX_REQUEST_BYTES = 4 << 20
+"""What a server in Go takes unless it says otherwise (grpc-go, defaultServerMaxReceiveMessageSize),
+as all other device plugins are. A thousand devices have 64 KiB."""
+
+_MAX_AT_ONCE = 64 << 10
+"""So many bytes are decoded within some 10 ms."""
+
+RECEIVE_SECONDS = 10.0
+"""Until a call's message is there, of which kubelet sends all at once."""
+
+SEND_SECONDS = 10.0
+"""Until the client takes a call's answer: a window of no bytes would keep it for ever."""
+
+_HEAD_BYTES = 5
+"""Of a gRPC message: a flag for compression, four bytes of length."""
+
+_WENT_AWAY = "the caller went away, or this endpoint ended"
+"""Nobody hears such a call's answer. h2 raises its ProtocolError where a stream that has ended is
+written to before its task was cancelled."""
+
+_LOGGED_DEVICES = 16
+
+_OF_A_LIFE = frozenset({"Allocate", "PreStartContainer", "PostStopContainer"})
+"""Calls that are logged although they went well: a claim's life is told by them. Its end is told by
+the line of the release, which is also there where kubelet does not call."""
+
+_log = structlog.get_logger()
+
+
+class CallObserver(Protocol):
+    """Is told of every answered call but ListAndWatch, on the event loop; must not block."""
+
+    def __call__(  # noqa: PLR0917  # observers name their parameters as they like
+        self,
+        method: str,
+        resource: ResourceName,
+        devices: Sequence[DeviceId],
+        status: Status,
+        message: str,
+        seconds: float,
+        /,
+    ) -> None:
+        """`devices` are those named ids that are device ids; `message` is empty when OK."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call on its way."""
+
+    method: str
+    deadline: Deadline | None
+    devices: tuple[DeviceId, ...] = ()
+    caller: Caller = field(default_factory=Caller)
+
+    @property
+    def time_left(self) -> float | None:
+        return None if self.deadline is None else self.deadline.time_remaining()
+
+    def names(self, ids: Iterable[str]) -> None:
+        """Note which devices the call is about; what is no device id stays out of the logs."""
+        self.devices += tuple(device for text in ids if (device := _device_id(text)) is not None)
+
+
+_Stream = Stream[Any, Any]
+_Unary = Callable[[Any, _Call], Awaitable[Any]]
+
+
+class Servicer:
+    """Serves one resource's calls; `__mapping__` is how grpclib takes it.
+
+    Attributes:
+        running: the tasks in which calls are being served.
+    """
+
+    def __init__(
+        self,
+        resource: ResourceName,
+        calls: DevicePluginCalls,
+        streams: DeviceStreams,
+        *,
+        on_call: CallObserver | None = None,
+    ) -> None:
+        self._resource = resource
+        self._calls = calls
+        self._streams = streams
+        self._on_call = on_call
+        self._log = _log.bind(resource=resource)
+        self.running: set[asyncio.Task[Any]] = set()
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Every method of the service by its path."""
+        unary: tuple[tuple[str, type, type, _Unary], ...] = (
+            ("GetDevicePluginOptions", Empty, DevicePluginOptions, self._options),
+            (
+                "GetPreferredAllocation",
+                PreferredAllocationRequest,
+                PreferredAllocationResponse,
+                self._preferred,
+            ),
+            ("Allocate", AllocateRequest, AllocateResponse, self._allocate),
+            (
+                "PreStartContainer",
+                PreStartContainerRequest,
+                PreStartContainerResponse,
+                self._prestart,
+            ),
+            ("PostStopContainer", PostStopContainerRequest, Empty, self._poststop),
+            ("Deallocate", DeallocateRequest, Empty, self._deallocate),
+        )
+        mapping = {
+            f"/{SERVICE}/{method}": Handler(
+                self._handler(method, answer), Cardinality.UNARY_UNARY, request, reply
+            )
+            for method, request, reply, answer in unary
+        }
+        mapping[f"/{SERVICE}/ListAndWatch"] = Handler(
+            self._list_and_watch, Cardinality.UNARY_STREAM, Empty, ListAndWatchResponse
+        )
+        return mapping
+
+    def _handler(self, method: str, answer: _Unary) -> Callable[[_Stream], Awaitable[None]]:
+        async def handler(stream: _Stream) -> None:
+            call = _Call(method, stream.deadline)
+
+            async def served() -> None:
+                reply = await answer(await _receive(stream), call)
+                async with _in_time(SEND_SECONDS, "the client did not take the answer"):
+                    await stream.send_message(reply)
+
+            await self._serve(call, served())
+
+        return handler
+
+    async def _serve(self, call: _Call, served: Awaitable[None]) -> None:
+        """Run one call; turn errors into statuses; tell what came of it."""
+        self._track()
+        started = time.monotonic()
+        status, message = Status.OK, ""
+        try:
+            await served
+        except FpgaPluginError as error:
+            status, message = error.status, str(error)
+            raise GRPCError(status, message) from error
+        except ProtocolError as error:
+            status, message = Status.CANCELLED, _WENT_AWAY
+            raise GRPCError(status, message) from error
+        except asyncio.CancelledError:
+            # Kubelet gave up or went away, or this endpoint ends. Nobody hears an answer.
+            late = call.time_left == 0
+            status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
+            message = "the call's time was up" if late else _WENT_AWAY
+            raise
+        except Exception as error:
+            status = Status.INTERNAL
+            message = _unexpected(call.method)
+            self._log.exception("unexpected error in a call", method=call.method)
+            raise GRPCError(status, message) from error
+        finally:
+            # grpclib ends the answer when this returns, and waits for nothing before that: what the
+            # log line costs, some 0.1 ms, kubelet does not wait for.
+            asyncio.get_running_loop().call_soon(
+                self._report, call, status, message, time.monotonic() - started
+            )
+
+    def _report(self, call: _Call, status: Status, message: str, seconds: float) -> None:
+        shown = list(call.devices[:_LOGGED_DEVICES])
+        values = {
+            "method": call.method,
+            "devices": shown,
+            "device_count": len(call.devices),
+            "status": status.name,
+            "seconds": round(seconds, 6),
+            **call.caller.known(),
+        }
+        if status is Status.OK:
+            write = self._log.info if call.method in _OF_A_LIFE else self._log.debug
+            write("call", **values)
+        elif status in {Status.UNAVAILABLE, Status.CANCELLED}:
+            self._log.info("call not finished", message=message, **values)
+        else:
+            self._log.warning("call refused", message=message, **values)
+        if self._on_call is None:
+            return
+        try:
+            self._on_call(call.method, self._resource, call.devices, status, message, seconds)
+        except Exception:  # noqa: BLE001  # kubelet gets its answer whoever looks on
+            self._log.exception("an observer of calls failed", method=call.method)
+
+    async def _options(self, _request: Empty, _call: _Call) -> DevicePluginOptions:
+        return OPTIONS
+
+    async def _preferred(
+        self, request: PreferredAllocationRequest, call: _Call
+    ) -> PreferredAllocationResponse:
+        chosen = [
+            self._calls.preferred(
+                self._resource,
+                container.available_deviceIDs,
+                container.must_include_deviceIDs,
+                container.allocation_size,
+            )
+            for container in request.container_requests
+        ]
+        for ids in chosen:
+            call.names(ids)
+        return PreferredAllocationResponse(
+            container_responses=[
+                ContainerPreferredAllocationResponse(device_i_ds=ids) for ids in chosen
+            ]
+        )
+
+    async def _allocate(self, request: AllocateRequest, call: _Call) -> AllocateResponse:
+        containers = [container.devices_ids for container in request.container_requests]
+        for ids in containers:
+            call.names(ids)
+        if not containers:
+            raise InvalidRequestError("Allocate names no container")
+        for ids in containers:
+            _require_ids(call.method, ids)
+        return AllocateResponse(
+            container_responses=[
+                _container_response(self._calls.allocate(self._resource, ids)) for ids in containers
+            ]
+        )
+
+    async def _prestart(
+        self, request: PreStartContainerRequest, call: _Call
+    ) -> PreStartContainerResponse:
+        call.names(request.devices_ids)
+        _require_ids(call.method, request.devices_ids)
+        await self._calls.prestart(
+            self._resource, request.devices_ids, request.env, call.time_left, call.caller
+        )
+        return PreStartContainerResponse()
+
+    async def _poststop(self, request: PostStopContainerRequest, call: _Call) -> Empty:
+        call.names(request.devices_i_ds)
+        if ids := [text for text in request.devices_i_ds if text]:
+            self._calls.poststop(self._resource, ids)
+        return Empty()
+
+    async def _deallocate(self, request: DeallocateRequest, call: _Call) -> Empty:
+        containers = [container.devices_i_ds for container in request.container_requests]
+        for named in containers:
+            call.names(named)
+        for named in containers:
+            if ids := [text for text in named if text]:
+                self._calls.deallocate(self._resource, ids)
+        return Empty()
+
+    async def _list_and_watch(self, stream: _Stream) -> None:
+        self._track()
+        try:
+            await _receive(stream)
+            await self._streams.feed(stream)
+        except FpgaPluginError as error:
+            self._log.warning("the device list cannot be sent", message=str(error))
+            raise GRPCError(error.status, str(error)) from error
+        except ProtocolError as error:
+            raise GRPCError(Status.CANCELLED, _WENT_AWAY) from error
+        except Exception as error:
+            self._log.exception("unexpected error in a call", method="ListAndWatch")
+            raise GRPCError(Status.INTERNAL, _unexpected("ListAndWatch")) from error
+
+    def _track(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+
+@asynccontextmanager
+async def _in_time(seconds: float, what: str) -> AsyncIterator[None]:
+    """Wait for the client, but not for ever.
+
+    Raises:
+        StalledCallError: the time is up.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise StalledCallError(f"{what} within {seconds:g} s") from error
+
+
+async def _receive(stream: _Stream) -> Any:
+    """The call's message; a long one is decoded beside the event loop.
+
+    grpclib's own `recv_message` takes up to 4 GiB and decodes on the loop. Kubelet sends the
+    variables of the container as it expanded them, so a tenant whose variables are made of each
+    other can make any number of bytes of a few lines. Uses what that method uses, `_stream`,
+    `_codec` and `_recv_type`, which grpclib (0.4) keeps to itself.
+
+    Raises:
+        InvalidRequestError: the client sent none, too long a one, or none that can be read.
+        StalledCallError: it began one and did not go on.
+    """
+    source, codec, kind = stream._stream, stream._codec, stream._recv_type  # noqa: SLF001  # see above
+    try:
+        async with _in_time(RECEIVE_SECONDS, "the request did not arrive"):
+            head = await source.recv_data(_HEAD_BYTES)
+            if not head:
+                raise InvalidRequestError("the request has no message")
+            size = int.from_bytes(head[1:], "big")
+            if size > MAX_REQUEST_BYTES:
+                raise RequestTooLargeError(
+                    f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are read",
+                    hint="the container's environment is too large: leave something out of it",
+                )
+            data = await source.recv_data(size)
+    except AssertionError as error:  # grpclib's word for a message that ends early
+        raise InvalidRequestError("the request is cut off") from error
+    if head[0]:
+        raise InvalidRequestError("the request is compressed")
+    if size > _MAX_AT_ONCE:
+        return await asyncio.to_thread(codec.decode, data, kind)
+    return codec.decode(data, kind)
+
+
+def _require_ids(method: str, ids: Sequence[str]) -> None:
+    if not ids:
+        raise InvalidRequestError(f"{method} names no device")
+    if not all(ids):
+        raise InvalidRequestError(f"{method} names a device with an empty id")
+    if len(set(ids)) != len(ids):
+        raise InvalidRequestError(f"{method} names a device twice")
+
+
+def _container_response(grant: Grant) -> ContainerAllocateResponse:
+    return ContainerAllocateResponse(
+        envs=dict(grant.envs),
+        devices=[
+            DeviceSpec(container_path=node, host_path=node, permissions="rw")
+            for node in grant.nodes
+        ],
+    )
+
+
+def _device_id(text: str) -> DeviceId | None:
+    try:
+        return parse_device_id(text)
+    except ValueError:
+        return None
+
+
+def _unexpected(method: str) -> str:
+    return f"{method} failed because of an error in fpga-plugin: see its log"

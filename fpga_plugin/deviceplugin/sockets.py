@@ -1,0 +1,151 @@
+"""The sockets in kubelet's device plugin directory: names, binding, clearing away.
+
+Each life of an endpoint has a socket name of its own. Kubelets confuse two lives that share a path:
+some answer OK and go on talking to the old one, some disconnect the new one when the old one ends
+(`registration` tells which). The process id alone does not tell lives apart, because in a container
+it is 1 each time; the number behind it therefore counts from a random one.
+"""
+
+import errno
+import itertools
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from fpga_plugin.deviceplugin.errors import KubeletDirectoryError
+
+KUBELET_SOCKET = "kubelet.sock"
+"""Where kubelet serves Registration (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
+
+OWN_SOCKET = re.compile(r"fpga-plugin-[0-9]+-[0-9]+\.sock", re.ASCII)
+"""Whole names of the sockets that this plugin makes, and the only ones that it removes."""
+
+_SUN_PATH = 107
+"""Bytes of a unix socket's path without the final zero (linux/un.h: 108 with it)."""
+
+_BACKLOG = 16
+_log = structlog.get_logger()
+_numbers = itertools.count(int.from_bytes(os.urandom(3), "big"))
+
+
+def check_directory(directory: str) -> None:
+    """Whether sockets can be made in kubelet's directory.
+
+    Raises:
+        KubeletDirectoryError: they cannot; says why and what to do.
+    """
+    mount = "mount the node's kubelet directory there as a hostPath, or set FPGA_PLUGIN_KUBELET_DIR"
+    try:
+        mode = os.stat(directory).st_mode
+    except FileNotFoundError:
+        raise KubeletDirectoryError(
+            f"kubelet's directory '{directory}' is not there", hint=mount
+        ) from None
+    except OSError as error:
+        raise KubeletDirectoryError(
+            f"kubelet's directory '{directory}' cannot be read: {error.strerror}",
+            hint="run the plugin as root",
+        ) from error
+    if not stat.S_ISDIR(mode):
+        raise KubeletDirectoryError(
+            f"kubelet's directory '{directory}' is not a directory", hint=mount
+        )
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise KubeletDirectoryError(
+            f"kubelet's directory '{directory}' cannot be written",
+            hint="mount the hostPath without readOnly and run the plugin as root",
+        )
+
+
+@contextmanager
+def socket_path(directory: str, name: str) -> Iterator[str]:
+    """A path to a socket that is short enough for the kernel, however deep the directory is.
+
+    Raises:
+        OSError: the path is too long and the directory cannot be opened.
+    """
+    path = os.path.join(directory, name)
+    if len(os.fsencode(path)) <= _SUN_PATH:
+        yield path
+        return
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+def listen(directory: str) -> tuple[socket.socket, str]:
+    """A listening socket under a name that was not there before; returns both.
+
+    Raises:
+        KubeletDirectoryError: it cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # The file's mode comes from the socket's (net/unix/af_unix.c, unix_bind): no window in
+        # which others may connect, and no process-wide umask.
+        os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)
+        name = _bind(listener, directory)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        check_directory(directory)
+        raise KubeletDirectoryError(
+            f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
+            hint="mount the hostPath without readOnly and run the plugin as root",
+        ) from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener, name
+
+
+def _bind(listener: socket.socket, directory: str) -> str:
+    while True:
+        name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
+        try:
+            with socket_path(directory, name) as path:
+                listener.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return name
+
+
+def socket_identity(directory: str, name: str) -> str | None:
+    """What tells one life of a socket file from the next; None where there is no such socket."""
+    try:
+        found = os.stat(os.path.join(directory, name), follow_symlinks=False)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return f"{found.st_dev}:{found.st_ino}:{found.st_ctime_ns}"
+
+
+def remove_socket(directory: str, name: str) -> None:
+    """Remove a socket of ours; somebody else may have done it already."""
+    try:
+        os.unlink(os.path.join(directory, name))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _log.warning("cannot remove a socket", socket=name, error=error.strerror)
+
+
+def remove_stale_sockets(directory: str) -> None:
+    """Remove the sockets that earlier processes of this plugin left behind."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        if OWN_SOCKET.fullmatch(name) and socket_identity(directory, name) is not None:
+            remove_socket(directory, name)

@@ -1,0 +1,360 @@
+"""What kubelet does to the ledger: its lives, and the claims that it makes and ends."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ledger.names import (
+    DELETE_THE_POD,
+    card_of,
+    is_card,
+    names_kind_of,
+    nodes_among,
+)
+from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Loan, pods
+from fpga_plugin.ledger.state import LedgerState
+
+
+class Claims(LedgerState):
+    """The ledger's steps on the side of kubelet."""
+
+    def kubelet_epoch(self, epoch: str) -> bool:
+        """A life of kubelet; returns whether it is another than before.
+
+        Between its start and our registration kubelet starts containers without PreStart, so every
+        claim may have been used, and PostStops of before cannot be counted any more.
+        """
+        if epoch == self.epoch:
+            return False
+        change = Change(epoch=epoch, strays=dict.fromkeys(self.strays, 0))
+        for device, claim in self.claims.items():
+            if not claim.exposed:
+                change.claims[device] = replace(claim, exposed=True)
+        self._commit(change)
+        return True
+
+    @property
+    def sends_env(self) -> bool:
+        """Whether this kubelet is known to send the environment in PreStart."""
+        return bool(self.env_epoch) and self.env_epoch == self.epoch
+
+    def env_seen(self) -> None:
+        """This kubelet sent a non-empty environment."""
+        if not self.sends_env:
+            self._commit(Change(env_epoch=self.epoch))
+
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Claim, ...]:
+        """Grant devices: all of them, or none.
+
+        Of a device that is owned under the same resource: without a PreStart since the last
+        Allocate this is the same pod's next container, or the pod never started; with one it is an
+        implied release of exactly this device, and PreStart sorts out the rest.
+
+        Raises:
+            UnknownDeviceError: no such device.
+            RefusedError: the card is used in the other mode, the hardware failed, or a node is in
+                another pod's hands.
+            JournalError: nothing was granted.
+        """
+        devices = self.check_devices(resource, ids)
+        self.activity.update(devices)
+        change = Change()
+        implied = 0
+        granted: list[Claim] = []
+        for device in devices:
+            self._check_mode(device, devices)
+            regions = self.regions_of(device)
+            for region in regions:
+                if reason := self.trouble(region.id):
+                    raise RefusedError(
+                        f"region {region.id} is faulted: {reason}",
+                        hint="the operator finds what to do in docs/runbook.md; " + DELETE_THE_POD,
+                    )
+                self._check_borrowed(region)
+            held = self.claims.get(device)
+            self._check_in_service(card_of(device), owned=held is not None)
+            if held is not None and not held.touched and not held.exposed:
+                granted.append(self._grant_again(change, held))
+                continue
+            if held is not None:
+                self._release(change, held)
+                implied += 1
+            claim = Claim(
+                device=device,
+                resource=resource,
+                nodes=tuple((region.id, region.node) for region in regions),
+                epoch=self.epoch,
+                prestarts=change.strays.get(device, self.strays.get(device, 0)),
+                generation=next(self._generations),
+                since=self._clock(),
+            )
+            change.claims[device] = claim
+            change.strays[device] = 0
+            granted.append(claim)
+        self._commit(change)
+        self.ends["implied"] += implied
+        return tuple(granted)
+
+    def _grant_again(self, change: Change, held: Claim) -> Claim:
+        """A claim of which nothing began: to the same pod, or to another after one that failed.
+
+        Raises:
+            RefusedError: its nodes are other devices' by now; the claim is ended.
+        """
+        try:
+            self.check_nodes(held)
+        except RefusedError:
+            # Whoever was given the old nodes could never start, nor can whoever shares them;
+            # kept, the claim would refuse every later pod too.
+            self.release([held.device])
+            raise
+        if held.pod is not None:  # whose it is now has to be learnt anew
+            held = change.claims[held.device] = replace(held, pod=None)
+        return held
+
+    def _check_in_service(self, card: CardId, *, owned: bool) -> None:
+        """Whether devices of a card are given to anybody, or only to those that own them.
+
+        Raises:
+            RefusedError: they are not.
+        """
+        another = "the pod's controller makes a new pod, which is placed anew"
+        if (why := self.foreign.get(card)) is not None:
+            raise RefusedError(f"card {card} is left alone: {why}")
+        if card in self.rebinding:
+            raise RefusedError(f"the driver of card {card} is being rebound", hint=another)
+        if owned:
+            return
+        if card in self.unreconciled:
+            raise RefusedError(
+                f"who has card {card} is not known: kubelet's records were not read since it was"
+                " found",
+                hint=f"{another}; the plugin's log says what keeps it from reading them",
+            )
+        if card in self.drained:
+            raise RefusedError(
+                f"card {card} is being taken out of service",
+                hint=f"{another}; the operator ends it with `fpga-plugin card undrain`",
+            )
+
+    def _check_mode(self, device: DeviceId, with_: Sequence[DeviceId]) -> None:
+        card = card_of(device)
+        whole = is_card(device)
+        holders = [c.device for c in self.claims_on(card) if is_card(c.device) != whole]
+        # A call is for one resource, so its devices are of one kind; this guards the guard.
+        holders += [d for d in with_ if card_of(d) == card and is_card(d) != whole]
+        if holders:
+            have = f"its regions {', '.join(sorted(holders))} are" if whole else "the whole card is"
+            raise RefusedError(
+                f"card {card} cannot be given {'as a whole' if whole else 'by region'}: {have} in"
+                " use",
+                hint="kubelet's view was out of date; the pod's controller makes a new pod, which"
+                " is placed anew",
+            )
+
+    def adopt(
+        self,
+        resource: ResourceName,
+        device: DeviceId,
+        pod: PodUid | None,
+        granted: Mapping[str, str],
+    ) -> Claim:
+        """Make the claim that kubelet's records show and the ledger lacks (a lost journal).
+
+        Args:
+            resource: under which kubelet has it.
+            device: which; its card need not be there.
+            pod: whose.
+            granted: the nodes that the pod was given, by `FPGA_DEVICE_` variable; where kubelet
+                kept none, the present ones are taken for them.
+
+        Raises:
+            RefusedError: it conflicts with what the ledger knows, or nothing tells its nodes.
+        """
+        if device in self.claims:
+            raise RefusedError(f"{device} has an owner already", hint=DELETE_THE_POD)
+        if not names_kind_of(resource, device):
+            raise RefusedError(f"{device} is no device of {resource}")
+        self._check_mode(device, ())
+        nodes = nodes_among(device, granted)
+        nodes = nodes or tuple((region.id, region.node) for region in self.regions_of(device))
+        claim = Claim(
+            device=device,
+            resource=resource,
+            nodes=nodes,
+            exposed=True,
+            pod=pod,
+            epoch=self.epoch,
+            prestarts=1 + self.strays.get(device, 0),  # one was not seen: never balanced
+            generation=next(self._generations),
+            since=self._clock(),
+        )
+        change = Change(claims={device: claim}, strays={device: 0})
+        change.resources = {resource} - self.resources  # kubelet re-admits its pods by this name
+        for region, _ in nodes:
+            record = self.record(region)
+            if record.condition in CLEAN:
+                change.regions[region] = replace(
+                    record, condition=Condition.DIRTY, reason="a pod may have used it"
+                )
+        self._commit(change)
+        return claim
+
+    def reconciled(self, cards: Iterable[CardId]) -> None:
+        """What kubelet's records show of these cards was adopted: all their owners are known."""
+        known = self.unreconciled.intersection(cards)
+        self._commit(Change(unreconciled=dict.fromkeys(known, False)))
+
+    def bind_pod(self, devices: Iterable[DeviceId], pod: PodUid) -> None:
+        """Kubelet's records name the pod that owns these devices.
+
+        A claim that is known to be another pod's is released and made anew: kubelet gave the device
+        to somebody else without our hearing of it.
+        """
+        change = Change()
+        implied = 0
+        for device in devices:
+            claim = self.claims.get(device)
+            if claim is None or claim.pod == pod:
+                continue
+            if claim.pod is None:
+                change.claims[device] = replace(claim, pod=pod)
+                continue
+            self._release(change, claim)
+            implied += 1
+            change.claims[device] = Claim(
+                device=device,
+                resource=claim.resource,
+                nodes=claim.nodes,
+                exposed=True,
+                pod=pod,
+                epoch=self.epoch,
+                prestarts=1 + change.strays.pop(device, 0),  # as in adopt
+                generation=next(self._generations),
+                since=self._clock(),
+            )
+        self._commit(change)
+        self.ends["implied"] += implied
+
+    def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
+        """Count a PreStart, before anything is known of its outcome.
+
+        Raises:
+            JournalError: it cannot be written, and counts all the same: its PostStop will come.
+        """
+        change = Change()
+        for device in devices:
+            self.activity[device] += 1
+            claim = self.claims.get(device)
+            if claim is None:
+                continue
+            # Of starts that failed while the plugin was away the PostStops may still come. Before
+            # this one nothing ran but what ran then, so the counts held.
+            epoch = "" if device in self._inherited else claim.epoch
+            change.claims[device] = replace(
+                claim, touched=True, prestarts=claim.prestarts + 1, epoch=epoch
+            )
+        self._learn(change)
+
+    def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
+        """Count a PostStop; returns the devices for which they balance the PreStarts.
+
+        Where one was started, their regions are DIRTY then, whatever it was given. A
+        PostStop may come long after its claim ended, and carries nothing but device ids: those
+        that are still to come of earlier claims are counted first.
+        """
+        change = Change()
+        balanced = []
+        for device in devices:
+            claim = self.claims.get(device)
+            if claim is None:
+                if strays := self.strays.get(device, 0):
+                    change.strays[device] = strays - 1
+                continue
+            if claim.poststops >= claim.prestarts:
+                continue
+            claim = replace(claim, poststops=claim.poststops + 1)
+            change.claims[device] = claim
+            if self._stopped(claim):
+                balanced.append(device)
+                for region, _ in claim.nodes if claim.started else ():
+                    record = self.record(region)
+                    if record.condition not in (Condition.FAULTED, Condition.SCRUBBING):
+                        change.regions[region] = replace(
+                            record,
+                            condition=Condition.DIRTY,
+                            reason="as many containers of its owner ended as began",
+                        )
+        self._commit(change)
+        return tuple(balanced)
+
+    def balanced(self, device: DeviceId) -> bool:
+        """Whether every container that was started under the claim is known to have stopped."""
+        claim = self.claims.get(device)
+        return claim is not None and self._stopped(claim)
+
+    def _countable(self, claim: Claim) -> bool:
+        """Whether every container of the claim came with a PreStart that was seen."""
+        return claim.epoch == self.epoch and not claim.exposed
+
+    def _stopped(self, claim: Claim) -> bool:
+        return claim.touched and self._countable(claim) and claim.prestarts == claim.poststops
+
+    def started(self, claims: Iterable[Claim]) -> None:
+        """A PreStart succeeded and is about to be answered."""
+        change = Change()
+        for claim in claims:
+            current = self.claims[claim.device]
+            if not current.started:
+                change.claims[claim.device] = replace(current, started=True)
+        self._commit(change)
+
+    def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
+        """End the claims on these devices; unknown and unowned ones are passed over.
+
+        Returns those that were owned.
+        """
+        change = Change()
+        released = []
+        for text in devices:
+            claim = self.claims.get(DeviceId(text))
+            if claim is not None and claim.device not in change.claims:
+                self._release(change, claim)
+                change.claims[claim.device] = None
+                released.append(claim.device)
+        self._commit(change)
+        self.ends["released"] += len(released)
+        return tuple(released)
+
+    def _release(self, change: Change, claim: Claim) -> None:
+        """What the end of a claim does to its regions."""
+        # Balanced PostStops are kubelet's word that every container stopped.
+        stopped = self._stopped(claim)
+        # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
+        unseen = 0 if self._countable(claim) else 1
+        change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
+        owner = pods([claim.pod]) if claim.touched or claim.used else frozenset()
+        for region, node in claim.nodes:
+            record = change.regions.get(region) or self.record(region)
+            condition, reason = record.condition, record.reason
+            unused = (stopped or not claim.used) and condition in CLEAN
+            # That word may be one container's, said twice: only a scrub showed that it is true.
+            former = frozenset() if stopped and condition in CLEAN else owner
+            change.loans.update({Loan(uid, region, node): True for uid in former})
+            if condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
+                condition = Condition.DIRTY
+                reason = "its owner left" if claim.used else reason or "its owner left"
+            new = replace(record, condition=condition, reason=reason, former=record.former | former)
+            if new != record:
+                change.regions[region] = new
+        if not claim.used:
+            return
+        for region in self._reached(claim.nodes):
+            # Its container may have come by a region that is not its own.
+            record = change.regions.get(region) or self.record(region)
+            if record.condition is not Condition.FAULTED:
+                record = replace(
+                    record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
+                )
+            change.regions[region] = replace(record, former=record.former | owner)

@@ -1,0 +1,130 @@
+"""What work on a region does to the ledger: every step is written before it begins."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ledger.records import CLEAN, Change, Condition, RegionRecord, pods
+from fpga_plugin.ledger.state import Begun, LedgerState
+
+
+class Conditions(LedgerState):
+    """The ledger's steps on the side of scrubbing and programming."""
+
+    def working(self, regions: Iterable[RegionId]) -> None:
+        """The next step changes what is on these regions: until it is done, nothing is known.
+
+        Said again of a region that is being worked on, it goes on with the same work.
+        """
+        begun = {}
+        for region in regions:
+            record = self.record(region)
+            if record.condition is not Condition.SCRUBBING:
+                claim = self.region_claim(region)
+                begun[region] = Begun(0 if claim is None else claim.generation, record.former)
+        self._commit(_change(map(self.record, begun), Condition.SCRUBBING, ""))
+        self._begun.update(begun)
+
+    def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
+        """Somebody's image or state may be on them; holds even if it cannot be written."""
+        self._learn(_change(map(self.record, regions), Condition.DIRTY, reason))
+
+    def faulted(self, region: RegionId, reason: str) -> None:
+        """The region cannot be used until an operator, or a rebind, mends it.
+
+        Holds even if it cannot be written.
+        """
+        self._learn(_change([self.record(region)], Condition.FAULTED, reason))
+
+    def another_blank(self, card: CardId) -> None:
+        """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
+        self._forgive(card, "the blank bitstream was replaced")
+
+    def another_try(self, card: CardId) -> None:
+        """The operator mended something: what failed and nobody owns is worth a scrub."""
+        self._forgive(card, "the operator wants it tried again")
+
+    def _forgive(self, card: CardId, reason: str) -> None:
+        present = self.cards.get(card)
+        self.dirty(
+            [
+                region.id
+                for region in (present.regions if present is not None else ())
+                if self.record(region.id).condition is Condition.FAULTED
+                and region.id not in self.failing
+                and self.region_claim(region.id) is None
+            ],
+            reason,
+        )
+
+    def clean(self, region: RegionId, afu_id: AfuId | None, *, blank: bool) -> None:
+        """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before counts any more.
+
+        Raises:
+            NotFinishedError: something came between since the work began.
+        """
+        record = self.record(region)
+        gone: frozenset[PodUid] = frozenset()
+        if record.condition not in CLEAN:
+            self._check_undisturbed(record)
+            gone = record.former
+            record = replace(record, former=frozenset())
+        condition = Condition.BLANK if blank else Condition.UNBLANKED
+        change = _change([record], condition, "", afu_id)
+        self._end_loans(change, gone)
+        self._commit(change)
+
+    def programmed(self, region: RegionId, afu_id: AfuId) -> None:
+        """Scrubbed since its last owner, programmed for the present one, and verified.
+
+        Raises:
+            NotFinishedError: something came between since the work began.
+        """
+        record = self.record(region)
+        begun = self._check_undisturbed(record)
+        claim = self.region_claim(region)
+        if claim is None or claim.generation != begun.generation:
+            raise _disturbed(region, "its owner left")
+        gone = record.former - pods([claim.pod])
+        record = replace(record, former=frozenset())
+        change = _change([record], Condition.PROGRAMMED, "", afu_id)
+        self._end_loans(change, gone)
+        self._commit(change)
+
+    def pods_gone(self, pods: Iterable[PodUid]) -> None:
+        """Of these former owners no process runs any more."""
+        change = Change()
+        self._end_loans(change, pods)
+        self._commit(change)
+
+    def _check_undisturbed(self, record: RegionRecord) -> Begun:
+        begun = self._begun.get(record.region)
+        if record.condition is not Condition.SCRUBBING or begun is None:
+            raise _disturbed(record.region, record.reason)
+        if record.former - begun.former:
+            raise _disturbed(record.region, "an owner left")
+        return begun
+
+    def set_debt(self, card: CardId, *, open_: bool) -> None:
+        """Whether on-card memory may still hold a former tenant's data."""
+        if (card in self.debts) != open_:
+            self._commit(Change(debts={card: open_}))
+
+
+def _change(
+    records: Iterable[RegionRecord], condition: Condition, reason: str, afu_id: AfuId | None = None
+) -> Change:
+    change = Change()
+    for record in records:
+        change.regions[record.region] = replace(
+            record, condition=condition, reason=reason, afu_id=afu_id
+        )
+    return change
+
+
+def _disturbed(region: RegionId, what: str) -> NotFinishedError:
+    return NotFinishedError(
+        f"region {region} changed while it was worked on: {what or 'its history is not known'}",
+        hint="the next try works on what is there now",
+    )

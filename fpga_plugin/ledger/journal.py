@@ -1,0 +1,322 @@
+"""The journal: claims and conditions in SQLite, so that the plugin may die at any instant.
+
+WAL with synchronous NORMAL: a committed transaction survives the death of the process, which is
+all that it has to survive (after a reboot nothing that it says about conditions holds), and costs
+no disk wait. Writes happen on the event loop, one short transaction a step, before the step is
+answered or begun; the write-ahead log is folded into the database by `checkpoint`, from a thread.
+"""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from typing import Final, Protocol
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.records import Change, Snapshot
+from fpga_plugin.ledger.salvage import salvaged
+
+log = structlog.get_logger()
+
+JOURNAL_FILE: Final = "journal.sqlite3"
+"""In the state directory."""
+
+SCHEMA_VERSION: Final = 1
+
+_FILES: Final = ("", "-wal", "-shm")
+"""What the names of a database's files end with."""
+
+_MODE: Final = 0o600
+"""Who has which device, under which uid, is nobody else's to read."""
+
+
+class JournalError(FpgaPluginError):
+    """The journal cannot be written; what was asked for has not happened."""
+
+
+class JournalWriter(Protocol):
+    """Where the ledger writes before it answers."""
+
+    def write(self, change: Change) -> None:
+        """Make a change durable, all of it or nothing.
+
+        Raises:
+            JournalError: nothing was written.
+        """
+
+
+class Journal:
+    """`<state dir>/journal.sqlite3`. For the event loop's thread, `checkpoint` for any.
+
+    Attributes:
+        snapshot: what it held when it was opened.
+        left_out: rows that made no sense and were taken out of it, for people.
+        set_aside: where an unreadable predecessor was moved to, or a copy of it as it was.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open and read the journal; an unreadable one is moved aside and named in `set_aside`.
+
+        Of one that can be read, rows that make no sense are left out (`salvage`).
+
+        Raises:
+            JournalError: the directory cannot be written, or a newer plugin wrote the journal.
+        """
+        self.path = path
+        self.set_aside: str | None = None
+        self.left_out: tuple[str, ...] = ()
+        self._identity: tuple[int, int] | None = None
+        try:
+            try:
+                self._db, self.snapshot = self._open()
+            except (sqlite3.DatabaseError, ValueError) as error:
+                if not _unreadable(error, path):
+                    raise
+                # What is on the regions is then unknown, which is a state that the plugin handles:
+                # everything without an owner is dirty, and kubelet's records name the owners.
+                self.set_aside = self._room_for_another()
+                for suffix in _FILES:
+                    if os.path.exists(path + suffix):
+                        os.replace(path + suffix, self.set_aside + suffix)
+                self._db, self.snapshot = self._open()
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+
+    def _room_for_another(self) -> str:
+        """Where a journal that cannot be used is kept; of several the last."""
+        path = f"{self.path}.unreadable"
+        for suffix in _FILES:
+            with suppress(FileNotFoundError):
+                os.unlink(path + suffix)
+        return path
+
+    def _failed(self, error: Exception) -> JournalError:
+        if os.path.lexists(self.path) and not os.path.isfile(self.path):
+            return JournalError(
+                f"journal {self.path}: something else than a file is in its place",
+                hint="move it away",
+            )
+        damaged = getattr(error, "sqlite_errorcode", 0) in (
+            sqlite3.SQLITE_CORRUPT,
+            sqlite3.SQLITE_NOTADB,
+        )
+        return JournalError(
+            f"journal {self.path}: {error.strerror if isinstance(error, OSError) else error}",
+            hint="restart the plugin, which sets it aside and asks kubelet for the owners"
+            if damaged
+            else "check that the state directory is writable and its disk not full",
+        )
+
+    def _connect(self) -> sqlite3.Connection:
+        self._make_private()
+        db = sqlite3.connect(self.path, isolation_level=None, timeout=1.0)
+        # Damaged text is a value that makes no sense, not an error of the reading.
+        db.text_factory = _text
+        return db
+
+    def _make_private(self) -> None:
+        """Before SQLite opens them: it gives the log the modes of the database.
+
+        By name, not by a descriptor: closing one would free SQLite's locks, which belong to the
+        process (fcntl(2)).
+        """
+        _create(self.path)
+        for suffix in _FILES:
+            _restrict(self.path + suffix)
+            _restrict(f"{self.path}.unreadable{suffix}")
+
+    def _open(self) -> tuple[sqlite3.Connection, Snapshot]:
+        db = self._connect()
+        try:
+            self._set_up(db)
+            self._prepare(db)
+            return db, self._load(db)
+        except BaseException:
+            db.close()
+            raise
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        # A checkpoint waits for the disk: never inside a step.
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        self._identity = _identity(self.path)
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        # Looked at before anything is written: it may be a newer plugin's.
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            self._check_schema(db)
+        db.execute("BEGIN IMMEDIATE")
+        for statement in rows.SCHEMA.split(";"):
+            db.execute(statement)
+        if db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone() is None:
+            db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        # A file that can be read and not written is better known now than by the first Allocate.
+        db.execute("UPDATE meta SET value = value WHERE key = 'schema'")
+        db.execute("COMMIT")
+        rows.check_tables(db)
+
+    def _load(self, db: sqlite3.Connection) -> Snapshot:
+        loaded = rows.load(db)
+        good = salvaged(loaded)
+        if good is not loaded:
+            self._rewrite(db, good.snapshot)
+            self.left_out = good.left_out
+        return good.snapshot
+
+    def _rewrite(self, db: sqlite3.Connection, snapshot: Snapshot) -> None:
+        """Take out what was left out, all of it or nothing; a copy of before is kept."""
+        self.set_aside = self._room_for_another()
+        _create(self.set_aside)  # SQLite fills an empty file
+        db.execute("VACUUM INTO ?", (self.set_aside,))
+        db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
+        for statement, values in rows.replacement(snapshot):
+            db.executemany(statement, values)
+        db.execute("COMMIT")
+
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        if row is not None and row[0] != str(SCHEMA_VERSION):
+            raise JournalError(
+                f"journal {self.path} has schema {quote(row[0])}, this plugin writes"
+                f" {SCHEMA_VERSION}",
+                hint="run the plugin version that wrote it, or drain the node and remove it",
+            )
+
+    def keep(self) -> None:
+        """Put the journal back if somebody removed it; what cannot be mended now is logged."""
+        try:
+            self._keep()
+        except JournalError as error:
+            log.error("the journal cannot be put back", error=error.message, hint=error.hint)  # noqa: TRY400  # a traceback says nothing more
+
+    def _keep(self) -> None:
+        """Whether what is written gets into the file that the next start reads; else see to it.
+
+        SQLite writes on into a file that was removed, and all of that would be lost.
+
+        Raises:
+            JournalError: it was removed, and cannot be put back.
+        """
+        if _identity(self.path) == self._identity:
+            return
+        try:
+            self._put_back()
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        log.error(
+            "the journal was removed while it was in use, and is put back",
+            file=self.path,
+            hint="nothing is lost; leave the state directory alone while the plugin runs",
+        )
+
+    def _put_back(self) -> None:
+        new = f"{self.path}.new"
+        os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        _create(new)
+        self._db.execute("VACUUM INTO ?", (new,))
+        # Closed first: SQLite removes a log by its name, which is that of the new one's, too.
+        self._db.close()
+        aside = self._room_for_another()
+        for suffix in _FILES:
+            if os.path.lexists(self.path + suffix):
+                os.replace(self.path + suffix, aside + suffix)
+        os.replace(new, self.path)
+        self._db = self._connect()
+        self._set_up(self._db)
+
+    def set_boot_id(self, boot_id: str) -> None:
+        """Note in which boot the conditions hold from now on."""
+        self._transaction([("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?)", [(boot_id,)])])
+
+    def write(self, change: Change) -> None:
+        """Make a change durable (`JournalWriter`)."""
+        self._transaction(rows.statements(change))
+
+    def _transaction(self, statements: Iterable[rows.Statement]) -> None:
+        self._keep()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    if values:
+                        self._db.executemany(statement, values)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+            raise self._failed(error) from error
+
+    def checkpoint(self) -> None:
+        """Fold the write-ahead log into the database; waits for the disk, so call from a thread."""
+        if not os.path.exists(self.path):  # opening it would make one
+            return
+        try:
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5.0)) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error:
+            # The log only grows; the next checkpoint, or the next start, folds it in.
+            return
+
+    def close(self) -> None:
+        """Close it; what was written stays."""
+        self._db.close()
+
+
+class NoJournal:
+    """Writes nothing: for tests of the ledger alone."""
+
+    def write(self, change: Change) -> None:
+        """Forget the change (`JournalWriter`)."""
+
+
+def _create(path: str) -> None:
+    """An empty file that only its owner reads, unless there is one."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
+
+
+def _restrict(path: str) -> None:
+    """A file of an earlier version, which others could read; what is not ours is left as it is."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    if ours and stat.S_IMODE(found.st_mode) != _MODE:
+        os.chmod(path, _MODE)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Of the file that a path leads to; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="surrogateescape")
+
+
+def _unreadable(error: Exception, path: str) -> bool:
+    """Whether the file is there and says nothing that can be used; else it may be tried again.
+
+    SQLite's plain error is a missing table or column; a damaged file has a code of its own, and
+    what the disk or another process is to blame for has others. A file that says it is for readers
+    only (its byte 18, the write version) looks like a disk that is.
+    """
+    if not isinstance(error, sqlite3.OperationalError):
+        return True
+    if error.sqlite_errorcode == sqlite3.SQLITE_READONLY:
+        return os.access(path, os.W_OK)
+    return error.sqlite_errorcode == sqlite3.SQLITE_ERROR

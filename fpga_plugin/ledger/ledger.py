@@ -1,0 +1,23 @@
+"""The ledger: who has what, and what is on it. Pure state, no I/O but the journal's.
+
+Every method is one step: it checks, writes the change to the journal, and only then applies it, so
+that memory never knows more than a restart would. All methods belong to the event loop and take
+microseconds. What is advertised is derived from the ledger by `lists`.
+
+A claim is kept per device id. Ownership of a region follows from the claims on it and on its card;
+condition is a fact of its own (docs/architecture.md, "Two facts for each region").
+
+The steps come from three sides, each with a module of its own: kubelet (`claims`), hardware
+(`presence`), and the work on regions (`conditions`). `book` holds the state.
+"""
+
+from fpga_plugin.ledger.claims import Claims
+from fpga_plugin.ledger.conditions import Conditions
+from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
+from fpga_plugin.ledger.presence import Presence
+
+__all__ = ["DELETE_THE_POD", "Ledger", "card_of", "is_card", "resource_names"]
+
+
+class Ledger(Claims, Presence, Conditions):
+    """See the module."""

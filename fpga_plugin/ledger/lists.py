@@ -1,0 +1,155 @@
+"""What is advertised, derived from the ledger by the table in docs/architecture.md.
+
+Lists of a thousand devices are asked for after every small change, so each card's share is kept and
+only what changed is derived again. A list that is the same is the same object: most changes of the
+ledger change no list, and telling that must not take a comparison of a thousand devices.
+"""
+
+from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, DeviceId, ResourceName, device_order
+from fpga_plugin.ledger.devices import AdvertisedDevice
+from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
+from fpga_plugin.ledger.records import Condition, Mode
+
+
+class DeviceLists:
+    """The device list of each resource."""
+
+    def __init__(
+        self, ledger: Ledger, *, prefix: str, advertise: Advertise, scrub: ScrubPolicy
+    ) -> None:
+        self._ledger = ledger
+        self._prefix = prefix
+        self._advertise = advertise
+        self._healthy_conditions = frozenset(
+            {Condition.BLANK}
+            if scrub is ScrubPolicy.REQUIRED
+            else {Condition.BLANK, Condition.UNBLANKED}
+        )
+        self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
+        self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
+        self._order: list[CardId] | None = None
+        self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
+        # Resources that had a claim in this life.
+        self._owned: set[ResourceName] = {c.resource for c in ledger.claims.values()}
+        self._registered: tuple[ResourceName, ...] = ()
+        self._counted = (0, 0)
+        ledger.subscribe(self._changed)
+
+    def _changed(self, card: CardId | None) -> None:
+        if card is not None:
+            self._stale.add(card)
+            self._owned.update(claim.resource for claim in self._ledger.claims_on(card))
+
+    def resources(self) -> tuple[ResourceName, ...]:
+        """Resources to register: what was ever registered, less what never may be.
+
+        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, or of another prefix, is
+        registered only where there is, or in this life was, a claim of it, so that its pods are
+        re-admitted.
+
+        Derives no list: this is asked for while kubelet waits for its Allocate.
+        """
+        counted = (len(self._ledger.resources), len(self._owned))  # both only grow
+        if counted != self._counted:
+            self._counted = counted
+            self._registered = tuple(
+                name
+                for name in sorted(self._ledger.resources | self._owned)
+                if self._wanted(name) or name in self._owned
+            )
+        return self._registered
+
+    def _wanted(self, name: ResourceName) -> bool:
+        domain, _, kind = name.partition("/")
+        if domain != self._prefix:
+            return False
+        match self._advertise:
+            case Advertise.BOTH:
+                return True
+            case Advertise.REGION:
+                return kind.startswith("region-")
+            case Advertise.WHOLE:
+                return kind.startswith("fpga-")
+
+    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
+        """One resource's list, in device order."""
+        self._renew()
+        if (known := self._lists.get(resource)) is not None:
+            return known
+        if self._order is None:
+            self._order = sorted(self._shares, key=device_order)
+        listed: list[AdvertisedDevice] = []
+        for card in self._order:
+            listed += self._shares[card].get(resource, ())
+        self._lists[resource] = tuple(listed)
+        return self._lists[resource]
+
+    def _renew(self) -> None:
+        """Derive anew what changed."""
+        for card in self._stale:
+            self._renew_card(card)
+        self._stale.clear()
+
+    def _renew_card(self, card: CardId) -> None:
+        """Derive a card's share anew, and forget the lists that it changes."""
+        before, share = self._shares.get(card, {}), self._share(card)
+        for resource in before.keys() | share.keys():
+            if before.get(resource) != share.get(resource):
+                self._lists.pop(resource, None)
+        if bool(before) != bool(share):
+            self._order = None
+        if share:
+            self._shares[card] = share
+        else:
+            self._shares.pop(card, None)
+
+    def _share(self, card_id: CardId) -> dict[ResourceName, tuple[AdvertisedDevice, ...]]:
+        ledger = self._ledger
+        card = ledger.cards.get(card_id)
+        listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
+        numa = None if card is None else card.numa_node
+        for claim in ledger.claims_on(card_id):
+            present = (
+                card is not None
+                and card_id not in ledger.rebinding
+                and all(any(r.id == region for r in card.regions) for region, _ in claim.nodes)
+            )
+            healthy = present and not any(ledger.trouble(region) for region, _ in claim.nodes)
+            listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
+                claim.device, healthy, numa
+            )
+        if card is not None and card_id not in ledger.drained:
+            of_regions, of_card = resource_names(self._prefix, card)
+            mode = ledger.mode(card_id)
+            if mode is not Mode.WHOLE and self._wanted(of_regions):
+                for region in card.regions:
+                    device = DeviceId(region.id)
+                    if device not in ledger.claims:
+                        listed.setdefault(of_regions, {})[device] = AdvertisedDevice(
+                            device, self._region_healthy(card, region), numa
+                        )
+            if mode is Mode.FREE and self._wanted(of_card):
+                device = DeviceId(card_id)
+                healthy = (
+                    card.complete
+                    and card_id not in ledger.debts
+                    and all(self._region_healthy(card, region) for region in card.regions)
+                )
+                listed.setdefault(of_card, {})[device] = AdvertisedDevice(device, healthy, numa)
+        return {
+            resource: tuple(devices[d] for d in sorted(devices, key=device_order))
+            for resource, devices in listed.items()
+        }
+
+    def _region_healthy(self, card: Card, region: Region) -> bool:
+        ledger = self._ledger
+        return (
+            ledger.record(region.id).condition in self._healthy_conditions
+            and not ledger.trouble(region.id)
+            and card.id not in ledger.foreign
+            and card.id not in ledger.rebinding
+            and card.id not in ledger.unreconciled
+            and ledger.own_node(region)
+        )

@@ -1,0 +1,208 @@
+"""What hardware does to the ledger: cards that come, go, fail, recover and change."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.ledger.names import card_of, resource_names
+from fpga_plugin.ledger.records import CLEAN, Change, Condition, RegionRecord
+from fpga_plugin.ledger.state import LedgerState
+
+
+class Presence(LedgerState):
+    """The ledger's steps on the side of hardware."""
+
+    def card_found(
+        self,
+        card: Card,
+        observed: Mapping[RegionId, AfuId | None],
+        blank: AfuId | None,
+    ) -> frozenset[RegionId]:
+        """A card is there, or changed; returns the regions that are others than before.
+
+        Args:
+            card: as it is now.
+            observed: AFU id of each region; None where it could not be read (poisoned).
+            blank: AFU id of the blank bitstream for its interface id, None without one.
+
+        A region that went is another one when it is back, even where nobody saw it go: its
+        instance tells. What was journalled holds where the hardware agrees; everything else is
+        DIRTY.
+        """
+        change = Change(resources=set(resource_names(self._prefix, card)) - self.resources)
+        before = self.cards.get(card.id)
+        self._new_to_journal(change, card)
+        known = {} if before is None else {region.id: region for region in before.regions}
+        present = {region.id: region for region in card.regions}
+        went = frozenset(r for r, region in known.items() if present.get(r) != region)
+        if went:
+            self.lives[card.id] += 1
+        for region_id in went:
+            self._went(change, region_id)
+        for region in card.regions:
+            record = self.regions.get(region.id)
+            if (
+                record is not None
+                and before is not None
+                and before.interface_id == card.interface_id
+                and known.get(region.id) == region
+            ):
+                continue  # nothing new about it
+            new = RegionRecord(region.id, Condition.DIRTY, "its history is not known")
+            if record is not None and region.id not in self._seen:
+                new = self._first_sight(record, observed.get(region.id), blank)
+            elif record is not None:
+                new = replace(
+                    record,
+                    condition=Condition.DIRTY,
+                    afu_id=None,
+                    reason="the card went and came back",
+                )
+            if new != record:
+                change.regions[region.id] = new
+        self._show(card)
+        self._seen.update(region.id for region in card.regions)
+        try:
+            self._learn(change)
+        finally:
+            self._notify(card.id)
+        return went & present.keys()
+
+    def _new_to_journal(self, change: Change, card: Card) -> None:
+        """What the journal never knew of, or lost: its memory, and its owners."""
+        unknown = [region.id not in self.regions for region in card.regions]
+        if any(unknown):
+            change.unreconciled[card.id] = True
+        if card.clears_memory and all(unknown):
+            change.debts[card.id] = True
+
+    def _first_sight(  # noqa: PLR0911  # a table: one return a row
+        self, record: RegionRecord, observed: AfuId | None, blank: AfuId | None
+    ) -> RegionRecord:
+        dirty = replace(record, condition=Condition.DIRTY, afu_id=None)
+        owned = self.region_claim(record.region) is not None
+        match record.condition:
+            case Condition.BLANK if observed is not None and observed == blank == record.afu_id:
+                return record
+            case Condition.UNBLANKED if observed is not None and observed == record.afu_id:
+                return record if blank is None else replace(dirty, reason="it can be blanked now")
+            case Condition.PROGRAMMED if owned and observed is not None:
+                if observed == record.afu_id:
+                    return record
+                return replace(dirty, reason="it was programmed behind the plugin's back")
+            case Condition.FAULTED if observed is None:
+                return record
+            case Condition.DIRTY:
+                return record
+            case _:
+                return replace(dirty, reason="it is not as the journal says")
+
+    def card_gone(self, card: CardId) -> None:
+        """A card is no longer there. Claims on it stay until kubelet ends them."""
+        gone = self.cards.get(card)
+        if gone is None:
+            return
+        self._hide(card)
+        self.lives[card] += 1
+        change = Change()
+        for region in gone.regions:
+            self._went(change, region.id)
+        if gone.clears_memory:
+            change.debts[card] = True
+        try:
+            self._learn(change)
+        finally:
+            self._notify(card)
+
+    def _went(self, change: Change, region: RegionId) -> None:
+        self.failing.pop(region, None)
+        record = self.record(region)
+        if record.condition is not Condition.DIRTY:
+            change.regions[region] = replace(
+                record, condition=Condition.DIRTY, reason="the hardware went", afu_id=None
+            )
+
+    def set_failing(self, card: CardId, failing: Mapping[RegionId, str]) -> None:
+        """What the card's health signals say; a region that recovers is DIRTY unless owned."""
+        present = self.cards.get(card)
+        if present is None:
+            return
+        change = Change()
+        changed = False
+        for region in present.regions:
+            reason = failing.get(region.id, "")
+            if self.failing.get(region.id, "") == reason:
+                continue
+            changed = True
+            if reason:
+                self.failing[region.id] = reason
+                continue
+            del self.failing[region.id]
+            record = self.record(region.id)
+            free = self.region_claim(region.id) is None
+            # A poisoned port that answers again was rebound: worth another scrub.
+            if record.condition is Condition.FAULTED or (free and record.condition in CLEAN):
+                change.regions[region.id] = replace(
+                    record, condition=Condition.DIRTY, reason="the hardware failed in between"
+                )
+        try:
+            self._learn(change)
+        finally:
+            if changed:
+                self._notify(card)
+
+    def as_left(self, region: RegionId, observed: AfuId | None) -> bool:
+        """Whether a region still reads as the plugin left it, as far as that can be told.
+
+        None of an owned region says nothing: its health signals tell why it cannot be read, and it
+        is read again before a container gets it.
+        """
+        record = self.record(region)
+        if record.condition not in CLEAN | {Condition.PROGRAMMED} or record.afu_id == observed:
+            return True
+        return observed is None and self.region_claim(region) is not None
+
+    def verify(
+        self, card: CardId, observed: Mapping[RegionId, AfuId | None]
+    ) -> dict[RegionId, RegionRecord]:
+        """A region that no longer reads as it was left is DIRTY; returns these as they were.
+
+        Somebody else may program a card, whoever has it. To say it of an owned region takes nothing
+        from its owner: it stays on the list, and is scrubbed before its next container starts.
+        """
+        change = Change()
+        found: dict[RegionId, RegionRecord] = {}
+        for region, afu_id in observed.items():
+            if card_of(region) == card and not self.as_left(region, afu_id):
+                found[region] = record = self.record(region)
+                change.regions[region] = replace(
+                    record,
+                    condition=Condition.DIRTY,
+                    afu_id=None,
+                    reason="it changed behind the plugin's back",
+                )
+        self._learn(change)
+        return found
+
+    def set_drained(self, card: CardId, *, drained: bool) -> None:
+        """Whether the operator takes a card out of service: nobody new gets it or its regions.
+
+        Holds over restarts, and for a card that is not there, too.
+        """
+        if (card in self.drained) != drained:
+            self._commit(Change(drained={card: drained}))
+
+    def set_rebinding(self, card: CardId, *, rebinding: bool) -> None:
+        """Whether a card's driver is being taken off and put on again: it is Unhealthy meanwhile.
+
+        A plugin that dies in between finds here which card has no driver because of it.
+        """
+        if (card in self.rebinding) != rebinding:
+            self._commit(Change(rebinding={card: rebinding}))
+
+    def set_foreign(self, foreign: Mapping[CardId, str]) -> None:
+        """Cards that another plugin's pods still hold, with the reason to show."""
+        before, self.foreign = self.foreign, dict(foreign)
+        for card in before.keys() ^ self.foreign.keys():
+            self._notify(card)

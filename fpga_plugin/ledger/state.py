@@ -1,0 +1,471 @@
+"""The ledger's state and the one way to change it, and what can be asked of it.
+
+A step collects a `Change`, writes it to the journal, and only then applies it (`_commit`). What is
+learnt of the hardware, and what went wrong, holds in memory even where it cannot be written
+(`_learn`): it only ever makes the ledger stricter. Indexes by card and by device node keep every
+question independent of how many claims there are.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import (
+    CardId,
+    DeviceId,
+    PodUid,
+    RegionId,
+    ResourceName,
+    device_order,
+    parse_device_id,
+)
+from fpga_plugin.ledger.journal import JournalError, JournalWriter
+from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
+from fpga_plugin.ledger.records import (
+    CLEAN,
+    Change,
+    Claim,
+    Condition,
+    Loan,
+    Mode,
+    Ownership,
+    RegionRecord,
+    Snapshot,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a region was when work on it began, to tell what came between.
+
+    Attributes:
+        generation: of the claim that covered it; 0 without one.
+        former: its former owners.
+    """
+
+    generation: int
+    former: frozenset[PodUid]
+
+
+class LedgerState:
+    """Claims, conditions, cards; see the module. `Ledger` adds the steps."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        journal: JournalWriter,
+        snapshot: Snapshot,
+        boot_id: str,
+        scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
+    ) -> None:
+        """Take up what the journal knew.
+
+        A region that was left unblanked is DIRTY where `scrub` now requires a blank.
+
+        In another boot nothing that it says about conditions holds, and no container of before
+        runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
+        without an Allocate), but count as not started.
+        """
+        self._prefix = prefix
+        self._journal = journal
+        self._generations = itertools.count(1)
+        self._clock = time.time  # nothing is decided by it: it is shown
+        self._listeners: list[Callable[[CardId | None], None]] = []
+        same_boot = snapshot.boot_id == boot_id
+        self.cards: dict[CardId, Card] = {}
+        self.claims: dict[DeviceId, Claim] = {}
+        self.regions: dict[RegionId, RegionRecord] = {}
+        self.debts: set[CardId] = set(snapshot.debts)
+        self.drained: set[CardId] = set(snapshot.drained)
+        self.rebinding: set[CardId] = set(snapshot.rebinding)
+        self.unreconciled: set[CardId] = set(snapshot.unreconciled)
+        self.loans: dict[str, set[Loan]] = {}  # by node
+        for loan in snapshot.loans if same_boot else ():
+            self.loans.setdefault(loan.node, set()).add(loan)
+        self.resources: set[ResourceName] = set(snapshot.resources)
+        self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
+        self.epoch = snapshot.epoch
+        self.env_epoch = snapshot.env_epoch
+        self.failing: dict[RegionId, str] = {}
+        self.foreign: dict[CardId, str] = {}
+        self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
+        self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
+        self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
+        self._seen: set[RegionId] = set()
+        self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
+        self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
+        self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
+        self._begun: dict[RegionId, Begun] = {}
+        # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
+        self._inherited = {claim.device for claim in snapshot.claims}
+        change = Change()
+        if not same_boot:
+            change.strays = dict.fromkeys(snapshot.strays, 0)
+            change.loans = dict.fromkeys(snapshot.loans, False)
+        for claim in snapshot.claims:
+            taken = replace(
+                _claim_at_start(claim, same_boot=same_boot), generation=next(self._generations)
+            )
+            if taken != claim:
+                change.claims[claim.device] = taken
+            self.claims[claim.device] = taken
+            self._index(taken)
+        for record in snapshot.regions:
+            self.regions[record.region] = _record_at_start(record, scrub, same_boot=same_boot)
+            if self.regions[record.region] != record:
+                change.regions[record.region] = self.regions[record.region]
+        if change:
+            journal.write(change)
+
+    # ---------------------------------------------------------------- listeners, commits
+
+    def subscribe(self, listener: Callable[[CardId | None], None]) -> Callable[[], None]:
+        """Call `listener` after each change with the card concerned; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _notify(self, card: CardId | None) -> None:
+        for listener in tuple(self._listeners):
+            listener(card)
+
+    def _commit(self, change: Change) -> None:
+        if change:
+            self._journal.write(change)
+            self._apply(change)
+
+    def _learn(self, change: Change) -> None:
+        """Like `_commit`, for what takes trust away: it holds even if it cannot be written.
+
+        After a restart the hardware has to agree with the journal before anything is trusted.
+        """
+        try:
+            self._commit(change)
+        except JournalError:
+            self._apply(change)
+            raise
+
+    def _apply(self, change: Change) -> None:
+        cards = self._apply_to_cards(change)
+        for device, claim in change.claims.items():
+            cards |= self._set_claim(device, claim)
+        for region, record in change.regions.items():
+            cards.add(card_of(region))
+            self.regions[region] = record
+        for loan, on in change.loans.items():
+            self._set_loan(loan, on=on)
+            cards |= self._shown_by.get(loan.node, set())
+        for device, number in change.strays.items():
+            self.strays.pop(device, None)
+            if number:
+                self.strays[device] = number
+        new_resources = change.resources - self.resources
+        self.resources |= new_resources
+        if change.epoch is not None:
+            self.epoch = change.epoch
+        if change.env_epoch is not None:
+            self.env_epoch = change.env_epoch
+        if new_resources:
+            self._notify(None)
+        for card in cards:
+            self._notify(card)
+
+    def _apply_to_cards(self, change: Change) -> set[CardId]:
+        """Of what is known of whole cards; returns those that are concerned."""
+        cards: set[CardId] = set()
+        for known, told in (
+            (self.debts, change.debts),
+            (self.drained, change.drained),
+            (self.rebinding, change.rebinding),
+            (self.unreconciled, change.unreconciled),
+        ):
+            known |= {card for card, on in told.items() if on}
+            known -= {card for card, on in told.items() if not on}
+            cards |= told.keys()
+        return cards
+
+    def _set_claim(self, device: DeviceId, claim: Claim | None) -> set[CardId]:
+        """Returns the cards whose devices may be listed otherwise now."""
+        cards = {card_of(device)}
+        before = self.claims.pop(device, None)
+        if before is None or claim is None or claim.generation != before.generation:
+            self._inherited.discard(device)
+        self._unindex(before)
+        if claim is not None:
+            self.claims[device] = claim
+            self._index(claim)
+        for holder in (before, claim):
+            # A node that a claim holds keeps back the region that has it now.
+            for _, node in () if holder is None else holder.nodes:
+                cards |= self._shown_by.get(node, set())
+        return cards
+
+    def _set_loan(self, loan: Loan, *, on: bool) -> None:
+        of_node = self.loans.setdefault(loan.node, set())
+        (of_node.add if on else of_node.discard)(loan)
+        if not of_node:
+            del self.loans[loan.node]
+
+    def _index(self, claim: Claim) -> None:
+        self._by_card.setdefault(card_of(claim.device), {})[claim.device] = claim
+        for region, node in claim.nodes:
+            self._by_node.setdefault(node, {})[claim.device] = region
+
+    def _show(self, card: Card) -> None:
+        self._hide(card.id)
+        self.cards[card.id] = card
+        for region in card.regions:
+            self._shown_by.setdefault(region.node, set()).add(card.id)
+
+    def _hide(self, card_id: CardId) -> None:
+        card = self.cards.pop(card_id, None)
+        for region in () if card is None else card.regions:
+            holders = self._shown_by.get(region.node, set())
+            holders.discard(card_id)
+            if not holders:
+                self._shown_by.pop(region.node, None)
+
+    def _unindex(self, claim: Claim | None) -> None:
+        if claim is None:
+            return
+        of_card = self._by_card[card_of(claim.device)]
+        del of_card[claim.device]
+        if not of_card:
+            del self._by_card[card_of(claim.device)]
+        for _, node in claim.nodes:
+            holders = self._by_node[node]
+            holders.pop(claim.device, None)
+            if not holders:
+                del self._by_node[node]
+
+    # ---------------------------------------------------------------- questions
+
+    def card_claim(self, card: CardId) -> Claim | None:
+        """The claim on the whole card."""
+        return self.claims.get(DeviceId(card))
+
+    def region_claim(self, region: RegionId) -> Claim | None:
+        """The claim that covers a region: its own, or its card's."""
+        return self.claims.get(DeviceId(region)) or self.card_claim(card_of(region))
+
+    def claims_on(self, card: CardId) -> list[Claim]:
+        """Claims on the card or on any of its regions."""
+        return list(self._by_card.get(card, {}).values())
+
+    def mode(self, card: CardId) -> Mode:
+        """How the card is used."""
+        if self.card_claim(card) is not None:
+            return Mode.WHOLE
+        return Mode.PARTITIONED if card in self._by_card else Mode.FREE
+
+    def ownership(self, region: RegionId) -> Ownership:
+        """Who has a region."""
+        claim = self.region_claim(region)
+        return Ownership.FREE if claim is None else claim.ownership
+
+    def record(self, region: RegionId) -> RegionRecord:
+        """A region's condition; DIRTY where nothing is known."""
+        return self.regions.get(region) or RegionRecord(region, Condition.DIRTY, "not known")
+
+    def region(self, region: RegionId) -> Region | None:
+        """The region as it is now; None while its card is gone."""
+        card = self.cards.get(card_of(region))
+        if card is None:
+            return None
+        return next((r for r in card.regions if r.id == region), None)
+
+    def trouble(self, region: RegionId) -> str:
+        """Why a region must not be given to anybody, whatever is on it; empty if nothing is."""
+        record = self.record(region)
+        if record.condition is Condition.FAULTED:
+            return record.reason or "faulted"
+        return self.failing.get(region, "")
+
+    def borrowed_node(self, region: Region) -> DeviceId | None:
+        """The device under whose claim this region's present node was handed out (invariant 10)."""
+        for device, granted in self._by_node.get(region.node, {}).items():
+            if granted != region.id:
+                return device
+        return None
+
+    def lent_node(self, region: Region) -> Loan | None:
+        """The loan under which a pod without a claim may still open this region by its node."""
+        of_node = self.loans.get(region.node, ())
+        return next((loan for loan in of_node if loan.region != region.id), None)
+
+    def own_node(self, region: Region) -> bool:
+        """Whether nobody was given this region's present node for another region."""
+        return self.borrowed_node(region) is None and self.lent_node(region) is None
+
+    def _reached(self, nodes: Iterable[tuple[RegionId, str]]) -> set[RegionId]:
+        """Regions that now have one of these nodes, each of which was given for another region."""
+        return {
+            region.id
+            for granted, node in nodes
+            for card in self._shown_by.get(node, ())
+            for region in self.cards[card].regions
+            if region.node == node and region.id != granted
+        }
+
+    def _end_loans(self, change: Change, pods: Iterable[PodUid]) -> None:
+        """These pods have no processes any more: nobody opens a region by their nodes."""
+        gone = frozenset(pods)
+        ended = [loan for of_node in self.loans.values() for loan in of_node if loan.pod in gone]
+        change.loans.update(dict.fromkeys(ended, False))
+        for region in self._reached((loan.region, loan.node) for loan in ended):
+            record = change.regions.get(region) or self.record(region)
+            if record.condition in CLEAN:
+                change.regions[region] = replace(
+                    record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
+                )
+
+    def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
+        """Whether any region of the card but `regions` has an owner, or may have one.
+
+        Before kubelet's records were read nobody knows who else is on the card.
+        """
+        if card in self.unreconciled:
+            return True
+        mine = set(regions)
+        whole = self.card_claim(card)
+        for claim in self.claims_on(card):
+            if claim is not whole and RegionId(claim.device) not in mine:
+                return True
+        if whole is None:
+            return False
+        return any(region not in mine for region, _ in whole.nodes)
+
+    def reconciled_cards(self) -> set[CardId]:
+        """Cards whose owners are all known, whether the card is there or not."""
+        return {card_of(region) for region in self.regions} - self.unreconciled
+
+    def others_clean(self, card: Card, regions: Iterable[RegionId]) -> bool:
+        """Whether nothing on the card but `regions` can write its memory any more."""
+        mine = set(regions)
+        return card.complete and all(
+            region.id in mine or self.record(region.id).condition in CLEAN
+            for region in card.regions
+        )
+
+    def former_owners(self, card: CardId, *, but: Iterable[RegionId] = ()) -> frozenset[PodUid]:
+        """Pods that had a region of the card since it was last scrubbed, `but` these regions."""
+        mine = set(but)
+        return frozenset[PodUid]().union(
+            *(
+                record.former
+                for record in self.regions.values()
+                if card_of(record.region) == card and record.region not in mine
+            )
+        )
+
+    def device_resource(self, device: DeviceId) -> ResourceName | None:
+        """Under which resource a device is known: its claim's, else its card's."""
+        if (claim := self.claims.get(device)) is not None:
+            return claim.resource
+        if (card := self.cards.get(card_of(device))) is None:
+            return None
+        of_regions, of_card = resource_names(self._prefix, card)
+        if is_card(device):
+            return of_card
+        return of_regions if any(DeviceId(r.id) == device for r in card.regions) else None
+
+    def check_devices(self, resource: ResourceName, ids: Sequence[str]) -> tuple[DeviceId, ...]:
+        """The devices of a call, in device order, each once.
+
+        Raises:
+            UnknownDeviceError: the resource has no such device.
+        """
+        devices: set[DeviceId] = set()
+        for text in ids:
+            try:
+                device = parse_device_id(text)
+            except ValueError:
+                device = None
+            if device is None or self.device_resource(device) != resource:
+                raise UnknownDeviceError(
+                    f"{resource} has no device {quote(text)}",
+                    hint="its card was removed, or never was on this node; " + DELETE_THE_POD,
+                )
+            devices.add(device)
+        return tuple(sorted(devices, key=device_order))
+
+    def regions_of(self, device: DeviceId) -> tuple[Region, ...]:
+        """The present regions that a device stands for.
+
+        Raises:
+            RefusedError: its card, or one of its regions, is gone.
+        """
+        card = self.cards.get(card_of(device))
+        if card is None:
+            raise RefusedError(f"card {card_of(device)} is gone", hint=DELETE_THE_POD)
+        if is_card(device):
+            if not card.complete:
+                raise RefusedError(
+                    f"card {card.id} shows {len(card.regions)} of its {card.ports} regions",
+                    hint="wait until its driver has bound all ports",
+                )
+            return card.regions
+        for region in card.regions:
+            if DeviceId(region.id) == device:
+                return (region,)
+        raise RefusedError(f"region {device} is gone from its card", hint=DELETE_THE_POD)
+
+    def check_nodes(self, claim: Claim) -> None:
+        """Invariant 10: the nodes that the pod was given still are these regions' nodes.
+
+        Raises:
+            RefusedError: they are not.
+        """
+        present = {region.id: region.node for region in self.regions_of(claim.device)}
+        for granted, node in claim.nodes:
+            if present.get(granted) != node:
+                raise RefusedError(
+                    f"device numbering changed since the pod was admitted: {granted} was {node} and"
+                    f" is {present.get(granted, 'gone')} now",
+                    hint="delete the pod",
+                )
+        if len(present) != len(claim.nodes):
+            raise RefusedError(
+                f"card {claim.device} has other regions than when the pod was admitted",
+                hint="delete the pod",
+            )
+        for region in self.regions_of(claim.device):
+            self._check_borrowed(region)
+
+    def _check_borrowed(self, region: Region) -> None:
+        if (other := self.borrowed_node(region)) is not None:
+            raise RefusedError(
+                f"{region.node} of region {region.id} is also in the hands of the pod that was"
+                f" given {other} when device numbers were others",
+                hint=f"delete the pod that holds {other}",
+            )
+        if (loan := self.lent_node(region)) is not None:
+            raise RefusedError(
+                f"{region.node} of region {region.id} is also in the hands of pod {loan.pod}, which"
+                f" was given it as {loan.region} and was not seen to end",
+                hint="see why that pod's processes do not end",
+            )
+
+
+def _claim_at_start(claim: Claim, *, same_boot: bool) -> Claim:
+    if same_boot:
+        return claim
+    return replace(claim, started=False, touched=False, exposed=True, prestarts=0, poststops=0)
+
+
+def _record_at_start(record: RegionRecord, scrub: ScrubPolicy, *, same_boot: bool) -> RegionRecord:
+    reason = ""
+    if not same_boot:
+        reason = "the node booted"
+    elif record.condition is Condition.SCRUBBING:
+        reason = "the plugin ended while it worked on the region"
+    elif record.condition is Condition.UNBLANKED and scrub is ScrubPolicy.REQUIRED:
+        reason = "a blank bitstream is required now"
+    if not reason:
+        return record
+    return replace(record, condition=Condition.DIRTY, reason=reason, afu_id=None)

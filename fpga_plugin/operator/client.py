@@ -1,0 +1,66 @@
+"""The command line's side of the local socket."""
+
+import http.client
+import json
+import os
+import socket
+from typing import Any, Final
+
+from fpga_plugin.deviceplugin.sockets import socket_path
+from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.operator import SOCKET
+
+SECONDS: Final = 20.0
+"""How long the daemon may take; `card retry` waits for work on the card that is under way."""
+
+
+class NoDaemonError(FpgaPluginError):
+    """No running plugin answers on its socket."""
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, directory: str) -> None:
+        super().__init__("localhost", timeout=SECONDS)
+        self._directory = directory
+
+    def connect(self) -> None:
+        """Connect to the socket in place of a host."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(SECONDS)
+        with socket_path(self._directory, SOCKET) as path:
+            self.sock.connect(path)
+
+
+def ask(state_dir: str, method: str, path: str, body: object = None) -> Any:
+    """What the daemon of this state directory answers.
+
+    Raises:
+        NoDaemonError: none runs, or this user may not ask it.
+        RefusedError: it refused; in its own words.
+    """
+    where = os.path.join(state_dir, SOCKET)
+    connection = _Connection(state_dir)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        raise NoDaemonError(
+            f"no fpga-plugin runs here: nobody answers on {where}",
+            hint="start it with `fpga-plugin run`, or name its state directory in"
+            " FPGA_PLUGIN_STATE_DIR; in a cluster: kubectl exec into the plugin's pod of the node",
+        ) from None
+    except PermissionError:
+        raise NoDaemonError(
+            f"{where} may be used by root alone", hint="try again with sudo -E"
+        ) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NoDaemonError(
+            f"the fpga-plugin behind {where} did not answer: {error or type(error).__name__}",
+            hint="its log tells what it is doing; it may just be starting or ending",
+        ) from error
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise RefusedError(str(answer.get("error", "refused")), hint=str(answer.get("hint", "")))
+    return answer

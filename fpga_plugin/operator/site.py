@@ -1,0 +1,143 @@
+"""Which path answers what, on the TCP address and on the local socket.
+
+Over TCP everything only looks: anybody who reaches the node's address may ask, by a name that is
+the node's (`hosts`). What changes something is served on the local socket alone, whose file only
+its owner may open; so is what kubelet's probes ask, so that nobody else can hold them up.
+"""
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
+from fpga_plugin.operator.health import not_live, not_ready
+from fpga_plugin.operator.hosts import Hosts
+from fpga_plugin.operator.http import Handler, Headers, Request, Response, text
+from fpga_plugin.operator.survey import Operation, Survey
+from fpga_plugin.operator.view import view
+
+JSON: Final = "application/json"
+
+_GET: Final = ("GET", "HEAD")
+_POST: Final = ("POST",)
+
+
+class Site:
+    """Answers requests; belongs to the event loop.
+
+    Args:
+        watched: what is shown.
+        operations: what may be done to a card, by its word; only asked on the local socket.
+    """
+
+    def __init__(self, survey: Survey, operations: Mapping[str, Operation] | None = None) -> None:
+        self._survey = survey
+        # Not `or`: it may be empty now and filled later.
+        self._operations = {} if operations is None else operations
+        settings = survey.settings
+        self._hosts = Hosts(
+            (
+                socket.gethostname(),
+                settings.node_name or "",
+                settings.http_address.host if settings.http_address else "",
+                *(settings.http_hosts or ()),
+            )
+        )
+        self._local: dict[str, tuple[tuple[str, ...], Handler]] = {
+            "/status": (_GET, self._status),
+            "/metrics": (_GET, self._metrics),
+            "/healthz": (_GET, self._healthz),
+            "/readyz": (_GET, self._readyz),
+            "/card": (_POST, self._card),
+        }
+        self._public = {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+        }
+        if settings.status_page:
+            self._public |= {"/": self._page, "/status.json": self._status}
+
+    async def public(self, request: Request) -> Response:
+        """On the TCP address."""
+        if not self._hosts.answers(request.host):
+            return text(
+                421,
+                "this Host is none of the node's names: ask by its address, or list the name in"
+                " FPGA_PLUGIN_HTTP_HOSTS",
+            )
+        if request.method not in _GET:
+            return text(405, "only GET", headers=_allow(_GET))
+        answer = self._public.get(request.path)
+        if answer is None:
+            return text(404, f"there is nothing here: {' '.join(self._public)}")
+        return await answer(request)
+
+    async def local(self, request: Request) -> Response:
+        """On the unix socket, which the node's root alone can open."""
+        methods, answer = self._local.get(request.path, ((), None))
+        if answer is None:
+            return _json(404, {"error": "this plugin does not know that request", "hint": ""})
+        if request.method not in methods:
+            error = {"error": f"{request.path} takes {' and '.join(methods)} alone", "hint": ""}
+            return _json(405, error, headers=_allow(methods))
+        return await answer(request)
+
+    async def _healthz(self, _request: Request) -> Response:
+        reason = await not_live()
+        return text(503, reason) if reason else text(200, "ok")
+
+    async def _readyz(self, _request: Request) -> Response:
+        reasons = not_ready(self._survey)
+        return text(503, "\n".join(reasons)) if reasons else text(200, "ok")
+
+    async def _metrics(self, request: Request) -> Response:
+        readings = await self._survey.readings()
+        # Imported by the first scrape: a start does not wait for it.
+        from fpga_plugin.operator.metrics import exposition
+
+        body, content_type = exposition(self._survey, readings, request.accept)
+        return Response(200, body, content_type)
+
+    async def _status(self, _request: Request) -> Response:
+        return _json(200, await view(self._survey))
+
+    async def _page(self, _request: Request) -> Response:
+        from fpga_plugin.operator.page import HEADERS, page  # only where the page is served
+
+        html = page(await view(self._survey))
+        return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
+
+    async def _card(self, request: Request) -> Response:
+        try:
+            word, card = _operation(request.body)
+            if not self._operations:
+                raise NotFinishedError("the plugin is starting: try again in a moment")
+            operation = self._operations.get(word)
+            if operation is None:
+                raise InvalidRequestError(f"nothing called {quote(word)} can be done to a card")
+            return _json(200, await operation(card))
+        except FpgaPluginError as error:
+            return _json(409, {"error": error.message, "hint": error.hint})
+
+
+def _operation(body: bytes) -> tuple[str, str]:
+    """The operation's word and the card's id.
+
+    Raises:
+        InvalidRequestError: it is no such request.
+    """
+    try:
+        asked = json.loads(body)
+        return str(asked["operation"]), str(asked["card"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidRequestError("the request names no operation and card") from None
+
+
+def _allow(methods: tuple[str, ...]) -> Headers:
+    return (("Allow", ", ".join(methods)),)
+
+
+def _json(status: int, value: object, *, headers: Headers = ()) -> Response:
+    return Response(status, json.dumps(value).encode(), JSON, headers)

@@ -1,0 +1,139 @@
+"""The two listeners, as the daemon starts and ends them.
+
+They begin a moment after the plugin's own start and import what they need only then: registration
+waits for neither. A port that is taken is no reason not to serve kubelet: it is said loudly and
+tried again.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from fpga_plugin.operator import SOCKET
+from fpga_plugin.operator.survey import Operation, Survey
+
+if TYPE_CHECKING:
+    from fpga_plugin.operator.http import Handler, Listener
+    from fpga_plugin.operator.site import Site
+
+log = structlog.get_logger()
+
+START_DELAY: Final = 0.3
+"""Seconds after which the listeners begin: a start takes about half of it to register."""
+
+FIRST_RETRY: Final = 1.0
+LAST_RETRY: Final = 60.0
+"""Seconds until an address that could not be had is tried again; doubles."""
+
+RECHECK: Final = 10.0
+"""Seconds between two looks whether the status socket is still there: the chart's liveness probe
+asks over it, and gives up after a minute."""
+
+
+class StatusService:
+    """Belongs to the event loop.
+
+    Args:
+        watched: what is shown.
+        operations: what may be done to a card, by its word; may be filled later.
+        recheck: seconds between two looks whether the status socket is still there.
+    """
+
+    def __init__(
+        self, survey: Survey, operations: Mapping[str, Operation], *, recheck: float = RECHECK
+    ) -> None:
+        self._survey = survey
+        self._recheck = recheck
+        self._operations = operations
+        self._locked = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listeners: list[Listener] = []
+
+    def start(self) -> None:
+        """Begin, in a moment."""
+        self._tasks = [
+            asyncio.create_task(self._serve_local(), name="status socket"),
+            asyncio.create_task(self._serve_public(), name="http"),
+        ]
+
+    def locked(self) -> None:
+        """The state directory is ours: another plugin's socket there is left over."""
+        self._locked.set()
+
+    async def _serve_public(self) -> None:
+        address = self._survey.settings.http_address
+        if address is None:
+            return
+        await asyncio.sleep(START_DELAY)
+        listener = await self._retried(
+            lambda site: site.public,
+            lambda listener: listener.open_tcp(address.host, address.port),
+            f"FPGA_PLUGIN_HTTP_ADDRESS={address.host}:{address.port}",
+            hint="another process has the address, or it is not this node's:"
+            " FPGA_PLUGIN_HTTP_ADDRESS names another, or switches it off when empty",
+        )
+        log.info("serving metrics", addresses=listener.addresses)
+
+    async def _serve_local(self) -> None:
+        await self._locked.wait()
+        await asyncio.sleep(START_DELAY)
+        directory = self._survey.settings.state_dir
+        while True:
+            listener = await self._retried(
+                lambda site: site.local,
+                lambda listener: listener.open_unix(directory, SOCKET),
+                os.path.join(directory, SOCKET),
+                hint="see to what is in its place: `fpga-plugin status` and `card` have nobody to"
+                " ask, and probes that ask there fail",
+            )
+            while listener.in_place:  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(self._recheck)
+            log.warning(
+                "the status socket was removed, and is made anew", address=listener.addresses[0]
+            )
+            self._listeners.remove(listener)
+            await listener.close()
+
+    async def _retried(
+        self,
+        handler: "Callable[[Site], Handler]",
+        listen: "Callable[[Listener], Coroutine[Any, Any, None]]",
+        where: str,
+        *,
+        hint: str,
+    ) -> "Listener":
+        from fpga_plugin.operator.clients import Clients
+        from fpga_plugin.operator.http import Listener  # h11: 5 ms that no registration waits for
+        from fpga_plugin.operator.site import Site
+
+        delay = FIRST_RETRY
+        clients = Clients(dropped=self._survey.meters.http_dropped)
+        listener = Listener(handler(Site(self._survey, self._operations)), clients=clients)
+        while True:
+            try:
+                await listen(listener)
+            except OSError as error:
+                log.error(  # noqa: TRY400  # no defect of ours: a traceback would tell nothing
+                    "metrics and status are not served there; the plugin goes on without",
+                    address=where,
+                    error=error.strerror or str(error),
+                    retry_in=delay,
+                    hint=hint,
+                )
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LAST_RETRY)
+            else:
+                self._listeners.append(listener)
+                return listener
+
+    async def close(self) -> None:
+        """End both; requests that are being answered are broken off."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for listener in self._listeners:
+            await listener.close()

@@ -1,0 +1,254 @@
+"""The status for people at a terminal: as wide as it is, and no wider.
+
+Names of pods and messages come from others: what is not printable is shown as `?`, so that nobody's
+name can move the cursor.
+"""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # the daemon's side of it would make the command three times as slow
+    from fpga_plugin.operator.cards import CardStateView
+    from fpga_plugin.operator.view import (
+        CardView,
+        MeasureView,
+        OwnerView,
+        ProblemView,
+        RefusalView,
+        RegionView,
+        StatusView,
+    )
+
+MIN_WIDTH: Final = 60
+NO_LIMIT: Final = 10_000
+"""Where the output is no terminal: nothing is cut, for whoever reads it next."""
+
+_SHORT_AFU = 12
+_FEW_SENSORS: Final = 3
+_NO_BREAK: Final = "\xa0"
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+STATES: Final = """\
+ownership:
+  FREE        nobody has it
+  CLAIMED     kubelet gave it to a pod
+  STARTED     a container has it
+condition:
+  BLANK       scrubbed and verified
+  PROGRAMMED  as its owner asked
+  DIRTY       somebody's image or state may be on it; a scrub follows
+  SCRUBBING   work on it is under way
+  FAULTED     cannot be used until an operator mends it
+  UNBLANKED   reset, but the last image is still there (best-effort scrubbing)
+health:       what kubelet is told; an Unhealthy region is given to nobody
+"""
+"""What the words mean, for `--help`."""
+
+
+def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
+    """The whole status."""
+    width = max(width, MIN_WIDTH)
+    now = status["time"]
+    node = f" on {status['node']}" if status["node"] else ""
+    ready = "ready" if status["ready"] else "NOT READY"
+    lines = [
+        f"fpga-plugin {status['version']}{node}: {ready}, up {span(now - status['started'])}",
+        *_noted(status["not_ready"], width),
+    ]
+    if status["scrub"] != "required":
+        lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)
+    lines += _sandbox(status["sandbox"], width)
+    if not status["cards"] and not status["problems"]:
+        lines += ["", "no FPGA cards on this node"]
+    for card in status["cards"]:
+        lines += ["", *_card(card, now, width)]
+    for problem in status["problems"]:
+        lines += ["", f"card {problem['card']}  skipped"]
+        lines += _noted([skipped(problem)], width)
+    if status["refusals"]:
+        lines += ["", "refused, the last time of each pod:"]
+        for refusal in status["refusals"]:
+            lines += _refusal(refusal, now, width)
+    return "\n".join(printable(line).rstrip() for line in lines)
+
+
+def _sandbox(measures: "Sequence[MeasureView]", width: int) -> list[str]:
+    """What the process has taken from itself; what is missing of it as notes."""
+    held = [f"{one['name']} ({one['detail']})" for one in measures if one["holds"]]
+    lines = _wrapped(f"confined by {', '.join(held)}", width, "  ", "    ") if held else []
+    missing = [f"{one['name']}: {one['detail']}" for one in measures if not one["holds"]]
+    return lines + _noted(missing, width)
+
+
+def span(seconds: float) -> str:
+    """A time in its largest unit: `3 min`."""
+    for unit, name in _UNITS:
+        if seconds >= unit:
+            return f"{int(seconds // unit)} {name}"
+    return "0 s"
+
+
+def printable(text: str) -> str:
+    """Foreign text, without what moves a cursor."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _noted(notes: Iterable[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for note in notes:
+        lines += _wrapped(printable(note), width, "  ! ", "    ")
+    return lines
+
+
+def skipped(problem: "ProblemView") -> str:
+    """Why a card is left alone, and what helps."""
+    return ": ".join(filter(None, (problem["error"], problem["hint"])))
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    """Paths and ids have hyphens, and are copied: no line ends inside one that fits."""
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
+
+
+def _card(card: "CardView", now: float, width: int) -> list[str]:
+    facts = [f"card {card['card']}", card["mode"] if card["present"] else "GONE"]
+    if card["drained"]:
+        facts.append("DRAINED")
+    if card["interface_id"]:
+        facts.append(f"interface {card['interface_id']}")
+    if card["numa_node"] is not None:
+        facts.append(f"NUMA {card['numa_node']}")
+    for form, values in (("{:.0f} C", card["temperatures"]), ("{:.1f} W", card["power"])):
+        facts += [f"{name} {value}".lstrip() for name, value in measured(form, values)]
+    kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
+    lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
+    lines += _noted([card["note"]] if card["note"] else [], width)
+    lines += _rows(card["regions"], now, width)
+    for region in card["regions"]:
+        if region["reason"]:
+            lines += _noted([f"{region['region']}: {region['reason']}"], width)
+    return lines
+
+
+def measured(form: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """A card's sensors of one kind, as name and value, few enough to be read at a glance.
+
+    A sensor is named where there is another one. Of a board full of them the highest is shown;
+    `--json` and the metrics have all.
+    """
+    if len(values) > _FEW_SENSORS:
+        name, highest = max(values.items(), key=itemgetter(1))
+        return [(name, f"{form.format(highest)}, highest of {len(values)}")]
+    return [(name if len(values) > 1 else "", form.format(v)) for name, v in values.items()]
+
+
+def _rows(regions: "Sequence[RegionView]", now: float, width: int) -> list[str]:
+    if not regions:
+        return []
+    rows: list[list[str]] = [
+        ["REGION", "NODE", "OWNERSHIP", "CONDITION", "BITSTREAM", "HEALTH", "SINCE", "OWNER"]
+    ]
+    rows += [
+        [
+            region["region"],
+            region["node"],
+            region["ownership"],
+            region["condition"],
+            region["afu_id"] or "-",
+            "Healthy" if region["healthy"] else "Unhealthy",
+            _since(region["owner"], now),
+            _owner(region["owner"]),
+        ]
+        for region in regions
+    ]
+    if _width(rows) > width:  # the id's beginning tells bitstreams apart; --json has all of it
+        rows = [[*row[:4], row[4][:_SHORT_AFU], *row[5:]] for row in rows]
+    if _width(rows) > width:  # the card is in the line above
+        rows = [[row[0].rpartition("-")[2], *row[1:]] for row in rows]
+    if _width(rows) > width:  # `devices` has the nodes
+        rows = [[row[0], *row[2:]] for row in rows]
+    owners = [""] * len(rows)
+    if _width(rows) > width:  # who has it is what is looked for: a line of its own
+        owners = ["", *(_had(region["owner"], now) for region in regions)]
+        rows = [row[:-2] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    indent = " " * (4 + widths[0])
+    lines = []
+    for row, owner in zip(rows, owners, strict=True):
+        cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+        lines += _wrapped(owner, width, indent, indent)
+    return lines
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    return sum(2 + max(len(row[i]) for row in rows) for i in range(len(rows[0])))
+
+
+def _since(owner: "OwnerView | None", now: float) -> str:
+    if owner is None or owner["since"] is None:
+        return "-"
+    return span(now - owner["since"])
+
+
+def _owner(owner: "OwnerView | None") -> str:
+    if owner is None:
+        return "-"
+    whole = " (whole card)" if "-p" not in owner["device"] else ""
+    return _pod(owner["namespace"], owner["pod"], owner["pod_uid"]) + whole
+
+
+def _had(owner: "OwnerView | None", now: float) -> str:
+    """Who has it, and for how long; empty where nobody does."""
+    if owner is None:
+        return ""
+    since = _since(owner, now)
+    return _owner(owner) + (f", for {since}" if since != "-" else "")
+
+
+def _pod(namespace: str, name: str, uid: str) -> str:
+    if name:
+        return printable(f"{namespace}/{name}")
+    return printable(f"pod {uid}") if uid else "a pod not known yet"
+
+
+def _refusal(refusal: "RefusalView", now: float, width: int) -> list[str]:
+    times = f", {refusal['times']} times" if refusal["times"] > 1 else ""
+    pod = _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"])
+    if not refusal["pod"] and not refusal["pod_uid"]:
+        pod = f"{pod}, devices {printable(', '.join(refusal['devices']))}"
+    head = f"{pod}  {span(now - refusal['at'])} ago{times}  {refusal['method']} {refusal['status']}"
+    return [
+        *_wrapped(head, width, "  ", "    "),
+        *_wrapped(printable(refusal["message"]), width, "    ", "    "),
+    ]
+
+
+def card_table(state: "CardStateView") -> str:
+    """How far a card is from being pulled."""
+    service = "out of service" if state["drained"] else "in service"
+    lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
+    lines += [
+        f"  {holder['device']}  {'in use by' if holder['started'] else 'given to'}"
+        f" {_pod('', '', holder['pod_uid'])}{_from(holder['since'])}"
+        for holder in state["holders"]
+    ]
+    lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]
+    if state["may_be_pulled"]:
+        lines.append("it may be pulled now")
+    else:
+        lines.append("it must not be pulled yet:")
+        lines += [f"  {printable(words)}" for words in state["waits_for"]]
+    return "\n".join(lines)
+
+
+def _from(since: float | None) -> str:
+    """Since when somebody has something; in UTC, as the log has it."""
+    if since is None:
+        return ""
+    return f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -1,0 +1,333 @@
+"""Who has what, as plain values: what `fpga-plugin status`, its JSON and the page show.
+
+Strings that are not the plugin's own (pods' names, messages that quote a value) are shown by
+whoever shows them with what their medium needs; here they are only bounded in number.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import TypedDict
+
+from fpga_plugin import __version__
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.model import Card, Readings, Region
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Claim
+from fpga_plugin.operator.health import not_ready
+from fpga_plugin.operator.survey import Parts, Survey
+
+NAMES_SECONDS = 1.0
+"""How long kubelet may take to tell pods' names; without them there are uids."""
+
+
+class OwnerView(TypedDict):
+    """Who has a device.
+
+    `since` is Unix time, null where it is not known; the pod's fields are empty where kubelet's
+    records have not told.
+    """
+
+    device: str
+    resource: str
+    ownership: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    since: float | None
+
+
+class RegionView(TypedDict):
+    """One region; `afu_id` is what is on it, and for GBS files the bitstream's id."""
+
+    region: str
+    node: str
+    ownership: str
+    condition: str
+    reason: str
+    afu_id: str
+    healthy: bool
+    owner: OwnerView | None
+
+
+class CardView(TypedDict):
+    """One card; `note` says why it, or its regions, are not given out."""
+
+    card: str
+    interface_id: str
+    description: str
+    numa_node: int | None
+    present: bool
+    mode: str
+    drained: bool
+    note: str
+    temperatures: dict[str, float]
+    power: dict[str, float]
+    regions: list[RegionView]
+
+
+class RefusalView(TypedDict):
+    """The last refusal of a pod; times are Unix time."""
+
+    at: float
+    first: float
+    times: int
+    method: str
+    devices: list[str]
+    status: str
+    message: str
+    pod_uid: str
+    namespace: str
+    pod: str
+
+
+class ResourceView(TypedDict):
+    """How a resource stands with kubelet, and how many devices are on its list."""
+
+    resource: str
+    registered: bool
+    streaming: bool
+    problem: str
+    devices: int
+    healthy: int
+
+
+class ProblemView(TypedDict):
+    """A card that cannot be served."""
+
+    card: str
+    error: str
+    hint: str
+
+
+class MeasureView(TypedDict):
+    """A measure of the sandbox; `detail` says how far it goes, or why it does not hold."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+class StatusView(TypedDict):
+    """Everything; `time` and `started` are Unix time."""
+
+    version: str
+    node: str
+    time: float
+    started: float
+    ready: bool
+    not_ready: list[str]
+    scrub: str
+    sandbox: list[MeasureView]
+    resources: list[ResourceView]
+    cards: list[CardView]
+    problems: list[ProblemView]
+    refusals: list[RefusalView]
+
+
+async def view(survey: Survey) -> StatusView:
+    """Everything as of now."""
+    parts = survey.parts
+    readings = await survey.readings()
+    if parts is not None:
+        await _learn_names(survey, parts)
+    reasons = not_ready(survey)
+    return {
+        "version": __version__,
+        "node": survey.settings.node_name or "",
+        "time": time.time(),
+        "started": survey.began,
+        "ready": not reasons,
+        "not_ready": reasons,
+        "scrub": survey.settings.scrub.value,
+        "sandbox": [
+            {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
+        ],
+        "resources": [] if parts is None else _resources(parts),
+        "cards": [] if parts is None else _cards(survey, parts, readings),
+        "problems": [] if parts is None else _problems(parts),
+        "refusals": _refusals(survey),
+    }
+
+
+async def _learn_names(survey: Survey, parts: Parts) -> None:
+    """Ask kubelet what the owners are called, unless all of them are known."""
+    claims = parts.ledger.claims
+    unknown = {
+        claim.pod
+        for claim in claims.values()
+        if claim.pod is not None and not survey.refusals.name(claim.pod).name
+    }
+    if not unknown or parts.podresources is None:
+        return
+    try:
+        async with asyncio.timeout(NAMES_SECONDS):
+            listed = await parts.podresources.list_devices()
+    except (FpgaPluginError, TimeoutError):
+        return
+    for one in listed:
+        for device in one.devices:
+            claim = claims.get(DeviceId(device))
+            if claim is not None and claim.pod in unknown and claim.pod is not None:
+                survey.refusals.named(claim.pod, one.namespace, one.pod)
+
+
+def _resources(parts: Parts) -> list[ResourceView]:
+    views: list[ResourceView] = []
+    for name, status in sorted(parts.kubelet.status.items()):
+        devices = parts.claims.devices(name)
+        views.append(
+            {
+                "resource": name,
+                "registered": status.registered,
+                "streaming": status.streaming,
+                "problem": status.problem,
+                "devices": len(devices),
+                "healthy": sum(device.healthy for device in devices),
+            }
+        )
+    return views
+
+
+def _cards(survey: Survey, parts: Parts, readings: Mapping[CardId, Readings]) -> list[CardView]:
+    ledger = parts.ledger
+    health = {
+        device.id: device.healthy
+        for name in parts.kubelet.status
+        for device in parts.claims.devices(name)
+    }
+    gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
+    return [
+        _card(survey, parts, card_id, health, readings.get(card_id, Readings()))
+        for card_id in sorted(ledger.cards.keys() | gone)
+    ]
+
+
+def _card(
+    survey: Survey,
+    parts: Parts,
+    card_id: CardId,
+    health: Mapping[DeviceId, bool],
+    readings: Readings,
+) -> CardView:
+    ledger = parts.ledger
+    card = ledger.cards.get(card_id)
+    return {
+        "card": card_id,
+        "interface_id": "" if card is None else card.interface_id,
+        "description": "" if card is None else card.description,
+        "numa_node": None if card is None else card.numa_node,
+        "present": card is not None,
+        "mode": ledger.mode(card_id).value,
+        "drained": card_id in ledger.drained,
+        "note": _note(parts, card_id, card),
+        "temperatures": dict(readings.temperatures),
+        "power": dict(readings.power),
+        "regions": [
+            _region(survey, parts, region, health) for region in _present(parts, card_id, card)
+        ],
+    }
+
+
+def _present(parts: Parts, card_id: CardId, card: Card | None) -> list[Region]:
+    """The card's regions; of one that is gone, those that still have an owner."""
+    if card is not None:
+        return list(card.regions)
+    return [
+        Region(card_id, int(region.rpartition("-p")[2]), node, "")
+        for claim in parts.ledger.claims_on(card_id)
+        for region, node in claim.nodes
+    ]
+
+
+def _note(parts: Parts, card_id: CardId, card: Card | None) -> str:
+    ledger = parts.ledger
+    if card is None:
+        return "the card is gone, and its owner is still there"
+    notes = []
+    if (why := ledger.foreign.get(card_id)) is not None:
+        notes.append(f"left alone: {why}")
+    if problem := parts.blanks.problem(card.interface_id):
+        notes.append(f"no-blank-image: {problem}")
+    if not card.complete:
+        notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
+    if card_id in ledger.unreconciled:
+        notes.append("who has it is not known: kubelet's records were not read since it was found")
+    if lent := sorted({loan.pod for r in card.regions if (loan := ledger.lent_node(r))}):
+        notes.append(
+            f"pod {', '.join(lent)} still runs and may open a region of it: device numbers changed"
+            " after it was given its node"
+        )
+    if card_id in ledger.debts:
+        notes.append("its memory is not cleared yet" + _memory_waits_for(parts, card_id))
+    return "; ".join(notes)
+
+
+def _memory_waits_for(parts: Parts, card_id: CardId) -> str:
+    ledger = parts.ledger
+    if ledger.claims_on(card_id):
+        return ", because a region of it is in use"
+    if former := sorted(ledger.former_owners(card_id)):
+        return f", because pod {', '.join(former)}, which had a region of it, may still run"
+    return ""
+
+
+def _region(
+    survey: Survey, parts: Parts, region: Region, health: Mapping[DeviceId, bool]
+) -> RegionView:
+    ledger = parts.ledger
+    record = ledger.record(region.id)
+    claim = ledger.region_claim(region.id)
+    device = DeviceId(region.id) if claim is None else claim.device
+    return {
+        "region": region.id,
+        "node": region.node,
+        "ownership": ledger.ownership(region.id).value,
+        "condition": record.condition.value,
+        "reason": ledger.trouble(region.id) or record.reason,
+        "afu_id": record.afu_id or "",
+        "healthy": health.get(device, False),
+        "owner": None if claim is None else _owner(survey, claim),
+    }
+
+
+def _owner(survey: Survey, claim: Claim) -> OwnerView:
+    name = survey.refusals.name(claim.pod)
+    return {
+        "device": claim.device,
+        "resource": claim.resource,
+        "ownership": claim.ownership.value,
+        "pod_uid": claim.pod or "",
+        "namespace": name.namespace,
+        "pod": name.name,
+        "since": claim.since or None,
+    }
+
+
+def _problems(parts: Parts) -> list[ProblemView]:
+    return [
+        {"card": card, "error": problem.message, "hint": problem.hint}
+        for card, problem in sorted(parts.inventory.problems.items())
+    ]
+
+
+def _refusals(survey: Survey) -> list[RefusalView]:
+    views: list[RefusalView] = []
+    for one in survey.refusals.latest():
+        name = survey.refusals.name(one.pod)
+        views.append(
+            {
+                "at": one.at,
+                "first": one.since,
+                "times": one.times,
+                "method": one.method,
+                "devices": list(one.devices),
+                "status": one.status,
+                "message": one.message,
+                "pod_uid": one.pod or "",
+                "namespace": name.namespace,
+                "pod": name.name,
+            }
+        )
+    return views

@@ -1,0 +1,148 @@
+"""What is worth an Event, and about whom.
+
+A pod hears that its FPGA was not programmed and why; the node hears that a card failed, went or
+recovered. Kubelet tells a pod's name in none of its calls: it is taken from what was asked on the
+way, else from PodResources, in the background.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from grpclib.const import Status
+
+from fpga_plugin.errors import FpgaPluginError, NotFinishedError
+from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.telemetry.kube_events import Event, Events, Subject
+
+if TYPE_CHECKING:
+    from fpga_plugin.pods.pod import Pod  # only where kubelet sends no environment
+
+MAX_LOOKUPS = 16
+"""Refusals whose pod's name is being looked up at a time; of more, no Event tells."""
+
+_FAILURES = {Status.INTERNAL, Status.UNKNOWN}
+
+
+class EventRecorder:
+    """Belongs to the event loop.
+
+    Args:
+        events: where it goes; None: nowhere.
+        node_name: the node's name; without it there is no news about the node.
+        podresources: tells names of pods; None: kubelet cannot be asked.
+        refused: is told of every PreStart that is not answered with OK.
+    """
+
+    def __init__(
+        self,
+        events: Events | None,
+        *,
+        node_name: str | None,
+        podresources: PodResourcesClient | None,
+        refused: Callable[[Identity, Sequence[DeviceId], FpgaPluginError], None] | None = None,
+    ) -> None:
+        self._told = refused
+        self._events = events
+        self._node = None if node_name is None else Subject("Node", node_name, "", node_name)
+        self._podresources = podresources
+        self._lookups: set[asyncio.Task[None]] = set()
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        """A PreStart was refused, or failed. Work that goes on is no news."""
+        if self._told is not None:
+            self._told(identity, devices, error)
+        if self._events is None or isinstance(error, NotFinishedError) or identity.pod is None:
+            return
+        if identity.name:
+            self._about_pod(identity, identity.namespace, identity.name, error)
+        elif self._podresources is not None and len(self._lookups) < MAX_LOOKUPS:
+            task = asyncio.create_task(self._look_up(self._podresources, identity, devices, error))
+            self._lookups.add(task)
+            task.add_done_callback(self._lookups.discard)
+
+    async def _look_up(
+        self,
+        podresources: PodResourcesClient,
+        identity: Identity,
+        devices: Sequence[DeviceId],
+        error: FpgaPluginError,
+    ) -> None:
+        """Find the name by the devices; where kubelet does not tell, the log has to do."""
+        try:
+            held = await podresources.list_devices()
+        except FpgaPluginError:
+            return
+        wanted = frozenset[str](devices)
+        names = {(one.namespace, one.pod) for one in held if wanted & one.devices}
+        if len(names) == 1:
+            ((namespace, name),) = names
+            self._about_pod(identity, namespace, name, error)
+
+    def _about_pod(
+        self, identity: Identity, namespace: str, name: str, error: FpgaPluginError
+    ) -> None:
+        assert self._events is not None, "asked for before"
+        failed = error.status in _FAILURES
+        self._events.record(
+            Event(
+                Subject("Pod", name, namespace, identity.pod or ""),
+                "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused",
+                "Programming",
+                str(error),
+                warning=True,
+            )
+        )
+
+    def missed_prestart(
+        self,
+        pod: "Pod",
+        container: str,
+        devices: frozenset[str],
+        unscrubbed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Kubelet restarted and started a container without asking.
+
+        `unscrubbed`: devices on which something of an earlier pod was left.
+        """
+        if self._events is not None:
+            what = f"{', '.join(sorted(devices)[:3])} not programmed anew; restart the container"
+            what += " if that matters"
+            if unscrubbed:
+                what = f"{', '.join(sorted(unscrubbed)[:3])} still held what an earlier pod left;"
+                what += " delete the pod"
+            self._events.record(
+                Event(
+                    Subject("Pod", pod.name, pod.namespace, pod.uid),
+                    "FpgaNotProgrammed",
+                    "Programming",
+                    f"container {container} was started without PreStart after kubelet's restart:"
+                    f" {what}",
+                    warning=True,
+                )
+            )
+
+    def card_failed(self, card: CardId, reason: str) -> None:
+        """A card, or a region of it, must not be used."""
+        self._about_node(f"card {card}: {reason}", "FpgaCardFailed", warning=True)
+
+    def card_recovered(self, card: CardId, what: str) -> None:
+        """It may be used again."""
+        self._about_node(f"card {card}: {what}", "FpgaCardRecovered", warning=False)
+
+    def _about_node(self, note: str, reason: str, *, warning: bool) -> None:
+        if self._events is not None and self._node is not None:
+            self._events.record(Event(self._node, reason, "HealthCheck", note, warning=warning))
+
+    async def close(self) -> None:
+        """Look up no more, post no more."""
+        for task in self._lookups:
+            task.cancel()
+        if self._lookups:
+            await asyncio.wait(self._lookups)
+        if self._events is not None:
+            await self._events.close()

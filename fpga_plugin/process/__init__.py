@@ -1,0 +1,1 @@
+"""The plugin's own process: locks, threads, privileges, memory, files that it may trust."""

@@ -1,0 +1,215 @@
+"""What the operator does with a card: take it out of service, bring it back, look at it again."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    PortInUseError,
+    UnknownDeviceError,
+    quote,
+)
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import CLEAN, Claim, Condition
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.recovery import Recovery
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who still has something of a card.
+
+    Attributes:
+        device: the card itself or a region.
+        resource: under which kubelet gave it away.
+        pod: the owner's uid; None where kubelet's records did not tell yet.
+        started: whether a container may have run with it.
+        since: Unix time at which it was given away; 0 where it is not known.
+    """
+
+    device: DeviceId
+    resource: ResourceName
+    pod: PodUid | None
+    started: bool
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """How far a card is from being pulled.
+
+    Attributes:
+        card: which.
+        present: whether its driver shows it.
+        drained: whether it is out of service.
+        holders: who still has something of it.
+        waits_for: why it must not be pulled yet; empty: it may be pulled now.
+        not_clean: regions on which a former tenant's image or data may be, with the condition.
+    """
+
+    card: CardId
+    present: bool
+    drained: bool
+    holders: tuple[Holder, ...]
+    waits_for: tuple[str, ...]
+    not_clean: tuple[str, ...]
+
+    @property
+    def may_be_pulled(self) -> bool:
+        """Whether pulling it harms nobody."""
+        return not self.waits_for
+
+
+class CardActions:
+    """Belongs to the event loop.
+
+    Args:
+        bench: the shared workbench.
+        recovery: its pauses are lifted by `retry`.
+        look: scans a card anew and tells the ledger; takes the card's lock for its health.
+        poke: is told of a card that may have work now.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        recovery: Recovery,
+        *,
+        look: Callable[[CardId], Awaitable[None]],
+        poke: Callable[[CardId], None],
+    ) -> None:
+        self._operations = operations
+        self._recovery = recovery
+        self._look = look
+        self._poke = poke
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._operations.ledger
+
+    async def drain(self, card: str) -> CardState:
+        """Take a card out of service: nobody new gets it; who has it keeps it. Holds for ever.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            JournalError: it cannot be written down, so nothing has changed.
+        """
+        card_id = self._known(card)
+        self._ledger.set_drained(card_id, drained=True)
+        log.info("card drained", card=card_id)
+        return await self.state(card_id)
+
+    async def undrain(self, card: str) -> CardState:
+        """Bring it back into service.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            JournalError: it cannot be written down, so nothing has changed.
+        """
+        card_id = self._known(card)
+        self._ledger.set_drained(card_id, drained=False)
+        log.info("card back in service", card=card_id)
+        self._poke(card_id)
+        return await self.state(card_id)
+
+    async def retry(self, card: str) -> CardState:
+        """Look at a card again now, and try again what failed: scrubs, a driver that is missing.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            FpgaPluginError: its driver cannot be put on; the message says what helps.
+        """
+        card_id = self._known(card)
+        log.info("card tried again", card=card_id)
+        self._recovery.ask(card_id)
+        if card_id in self._ledger.rebinding:
+            await self._recovery.put_on(card_id)
+        await self._look(card_id)
+        self._ledger.another_try(card_id)
+        self._poke(card_id)
+        return await self.state(card_id)
+
+    async def state(self, card: str) -> CardState:
+        """How far it is from being pulled.
+
+        Raises:
+            UnknownDeviceError: no such card.
+        """
+        card_id = self._known(card)
+        ledger = self._ledger
+        present = ledger.cards.get(card_id)
+        drained = card_id in ledger.drained
+        holders = tuple(map(_holder, ledger.claims_on(card_id)))
+        waits = [f"{one.device} has an owner" for one in holders]
+        not_clean: list[str] = []
+        if present is not None:
+            if not drained:
+                waits.append(f"it is in service: `fpga-plugin card drain {card_id}` comes first")
+            if card_id in ledger.unreconciled:
+                waits.append("kubelet's records were not read since it was found")
+            elif self._operations.workers.locked(card_id):
+                waits.append("work on it is under way")
+            elif not holders:  # opening the port would disturb an owner (invariant 7)
+                waits += await self._open_ports(present)
+            if self._recovery.due(present):
+                waits.append("its driver is to be rebound")
+            for region in present.regions:
+                record = ledger.record(region.id)
+                if record.condition not in CLEAN and not holders:
+                    reason = f" ({record.reason})" if record.reason else ""
+                    not_clean.append(f"{region.id} is {record.condition}{reason}")
+                    if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:
+                        waits.append(f"{region.id} is not scrubbed yet")
+        return CardState(
+            card_id, present is not None, drained, holders, tuple(waits), tuple(not_clean)
+        )
+
+    async def _open_ports(self, card: Card) -> list[str]:
+        """Ports that a process outside kubelet's knowledge has open."""
+        async with self._operations.workers.lock(card.id):
+            if self._ledger.claims_on(card.id):
+                return ["it got an owner just now"]
+            waits: list[str] = []
+            for region in card.regions:
+                former = self._ledger.record(region.id).former
+                if (uid := await self._operations.living(former, of=region.id)) is not None:
+                    waits.append(f"pod {uid}, which had {region.id}, still runs")
+                    continue
+                try:
+                    async with self._operations.ports(card, [region]):
+                        pass
+                except PortInUseError as error:
+                    waits.append(error.message)
+                except FpgaPluginError as error:
+                    log.info("port not looked at", region=region.id, reason=str(error))
+            return waits
+
+    def _known(self, text: str) -> CardId:
+        """The card of that id.
+
+        Raises:
+            UnknownDeviceError: there is none, and none is remembered.
+        """
+        ledger = self._ledger
+        try:
+            card_id = CardId(parse_device_id(text))
+        except ValueError:
+            card_id = CardId("")
+        remembered = card_id in ledger.drained or card_id in ledger.rebinding
+        if card_id in ledger.cards or remembered or ledger.claims_on(card_id):
+            return card_id
+        raise UnknownDeviceError(
+            f"no card {quote(text)} on this node",
+            hint="`fpga-plugin status` lists them; a card's id is its PCI address with dashes,"
+            " such as 0000-3b-00.0",
+        )
+
+
+def _holder(claim: Claim) -> Holder:
+    return Holder(claim.device, claim.resource, claim.pod, claim.used, claim.since)

@@ -1,0 +1,468 @@
+"""Keeps the ledger's view of the hardware: cards that come, go, fail and recover.
+
+A full scan at start and when events were lost; one card's scan for everything else. No periodic
+rescan. Health signals are read with the card's lock held, since they mislead while a PR runs; the
+scan itself is not, so that a pulled card is seen while another of its regions is being programmed.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
+from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.records import pods
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
+from fpga_plugin.regions.recovery import POISONED
+from fpga_plugin.regions.workers import CardWorkers
+
+log = structlog.get_logger()
+
+Selects = Callable[[CardId], bool]
+
+_SETTLING = 1.0
+"""Seconds until a card that comes and goes is looked at again."""
+
+_Observed = dict[RegionId, AfuId | None]
+_Signals = tuple[CardHealth, _Observed]
+
+
+class Inventory:
+    """Belongs to the event loop.
+
+    Args:
+        selects: whether the operator lets the plugin touch a card.
+        poke: is told of each card that may have work now.
+        debugged: regions whose port errors are to be logged.
+        news: is told of cards that fail and recover.
+        reads: of cards that may not answer.
+        calm: seconds for which a signal of trouble has to be gone before its region counts as
+            recovered: a card at the edge of its temperature limit must not come and go.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        backend: Backend,
+        blanks: Blanks,
+        workers: CardWorkers,
+        selects: Selects,
+        poke: Callable[[CardId], None],
+        debugged: AbstractSet[RegionId],
+        recorder: EventRecorder,
+        reads: CardReads,
+        calm: float = 0.0,
+    ) -> None:
+        self._ledger = ledger
+        self._backend = backend
+        self._blanks = blanks
+        self._workers = workers
+        self._selects = selects
+        self._poke = poke
+        self._debugged = debugged
+        self._recorder = recorder
+        self._reads = reads
+        self._calm = calm
+        self._well_since: dict[RegionId, float] = {}
+        self._port_errors: dict[RegionId, dict[str, int]] = {}
+        self._full_scan = asyncio.Lock()
+        self._scans: dict[CardId, asyncio.Lock] = {}
+        self._changes: Counter[CardId] = Counter()
+        self._again: set[CardId] = set()
+        self._degraded: dict[CardId, tuple[str, ...]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.problems: dict[CardId, CardProblem] = {}
+
+    async def scan(self) -> None:
+        """Everything anew; a card that changed meanwhile is left to its own scan."""
+        async with self._full_scan:
+            before = self._changes.copy()
+            found, observed, healths = await self._scan()
+            for problem in found.problems.values():
+                self._problem(problem)
+            for card_id in self.problems.keys() - found.problems.keys():
+                del self.problems[card_id]
+            for card_id in [*self._ledger.cards]:
+                if card_id not in found.cards and self._changes[card_id] == before[card_id]:
+                    self._gone(card_id)
+            for card in (found.cards[card_id] for card_id in observed):
+                blank = await self._blanks.afu_id(card.interface_id)
+                if not self._selects(card.id) or self._changes[card.id] != before[card.id]:
+                    continue
+                self._scanned(card, observed[card.id], healths.get(card.id), blank)
+
+    def _scanned(
+        self, card: Card, observed: _Observed, health: CardHealth | None, blank: AfuId | None
+    ) -> None:
+        known = card.id in self._ledger.cards
+        self._found(card, observed, blank)
+        if health is None:
+            return
+        if not known:
+            self._judged(card, health)
+        elif not self._as_before(card, health, observed):
+            # Work may have begun on it while it was read: a PR looks like a poisoned port.
+            self._spawn(self.check(card.id))
+
+    async def _scan(
+        self,
+    ) -> tuple[ScanResult, dict[CardId, _Observed], dict[CardId, CardHealth]]:
+        """All cards; one that does not answer stays as it was known, or is a problem."""
+        present = await asyncio.to_thread(self._backend.card_ids)
+        read, silent = await self._reads.each(present, self._scan_card)
+        cards: dict[CardId, Card] = {}
+        problems: dict[CardId, CardProblem] = {}
+        for card_id, (found, _, _) in read.items():
+            match found:
+                case Card():
+                    cards[card_id] = found
+                case CardProblem():
+                    problems[card_id] = found
+        unread = self._ledger.cards.keys() & set(present) - read.keys()
+        cards |= {card_id: self._ledger.cards[card_id] for card_id in unread}
+        for card_id in silent:
+            if card_id in cards:
+                self._silent(cards[card_id])
+            else:
+                address = PciAddress.parse(card_id)
+                problems[card_id] = CardProblem(address, SILENT, SILENT_HINT)
+        for card_id in cards.keys() & read.keys():
+            if read[card_id][1] is None and self._selects(card_id):
+                self._look_later(card_id)  # it went while it was looked at
+        observed = {c: seen for c, (_, seen, _) in read.items() if seen is not None}
+        healths = {c: health for c, (_, _, health) in read.items() if health is not None}
+        return ScanResult(cards, problems), observed, healths
+
+    def _scan_card(
+        self, card_id: CardId
+    ) -> tuple[Card | CardProblem | None, _Observed | None, CardHealth | None]:
+        try:
+            found = self._backend.scan_card(card_id)
+        except HardwareError as error:
+            address = PciAddress.parse(card_id)
+            return CardProblem(address, error.message, error.hint), None, None
+        if not isinstance(found, Card) or not self._selects(card_id):
+            return found, None, None
+        try:
+            observed = self._observe(found)
+        except CardGoneError:
+            return found, None, None
+        health = None if self._workers.locked(card_id) else self._backend.health(found)
+        return found, observed, health
+
+    def _observe(self, card: Card) -> _Observed:
+        """What the regions show; None: it cannot be read.
+
+        Raises:
+            CardGoneError: a region went, if only to be replaced.
+        """
+        observed: _Observed = {}
+        for region in card.regions:
+            try:
+                observed[region.id] = self._backend.afu_id(region)
+            except CardGoneError:
+                raise
+            except FpgaPluginError:
+                observed[region.id] = None
+        return observed
+
+    def changed(self, card: CardId | None) -> None:
+        """Something may have changed about a card; None: about any (`EventSource`)."""
+        if self._closing:
+            return
+        if card is None:
+            log.info("events were lost, scanning all cards")
+            self._spawn(self.scan())
+        elif self._selects(card):
+            self._changes[card] += 1
+            if card not in self._again:
+                self._again.add(card)
+                self._spawn(self.rescan(card))
+
+    def _look_later(self, card: CardId) -> None:
+        """A card is not what it was said to be a moment ago: it comes and goes."""
+        asyncio.get_running_loop().call_later(_SETTLING, self.changed, card)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FpgaPluginError as error:
+            log.warning("scan failed", error=str(error))
+        except Exception:
+            log.exception("scan failed")
+
+    async def rescan(self, card_id: CardId) -> None:
+        """One card anew, with its health signals; takes the card's lock for these."""
+        await self.look(card_id)
+        if card_id in self._ledger.cards:
+            await self.check(card_id)
+
+    async def look(self, card_id: CardId) -> None:
+        """One card anew, but for its health signals."""
+        async with self._scans.setdefault(card_id, asyncio.Lock()):
+            self._again.discard(card_id)
+            try:
+                found = await self._reads.run(card_id, lambda: self._backend.scan_card(card_id))
+            except SilentCardError:
+                self._no_answer(card_id)
+                return
+            match found:
+                case None:
+                    self.problems.pop(card_id, None)
+                    self._gone(card_id)
+                    return
+                case CardProblem():
+                    self._problem(found)
+                    self._gone(card_id)
+                    return
+            self.problems.pop(card_id, None)
+            try:
+                observed = await self._reads.run(card_id, lambda: self._observe(found))
+            except CardGoneError:
+                self._gone(card_id)
+                self._look_later(card_id)
+                return
+            except SilentCardError:
+                self._no_answer(card_id)
+                return
+            self._found(found, observed, await self._blanks.afu_id(found.interface_id))
+
+    def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
+        if self._ledger.cards.get(card.id) != card:
+            log.info(
+                "card found",
+                card=card.id,
+                interface_id=card.interface_id,
+                regions=len(card.regions),
+                ports=card.ports,
+                numa_node=card.numa_node,
+            )
+        replaced = self._ledger.card_found(card, observed, blank)
+        if replaced:
+            log.warning(
+                "card went and came back",
+                card=card.id,
+                regions=sorted(replaced),
+                **self._owners(card.id),
+            )
+            self._recorder.card_failed(card.id, "it went and came back")
+            self._backend.accept_errors(card.id)  # those that it came with are not its own failing
+        self._poke(card.id)
+
+    def _gone(self, card_id: CardId) -> None:
+        if card_id in self._ledger.cards:
+            log.warning("card gone", card=card_id, **self._owners(card_id))
+            self._recorder.card_failed(card_id, "gone")
+            self._ledger.card_gone(card_id)
+            self._degraded.pop(card_id, None)
+
+    def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
+        """Who has something of a card, as values of a log line."""
+        claims = self._ledger.claims_on(card_id)
+        return {
+            "owned": [claim.device for claim in claims],
+            "pods": pods(claim.pod for claim in claims),
+        }
+
+    def _problem(self, problem: CardProblem) -> None:
+        card_id = problem.address.card_id
+        if self._selects(card_id) and self.problems.get(card_id) != problem:
+            self.problems[card_id] = problem
+            log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
+
+    def degraded(self, card_id: CardId) -> tuple[str, ...]:
+        """A card's signals at the last look that are worth telling and take nothing away."""
+        return self._degraded.get(card_id, ())
+
+    async def check_all(self) -> None:
+        """Read the health signals of all cards.
+
+        First of all that are idle in one turn of a thread, which is all that an idle node costs; a
+        card that does not look as it did is then looked at with its lock held.
+        """
+        idle = {c.id: c for c in self._ledger.cards.values() if not self._workers.locked(c.id)}
+        for card_id in [c for c, problem in self.problems.items() if problem.message == SILENT]:
+            self.changed(card_id)
+        signals, silent = await self._reads.each(idle, lambda card_id: self._signals(idle[card_id]))
+        same = {
+            card_id
+            for card_id, seen in signals.items()
+            if seen is not None
+            and self._ledger.cards.get(card_id) == idle[card_id]
+            and self._as_before(idle[card_id], *seen)
+        }
+        for card_id, card in tuple(self._ledger.cards.items()):
+            if card_id in same:
+                self._poke(card_id)
+            elif card_id in silent:
+                self._silent(card)
+            else:
+                await self.check(card_id)
+
+    def _as_before(
+        self, card: Card, health: CardHealth, observed: Mapping[RegionId, AfuId | None]
+    ) -> bool:
+        """Whether `check` would change nothing."""
+        ledger = self._ledger
+        regions = [region.id for region in card.regions]
+        return (
+            {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
+            and self._degraded.get(card.id, ()) == health.degraded
+            and not any(r in self._debugged for r in regions)
+            and all(ledger.as_left(r, observed[r]) for r in regions)
+        )
+
+    async def check(self, card_id: CardId) -> None:
+        """Read a card's health signals, when no work runs on it."""
+        async with self._workers.lock(card_id):
+            card = self._ledger.cards.get(card_id)
+            if card is None or self._closing:
+                return
+            # One thread's turn for both: on an idle node nothing else wakes the process.
+            try:
+                signals = await self._reads.run(card_id, lambda: self._signals(card))
+            except SilentCardError:
+                if self._ledger.cards.get(card_id) == card:
+                    self._silent(card)
+                return
+            await self._log_port_errors(card)
+            if self._ledger.cards.get(card_id) != card:
+                return  # whoever found that out looks at its health next
+            if signals is None:
+                self._look_later(card_id)
+                return
+            health, observed = signals
+            self._verify(card, observed)
+            self._judged(card, health)
+
+    def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
+        for region, record in self._ledger.verify(card.id, observed).items():
+            log.error(
+                "region changed behind the plugin's back",
+                region=region,
+                afu_id=observed[region],
+                expected=record.afu_id,
+                **self._owner(region),
+            )
+            shows = f"shows AFU {observed[region] or 'none'} where {record.afu_id} was left"
+            self._recorder.card_failed(card.id, f"region {region} {shows}")
+
+    def _signals(self, card: Card) -> _Signals | None:
+        """The card's health and AFU ids; None: it went, or another one has come in its place."""
+        try:
+            health = self._backend.health(card)
+        except HardwareError as error:
+            health = CardHealth({region.id: str(error) for region in card.regions})
+        try:
+            return health, self._observe(card)
+        except CardGoneError:
+            return None
+
+    async def _log_port_errors(self, card: Card) -> None:
+        """Where the owner asked for `debug=1`: each new set of errors, once."""
+        for region in card.regions:
+            if region.id not in self._debugged:
+                self._port_errors.pop(region.id, None)
+                continue
+            try:
+                errors = dict(await self._port_errors_of(card.id, region))
+            except HardwareError as error:
+                log.warning(
+                    "port errors cannot be read",
+                    region=region.id,
+                    error=str(error),
+                    **self._owner(region.id),
+                )
+                continue
+            if errors != self._port_errors.get(region.id, {}):
+                self._port_errors[region.id] = errors
+                shown = {name: f"{value:#x}" for name, value in errors.items()}
+                log.warning("port errors", region=region.id, errors=shown, **self._owner(region.id))
+
+    async def _port_errors_of(self, card: CardId, region: Region) -> Mapping[str, int]:
+        return await self._reads.run(card, lambda: self._backend.port_errors(region))
+
+    def _no_answer(self, card_id: CardId) -> None:
+        """A card, known or not, could not be looked at."""
+        if (card := self._ledger.cards.get(card_id)) is not None:
+            self._silent(card)
+        else:
+            self._problem(CardProblem(PciAddress.parse(card_id), SILENT, SILENT_HINT))
+
+    def _silent(self, card: Card) -> None:
+        """It does not answer: its regions are out of service until it does."""
+        self._judged(card, CardHealth({region.id: SILENT for region in card.regions}))
+
+    def _owner(self, region: RegionId) -> dict[str, str]:
+        """Whose region it is, as far as it is known, as a value of a log line."""
+        claim = self._ledger.region_claim(region)
+        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+
+    def hasten(self, card_id: CardId) -> None:
+        """What is well at the next look is recovered then, however short it has been well.
+
+        Errors that were only counted are no trouble any more.
+        """
+        self._backend.accept_errors(card_id)
+        for region in self._ledger.failing:
+            if card_of(region) == card_id:
+                self._well_since[region] = float("-inf")
+
+    def _not_yet(self, card: Card, health: CardHealth) -> dict[RegionId, str]:
+        """Regions that look well, but not for long enough, with their old reasons."""
+        now = asyncio.get_running_loop().time()
+        waiting: dict[RegionId, str] = {}
+        for region in (r.id for r in card.regions):
+            reason = self._ledger.failing.get(region)
+            if reason is None or region in health.failed:
+                self._well_since.pop(region, None)
+            elif reason.startswith(POISONED):
+                continue  # somebody rebound the driver: that passes by no limit
+            elif region not in self._well_since and self._calm:
+                self._well_since[region] = now
+                waiting[region] = reason
+                asyncio.get_running_loop().call_later(self._calm, self.changed, card.id)
+            elif now - self._well_since.get(region, now) < self._calm:
+                waiting[region] = reason
+        return waiting
+
+    def _judged(self, card: Card, health: CardHealth) -> None:
+        if waiting := self._not_yet(card, health):
+            health = replace(health, failed={**waiting, **health.failed})
+        for failed, reason in health.failed.items():
+            if self._ledger.failing.get(failed) != reason:
+                log.error("region unhealthy", region=failed, reason=reason, **self._owner(failed))
+                self._recorder.card_failed(card.id, f"region {failed}: {reason}")
+        for region in card.regions:
+            if region.id in self._ledger.failing and region.id not in health.failed:
+                log.info("region recovered", region=region.id, **self._owner(region.id))
+                self._recorder.card_recovered(card.id, f"region {region.id} is well again")
+        if self._degraded.get(card.id, ()) != health.degraded:
+            self._degraded[card.id] = health.degraded
+            if health.degraded:
+                log.warning("card degraded", card=card.id, signals=health.degraded)
+        self._ledger.set_failing(card.id, health.failed)
+        self._poke(card.id)
+
+    async def close(self) -> None:
+        """Take no more events, and wait for the scans that run."""
+        self._closing = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)

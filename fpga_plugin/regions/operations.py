@@ -1,0 +1,281 @@
+"""The workbench: what preparation and release share when they work on a card's regions.
+
+Both take a card's regions, hold their ports exclusively, bring them into a known condition, and
+write every step into the ledger before it begins. A region that fails is taken out of service.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    HardwareError,
+    PortInUseError,
+    ProgrammingError,
+    WrongImageError,
+)
+from fpga_plugin.hardware.backend import Backend, Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Condition
+from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.regions import steps
+from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.reports import Report, Reporter
+from fpga_plugin.regions.workers import CardWorkers
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class CardOperations:
+    """The collaborators, and the moves that both sides make.
+
+    Attributes:
+        debugged: regions whose owner asked for `debug=1`: their port errors are logged.
+        lives: about which life of its card the work on each region is.
+        doubted: regions whose last work failed although the card's signals are well.
+    """
+
+    ledger: Ledger
+    backend: Backend
+    blanks: Blanks
+    workers: CardWorkers
+    cgroups: PodCgroups
+    report: Reporter
+    debugged: set[RegionId] = field(default_factory=set)
+    lives: dict[RegionId, int] = field(default_factory=dict)
+    doubted: set[RegionId] = field(default_factory=set)
+
+    async def living(
+        self, former: Iterable[PodUid], *, of: RegionId | None = None
+    ) -> PodUid | None:
+        """A former owner whose processes run, or may; None where all are gone as far as is known.
+
+        Where no pod's cgroup can be seen, kubelet's word stands: the claim ended (invariant 7).
+
+        `of`: the region that they had; a pod of the same uid that never had it is none of them.
+        """
+        for uid in sorted(former):
+            if of is not None and await asyncio.to_thread(self.cgroups.left, uid, of):
+                continue
+            if await asyncio.to_thread(self.cgroups.may_live, uid):
+                return uid
+        return None
+
+    @asynccontextmanager
+    async def ports(
+        self, card: Card, regions: Sequence[Region]
+    ) -> AsyncIterator[Mapping[RegionId, Port]]:
+        """Hold ports exclusively; all of them, or none.
+
+        Raises:
+            PortInUseError: somebody has one open.
+            CardGoneError: one is not there.
+        """
+        stack = ExitStack()
+
+        def open_all() -> dict[RegionId, Port]:
+            try:
+                return {
+                    region.id: stack.enter_context(self.backend.open_port(card, region))
+                    for region in regions
+                }
+            except BaseException:
+                stack.close()
+                raise
+
+        # Before they are opened: a card that goes meanwhile makes these ports another card's.
+        self.begin(card, [region.id for region in regions])
+        try:
+            # Inside: who is cancelled meanwhile is told so when they are open.
+            yield await self.workers.run(card.id, open_all)
+        finally:
+            await self.workers.finish(card.id, stack.close)
+
+    def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
+        """Work on these regions is about the card that is there now, and no later one."""
+        for region in regions:
+            if self.lives.get(region) != (life := self.ledger.lives[card.id]):
+                self.doubted.discard(region)
+            self.lives[region] = life
+
+    async def step(
+        self,
+        card: Card,
+        report: Report,
+        function: Callable[[], None],
+        *,
+        pr: bool,
+        blank: bool = False,
+    ) -> None:
+        """One blocking step on a region that the ledger has as SCRUBBING.
+
+        `pr`: a partial reconfiguration is part of it; `blank`: it is the blank bitstream's.
+
+        Whatever goes wrong, the ledger knows afterwards: FAULTED for what only an operator or a
+        rebind mends, DIRTY for what a later scrub may mend.
+
+        Raises:
+            FpgaPluginError: it failed.
+        """
+        region = report.region
+        try:
+            if pr:
+                with self.workers.in_flight(region):
+                    await self.workers.run(card.id, function)
+            else:
+                await self.workers.run(card.id, function)
+            # Asked before, too, it would protect nobody: as long as the card's lock is held, no
+            # container starts on whatever card is there by now.
+            self._check_still_there(card, region)
+            if pr:
+                self.doubted.discard(region)
+        except WrongImageError as error:
+            # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
+            report.failed(error)
+            if blank:
+                self.ledger.faulted(region, error.message)
+            else:
+                self.ledger.dirty([region], error.message)
+            raise
+        except HardwareError as error:
+            report.failed(error)
+            if self._went(card, region):
+                self.ledger.dirty([region], error.message)
+                raise self._gone(card, region) from error
+            await self._judge(card, report, error)
+            raise
+        except (CardGoneError, PortInUseError) as error:
+            report.failed(error)
+            self.ledger.dirty([region], error.message)
+            raise
+        except FpgaPluginError as error:
+            report.failed(error)
+            self.ledger.dirty([region], error.message)
+            raise
+        except Exception as error:
+            report.failed(error)
+            self.ledger.dirty([region], "an unexpected error; see the log")
+            log.exception("unexpected error", region=region, **report.concerned())
+            raise
+
+    def _went(self, card: Card, region: RegionId) -> bool:
+        """Whether the card went since `begin`, if only to come back."""
+        return self.lives[region] != self.ledger.lives[card.id]
+
+    def _check_still_there(self, card: Card, region: RegionId) -> None:
+        if self._went(card, region):
+            raise self._gone(card, region)
+
+    @staticmethod
+    def _gone(card: Card, region: RegionId) -> CardGoneError:
+        return CardGoneError(
+            f"card {card.id} went while region {region} was worked on",
+            hint="the next try works on what is there now",
+        )
+
+    async def _judge(self, card: Card, report: Report, error: HardwareError) -> None:
+        """Does the hardware itself report trouble that passes, or is the region lost?
+
+        A PR that failed before anything was written leaves a port that still answers; one that
+        failed on the way leaves it poisoned, which reads as such. Any other failure of which the
+        card's own signals know nothing may be that of a card that was swapped between two looks:
+        with its ports opened anew it gets one more try.
+        """
+        region = report.region
+        try:
+            health = await self.workers.finish(card.id, self.backend.health, card)
+        except FpgaPluginError:
+            health = None
+        failing = "" if health is None else health.failed.get(region, "")
+        passing = bool(failing) and not failing.startswith("poisoned")
+        sound = health is not None and not failing
+        again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
+        if passing or again:
+            self.doubted.add(region)
+            self.ledger.dirty([region], error.message)
+        else:
+            self.ledger.faulted(region, error.message)
+        if health is not None:
+            self.ledger.set_failing(card.id, health.failed)
+        log.error(
+            "region failed",
+            region=region,
+            error=str(error),
+            condition=str(self.ledger.record(region).condition),
+            **report.concerned(),
+        )
+
+    async def scrub(
+        self, card: Card, region: Region, port: Port, blank: Bitstream | None, report: Report
+    ) -> None:
+        """Scrub a region but for its card's memory; it stays SCRUBBING.
+
+        Raises:
+            FpgaPluginError: it failed, and the ledger knows.
+        """
+        self.debugged.discard(region.id)
+        await self.step(
+            card,
+            report,
+            lambda: steps.scrub(self.backend, card, region, port, blank, report),
+            pr=True,
+            blank=True,
+        )
+
+    async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
+        """Clear the card's memory, unless somebody may still use it; then the debt stays open.
+
+        The knobs belong to the card: they would wipe a neighbour's memory too. And while another
+        region is not clean, what is on it may write the memory again: only when all are, the debt
+        is paid.
+
+        Raises:
+            FpgaPluginError: it failed; none of `reports`' regions may be given out.
+        """
+        if not card.clears_memory:
+            return
+        former = self.ledger.former_owners(card.id, but=reports)
+        if (uid := await self.living(former)) is not None:
+            log.info(
+                "memory is not cleared while a former owner runs",
+                card=card.id,
+                pod=uid,
+                regions=list(reports),
+            )
+            return
+        if self.ledger.others_owned(card.id, reports):
+            return
+        first, *others = reports.values()
+        try:
+            await self.step(
+                card, first, lambda: steps.clear_memory(self.backend, card, first), pr=False
+            )
+        except FpgaPluginError as error:
+            # One card, one memory: what was concluded of the first holds for all.
+            lost = self.ledger.record(first.region).condition is Condition.FAULTED
+            for report in others:
+                report.failed(error)
+                if lost:
+                    self.ledger.faulted(report.region, error.message)
+                else:
+                    self.ledger.dirty([report.region], error.message)
+            raise
+        for report in others:
+            report.steps.append(first.steps[-1])
+        if self.ledger.others_clean(card, reports):
+            self.ledger.set_debt(card.id, open_=False)
+
+    def settle(self, regions: Iterable[RegionId]) -> None:
+        """No region may stay SCRUBBING when nobody works on it."""
+        left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
+        if left:
+            self.ledger.dirty(left, "the work on it was not finished")

@@ -1,0 +1,260 @@
+"""Recovery of poisoned ports, by rebinding the card's driver where the operator allows it.
+
+A failed PR leaves a port that no reset mends; only taking the card's PCI driver off and putting it
+on again does (`hardware/dfl/rebind`). That takes all regions of the card away for a moment, and
+crashes the kernel where a port is open, so it is done only when nobody but the pod whose PreStart
+waits has anything of the card, and only after kubelet was told that the card is Unhealthy. Allocate
+refuses the card meanwhile, so nobody can come in between.
+
+A card that rebinding does not help must not be rebound for ever: after each attempt there is a
+pause, and it doubles.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.config.settings import RecoveryPolicy
+from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.regions.operations import CardOperations
+
+log = structlog.get_logger()
+
+FIRST_PAUSE = 60.0
+"""Seconds from one attempt on a card to the next; doubles with each."""
+
+LONGEST_PAUSE = 3600.0
+"""An attempt that is longer ago than this is forgotten."""
+
+POISONED = "poisoned"
+"""How the health signal of a poisoned port begins (`hardware/dfl/health`)."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The last one on a card."""
+
+    at: float
+    pause: float
+
+
+class Recovery:
+    """Belongs to the event loop; `rebind` with the card's lock held and none of its ports open.
+
+    Args:
+        policy: what the operator allows.
+        bench: the shared workbench.
+        look: scans a card anew and tells the ledger.
+        announced: returns once kubelet was sent the lists as they are now.
+        poke: is told of a card that may be tried again.
+    """
+
+    def __init__(
+        self,
+        policy: RecoveryPolicy,
+        *,
+        operations: CardOperations,
+        look: Callable[[CardId], Awaitable[None]],
+        announced: Callable[[], Awaitable[None]],
+        poke: Callable[[CardId], None],
+    ) -> None:
+        self._policy = policy
+        self._operations = operations
+        self._look = look
+        self._announced = announced
+        self._poke = poke
+        self._attempts: dict[CardId, _Attempt] = {}
+        self._asked: set[CardId] = set()
+        self._timers: dict[CardId, asyncio.TimerHandle] = {}
+        self.done = 0
+        self.failed = 0
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._operations.ledger
+
+    def poisoned(self, card: Card, regions: Iterable[RegionId] | None = None) -> bool:
+        """Whether a port of the card is poisoned, and nothing worse: one of `regions` if given."""
+        wanted = {region.id for region in card.regions} if regions is None else set(regions)
+        reasons = {
+            region.id: reason
+            for region in card.regions
+            if (reason := self._ledger.failing.get(region.id))
+        }
+        return any(region in wanted for region in reasons) and all(
+            reason.startswith(POISONED) for reason in reasons.values()
+        )
+
+    def advice(self, card: Card) -> str:
+        """What helps a poisoned port that is not recovered, for people."""
+        how = self._operations.backend.rebind_advice(card)
+        if self._policy is not RecoveryPolicy.REBIND:
+            return f"{how}; FPGA_PLUGIN_RECOVERY=rebind lets the plugin do that"
+        return f"the plugin rebinds the card's driver when nobody else has a region of it; or {how}"
+
+    def may(self, card_id: CardId) -> bool:
+        """Whether the operator allows it, and no pause is in force."""
+        if self._policy is not RecoveryPolicy.REBIND:
+            return False
+        last = self._attempts.get(card_id)
+        return last is None or self._now() - last.at >= last.pause
+
+    def due(self, card: Card) -> bool:
+        """Whether a card that nobody has should be rebound now.
+
+        A drained one only when the operator asks: he was told that it may be pulled.
+        """
+        return (
+            self.may(card.id)
+            and (card.id in self._asked or card.id not in self._ledger.drained)
+            and self.poisoned(card)
+            and not self._ledger.claims_on(card.id)
+            and card.id not in self._ledger.foreign
+        )
+
+    def left_over(self, card: Card) -> bool:
+        """Whether the ledger takes a card that has its driver for one that is being rebound.
+
+        So it is after a rebind whose end could not be journalled, and where somebody else put the
+        driver on. Says something only with the card's lock held.
+        """
+        return card.id in self._ledger.rebinding
+
+    def finish(self, card: Card) -> None:
+        """That card is in service again; with its lock held.
+
+        Raises:
+            JournalError: it cannot be written down: to be tried again.
+        """
+        self._ledger.set_rebinding(card.id, rebinding=False)
+
+    def ask(self, card_id: CardId) -> None:
+        """The operator wants it tried again at once, in service or not."""
+        self._asked.add(card_id)
+        self._forget(card_id)
+
+    def _forget(self, card_id: CardId) -> None:
+        self._attempts.pop(card_id, None)
+        if (timer := self._timers.pop(card_id, None)) is not None:
+            timer.cancel()
+
+    async def rebind(self, card: Card, *, owner: AbstractSet[DeviceId]) -> bool:
+        """Do it if every condition holds; returns whether the card was rebound.
+
+        Args:
+            card: with its lock held by the caller, who has closed its ports.
+            owner: the devices of the PreStart that waits; empty for a card that nobody has.
+        """
+        if not self.may(card.id):
+            return False
+        if why := await self._hindrance(card, owner):
+            log.info("card not rebound", card=card.id, reason=why)
+            return False
+        self._note_attempt(card.id)
+        log.warning("rebinding the driver of a card", card=card.id)
+        try:
+            self._ledger.set_rebinding(card.id, rebinding=True)
+            await self._announced()
+            if why := await self._hindrance(card, owner):
+                log.info("card not rebound", card=card.id, reason=why)
+                self._ledger.set_rebinding(card.id, rebinding=False)
+                return False
+            return await self._rebind(card)
+        except FpgaPluginError as error:  # such as a journal that cannot be written
+            log.warning("card not rebound", card=card.id, reason=str(error))
+            return False
+
+    async def _hindrance(self, card: Card, owner: AbstractSet[DeviceId]) -> str:
+        """What forbids it now; empty: nothing. Open ports are looked for later, in one turn."""
+        ledger = self._ledger
+        if others := [c.device for c in ledger.claims_on(card.id) if c.device not in owner]:
+            return f"{', '.join(sorted(others))} has an owner"
+        if card.id in ledger.unreconciled:
+            return "kubelet's records were not read since it was found: it may have an owner"
+        former: set[PodUid] = set()
+        for region in card.regions:
+            if (lender := ledger.borrowed_node(region)) is not None:
+                return f"{region.node} is in the hands of the pod that was given {lender}"
+            if (loan := ledger.lent_node(region)) is not None:
+                return f"{region.node} is in the hands of pod {loan.pod}, which had {loan.region}"
+            former |= ledger.record(region.id).former
+        former -= {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
+        if (uid := await self._operations.living(former)) is not None:
+            return f"pod {uid}, which had a region of it before, still runs"
+        return ""
+
+    async def _rebind(self, card: Card) -> bool:
+        ledger, operations = self._ledger, self._operations
+        try:
+            await operations.workers.run(card.id, operations.backend.rebind, card)
+        except (RefusedError, NotFinishedError) as error:  # nothing was touched
+            log.warning("card not rebound", card=card.id, reason=error.message, hint=error.hint)
+            ledger.set_rebinding(card.id, rebinding=False)
+            return False
+        except FpgaPluginError as error:
+            _say_no_driver(card.id, error)
+        # What is there now is a card of unknown history, even where every number is as before.
+        ledger.card_gone(card.id)
+        await self._look(card.id)
+        if card.id not in ledger.cards:
+            self.failed += 1
+            return False  # the journal keeps that its driver is missing
+        ledger.set_rebinding(card.id, rebinding=False)
+        self.done += 1
+        log.info("card rebound", card=card.id)
+        return True
+
+    async def resume(self) -> None:
+        """Finish what a former life of the plugin began: bind cards that it left without driver."""
+        for card_id in sorted(self._ledger.rebinding):
+            try:
+                await self.put_on(card_id)
+            except FpgaPluginError as error:
+                _say_no_driver(card_id, error)
+
+    async def put_on(self, card_id: CardId) -> None:
+        """Bind a card that a rebind left without driver.
+
+        Raises:
+            CardGoneError: it is no longer in its slot.
+            HardwareError: it failed; the message names the command.
+            JournalError: it has its driver, which cannot be written down.
+        """
+        try:
+            async with self._operations.workers.lock(card_id):
+                await self._operations.workers.run(card_id, self._operations.backend.bind, card_id)
+                await self._look(card_id)
+                self._ledger.set_rebinding(card_id, rebinding=False)
+                log.info("card bound again", card=card_id)
+        finally:
+            self._poke(card_id)
+
+    def _note_attempt(self, card_id: CardId) -> None:
+        now, last = self._now(), self._attempts.get(card_id)
+        pause = FIRST_PAUSE
+        if last is not None and now - last.at < LONGEST_PAUSE:
+            pause = min(last.pause * 2, LONGEST_PAUSE)
+        self._asked.discard(card_id)
+        self._forget(card_id)
+        self._attempts[card_id] = _Attempt(now, pause)
+        loop = asyncio.get_running_loop()
+        self._timers[card_id] = loop.call_later(pause, self._poke, card_id)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        """Forget the pauses that run."""
+        for card_id in tuple(self._timers):
+            self._forget(card_id)
+
+
+def _say_no_driver(card_id: CardId, error: FpgaPluginError) -> None:
+    log.error("card has no driver", card=card_id, error=error.message, hint=error.hint)

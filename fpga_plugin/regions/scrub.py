@@ -1,0 +1,347 @@
+"""Release: what nobody uses any more is scrubbed, and comes back to the list if it has no owner.
+
+An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
+kubelet may yet start the new owner's container without asking (after its restart).
+
+One task a card, while there is something to do on it. A region whose former owner still runs, or
+whose port somebody has open, waits; everything else goes on. Nothing is scrubbed before kubelet has
+said what is in use (`open_gate`), and what had begun stops between two regions when kubelet
+restarts.
+"""
+
+import asyncio
+import enum
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+
+import structlog
+
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    NotFinishedError,
+    PortInUseError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import CardId, PodUid, RegionId
+from fpga_plugin.ledger.records import CLEAN, Condition
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.recovery import Recovery
+from fpga_plugin.regions.reports import Report
+
+log = structlog.get_logger()
+
+FIRST_RETRY = 0.1
+"""Seconds until a region that has to wait is looked at again; doubles up to the interval."""
+
+
+class Outcome(enum.Enum):
+    """Of one look at a card."""
+
+    DONE = enum.auto()
+    WAIT = enum.auto()
+    NOTHING = enum.auto()
+
+
+class Scrubber:
+    """Scrubs in the background; belongs to the event loop.
+
+    Args:
+        bench: the shared workbench.
+        interval: the longest wait in seconds between two looks at a region that has to wait.
+    """
+
+    def __init__(self, operations: CardOperations, *, interval: float) -> None:
+        self._operations = operations
+        self._recovery: Recovery | None = None
+        self._interval = interval
+        self._open = False
+        self._tasks: dict[CardId, asyncio.Task[None]] = {}
+        self._poked: dict[CardId, asyncio.Event] = {}
+        self._waits: dict[RegionId, str] = {}
+        self._lenders: dict[CardId, set[PodUid]] = {}
+        self._closing = False
+        operations.ledger.subscribe(self._changed)
+
+    def _changed(self, card: CardId | None) -> None:
+        """A claim's end may leave regions of other cards dirty too, whose numbers moved."""
+        # What works on a card sees what changes, and much of that is its own doing.
+        if card is not None and card not in self._poked:
+            self.poke(card)
+
+    def use(self, recovery: Recovery) -> None:
+        """Let poisoned ports of cards that nobody has be recovered."""
+        self._recovery = recovery
+
+    def open_gate(self) -> None:
+        """Kubelet has told what is in use."""
+        self._open = True
+        for card in self._operations.ledger.cards:
+            self.poke(card)
+
+    def close_gate(self) -> None:
+        """Another kubelet: what is in use is not known."""
+        self._open = False
+
+    def poke(self, card: CardId) -> None:
+        """Something changed about a card; there may be work."""
+        if not self._open or self._closing:
+            return
+        if (event := self._poked.get(card)) is not None:
+            event.set()
+        elif self._has_work(card):
+            self._poked[card] = asyncio.Event()
+            self._tasks[card] = asyncio.create_task(self._work(card), name=f"release {card}")
+
+    async def close(self) -> None:
+        """Begin nothing new and wait for what cannot be interrupted."""
+        self._closing = True
+        for event in self._poked.values():
+            event.set()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks.values()))
+
+    def _has_work(self, card_id: CardId) -> bool:
+        card = self._operations.ledger.cards.get(card_id)
+        return card is not None and bool(
+            self._due(card)
+            or self._owes(card)
+            or self._lent(card)
+            or self._mendable(card)
+            or self._left_over(card)
+        )
+
+    def _left_over(self, card: Card) -> bool:
+        return self._recovery is not None and self._recovery.left_over(card)
+
+    def _mendable(self, card: Card) -> bool:
+        return self._recovery is not None and self._recovery.due(card)
+
+    def _lent(self, card: Card) -> set[PodUid]:
+        """Pods without a claim that have a node of the card in their hands."""
+        loans = map(self._operations.ledger.lent_node, card.regions)
+        return {loan.pod for loan in loans if loan is not None}
+
+    def _left_alone(self, card: CardId) -> bool:
+        ledger = self._operations.ledger
+        return card in ledger.foreign or card in ledger.unreconciled
+
+    def _due(self, card: Card) -> list[Region]:
+        ledger = self._operations.ledger
+        if self._left_alone(card.id):
+            return []
+        return [
+            region
+            for region in card.regions
+            if ledger.record(region.id).condition is Condition.DIRTY
+            and self._nobody_runs(region)
+            and not ledger.trouble(region.id)
+            and ledger.own_node(region)
+        ]
+
+    def _nobody_runs(self, region: Region) -> bool:
+        """Whether no container has the region, as far as kubelet told.
+
+        It has no owner, or none of its owner's containers began yet, or as many ended as began.
+        """
+        claim = self._operations.ledger.region_claim(region.id)
+        return claim is None or not claim.used or self._operations.ledger.balanced(claim.device)
+
+    def _owes(self, card: Card) -> bool:
+        """Whether a memory debt can be paid without a scrub."""
+        ledger = self._operations.ledger
+        return (
+            card.clears_memory
+            and card.id in ledger.debts
+            and not ledger.claims_on(card.id)
+            and not self._left_alone(card.id)
+            and ledger.others_clean(card, ())
+            and not any(ledger.trouble(region.id) for region in card.regions)
+        )
+
+    async def _work(self, card: CardId) -> None:
+        retry = FIRST_RETRY
+        event = self._poked[card]
+        try:
+            while not self._closing and self._open:
+                event.clear()
+                try:
+                    outcome = await self._round(card)
+                except FpgaPluginError as error:  # such as a journal that cannot be written
+                    log.warning("release waits", card=card, error=str(error))
+                    outcome = Outcome.WAIT
+                if outcome is Outcome.DONE:
+                    retry = FIRST_RETRY
+                elif outcome is Outcome.WAIT and not event.is_set():
+                    try:
+                        async with asyncio.timeout(retry):
+                            await event.wait()
+                    except TimeoutError:
+                        retry = min(retry * 2, self._interval)
+                elif not event.is_set():
+                    break
+        except Exception:
+            log.exception("release stopped", card=card)
+        finally:
+            del self._poked[card], self._tasks[card]
+
+    async def _round(self, card_id: CardId) -> Outcome:
+        """One look at a card."""
+        operations = self._operations
+        async with operations.workers.lock(card_id):
+            card = operations.ledger.cards.get(card_id)
+            if card is None or not self._open or self._closing:
+                return Outcome.NOTHING
+            if self._left_over(card) and self._recovery is not None:
+                self._recovery.finish(card)
+            if self._mendable(card) and self._recovery is not None:
+                back = await self._recovery.rebind(card, owner=frozenset())
+                return Outcome.DONE if back else Outcome.NOTHING
+            lent = await self._end_loans(card)
+            if not self._due(card):
+                if self._owes(card):
+                    return await self._pay(card)
+                return Outcome.WAIT if lent else Outcome.NOTHING
+            try:
+                blank = await operations.blanks.load(card.interface_id)
+            except RefusedError as error:
+                for region in self._due(card):
+                    if operations.ledger.record(region.id).reason != error.message:
+                        operations.ledger.dirty([region.id], error.message)
+                return Outcome.NOTHING  # the store's change pokes
+            reports: dict[RegionId, Report] = {}
+            try:
+                async with AsyncExitStack() as stack:
+                    held = await self._take(card, stack)
+                    reports.update((region.id, self._begin_report(region.id)) for region in held)
+                    scrubbed = await self._scrub(card, blank, held, reports)
+                # Closed first: whoever hears that a region is clean finds its port free.
+                self._clean(scrubbed, reports, blank=blank is not None)
+            finally:
+                operations.settle(reports)
+                for report in reports.values():
+                    operations.report(report)
+            clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
+            return Outcome.DONE if clean and all(clean) else Outcome.WAIT
+
+    async def _end_loans(self, card: Card) -> bool:
+        """Whether a node of the card is still in the hands of a pod whose claim ended."""
+        living: set[PodUid] = set()
+        for uid in self._lent(card):
+            if await self._operations.living([uid]) is None:
+                self._operations.ledger.pods_gone([uid])
+            else:
+                living.add(uid)
+        if living - self._lenders.get(card.id, set()):
+            log.warning(
+                "a card waits: a pod that still runs may open its regions",
+                card=card.id,
+                pods=sorted(living),
+                hint="the device numbers changed after the pod was given its node; see why its"
+                " processes do not end",
+            )
+        self._lenders[card.id] = living
+        return bool(living)
+
+    async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
+        """Hold the ports of those regions that nobody uses."""
+        operations = self._operations
+        held: dict[Region, Port] = {}
+        for region in self._due(card):
+            former = operations.ledger.record(region.id).former
+            if (uid := await operations.living(former, of=region.id)) is not None:
+                self._wait_for(region.id, f"pod {uid}, its last owner, still runs")
+                continue
+            if (uid := await self._running_owner(region)) is not None:
+                self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
+                continue
+            if not self._open or region not in self._due(card):
+                continue  # a container may have begun while we looked
+            try:
+                ports = await stack.enter_async_context(operations.ports(card, [region]))
+            except (PortInUseError, CardGoneError, NotFinishedError) as error:
+                self._wait_for(region.id, error.message)
+                continue
+            held[region] = ports[region.id]
+            self._waits.pop(region.id, None)
+        return held
+
+    async def _running_owner(self, region: Region) -> PodUid | None:
+        """The owner whose containers ended as often as they began, and which runs some.
+
+        Kubelet may tell the end of one container twice, while its successor runs.
+        """
+        claim = self._operations.ledger.region_claim(region.id)
+        if claim is None or claim.pod is None or not claim.used:
+            return None
+        runs = await asyncio.to_thread(self._operations.cgroups.may_run_containers, claim.pod)
+        return claim.pod if runs else None
+
+    def _begin_report(self, region: RegionId) -> Report:
+        # An owner that is there has its containers behind it, or still before it.
+        ledger = self._operations.ledger
+        claim = ledger.region_claim(region)
+        pod = None if claim is None else claim.pod
+        return Report(region, pod=pod, former=ledger.record(region).former)
+
+    def _wait_for(self, region: RegionId, reason: str) -> None:
+        if self._waits.get(region) != reason:
+            self._waits[region] = reason
+            about = self._begin_report(region).concerned()
+            log.info("scrub waits", region=region, reason=reason, **about)
+
+    async def _scrub(
+        self,
+        card: Card,
+        blank: Bitstream | None,
+        held: Mapping[Region, Port],
+        reports: Mapping[RegionId, Report],
+    ) -> list[RegionId]:
+        """Returns which of them were scrubbed, the card's memory included."""
+        operations, ledger = self._operations, self._operations.ledger
+        if not held:
+            return []
+        ledger.working(reports)
+        if card.clears_memory:
+            ledger.set_debt(card.id, open_=True)
+        done: dict[RegionId, Report] = {}
+        for region, port in held.items():
+            if not self._open:
+                break  # another kubelet, which may start an owner's containers without PreStart
+            try:
+                await operations.scrub(card, region, port, blank, reports[region.id])
+            except FpgaPluginError:
+                continue  # the ledger knows; the card's other regions go on
+            done[region.id] = reports[region.id]
+        if not self._open:
+            return []
+        if done:
+            try:
+                await operations.clear_memory(card, done)
+            except FpgaPluginError as error:
+                log.warning("scrub failed", card=card.id, error=str(error))
+                return []
+        return list(done)
+
+    def _clean(
+        self, regions: Iterable[RegionId], reports: Mapping[RegionId, Report], *, blank: bool
+    ) -> None:
+        ledger = self._operations.ledger
+        for region in regions:
+            # Else its card went in the meantime, and what is there now is another one.
+            if ledger.record(region).condition is Condition.SCRUBBING:
+                ledger.clean(region, reports[region].afu_id, blank=blank)
+
+    async def _pay(self, card: Card) -> Outcome:
+        """Clear the memory of a card whose regions are all clean and free."""
+        reports = {region.id: Report(region.id) for region in card.regions}
+        self._operations.begin(card, reports)
+        try:
+            await self._operations.clear_memory(card, reports)
+        except FpgaPluginError as error:
+            log.warning("memory not cleared", card=card.id, error=str(error))
+            return Outcome.NOTHING
+        return Outcome.WAIT if card.id in self._operations.ledger.debts else Outcome.DONE

@@ -1,0 +1,125 @@
+"""What is done to a region, step by step, with its port held exclusively.
+
+All of it blocks and belongs into the card's thread. A scrub is: quiesce, clear port errors,
+restore driver defaults, program the blank bitstream, verify. On-card memory belongs to the card,
+not to a region: `clear_memory` clears it when whoever scrubs finds that no neighbour uses it.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.errors import HardwareError, WrongImageError
+from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId
+from fpga_plugin.regions.reports import Report, Step
+
+
+class Notes:
+    """Collects the note of the step that is being timed."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+
+@contextmanager
+def timed(report: Report, name: str) -> Iterator[Notes]:
+    """Add a step to the report, also when it fails."""
+    notes = Notes()
+    begin = time.perf_counter()
+    try:
+        yield notes
+    except Exception as error:
+        notes.text = str(error)
+        raise
+    finally:
+        report.steps.append(Step(name, time.perf_counter() - begin, notes.text))
+
+
+def quiesce(backend: Backend, card: Card, region: Region, port: Port, report: Report) -> None:
+    """Stop the accelerator, forget its errors, take its driver parameters back.
+
+    Raises:
+        HardwareError: a step failed.
+    """
+    with timed(report, "quiesce"):
+        port.reset()
+    with timed(report, "clear errors") as notes:
+        errors = port.clear_errors()
+        notes.text = ", ".join(f"{name} was {value:#x}" for name, value in errors.items())
+    with timed(report, "restore defaults"):
+        backend.apply_settings(card, region, DriverSettings())
+
+
+def program(port: Port, bitstream: Bitstream, report: Report, *, name: str) -> None:
+    """Program and verify: the ioctl's success alone proves nothing on a poisoned port.
+
+    Raises:
+        HardwareError: the PR failed, or something else answers than was programmed.
+    """
+    with timed(report, name) as notes:
+        notes.text = f"AFU {bitstream.afu_id}"
+        port.program(bitstream.image)
+    verify(port, bitstream.afu_id, report)
+
+
+def verify(port: Port, expected: AfuId, report: Report) -> None:
+    """Compare what is on the region with what should be.
+
+    Raises:
+        HardwareError: another AFU id, or none, reads back.
+    """
+    with timed(report, "verify") as notes:
+        report.afu_id = port.afu_id()
+        if report.afu_id != expected:
+            raise WrongImageError(
+                f"region {report.region} shows AFU {report.afu_id} where {expected} was programmed",
+                hint="the bitstream's file is mislabelled, or was built for another card: install"
+                " the right one",
+            )
+        notes.text = f"AFU id reads {expected}"
+
+
+def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend's own methods
+    backend: Backend,
+    card: Card,
+    region: Region,
+    port: Port,
+    blank: Bitstream | None,
+    report: Report,
+) -> None:
+    """Everything of a scrub but the card's memory.
+
+    Without a blank bitstream (best-effort) the last image stays, reset.
+
+    Raises:
+        HardwareError: a step failed; the region must not be given out.
+    """
+    report.scrubbed = True
+    quiesce(backend, card, region, port, report)
+    if blank is not None:
+        program(port, blank, report, name="program blank")
+        with timed(report, "clear errors") as notes:
+            # What the last image kept raising has no source any more.
+            if (left := port.clear_errors().get("errors_left")) is not None:
+                notes.text = f"{left:#x} left"
+                raise HardwareError(
+                    f"region {region.id} keeps port errors {left:#x} after it was blanked",
+                    hint="the operator finds what to do in docs/runbook.md",
+                )
+    else:
+        with timed(report, "verify") as notes:
+            report.afu_id = port.afu_id()
+            notes.text = "no blank bitstream: the last image stays, reset"
+
+
+def clear_memory(backend: Backend, card: Card, report: Report) -> None:
+    """Clear the card's memory, of all its regions at once.
+
+    Raises:
+        HardwareError: it failed or timed out.
+    """
+    with timed(report, "clear memory"):
+        backend.clear_memory(card)

@@ -1,0 +1,433 @@
+"""Reconcile: compare the ledger with kubelet's own records.
+
+Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
+once: that answer opens the release gate. After that, while anything is owned, kubelet is asked at
+intervals which devices its pods still hold, and a claim that it no longer knows ends: after two
+Lists in a row, both begun after the claim's last Allocate or PreStart and in one epoch, and a
+checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot be
+read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
+releases nothing. With nothing owned nothing is polled.
+
+A claim that cannot be ended (a full disk) and a kubelet directory that is away are reported and
+tried again: they must not end the daemon.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.claims.owners import Owners
+from fpga_plugin.errors import FpgaPluginError, NoSourceError
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
+from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
+from fpga_plugin.pods.identity import Identities, granted_nodes
+from fpga_plugin.pods.podresources import PodList, PodResourcesClient
+from fpga_plugin.stock.allocatable import AllocatableCheck
+from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+
+log = structlog.get_logger()
+
+NEEDED_LISTS = 2
+"""Lists in a row that must lack a device before its claim can end."""
+
+REWRITE_WAIT = 1.0
+"""Seconds that kubelet gets to rewrite its checkpoint after a list was sent again."""
+
+REWRITE_POLL = 0.02
+"""Seconds between two looks at the checkpoint's identity while waiting for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    """How often in a row a claimed device was missing from kubelet's List."""
+
+    activity: int
+    epoch: tuple[str, str]
+    count: int
+
+
+class Reconciler:
+    """Belongs to the event loop.
+
+    Args:
+        owners: learns whose claims these are from each life's first answer.
+        podresources: None where FPGA_PLUGIN_PODRESOURCES_SOCKET switches it off: then an open
+            ListAndWatch stream is the answer that opens the gate, and nothing is polled.
+        interval: seconds between two Lists.
+        gate: is told True when kubelet's records were read, False when another kubelet began.
+        release: ends the claim of a device.
+        resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
+        ended: whether a pod is gone or has ended, by a source that tells pods; raises NoSourceError
+            where none can say. None: nobody can.
+        standing: compares what kubelet knows with what it was sent; None: nobody does.
+        missed: looks for containers that started without PreStart; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        identities: Identities,
+        owners: Owners,
+        podresources: PodResourcesClient | None,
+        kubelet_dir: str,
+        prefix: str,
+        interval: float,
+        gate: Callable[[bool], None],
+        release: Callable[[ResourceName, DeviceId], None],
+        resend: Callable[[], None],
+        ended: Callable[[PodUid], Awaitable[bool]] | None = None,
+        allocatable: AllocatableCheck | None = None,
+        missed: MissedPreStarts | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._identities = identities
+        self._owners = owners
+        self._podresources = podresources
+        self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
+        self._prefix = prefix
+        self._interval = interval
+        self._gate = gate
+        self._release = release
+        self._resend = resend
+        self._ended = ended
+        self._allocatable = allocatable
+        self._missed = missed
+        self._answered = False
+        self._streaming = False
+        self._wake = asyncio.Event()
+        self._absences: dict[DeviceId, _Absence] = {}
+        self._said = ""
+        self._waiting: list[DeviceId] | None = None
+        self._not_adopted: dict[CardId, str] = {}
+        self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
+        self._unsubscribe = ledger.subscribe(self._card_changed)
+
+    def epoch_changed(self, _epoch: str) -> None:
+        """Another kubelet: what is in use is not known until it has answered."""
+        self._answered = False
+        self._streaming = False
+        self._absences.clear()
+        self._owners.new_kubelet()
+        if self._allocatable is not None:
+            self._allocatable.new_kubelet()
+        if self._missed is not None:
+            self._missed.new_kubelet()
+        self._gate(False)
+        self._wake.set()
+
+    def stream_opened(self, resource: ResourceName) -> None:
+        """Kubelet talks to us."""
+        self._streaming = True
+        if self._missed is not None:
+            self._missed.stream_opened(resource)
+        self._changed()
+
+    def _card_changed(self, card: CardId | None) -> None:
+        if card is not None:
+            self._not_adopted.pop(card, None)  # what stood in the way may be gone
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._allocatable is not None:
+            self._allocatable.changed()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                if not self._streaming:
+                    await self._wake.wait()
+                elif not self._answered:
+                    if not await self._first_answer():
+                        await asyncio.sleep(self._interval)
+                else:
+                    await self._compare_records()
+        finally:
+            self._unsubscribe()
+            if self._missed is not None:
+                self._missed.close()
+
+    async def _compare_records(self) -> None:
+        """Once, and the wait until there is reason to do it again."""
+        # Where the records of a new card cannot be read, others' claims may still end.
+        unread = self._new_cards() and not await self._read_records()
+        if self._podresources is not None and (self._ledger.claims or self._doubtful()):
+            await self._round(self._podresources)
+            await self._compare(self._podresources)
+            await asyncio.sleep(self._interval)
+        elif self._doubtful():
+            await self._settle([])
+            await asyncio.sleep(self._interval)
+        elif self._podresources is not None and self._standing_due:
+            await asyncio.sleep(self._interval)
+            await self._compare(self._podresources)
+        elif unread:
+            await asyncio.sleep(self._interval)
+        else:
+            await self._wake.wait()
+
+    @property
+    def _standing_due(self) -> bool:
+        return self._allocatable is not None and self._allocatable.due
+
+    async def _compare(self, podresources: PodResourcesClient) -> None:
+        if self._allocatable is not None:
+            await self._allocatable.look(podresources)
+
+    @property
+    def problem(self) -> str:
+        """Why kubelet's records cannot be read; empty while they can."""
+        return self._said
+
+    @property
+    def answered(self) -> bool:
+        """Whether the present kubelet has told what is in use: before that nothing is scrubbed."""
+        return self._answered
+
+    def _report(self, error: FpgaPluginError) -> None:
+        """Once for each new reason, not once a try."""
+        if self._said != str(error):
+            self._said = str(error)
+            log.warning("kubelet's records cannot be read: nothing is released", error=str(error))
+
+    async def _first_answer(self) -> bool:
+        epoch = self._ledger.epoch
+        journalled = not self._ledger.unreconciled
+        if not await self._read_records():
+            return False
+        self._answered = True
+        log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
+        self._gate(True)
+        if self._missed is not None and journalled:  # else nobody knows who was served
+            self._missed.look()
+        return True
+
+    async def _read_records(self) -> bool:
+        """Learn from kubelet's records who has the cards; returns whether they could be read."""
+        epoch = self._ledger.epoch
+        try:
+            if self._podresources is not None:
+                await self._podresources.snapshot()
+            unknown = self._owners.unknown()
+            checkpoint = await self._identities.checkpoint()
+            if epoch != self._ledger.epoch:
+                return False
+            self._owners.learn(unknown, checkpoint)
+            self._learn_owners(checkpoint)
+        except FpgaPluginError as error:
+            self._report(error)
+            return False
+        self._said = ""
+        self.last_read = time.time()
+        return True
+
+    def _new_cards(self) -> bool:
+        """Whether there is a card of which kubelet's records were not read yet."""
+        present = self._ledger.unreconciled & self._ledger.cards.keys()
+        return bool(present - self._not_adopted.keys())
+
+    def _doubtful(self) -> bool:
+        """Whether kubelet's records name somebody who keeps a card from being given out."""
+        return bool(self._ledger.foreign or self._not_adopted)
+
+    def _learn_owners(self, checkpoint: Checkpoint) -> None:
+        """Make the claims that kubelet's records show and the journal lost.
+
+        A stale entry is released later. What cannot become a claim keeps its card from being given
+        out, and is tried again until it can, or kubelet has forgotten it.
+
+        Raises:
+            JournalError: they cannot be written down.
+        """
+        ledger = self._ledger
+        cards = ledger.unreconciled & ledger.cards.keys()
+        known = ledger.reconciled_cards()
+        problems: dict[CardId, str] = {}
+        for entry in checkpoint.entries:
+            for device in sorted(map(DeviceId, filter(_is_ours, entry.devices))):
+                # Of a card that is not there yet the pod holds nodes, which another card may get.
+                if device not in ledger.claims and card_of(device) not in known:
+                    try:
+                        ledger.adopt(entry.resource, device, entry.pod_uid, granted_nodes(entry))
+                    except JournalError:
+                        raise
+                    except FpgaPluginError as error:
+                        if card_of(device) in cards:  # else it is asked about when it comes
+                            problems[card_of(device)] = f"{device} of pod {entry.pod_uid}: {error}"
+                    else:
+                        log.warning("claim adopted", device=device, pod=entry.pod_uid)
+        for card, problem in problems.items():
+            if self._not_adopted.get(card) != problem:
+                log.warning("claim not adopted", card=card, error=problem)
+        self._not_adopted = problems
+        ledger.reconciled(cards - problems.keys())
+        self._look_for_foreign(checkpoint)
+
+    def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
+        """Devices under our names that this plugin never advertised: another plugin's pods."""
+        foreign = {
+            _kind(entry.resource): entry
+            for entry in checkpoint.entries
+            if not all(_is_ours(text) for text in entry.devices)
+        }
+        cards: dict[CardId, str] = {}
+        for card in self._ledger.cards.values():
+            for resource in resource_names(self._prefix, card):
+                if (entry := foreign.get(_kind(resource))) is not None:
+                    cards[card.id] = (
+                        f"pod {entry.pod_uid} holds devices of {entry.resource} that another plugin"
+                        " gave it; drain the node of such pods"
+                    )
+        if cards != self._ledger.foreign:
+            for card_id, reason in cards.items():
+                log.warning("card left alone", card=card_id, reason=reason)
+            self._ledger.set_foreign(cards)
+            if self._answered:
+                self._gate(True)
+
+    async def _round(self, podresources: PodResourcesClient) -> None:
+        ledger = self._ledger
+        before = {device: ledger.activity[device] for device in ledger.claims}
+        epoch = ledger.epoch
+        try:
+            listed = await podresources.snapshot()
+        except FpgaPluginError as error:
+            self._absences.clear()
+            self._report(error)
+            return
+        self.last_read = time.time()
+        if epoch != ledger.epoch:
+            self._absences.clear()
+            return
+        self._count(before, listed)
+        ended = [d for d, absence in self._absences.items() if absence.count >= NEEDED_LISTS]
+        if ended or self._doubtful():
+            await self._settle(ended)
+        else:
+            self._said, self._waiting = "", None
+
+    def _count(self, before: dict[DeviceId, int], listed: PodList) -> None:
+        held = {device for pod in listed.devices for device in pod.devices}
+        epoch = (self._ledger.epoch, listed.epoch)
+        absences: dict[DeviceId, _Absence] = {}
+        for device, activity in before.items():
+            if device in held or device not in self._ledger.claims:
+                continue
+            last = self._absences.get(device)
+            again = last is not None and (last.activity, last.epoch) == (activity, epoch)
+            count = last.count + 1 if again and last is not None else 1
+            if self._ledger.activity[device] == activity:
+                absences[device] = _Absence(activity, epoch, count)
+        self._absences = absences
+
+    async def _settle(self, ended: list[DeviceId]) -> None:
+        """The Lists lack these devices; the rewritten checkpoint has the last word."""
+        try:
+            checkpoint = await self._fresh_checkpoint(ended)
+            if checkpoint is not None:
+                self._waiting = None
+                self._learn_owners(checkpoint)
+                if self._release_all([d for d in ended if not checkpoint.owners(d)]):
+                    self._said = ""
+        except NoSourceError as error:
+            await self._settle_without(ended, error)
+
+    async def _fresh_checkpoint(self, ended: list[DeviceId]) -> Checkpoint | None:
+        """The checkpoint as kubelet wrote it just now; None: it has not.
+
+        Raises:
+            NoSourceError: it cannot be read.
+        """
+        stamp = await asyncio.to_thread(read_stamp, self._checkpoint_path)
+        self._resend()
+        if await self._rewritten(stamp):
+            return await self._identities.checkpoint()
+        if ended != self._waiting:
+            log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
+        self._said, self._waiting = "", ended  # it can be read
+        return None
+
+    async def _settle_without(self, ended: Sequence[DeviceId], unreadable: NoSourceError) -> None:
+        """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
+        claims = [claim for device in ended if (claim := self._ledger.claims.get(device))]
+        told: dict[PodUid, bool] = {}
+        problem = unreadable
+        for pod in dict.fromkeys(claim.pod for claim in claims):
+            if pod is None or self._ended is None:
+                continue
+            try:
+                told[pod] = await self._ended(pod)
+            except NoSourceError as error:
+                problem = NoSourceError(f"{unreadable.message}; {error.message}")
+            if not self._answered:
+                return  # another kubelet, which is not kept waiting
+        gone = [claim.device for claim in claims if claim.pod is not None and told.get(claim.pod)]
+        if len(gone) < len(ended) or not ended:
+            self._report(problem)
+        elif self._said != str(problem):
+            self._said = str(problem)
+            log.warning("kubelet's checkpoint cannot be read", error=str(problem))
+        self._release_all(gone)
+
+    def _release_all(self, devices: Sequence[DeviceId]) -> bool:
+        """End the claims of devices that nobody has, unless something happened to them meanwhile.
+
+        Returns False where one cannot be ended: its device is asked about again.
+        """
+        all_ended = True
+        for device in devices:
+            claim, absence = self._ledger.claims.get(device), self._absences.get(device)
+            if claim is None or absence is None:  # the latter with another kubelet's life
+                continue
+            if self._ledger.activity[device] != absence.activity:
+                continue
+            try:
+                self._release(claim.resource, device)
+            except JournalError as error:
+                all_ended = False
+                if self._said != str(error):
+                    self._said = str(error)
+                    log.warning(
+                        "claim cannot be ended",
+                        device=device,
+                        pod=claim.pod,
+                        error=str(error),
+                        hint="it is tried again",
+                    )
+            else:
+                log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
+        return all_ended
+
+    async def _rewritten(self, stamp: object) -> bool:
+        """Whether kubelet wrote its checkpoint; one that never writes any has no entries."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REWRITE_WAIT
+        now: object = stamp
+        while loop.time() < deadline:
+            now = await asyncio.to_thread(read_stamp, self._checkpoint_path)
+            if now is not None and now != stamp:
+                return True
+            await asyncio.sleep(REWRITE_POLL)
+        return now is None and stamp is None
+
+
+def _kind(resource: ResourceName | None) -> str:
+    """What a resource is a resource of, whichever prefix was set when it was given away."""
+    return "" if resource is None else resource.partition("/")[2]
+
+
+def _is_ours(text: str) -> bool:
+    try:
+        parse_device_id(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,320 @@
+"""What kubelet knows against what it was sent; and containers that started without PreStart."""
+
+import asyncio
+import json
+import os
+
+import pytest
+import structlog
+
+from fpga_plugin.errors import NoSourceError
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import DeviceId, InterfaceId, PciAddress, PodUid, RegionId, ResourceName
+from fpga_plugin.ledger.journal import NoJournal
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Snapshot
+from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.pod import Phase, Pod, State
+from fpga_plugin.pods.podresources import NoListReason, PodResourcesError
+from fpga_plugin.stock.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
+from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+
+PREFIX = "fpga.intel.com"
+INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
+RESOURCE = ResourceName(f"{PREFIX}/region-{INTERFACE}")
+OTHER = ResourceName(f"{PREFIX}/fpga-{INTERFACE}")
+REGION = "0000-10-00.0-p0"
+UID = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
+BOTH = frozenset({REGION, "0000-10-00.0-p1"})
+
+
+# -------------------------------------------------------------------- standing
+
+
+class Kubelet:
+    """What it was sent, and what it says that it knows."""
+
+    def __init__(self) -> None:
+        self.sent = {RESOURCE: BOTH, OTHER: frozenset({"0000-10-00.0"})}
+        self.known = dict(self.sent)
+        self.error: PodResourcesError | None = None
+        self.while_asked = lambda: None
+        self.looks = 0
+        self.renewed: list[ResourceName] = []
+        self.standing = AllocatableCheck(sent=lambda: self.sent, reregister=self.renewed.append)
+        self.standing.new_kubelet()
+
+    async def allocatable(self):
+        self.looks += 1
+        self.while_asked()
+        if self.error is not None:
+            raise self.error
+        return self.known
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            asyncio.run(self.standing.look(self))  # type: ignore[arg-type]
+
+
+def test_lists_that_do_not_differ_are_not_compared_again():
+    kubelet = Kubelet()
+    kubelet.look(QUIET)
+    assert not kubelet.standing.due
+    kubelet.standing.changed()
+    assert kubelet.standing.due
+    assert kubelet.renewed == []
+
+
+def test_a_lasting_difference_is_reported_and_the_resource_registered_anew():
+    kubelet = Kubelet()
+    del kubelet.known[RESOURCE]
+    with structlog.testing.capture_logs() as logs:
+        kubelet.look(LASTING)
+        assert kubelet.renewed == [RESOURCE]
+        kubelet.known[RESOURCE] = BOTH
+        kubelet.look(QUIET)
+    assert [(line["log_level"], line["resource"]) for line in logs] == [
+        ("warning", RESOURCE),
+        ("info", RESOURCE),
+    ]
+    assert (logs[0]["missing"], logs[0]["surplus"]) == (2, 0)
+    assert not kubelet.standing.due
+
+
+def test_a_difference_that_passes_is_not_reported():
+    kubelet = Kubelet()
+    for known in (frozenset(), BOTH) * LASTING:
+        kubelet.known[RESOURCE] = known
+        kubelet.look(LASTING - 1 if not known else 1)
+    assert kubelet.renewed == []
+
+
+def test_a_registration_that_does_not_help_is_repeated_less_and_less_often():
+    kubelet = Kubelet()
+    kubelet.known[RESOURCE] = frozenset({"x"})
+    kubelet.look(LASTING + 2 * LASTING)
+    assert len(kubelet.renewed) == 2
+    kubelet.look(4 * LASTING - 1)
+    assert len(kubelet.renewed) == 2
+    kubelet.look()
+    assert len(kubelet.renewed) == 3
+    assert kubelet.standing.due, "as long as it differs"
+
+
+def test_a_list_that_was_sent_meanwhile_is_not_compared():
+    kubelet = Kubelet()
+    kubelet.known[RESOURCE] = frozenset()
+
+    def send() -> None:
+        kubelet.sent = kubelet.sent | {RESOURCE: frozenset({str(kubelet.looks)})}
+
+    kubelet.while_asked = send
+    kubelet.look(3 * LASTING)
+    assert kubelet.renewed == []
+
+
+def test_a_resource_without_a_stream_is_not_compared():
+    kubelet = Kubelet()
+    kubelet.known[RESOURCE] = frozenset()
+    kubelet.look()
+    del kubelet.sent[RESOURCE]
+    kubelet.look(2 * LASTING)
+    assert kubelet.renewed == []
+    assert not kubelet.standing.due
+
+
+def test_no_answer_is_no_difference_and_is_not_waited_for_forever():
+    kubelet = Kubelet()
+    kubelet.error = PodResourcesError("often", reason=NoListReason.RATE_LIMITED)
+    kubelet.look(GIVE_UP)
+    assert not kubelet.standing.due
+    assert kubelet.renewed == []
+    kubelet.standing.changed()
+    assert kubelet.standing.due
+
+
+def test_a_kubelet_that_does_not_tell_is_not_asked_again():
+    kubelet = Kubelet()
+    kubelet.error = PodResourcesError("what?", reason=NoListReason.NOT_SERVED)
+    kubelet.look(3)
+    kubelet.standing.changed()
+    assert kubelet.looks == 1
+    assert not kubelet.standing.due
+    kubelet.standing.new_kubelet()
+    assert kubelet.standing.due
+
+
+# -------------------------------------------------------------------- ungated
+
+
+class World:
+    """A claim from before kubelet's restart, and a pod whose container began at some time."""
+
+    def __init__(self, directory: str) -> None:
+        address = PciAddress.parse("0000:10:00.0")
+        region = Region(address.card_id, 0, "/dev/dfl-port.0", "/sys/devices/x/dfl-port.0")
+        self.ledger = Ledger(
+            prefix=PREFIX, journal=NoJournal(), snapshot=Snapshot(boot_id="b"), boot_id="b"
+        )
+        card = Card(address, INTERFACE, 0, (region,), 1, "/dev/dfl-fme.0", "/sys/x", False)
+        self.ledger.card_found(card, {}, None)
+        self.ledger.reconciled([card.id])
+        self.ledger.kubelet_epoch("k1")
+        self.ledger.allocate(RESOURCE, [REGION])
+        self.started_claim()
+        self.directory = directory
+        self.socket = os.path.join(directory, "kubelet.sock")
+        self.started = 0
+        self.asked = 0
+        self.error: NoSourceError | None = None
+        self.told: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
+        self.checkpoint()
+        self.ungated = self.plugin()
+
+    def started_claim(self) -> None:
+        """Its container had a PreStart."""
+        claims = self.ledger.claims.values()
+        self.ledger.prestart_seen([claim.device for claim in claims])
+        self.ledger.started(claims)
+
+    def plugin(self) -> MissedPreStarts:
+        return MissedPreStarts(
+            ledger=self.ledger,
+            identities=Identities(kubelet_dir=self.directory, prefix=PREFIX),
+            kubelet_dir=self.directory,
+            pod=self.pod,
+            told=lambda pod, *rest: self.told.append((pod.uid, *rest)),
+            looks=(0.0, 0.001),
+        )
+
+    def checkpoint(self) -> None:
+        entry = {
+            "PodUID": UID,
+            "ContainerName": "app",
+            "ResourceName": RESOURCE,
+            "DeviceIDs": {"-1": [REGION]},
+            "AllocResp": "",
+        }
+        data = {"PodDeviceEntries": [entry], "RegisteredDevices": {}}
+        with open(os.path.join(self.directory, "kubelet_internal_checkpoint"), "w") as file:
+            json.dump({"Data": data, "Checksum": 1}, file)
+
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> Pod:
+        assert (uid, held) == (UID, {REGION})
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        state = State(Phase.RUNNING, started=self.started) if self.started else State()
+        return Pod(namespace="tenant", name="compress", uid=uid, states={"app": state})
+
+    def restart_kubelet(self, *, epoch: str = "k2") -> float:
+        """Kubelet's next life, whose streams open some seconds later; returns when it began."""
+        open(self.socket, "w").close()
+        self.ungated = self.plugin()
+        if self.ledger.kubelet_epoch(epoch):
+            self.ungated.new_kubelet()
+        self.ungated.stream_opened(RESOURCE)
+        birth = os.stat(self.socket).st_ctime
+        self.ungated._opened[RESOURCE] = birth + 5
+        return birth
+
+    def look(self) -> list[dict]:
+        async def run() -> None:
+            self.ungated.look()
+            if self.ungated._task is not None:
+                await self.ungated._task
+
+        with structlog.testing.capture_logs() as logs:
+            asyncio.run(run())
+        return logs
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return World(str(tmp_path))
+
+
+def test_a_container_that_began_before_the_stream_opened_is_reported_once(world: World):
+    world.started = int(world.restart_kubelet()) + 2
+    (line,) = world.look()
+    assert "PreStart" in line["event"]
+    assert (line["pod"], line["container"], line["devices"]) == (UID, "app", [REGION])
+    assert line["unscrubbed"] == []
+    assert world.told == [(UID, "app", {REGION}, frozenset())]
+    assert world.look() == []
+
+
+def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(world: World):
+    world.ledger.allocate(RESOURCE, [REGION])  # an implied release
+    world.started = int(world.restart_kubelet()) + 2
+    world.error = NoSourceError("nobody answers")
+    (unknown,) = world.look()
+    assert unknown["unscrubbed"] == [REGION], "what may be, where no pod is told"
+    world.error = None
+    (line,) = world.look()
+    assert line["unscrubbed"] == [REGION]
+    assert world.told == [(UID, "app", {REGION}, {REGION})]
+
+
+def test_a_container_that_began_on_a_blank_region_is_not_reported_as_unscrubbed(world: World):
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.ledger.working([RegionId(REGION)])
+    world.ledger.clean(RegionId(REGION), None, blank=True)
+    world.started = int(world.restart_kubelet()) + 2
+    (line,) = world.look()
+    assert line["unscrubbed"] == []
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, 7])
+def test_a_container_that_began_before_kubelet_or_after_the_stream_is_not_reported(
+    world: World, seconds: int
+):
+    world.started = int(world.restart_kubelet()) + seconds
+    assert world.look() == []
+    assert world.told == []
+
+
+def test_no_container_of_a_kubelet_that_did_not_restart_is_reported(world: World):
+    """The plugin restarted, and kubelet did not."""
+    world.started = int(world.restart_kubelet(epoch="k1")) + 2
+    assert world.look() == []
+    assert world.asked == 0
+
+
+def test_a_container_that_does_not_run_is_not_reported(world: World):
+    world.restart_kubelet()
+    assert world.look() == []
+
+
+@pytest.mark.parametrize("call", ["PreStart", "Allocate"])
+def test_a_container_that_had_its_prestart_meanwhile_is_not_reported(world: World, call: str):
+    world.started = int(world.restart_kubelet()) + 2
+    if call == "PreStart":
+        world.ledger.prestart_seen([DeviceId(REGION)])
+    else:
+        world.ledger.allocate(RESOURCE, [REGION])
+    assert world.look() == []
+
+
+def test_a_pod_that_is_not_told_yet_is_asked_for_again_and_then_reported(world: World):
+    world.started = int(world.restart_kubelet()) + 2
+    world.error = NoSourceError("still starting")
+    (line,) = world.look()
+    assert world.asked == 2
+    assert "still starting" in line["error"]
+    world.error = None
+    assert len(world.look()) == 1
+
+
+def test_without_a_claim_nobody_is_asked(world: World):
+    world.ledger.release([REGION])
+    world.started = int(world.restart_kubelet()) + 2
+    assert world.look() == []
+    assert world.asked == 0
+
+
+def test_a_kubelet_that_is_gone_again_is_not_looked_at(world: World):
+    world.restart_kubelet()
+    os.unlink(world.socket)
+    assert world.look() == []
+    assert world.asked == 0
