@@ -53,6 +53,7 @@ from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import Report
@@ -246,30 +247,28 @@ class Daemon:
             ),
             report=self._report,
         )
-        scrubber = self._scrubber = Scrubber(operations, interval=settings.reconcile_interval)
+        queue = self._queue = CardQueue(interval=settings.reconcile_interval)
         inventory = self.inventory = Inventory(
             ledger=ledger,
             backend=hardware.backend,
             blanks=blanks,
             workers=workers,
             selects=settings.cards.selects,
-            poke=scrubber.poke,
+            queue=queue,
             debugged=operations.debugged,
             recorder=recorder,
             reads=self._reads,
             calm=settings.health_interval,
         )
-        recovery = self._recovery = Recovery(
+        recovery = Recovery(
             settings.recovery,
             operations=operations,
-            look=inventory.look,
+            inventory=inventory,
             announced=self._announced,
-            poke=scrubber.poke,
+            queue=queue,
         )
-        scrubber.use(recovery)
-        self.card_actions = CardActions(
-            operations, recovery, look=self._look_now, poke=scrubber.poke
-        )
+        queue.start(Scrubber(operations, recovery, queue))
+        self.card_actions = CardActions(operations, recovery, inventory, queue)
         identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
         owners = Owners(ledger=ledger, identities=identities, kubelet_dir=settings.kubelet_dir)
         envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources, operations.cgroups))
@@ -281,7 +280,7 @@ class Daemon:
             kubelet_dir=settings.kubelet_dir,
             prefix=settings.resource_prefix,
             interval=settings.reconcile_interval,
-            gate=self._gate,
+            queue=queue,
             release=self._released,
             resend=self._resend,
             ended=envs.ended,
@@ -305,7 +304,7 @@ class Daemon:
             cgroups=operations.cgroups,
             envs=envs,
             preparer=Preparer(operations, recovery, self._reads),
-            scrubber=scrubber,
+            queue=queue,
             recorder=recorder,
             permission=Permission(
                 self._policy, pods_socket=settings.pods_socket, podresources=podresources
@@ -322,7 +321,7 @@ class Daemon:
                 scrub=settings.scrub,
             ),
             prestarts=prestarts,
-            scrubber=scrubber,
+            queue=queue,
             envs=envs,
             epoch_changed=reconciler.epoch_changed,
             stream_opened=lambda resource: self._stream_opened(reconciler, resource),
@@ -402,12 +401,6 @@ class Daemon:
         if self._on_report is not None:
             self._on_report(report)
 
-    def _gate(self, open_: bool) -> None:  # noqa: FBT001  # a valve: open or not is all it knows
-        if open_:
-            self._scrubber.open_gate()
-        else:
-            self._scrubber.close_gate()
-
     def _called(self, *call: Any) -> None:
         self.survey.called(*call)
         if self._on_call is not None:
@@ -420,10 +413,6 @@ class Daemon:
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
         self.survey.meters.reconciled += 1
         self.claims.deallocate(resource, [device])
-
-    async def _look_now(self, card: CardId) -> None:
-        self.inventory.hasten(card)
-        await self.inventory.rescan(card)
 
     async def _announced(self) -> None:
         if self.kubelet is not None:
@@ -442,7 +431,7 @@ class Daemon:
         for card in self.ledger.cards.values():
             if interface_id in {None, card.interface_id}:
                 self.ledger.another_blank(card.id)
-                self._scrubber.poke(card.id)
+                self._queue.add(card.id)
 
     async def _check_health(self) -> None:
         """Signals that no event tells of."""
@@ -482,9 +471,8 @@ class Daemon:
         if hasattr(self, "_workers"):
             self._workers.close()
         if hasattr(self, "claims"):
-            self._recovery.close()
             await self.claims.close()
-            await self._scrubber.close()
+            await self._queue.close()
             await self.inventory.close()
             await self._recorder.close()
         if self._journal is not None:

@@ -17,7 +17,7 @@ from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.preferred import preferred
-from fpga_plugin.regions.scrub import Scrubber
+from fpga_plugin.regions.queue import CardQueue
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ class ClaimService:
         owners: finds out whose claims these are.
         lists: what is advertised of it.
         prestarts: the call that waits.
-        releaser: is told where there may be something to scrub.
+        queue: where cards that may have to be scrubbed are added.
         envs: is told of each life of kubelet.
         epoch_changed: is told of it too.
         stream_opened: is told that kubelet has a resource's list.
@@ -43,7 +43,7 @@ class ClaimService:
         owners: Owners,
         lists: DeviceLists,
         prestarts: PreStarts,
-        scrubber: Scrubber,
+        queue: CardQueue,
         envs: EnvSource,
         epoch_changed: Callable[[str], None],
         stream_opened: Callable[[ResourceName], None],
@@ -52,7 +52,7 @@ class ClaimService:
         self._owners = owners
         self._lists = lists
         self._prestarts = prestarts
-        self._scrubber = scrubber
+        self._queue = queue
         self._envs = envs
         self._epoch_changed = epoch_changed
         self._stream_opened = stream_opened
@@ -121,7 +121,7 @@ class ClaimService:
                 resource=resource,
                 pod=claims[device].pod,
             )
-            self._scrubber.poke(card_of(device))
+            self._queue.add(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended."""
@@ -131,7 +131,7 @@ class ClaimService:
         self._prestarts.forget(released)
         for device in released:
             log.info("released", device=device, resource=resource, pod=pods[device])
-            self._scrubber.poke(card_of(device))
+            self._queue.add(card_of(device))
 
     def _claimed(self, resource: ResourceName, ids: Sequence[str]) -> list[DeviceId]:
         """Those of `ids` that are claimed under this resource, each once."""

@@ -43,8 +43,8 @@ from fpga_plugin.pods.identity import Identities, Identity
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
 from fpga_plugin.regions.prepare import Plan, Preparer, Want
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
-from fpga_plugin.regions.scrub import Scrubber
 
 log = structlog.get_logger()
 
@@ -111,7 +111,7 @@ class PreStarts:
         cgroups: PodCgroups,
         envs: EnvSource,
         preparer: Preparer,
-        scrubber: Scrubber,
+        queue: CardQueue,
         recorder: EventRecorder,
         permission: Permission,
         reads: CardReads,
@@ -123,7 +123,7 @@ class PreStarts:
         self._cgroups = cgroups
         self._envs = envs
         self._preparer = preparer
-        self._scrubber = scrubber
+        self._queue = queue
         self._recorder = recorder
         self._permission = permission
         self._reads = reads
@@ -437,7 +437,7 @@ class PreStarts:
                 UNCLAIMED_FOR, self._expire, devices
             )
         for card in {card_of(claim.device) for claim in plan.claims}:
-            self._scrubber.poke(card)
+            self._queue.add(card)
 
     def forget(self, ended: Iterable[DeviceId]) -> None:
         """The claims on these devices ended: what was prepared for them serves nobody."""

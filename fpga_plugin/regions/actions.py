@@ -1,6 +1,5 @@
 """What the operator does with a card: take it out of service, bring it back, look at it again."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -15,7 +14,9 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import CLEAN, Claim, Condition
+from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.recovery import Recovery
 
 log = structlog.get_logger()
@@ -70,24 +71,23 @@ class CardActions:
     """Belongs to the event loop.
 
     Args:
-        bench: the shared workbench.
+        operations: what is done to a card.
         recovery: its pauses are lifted by `retry`.
-        look: scans a card anew and tells the ledger; takes the card's lock for its health.
-        poke: is told of a card that may have work now.
+        inventory: scans a card anew and tells the ledger.
+        queue: where a card that may have work is added.
     """
 
     def __init__(
         self,
         operations: CardOperations,
         recovery: Recovery,
-        *,
-        look: Callable[[CardId], Awaitable[None]],
-        poke: Callable[[CardId], None],
+        inventory: Inventory,
+        queue: CardQueue,
     ) -> None:
         self._operations = operations
         self._recovery = recovery
-        self._look = look
-        self._poke = poke
+        self._inventory = inventory
+        self._queue = queue
 
     @property
     def _ledger(self) -> Ledger:
@@ -115,7 +115,7 @@ class CardActions:
         card_id = self._known(card)
         self._ledger.set_drained(card_id, drained=False)
         log.info("card back in service", card=card_id)
-        self._poke(card_id)
+        self._queue.add(card_id)
         return await self.state(card_id)
 
     async def retry(self, card: str) -> CardState:
@@ -130,9 +130,10 @@ class CardActions:
         self._recovery.ask(card_id)
         if card_id in self._ledger.rebinding:
             await self._recovery.put_on(card_id)
-        await self._look(card_id)
+        self._inventory.hasten(card_id)
+        await self._inventory.rescan(card_id)
         self._ledger.another_try(card_id)
-        self._poke(card_id)
+        self._queue.add(card_id)
         return await self.state(card_id)
 
     async def state(self, card: str) -> CardState:

@@ -22,11 +22,14 @@ from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import pods
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
-from fpga_plugin.regions.recovery import POISONED
 from fpga_plugin.regions.workers import CardWorkers
 
 log = structlog.get_logger()
+
+POISONED = "poisoned"
+"""How the health signal of a poisoned port begins (`hardware/dfl/health`)."""
 
 Selects = Callable[[CardId], bool]
 
@@ -42,7 +45,7 @@ class Inventory:
 
     Args:
         selects: whether the operator lets the plugin touch a card.
-        poke: is told of each card that may have work now.
+        queue: where each card that may have work is added.
         debugged: regions whose port errors are to be logged.
         news: is told of cards that fail and recover.
         reads: of cards that may not answer.
@@ -58,7 +61,7 @@ class Inventory:
         blanks: Blanks,
         workers: CardWorkers,
         selects: Selects,
-        poke: Callable[[CardId], None],
+        queue: CardQueue,
         debugged: AbstractSet[RegionId],
         recorder: EventRecorder,
         reads: CardReads,
@@ -69,7 +72,7 @@ class Inventory:
         self._blanks = blanks
         self._workers = workers
         self._selects = selects
-        self._poke = poke
+        self._queue = queue
         self._debugged = debugged
         self._recorder = recorder
         self._reads = reads
@@ -264,7 +267,7 @@ class Inventory:
             )
             self._recorder.card_failed(card.id, "it went and came back")
             self._backend.accept_errors(card.id)  # those that it came with are not its own failing
-        self._poke(card.id)
+        self._queue.add(card.id)
 
     def _gone(self, card_id: CardId) -> None:
         if card_id in self._ledger.cards:
@@ -310,7 +313,7 @@ class Inventory:
         }
         for card_id, card in tuple(self._ledger.cards.items()):
             if card_id in same:
-                self._poke(card_id)
+                self._queue.add(card_id)
             elif card_id in silent:
                 self._silent(card)
             else:
@@ -459,7 +462,7 @@ class Inventory:
             if health.degraded:
                 log.warning("card degraded", card=card.id, signals=health.degraded)
         self._ledger.set_failing(card.id, health.failed)
-        self._poke(card.id)
+        self._queue.add(card.id)
 
     async def close(self) -> None:
         """Take no more events, and wait for the scans that run."""

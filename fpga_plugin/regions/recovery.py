@@ -22,7 +22,9 @@ from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.regions.inventory import POISONED, Inventory
 from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue
 
 log = structlog.get_logger()
 
@@ -31,9 +33,6 @@ FIRST_PAUSE = 60.0
 
 LONGEST_PAUSE = 3600.0
 """An attempt that is longer ago than this is forgotten."""
-
-POISONED = "poisoned"
-"""How the health signal of a poisoned port begins (`hardware/dfl/health`)."""
 
 
 @dataclass(slots=True)
@@ -49,10 +48,10 @@ class Recovery:
 
     Args:
         policy: what the operator allows.
-        bench: the shared workbench.
-        look: scans a card anew and tells the ledger.
+        operations: what is done to a card.
+        inventory: scans a card anew and tells the ledger.
         announced: returns once kubelet was sent the lists as they are now.
-        poke: is told of a card that may be tried again.
+        queue: where a card that may be tried again is added.
     """
 
     def __init__(
@@ -60,18 +59,17 @@ class Recovery:
         policy: RecoveryPolicy,
         *,
         operations: CardOperations,
-        look: Callable[[CardId], Awaitable[None]],
+        inventory: Inventory,
         announced: Callable[[], Awaitable[None]],
-        poke: Callable[[CardId], None],
+        queue: CardQueue,
     ) -> None:
         self._policy = policy
         self._operations = operations
-        self._look = look
+        self._inventory = inventory
         self._announced = announced
-        self._poke = poke
+        self._queue = queue
         self._attempts: dict[CardId, _Attempt] = {}
         self._asked: set[CardId] = set()
-        self._timers: dict[CardId, asyncio.TimerHandle] = {}
         self.done = 0
         self.failed = 0
 
@@ -137,12 +135,7 @@ class Recovery:
     def ask(self, card_id: CardId) -> None:
         """The operator wants it tried again at once, in service or not."""
         self._asked.add(card_id)
-        self._forget(card_id)
-
-    def _forget(self, card_id: CardId) -> None:
         self._attempts.pop(card_id, None)
-        if (timer := self._timers.pop(card_id, None)) is not None:
-            timer.cancel()
 
     async def rebind(self, card: Card, *, owner: AbstractSet[DeviceId]) -> bool:
         """Do it if every condition holds; returns whether the card was rebound.
@@ -201,7 +194,7 @@ class Recovery:
             _say_no_driver(card.id, error)
         # What is there now is a card of unknown history, even where every number is as before.
         ledger.card_gone(card.id)
-        await self._look(card.id)
+        await self._inventory.look(card.id)
         if card.id not in ledger.cards:
             self.failed += 1
             return False  # the journal keeps that its driver is missing
@@ -229,11 +222,11 @@ class Recovery:
         try:
             async with self._operations.workers.lock(card_id):
                 await self._operations.workers.run(card_id, self._operations.backend.bind, card_id)
-                await self._look(card_id)
+                await self._inventory.look(card_id)
                 self._ledger.set_rebinding(card_id, rebinding=False)
                 log.info("card bound again", card=card_id)
         finally:
-            self._poke(card_id)
+            self._queue.add(card_id)
 
     def _note_attempt(self, card_id: CardId) -> None:
         now, last = self._now(), self._attempts.get(card_id)
@@ -241,19 +234,12 @@ class Recovery:
         if last is not None and now - last.at < LONGEST_PAUSE:
             pause = min(last.pause * 2, LONGEST_PAUSE)
         self._asked.discard(card_id)
-        self._forget(card_id)
         self._attempts[card_id] = _Attempt(now, pause)
-        loop = asyncio.get_running_loop()
-        self._timers[card_id] = loop.call_later(pause, self._poke, card_id)
+        self._queue.add_later(card_id, pause)
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-    def close(self) -> None:
-        """Forget the pauses that run."""
-        for card_id in tuple(self._timers):
-            self._forget(card_id)
 
 
 def _say_no_driver(card_id: CardId, error: FpgaPluginError) -> None:

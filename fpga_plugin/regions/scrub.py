@@ -3,14 +3,12 @@
 An owner that has not begun may have the region of one that is gone: it is scrubbed too, since
 kubelet may yet start the new owner's container without asking (after its restart).
 
-One task a card, while there is something to do on it. A region whose former owner still runs, or
-whose port somebody has open, waits; everything else goes on. Nothing is scrubbed before kubelet has
-said what is in use (`open_gate`), and what had begun stops between two regions when kubelet
-restarts.
+It is the worker of the queue of cards (`queue`). A region whose former owner still runs, or whose
+port somebody has open, waits; everything else goes on. What had begun stops between two regions
+when kubelet restarts.
 """
 
 import asyncio
-import enum
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 
@@ -29,96 +27,46 @@ from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, PodUid, RegionId
 from fpga_plugin.ledger.records import CLEAN, Condition
 from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue, Outcome
 from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import Report
 
 log = structlog.get_logger()
 
-FIRST_RETRY = 0.1
-"""Seconds until a region that has to wait is looked at again; doubles up to the interval."""
-
-
-class Outcome(enum.Enum):
-    """Of one look at a card."""
-
-    DONE = enum.auto()
-    WAIT = enum.auto()
-    NOTHING = enum.auto()
-
 
 class Scrubber:
-    """Scrubs in the background; belongs to the event loop.
+    """The worker of the queue of cards (`CardWorker`).
 
     Args:
-        bench: the shared workbench.
-        interval: the longest wait in seconds between two looks at a region that has to wait.
+        operations: what is done to a card.
+        recovery: of poisoned ports of cards that nobody has.
+        queue: where cards that may have work are added.
     """
 
-    def __init__(self, operations: CardOperations, *, interval: float) -> None:
+    def __init__(self, operations: CardOperations, recovery: Recovery, queue: CardQueue) -> None:
         self._operations = operations
-        self._recovery: Recovery | None = None
-        self._interval = interval
-        self._open = False
-        self._tasks: dict[CardId, asyncio.Task[None]] = {}
-        self._poked: dict[CardId, asyncio.Event] = {}
+        self._recovery = recovery
+        self._queue = queue
         self._waits: dict[RegionId, str] = {}
         self._lenders: dict[CardId, set[PodUid]] = {}
-        self._closing = False
         operations.ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
         """A claim's end may leave regions of other cards dirty too, whose numbers moved."""
         # What works on a card sees what changes, and much of that is its own doing.
-        if card is not None and card not in self._poked:
-            self.poke(card)
+        if card is not None and not self._queue.busy(card):
+            self._queue.add(card)
 
-    def use(self, recovery: Recovery) -> None:
-        """Let poisoned ports of cards that nobody has be recovered."""
-        self._recovery = recovery
-
-    def open_gate(self) -> None:
-        """Kubelet has told what is in use."""
-        self._open = True
-        for card in self._operations.ledger.cards:
-            self.poke(card)
-
-    def close_gate(self) -> None:
-        """Another kubelet: what is in use is not known."""
-        self._open = False
-
-    def poke(self, card: CardId) -> None:
-        """Something changed about a card; there may be work."""
-        if not self._open or self._closing:
-            return
-        if (event := self._poked.get(card)) is not None:
-            event.set()
-        elif self._has_work(card):
-            self._poked[card] = asyncio.Event()
-            self._tasks[card] = asyncio.create_task(self._work(card), name=f"release {card}")
-
-    async def close(self) -> None:
-        """Begin nothing new and wait for what cannot be interrupted."""
-        self._closing = True
-        for event in self._poked.values():
-            event.set()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks.values()))
-
-    def _has_work(self, card_id: CardId) -> bool:
+    def has_work(self, card_id: CardId) -> bool:
+        """Whether anything is to be done to a card, now or once somebody is gone."""
         card = self._operations.ledger.cards.get(card_id)
         return card is not None and bool(
             self._due(card)
             or self._owes(card)
             or self._lent(card)
-            or self._mendable(card)
-            or self._left_over(card)
+            or self._recovery.due(card)
+            or self._recovery.left_over(card)
         )
-
-    def _left_over(self, card: Card) -> bool:
-        return self._recovery is not None and self._recovery.left_over(card)
-
-    def _mendable(self, card: Card) -> bool:
-        return self._recovery is not None and self._recovery.due(card)
 
     def _lent(self, card: Card) -> set[PodUid]:
         """Pods without a claim that have a node of the card in their hands."""
@@ -162,42 +110,16 @@ class Scrubber:
             and not any(ledger.trouble(region.id) for region in card.regions)
         )
 
-    async def _work(self, card: CardId) -> None:
-        retry = FIRST_RETRY
-        event = self._poked[card]
-        try:
-            while not self._closing and self._open:
-                event.clear()
-                try:
-                    outcome = await self._round(card)
-                except FpgaPluginError as error:  # such as a journal that cannot be written
-                    log.warning("release waits", card=card, error=str(error))
-                    outcome = Outcome.WAIT
-                if outcome is Outcome.DONE:
-                    retry = FIRST_RETRY
-                elif outcome is Outcome.WAIT and not event.is_set():
-                    try:
-                        async with asyncio.timeout(retry):
-                            await event.wait()
-                    except TimeoutError:
-                        retry = min(retry * 2, self._interval)
-                elif not event.is_set():
-                    break
-        except Exception:
-            log.exception("release stopped", card=card)
-        finally:
-            del self._poked[card], self._tasks[card]
-
-    async def _round(self, card_id: CardId) -> Outcome:
+    async def work(self, card_id: CardId) -> Outcome:
         """One look at a card."""
         operations = self._operations
         async with operations.workers.lock(card_id):
             card = operations.ledger.cards.get(card_id)
-            if card is None or not self._open or self._closing:
+            if card is None or not self._queue.open:
                 return Outcome.NOTHING
-            if self._left_over(card) and self._recovery is not None:
+            if self._recovery.left_over(card):
                 self._recovery.finish(card)
-            if self._mendable(card) and self._recovery is not None:
+            if self._recovery.due(card):
                 back = await self._recovery.rebind(card, owner=frozenset())
                 return Outcome.DONE if back else Outcome.NOTHING
             lent = await self._end_loans(card)
@@ -211,7 +133,7 @@ class Scrubber:
                 for region in self._due(card):
                     if operations.ledger.record(region.id).reason != error.message:
                         operations.ledger.dirty([region.id], error.message)
-                return Outcome.NOTHING  # the store's change pokes
+                return Outcome.NOTHING  # the store's change adds the card again
             reports: dict[RegionId, Report] = {}
             try:
                 async with AsyncExitStack() as stack:
@@ -258,7 +180,7 @@ class Scrubber:
             if (uid := await self._running_owner(region)) is not None:
                 self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
                 continue
-            if not self._open or region not in self._due(card):
+            if not self._queue.synced or region not in self._due(card):
                 continue  # a container may have begun while we looked
             try:
                 ports = await stack.enter_async_context(operations.ports(card, [region]))
@@ -309,14 +231,14 @@ class Scrubber:
             ledger.set_debt(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
-            if not self._open:
+            if not self._queue.synced:
                 break  # another kubelet, which may start an owner's containers without PreStart
             try:
                 await operations.scrub(card, region, port, blank, reports[region.id])
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
-        if not self._open:
+        if not self._queue.synced:
             return []
         if done:
             try:

@@ -1,7 +1,7 @@
 """Reconcile: compare the ledger with kubelet's own records.
 
 Twofold. At the start of each of kubelet's lives nothing is scrubbed until its records were read
-once: that answer opens the release gate. After that, while anything is owned, kubelet is asked at
+once: that answer syncs the queue of cards. After that, while anything is owned, kubelet is asked at
 intervals which devices its pods still hold, and a claim that it no longer knows ends: after two
 Lists in a row, both begun after the claim's last Allocate or PreStart and in one epoch, and a
 checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot be
@@ -28,6 +28,7 @@ from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
 from fpga_plugin.pods.identity import Identities, granted_nodes
 from fpga_plugin.pods.podresources import PodList, PodResourcesClient
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 
@@ -58,9 +59,9 @@ class Reconciler:
     Args:
         owners: learns whose claims these are from each life's first answer.
         podresources: None where FPGA_PLUGIN_PODRESOURCES_SOCKET switches it off: then an open
-            ListAndWatch stream is the answer that opens the gate, and nothing is polled.
+            ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
         interval: seconds between two Lists.
-        gate: is told True when kubelet's records were read, False when another kubelet began.
+        queue: is in step with kubelet once its records were read, until another kubelet begins.
         release: ends the claim of a device.
         resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
         ended: whether a pod is gone or has ended, by a source that tells pods; raises NoSourceError
@@ -79,7 +80,7 @@ class Reconciler:
         kubelet_dir: str,
         prefix: str,
         interval: float,
-        gate: Callable[[bool], None],
+        queue: CardQueue,
         release: Callable[[ResourceName, DeviceId], None],
         resend: Callable[[], None],
         ended: Callable[[PodUid], Awaitable[bool]] | None = None,
@@ -93,7 +94,7 @@ class Reconciler:
         self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
         self._prefix = prefix
         self._interval = interval
-        self._gate = gate
+        self._queue = queue
         self._release = release
         self._resend = resend
         self._ended = ended
@@ -119,7 +120,7 @@ class Reconciler:
             self._allocatable.new_kubelet()
         if self._missed is not None:
             self._missed.new_kubelet()
-        self._gate(False)
+        self._queue.unsync()
         self._wake.set()
 
     def stream_opened(self, resource: ResourceName) -> None:
@@ -206,7 +207,7 @@ class Reconciler:
             return False
         self._answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
-        self._gate(True)
+        self._queue.sync()
         if self._missed is not None and journalled:  # else nobody knows who was served
             self._missed.look()
         return True
@@ -292,7 +293,7 @@ class Reconciler:
                 log.warning("card left alone", card=card_id, reason=reason)
             self._ledger.set_foreign(cards)
             if self._answered:
-                self._gate(True)
+                self._queue.sync()
 
     async def _round(self, podresources: PodResourcesClient) -> None:
         ledger = self._ledger

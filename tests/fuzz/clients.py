@@ -35,8 +35,11 @@ class _Idle:
         return lambda *_: None
 
 
-async def _look(_card: CardId) -> None:
+class _Inventory(_Idle):
     """Nothing is there."""
+
+    async def rescan(self, _card: CardId) -> None:
+        """Look in vain."""
 
 
 def _site() -> Site:
@@ -47,12 +50,7 @@ def _site() -> Site:
         snapshot=Snapshot(drained=frozenset({_CARD})),
         boot_id="boot",
     )
-    actions = CardActions(
-        SimpleNamespace(ledger=ledger),
-        _Idle(),
-        look=_look,
-        poke=lambda _: None,
-    )
+    actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory(), _Idle())
     return Site(Survey(Settings(status_page=True)), operations(actions))
 
 

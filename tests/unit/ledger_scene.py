@@ -74,7 +74,7 @@ class Scene:
 
     def hold_releases(self) -> None:
         """Nothing is scrubbed in the background from now on: what is left behind can be seen."""
-        self.plugin.scrubber.close_gate()
+        self.plugin.queue.unsync()
 
     def admit(self, *regions: RegionId) -> Pod:
         return self._admit(REGIONS, tuple(map(DeviceId, regions)))

@@ -47,6 +47,7 @@ from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.scrub import Scrubber
@@ -501,14 +502,14 @@ class Plugin:
             cgroups=Cgroups(pods),  # type: ignore[arg-type]
             report=lambda _: None,
         )
-        self.scrubber = Scrubber(operations, interval=2.0)
+        queue = self.queue = CardQueue(interval=2.0)
         self.hardware = Inventory(
             ledger=ledger,
             backend=rack,
             blanks=blanks,
             workers=workers,
             selects=lambda _: True,
-            poke=self.scrubber.poke,
+            queue=queue,
             debugged=operations.debugged,
             recorder=SILENT,
             reads=Reads(),
@@ -517,14 +518,12 @@ class Plugin:
         self.recovery = Recovery(
             recovery,
             operations=operations,
-            look=self.hardware.look,
+            inventory=self.hardware,
             announced=_at_once,
-            poke=self.scrubber.poke,
+            queue=queue,
         )
-        self.scrubber.use(self.recovery)
-        self.actions = CardActions(
-            operations, self.recovery, look=self.hardware.rescan, poke=self.scrubber.poke
-        )
+        queue.start(Scrubber(operations, self.recovery, queue))
+        self.actions = CardActions(operations, self.recovery, self.hardware, queue)
         envs = NoEnvSource()
         prestarts = self.prestarts = PreStarts(
             ledger=ledger,
@@ -534,7 +533,7 @@ class Plugin:
             cgroups=operations.cgroups,
             envs=envs,
             preparer=Preparer(operations, self.recovery, Reads()),
-            scrubber=self.scrubber,
+            queue=queue,
             recorder=SILENT,
             permission=Permission(policy),
             reads=Reads(),
@@ -548,16 +547,16 @@ class Plugin:
             ),
             lists=self.lists,
             prestarts=prestarts,
-            scrubber=self.scrubber,
+            queue=queue,
             envs=envs,
-            epoch_changed=lambda _: self.scrubber.close_gate(),
+            epoch_changed=lambda _: queue.unsync(),
             stream_opened=lambda _: None,
         )
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
         self.call(lambda: self.ledger.reconciled(self.ledger.cards))
-        self.call(self.scrubber.open_gate)
+        self.call(self.queue.sync)
 
     def begin(self, work: object) -> "asyncio.Task[None]":
         """Start a coroutine of the plugin."""

@@ -21,6 +21,7 @@ from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions import reads
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.workers import CardWorkers
 
@@ -55,7 +56,7 @@ class Node:
             workers=self.workers,
             selects=lambda _: True,
             debugged=self.debugged,
-            poke=lambda _: None,
+            queue=CardQueue(interval=2.0),
             recorder=EventRecorder(None, node_name=None, podresources=None),
             reads=CardReads(),
         )

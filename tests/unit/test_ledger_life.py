@@ -423,7 +423,7 @@ class Life(RuleBasedStateMachine):
         if self.plugin.ledger.epoch == f"life {self.epoch}":
             self.answered = self.learn_owners()
             if self.answered:
-                self.plugin.call(self.plugin.scrubber.open_gate)
+                self.plugin.call(self.plugin.queue.sync)
         self.after(jobs)
 
     def learn_owners(self) -> bool:
@@ -631,7 +631,7 @@ class Life(RuleBasedStateMachine):
         self.images.has_blank = there
         self.plugin.hardware._blanks.forget(None)
         for card in list(self.plugin.ledger.cards):
-            self.plugin.call(functools.partial(self.plugin.scrubber.poke, card))
+            self.plugin.call(functools.partial(self.plugin.queue.add, card))
         self.after()
 
     def node_boots(self, order: int) -> None:

@@ -96,6 +96,19 @@ class Kubelet:
             self.write(sorted(self.checkpoint))
 
 
+class Queue:
+    """Remembers whether the queue of cards was in step with kubelet."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def sync(self) -> None:
+        self.told.append(True)
+
+    def unsync(self) -> None:
+        self.told.append(False)
+
+
 class World:
     def __init__(self, directory: str, *, fresh: bool = False, polled: bool = True) -> None:
         self.ledger = Ledger(
@@ -106,7 +119,7 @@ class World:
         if not fresh:
             self.ledger.reconciled(self.ledger.cards)
         self.kubelet = Kubelet(directory)
-        self.gates: list[bool] = []
+        self.queue = Queue()
         self.released: list[DeviceId] = []
         identities = Identities(kubelet_dir=directory, prefix=PREFIX)
         self.owners = Owners(ledger=self.ledger, identities=identities, kubelet_dir=directory)
@@ -118,7 +131,7 @@ class World:
             kubelet_dir=directory,
             prefix=PREFIX,
             interval=0.01,
-            gate=self.gates.append,
+            queue=self.queue,  # type: ignore[arg-type]
             release=self._release,
             resend=self.kubelet.resend,
         )
@@ -147,15 +160,15 @@ def directory(tmp_path) -> str:
 
 def test_nothing_is_polled_while_nothing_is_owned(directory: str) -> None:
     world = World(directory)
-    world.play(lambda: bool(world.gates))
-    assert world.gates == [True]
+    world.play(lambda: bool(world.queue.told))
+    assert world.queue.told == [True]
     assert world.kubelet.lists == 1  # the first answer of this kubelet, and no other
 
 
 def test_without_podresources_an_open_stream_opens_the_gate(directory: str) -> None:
     world = World(directory, polled=False)
     world.ledger.allocate(RESOURCE, [REGION])
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     assert world.kubelet.lists == 0
     assert world.released == []
 
@@ -209,7 +222,7 @@ def test_a_checkpoint_that_is_not_rewritten_releases_nothing(directory: str) -> 
 
 def test_an_unreadable_checkpoint_releases_nothing(directory: str) -> None:
     world = World(directory)
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
     stamps = iter(range(100))
 
@@ -231,7 +244,7 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
     os.mkdir(kubelet_dir)
     world = World(kubelet_dir)
     world.kubelet.write([])
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
 
     def go() -> None:
@@ -256,7 +269,7 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
 def test_a_claim_that_cannot_be_ended_is_tried_again_and_told_once(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([])
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
     tries = []
 
@@ -277,7 +290,7 @@ def test_a_claim_that_cannot_be_ended_is_tried_again_and_told_once(directory: st
 
 def test_what_cannot_be_read_is_told_once_not_each_time(directory: str) -> None:
     world = World(directory)
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
 
     world.reconciler._resend = world.kubelet.spoil
@@ -305,7 +318,7 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
         return gone
 
     world.reconciler._ended = ended
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     with open(world.kubelet.path, "w") as file:
         file.write('{"Data": {"PodDevice')
     world.kubelet.rewrites = False
@@ -336,7 +349,7 @@ def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory:
         return True
 
     world.reconciler._ended = ended
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
     world.ledger.bind_pod([DeviceId(REGION)], POD)
     late = replace(card(), address=PciAddress.parse("0000:20:00.0"), regions=())
@@ -361,13 +374,13 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
         return True
 
     world.reconciler._ended = ended
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     for number, device in enumerate((REGION, SECOND)):
         world.ledger.allocate(RESOURCE, [device])
         world.ledger.bind_pod([DeviceId(device)], PodUid(f"{POD[:-1]}{number}"))
 
     world.reconciler._resend = world.kubelet.spoil
-    world.play(lambda: False in world.gates)
+    world.play(lambda: False in world.queue.told)
     assert len(asked) == 1
     assert world.released == []
 
@@ -375,7 +388,7 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
 def test_failed_lists_release_nothing(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([])
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
     world.kubelet.failing = True
     world.play(lambda: world.kubelet.lists > 6)
@@ -403,11 +416,11 @@ def restart_kubelet(world: World, epoch: str) -> None:
 
 def test_another_kubelet_shuts_the_gate_until_it_has_answered(directory: str) -> None:
     world = World(directory)
-    world.play(lambda: world.gates == [True])
+    world.play(lambda: world.queue.told == [True])
     restart_kubelet(world, "k2")
-    assert world.gates == [True, False]
-    world.play(lambda: len(world.gates) == 3)
-    assert world.gates[-1]
+    assert world.queue.told == [True, False]
+    world.play(lambda: len(world.queue.told) == 3)
+    assert world.queue.told[-1]
 
 
 def test_the_answer_of_the_last_kubelet_does_not_open_the_gate(directory: str) -> None:
@@ -418,7 +431,7 @@ def test_the_answer_of_the_last_kubelet_does_not_open_the_gate(directory: str) -
             restart_kubelet(world, "k2")  # while it answers
 
     world.kubelet.on_list = restart
-    world.play(lambda: world.gates == [False])
+    world.play(lambda: world.queue.told == [False])
 
     async def answer() -> None:
         task = asyncio.create_task(world.reconciler.run())
@@ -428,7 +441,7 @@ def test_the_answer_of_the_last_kubelet_does_not_open_the_gate(directory: str) -
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(answer())  # no stream of the next one is open
-    assert world.gates == [False]
+    assert world.queue.told == [False]
     assert not world.reconciler.answered
 
 
@@ -504,7 +517,7 @@ def test_without_a_journal_the_checkpoint_names_the_owners(directory: str) -> No
     world = World(directory, fresh=True)
     world.kubelet.write([REGION])
     world.kubelet.listed = {REGION}
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     claim = world.ledger.claims[DeviceId(REGION)]
     assert claim.exposed
     assert claim.pod == "0a0a0a0a-0000-4000-8000-000000000001"
@@ -529,7 +542,7 @@ def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
     world.ledger.card_gone(ADDRESS.card_id)
     world.ledger.regions.clear()
     world.kubelet.write([])
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     world.kubelet.write([REGION])
     world.kubelet.listed = {REGION}
     world.ledger.card_found(card(), {}, BLANK)
@@ -549,7 +562,7 @@ def test_records_that_another_kubelet_told_meanwhile_name_no_owners(directory: s
     world.kubelet.on_list = restart
     adopted: list[str] = []
     world.ledger.subscribe(lambda _: adopted.append(world.ledger.epoch))
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     assert world.ledger.claims[DeviceId(REGION)].epoch == "k2"
     assert world.kubelet.lists > 1
 
@@ -557,7 +570,7 @@ def test_records_that_another_kubelet_told_meanwhile_name_no_owners(directory: s
 def test_with_a_journal_a_stale_entry_makes_no_claim(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([REGION])
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     assert not world.ledger.claims
 
 
@@ -592,7 +605,7 @@ def test_without_a_journal_owners_under_another_prefix_are_learnt(directory: str
     world.kubelet.resource = OLD
     world.kubelet.write([REGION])
     world.kubelet.listed = {REGION}
-    world.play(lambda: bool(world.gates))
+    world.play(lambda: bool(world.queue.told))
     claim = world.ledger.claims[DeviceId(REGION)]
     assert (claim.resource, claim.pod) == (OLD, POD)
 
@@ -610,4 +623,4 @@ def test_the_gate_stays_shut_while_kubelet_does_not_answer(directory: str) -> No
     world = World(directory)
     world.kubelet.failing = True
     world.play(lambda: world.kubelet.lists > 3)
-    assert world.gates == []
+    assert world.queue.told == []

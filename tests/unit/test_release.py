@@ -54,7 +54,7 @@ class World:
         self.plugin.call(lambda: self.plugin.claims.kubelet_epoch(epoch))
 
     def answer(self) -> None:
-        self.plugin.call(self.plugin.scrubber.open_gate)
+        self.plugin.call(self.plugin.queue.sync)
 
     def settle(self) -> None:
         """Let threads finish and waits end, some seconds of them."""
@@ -441,7 +441,7 @@ def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
     world = make(clears_memory=True)
     world.run("b", world.p1)
     world.plugin.call(lambda: world.plugin.ledger.set_debt(world.board.card.id, open_=False))
-    world.plugin.scrubber.close_gate()
+    world.plugin.queue.unsync()
     world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "a pod may have used it"))
     debts: list[bool] = []
     world.on_touch = lambda: debts.append(bool(world.plugin.ledger.debts))
