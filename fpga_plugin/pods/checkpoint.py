@@ -8,9 +8,8 @@ not fully understand.
 
 From pkg/kubelet/cm/devicemanager/checkpoint: kubelet replaces the file by rename, after each
 admission that allocated something and after each device list that a plugin sends. Entries of dead
-pods may stay in it, but never for a device that has been allocated again. Since 1.20 `DeviceIDs` is
-a map from NUMA node to ids, before that it was a list; before 1.10 nothing was wrapped in `Data`.
-The checksum covers Go's rendering of Go structs and cannot be verified here; the rename makes it
+pods may stay in it, but never for a device that has been allocated again. `DeviceIDs` is a map from
+NUMA node to ids (1.20 and later). The checksum covers Go's rendering of Go structs and cannot be verified here; the rename makes it
 unnecessary against torn writes.
 """
 
@@ -113,25 +112,17 @@ class _Data(msgspec.Struct):
     RegisteredDevices: dict[str, list[str] | None] | None = None
 
 
-class _Wrapped(msgspec.Struct):
-    """`Data` of kubelet 1.10 and later."""
+class _File(msgspec.Struct):
+    """The whole file."""
 
     Data: _Data
     BootID: str = ""
 
 
-class _Shape(msgspec.Struct):
-    """Tells the wrapped shape from the one before 1.10."""
-
-    Data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_Ids: TypeAlias = list[str] | dict[str, list[str] | None] | None
+_Ids: TypeAlias = dict[str, list[str] | None] | None
 
 # Made at import: msgspec 0.22 crashes where two threads are the first to decode a type.
-_SHAPE: Final = msgspec.json.Decoder(_Shape)
-_DATA: Final = msgspec.json.Decoder(_Data)
-_WRAPPED: Final = msgspec.json.Decoder(_Wrapped)
+_FILE: Final = msgspec.json.Decoder(_File)
 _IDS: Final[msgspec.json.Decoder[_Ids]] = msgspec.json.Decoder(_Ids)
 
 
@@ -147,15 +138,15 @@ def read_checkpoint(path: str, prefix: str) -> Checkpoint:
     if stamp is None:
         return Checkpoint()
     try:
-        data, boot_id = _decode(raw)
+        file = _FILE.decode(raw)
         entries = tuple(
             _entry(entry, prefix)
-            for entry in data.PodDeviceEntries or ()
+            for entry in file.Data.PodDeviceEntries or ()
             if is_ours(entry.ResourceName, prefix)
         )
         registered = {
             parse_resource(resource, prefix): frozenset(ids or ())
-            for resource, ids in (data.RegisteredDevices or {}).items()
+            for resource, ids in (file.Data.RegisteredDevices or {}).items()
             if is_ours(resource, prefix)
         }
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -163,7 +154,7 @@ def read_checkpoint(path: str, prefix: str) -> Checkpoint:
             f"kubelet's checkpoint {path} is not understood ({error})",
             hint="this kubelet may be newer than the plugin: upgrade the plugin, or report this",
         ) from error
-    return Checkpoint(entries, registered, stamp, boot_id)
+    return Checkpoint(entries, registered, stamp, file.BootID)
 
 
 def read_stamp(path: str) -> Stamp | None:
@@ -210,24 +201,13 @@ def _read(path: str) -> tuple[bytes, Stamp | None]:
     raise CheckpointUnreadableError(f"kubelet's checkpoint {path} changes while it is read")
 
 
-def _decode(raw: bytes) -> tuple[_Data, str]:
-    if _SHAPE.decode(raw).Data is msgspec.UNSET:
-        return _DATA.decode(raw), ""
-    wrapped = _WRAPPED.decode(raw)
-    return wrapped.Data, wrapped.BootID
-
-
 def _entry(entry: _Entry, prefix: str) -> CheckpointEntry:
     ids: _Ids = _IDS.decode(entry.DeviceIDs)
-    if isinstance(ids, dict):
-        devices = frozenset(device for of_node in ids.values() for device in of_node or ())
-    else:
-        devices = frozenset(ids or ())
     return CheckpointEntry(
         pod_uid=parse_pod_uid(entry.PodUID),
         container=parse_name(entry.ContainerName),
         resource=parse_resource(entry.ResourceName, prefix),
-        devices=devices,
+        devices=frozenset(one for of_node in (ids or {}).values() for one in of_node or ()),
         response=entry.AllocResp or "",
     )
 

@@ -1,12 +1,9 @@
 """Kubelet's PodResources API: which running container holds which device.
 
-What it tells (kubelet 1.28 and later; earlier ones served the same v1): active pods by namespace
-and name, their app containers and restartable init containers. It never tells other init
-containers, uids or environments. Listing has a side effect that is wanted: kubelet first frees the
-devices of pods that are no longer active. It answers at most 100 calls a second, the rest
-RESOURCE_EXHAUSTED.
-
-Kubelets before 1.20 serve v1alpha1 only: List, with the same messages by another name.
+What it tells: active pods by namespace and name, their app containers and restartable init
+containers. It never tells other init containers, uids or environments. Listing has a side effect
+that is wanted: kubelet first frees the devices of pods that are no longer active. It answers at
+most 100 calls a second, the rest RESOURCE_EXHAUSTED.
 
 A device that is missing from a list may get its region wiped, so a failure is never an empty list:
 whatever goes wrong is an error with its reason. Each call has a connection of its own, closed with
@@ -21,7 +18,6 @@ import enum
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from grpclib.client import Channel
 from grpclib.const import Status
@@ -106,20 +102,6 @@ class PodList:
     epoch: str
 
 
-class _V1Alpha1(v1.PodResourcesListerStub):
-    """List by its old name: messages and fields are those of v1, which only added to them."""
-
-    async def list(
-        self, message: v1.ListPodResourcesRequest | None = None, **limits: Any
-    ) -> v1.ListPodResourcesResponse:
-        return await self._unary_unary(
-            "/v1alpha1.PodResourcesLister/List",
-            message or v1.ListPodResourcesRequest(),
-            v1.ListPodResourcesResponse,
-            **limits,
-        )
-
-
 class PodResourcesClient:
     """Asks one kubelet. Belongs to the event loop; calls may overlap.
 
@@ -163,7 +145,7 @@ class PodResourcesClient:
             PodResourcesError: there is no answer; `reason` tells why.
         """
         async with self._call() as (stub, epoch):
-            answer = typed(await _list(stub))
+            answer = typed(await stub.list(v1.ListPodResourcesRequest()))
             devices = tuple(
                 PodDevices(
                     namespace=parse_name(pod.namespace),
@@ -183,7 +165,7 @@ class PodResourcesClient:
         """The healthy devices, free or not, of each of our resources that kubelet knows.
 
         Raises:
-            PodResourcesError: there is no answer; NOT_SERVED before kubelet 1.23.
+            PodResourcesError: there is no answer; NOT_SERVED where kubelet has it switched off.
         """
         async with self._call() as (stub, _):
             answer = typed(await stub.get_allocatable_resources(v1.AllocatableResourcesRequest()))
@@ -285,22 +267,3 @@ class PodResourcesClient:
         return PodResourcesError(
             f"kubelet at {self._path} answered {told}", reason=NoListReason.FAILED
         )
-
-
-async def _list(stub: v1.PodResourcesListerStub) -> v1.ListPodResourcesResponse:
-    """List by v1, else by v1alpha1.
-
-    Raises:
-        GRPCError: of v1, where kubelet has neither.
-    """
-    try:
-        return await stub.list(v1.ListPodResourcesRequest())
-    except GRPCError as error:
-        if error.status is not Status.UNIMPLEMENTED:
-            raise
-        try:
-            return await _V1Alpha1(stub.channel).list()
-        except GRPCError as older:
-            if older.status is not Status.UNIMPLEMENTED:
-                raise
-            raise error from None

@@ -5,7 +5,7 @@ import contextlib
 import os
 
 import pytest
-from grpclib.const import Cardinality, Handler, Status
+from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
@@ -22,26 +22,6 @@ REGION = f"{PREFIX}/region-ce48969398f05f33946d560708be108a"
 WHOLE = f"{PREFIX}/fpga-ce48969398f05f33946d560708be108a"
 
 
-OLD_LIST, LIST, ALLOCATABLE = (
-    f"/{name}"
-    for name in (
-        "v1alpha1.PodResourcesLister/List",
-        "v1.PodResourcesLister/List",
-        "v1.PodResourcesLister/GetAllocatableResources",
-    )
-)
-
-
-def not_served():
-    async def refuse(stream):
-        await stream.recv_message()
-        raise GRPCError(Status.UNIMPLEMENTED, "unknown service")
-
-    return Handler(
-        refuse, Cardinality.UNARY_UNARY, v1.ListPodResourcesRequest, v1.ListPodResourcesResponse
-    )
-
-
 class Kubelet(v1.PodResourcesListerBase):
     """Answers what it is told to, or fails as told."""
 
@@ -51,10 +31,6 @@ class Kubelet(v1.PodResourcesListerBase):
         self.error = None
         self.on_call = None
         self.calls = 0
-
-    def __mapping__(self):
-        """A call that is not there is answered as Go does: grpclib's server sends no headers."""
-        return {OLD_LIST: not_served()} | super().__mapping__()
 
     async def list(self, message):
         await self._act()
@@ -376,27 +352,3 @@ def test_a_cancelled_call_is_cancelled_not_failed(path):
                 await task
 
     asyncio.run(scenario())
-
-
-class OldKubelet:
-    """A kubelet before 1.20: v1alpha1, and List is all that it has."""
-
-    def __init__(self, kubelet):
-        self.kubelet = kubelet
-
-    def __mapping__(self):
-        served = self.kubelet.__mapping__()
-        return {OLD_LIST: served[LIST], LIST: not_served(), ALLOCATABLE: not_served()}
-
-
-def test_where_only_v1alpha1_is_served_that_is_spoken(path):
-    kubelet = Kubelet()
-    kubelet.pods = [pod("a", "one", app=[devices(REGION, "r0")])]
-    old = OldKubelet(kubelet)
-    expected = (PodDevices("one", "a", "app", REGION, frozenset({"r0"})),)
-    assert ask(path, old, "list_devices") == expected
-    assert failure(path, old, "allocatable").reason is NoListReason.NOT_SERVED
-    kubelet.error = GRPCError(Status.RESOURCE_EXHAUSTED, "often")
-    assert failure(path, old).reason is NoListReason.RATE_LIMITED
-    kubelet.error = GRPCError(Status.UNIMPLEMENTED, "neither")
-    assert failure(path, old).reason is NoListReason.NOT_SERVED

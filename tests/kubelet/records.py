@@ -26,7 +26,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
 _known: list[descriptor_pool.DescriptorPool] = []
 
 
-def _ask(method: str, request: str, answer: str, version: str = "v1") -> Any:
+def _ask(method: str, request: str, answer: str) -> Any:
     if not _known:
         _known.append(_pool())
     classes = [
@@ -35,7 +35,7 @@ def _ask(method: str, request: str, answer: str, version: str = "v1") -> Any:
     ]
     with grpc.insecure_channel(f"unix://{PODRESOURCES}") as channel:
         call = channel.unary_unary(
-            f"/{version}.PodResourcesLister/{method}",
+            f"/v1.PodResourcesLister/{method}",
             request_serializer=classes[0].SerializeToString,
             response_deserializer=classes[1].FromString,
         )
@@ -49,9 +49,9 @@ def _ask(method: str, request: str, answer: str, version: str = "v1") -> Any:
                 time.sleep(0.1)
 
 
-def podresources(version: str = "v1") -> dict[tuple[str, str], dict[str, list[str]]]:
-    """Device ids by resource, for each pod and container; v1alpha1 has the same messages."""
-    answer = _ask("List", "ListPodResourcesRequest", "ListPodResourcesResponse", version)
+def podresources() -> dict[tuple[str, str], dict[str, list[str]]]:
+    """Device ids by resource, for each pod and container."""
+    answer = _ask("List", "ListPodResourcesRequest", "ListPodResourcesResponse")
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for pod in answer.pod_resources:
         for each in pod.containers:

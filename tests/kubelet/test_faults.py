@@ -275,14 +275,6 @@ def test_a_pods_region_waits_for_a_slow_image(make_node: Callable[..., Node]) ->
     assert node.prepared(P0) == [AFU]
 
 
-def test_the_older_podresources_says_the_same(make_node: Callable[..., Node]) -> None:
-    node = make_node("1x2")
-    pod = node.pod("asks", container(env=request()))
-    pod.until_running()
-    assert podresources("v1alpha1") == podresources()
-    assert podresources("v1alpha1")[pod.listed_as, "main"] == {REGIONS: [P0]}
-
-
 @pods_api
 def test_a_programming_that_takes_longer_than_a_call_serves_the_next_one(
     make_node: Callable[..., Node],

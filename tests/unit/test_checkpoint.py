@@ -68,14 +68,9 @@ def test_ids_are_read_from_all_numa_nodes(read):
     assert found.response == "CgA="
 
 
-def test_ids_are_read_from_the_flat_list_of_old_kubelets(read):
-    (found,) = read(document(entry(ids=["a", "b"]))).entries
-    assert found.devices == {"a", "b"}
-
-
-def test_the_unwrapped_shape_of_older_kubelets_is_read(read):
-    (found,) = read(document(entry(ids=["a"]))["Data"]).entries
-    assert found.devices == {"a"}
+def test_the_shapes_of_kubelets_that_are_not_supported_are_unreadable(read):
+    unreadable(read, document(entry(ids=["a", "b"])))  # before 1.20
+    unreadable(read, document(entry())["Data"])  # before 1.10
 
 
 def test_nulls_are_empty(read):
@@ -101,7 +96,7 @@ def test_only_our_resources_are_told(read):
             entry(resource="nvidia.com/gpu"),
             entry(resource="xfpga.intel.com/region-1"),
             entry(resource="fpga.intel.com.evil/region-1"),
-            entry(resource=f"{PREFIX}/af-695.d84.aVKNtusxV3qM", ids=["dfl-port.0"]),
+            entry(resource=f"{PREFIX}/af-695.d84.aVKNtusxV3qM", ids={"-1": ["dfl-port.0"]}),
             registered={"nvidia.com/gpu": ["g"], REGION: ["a", "b"]},
         )
     )
@@ -110,7 +105,7 @@ def test_only_our_resources_are_told(read):
 
 
 @pytest.mark.parametrize(
-    "ids", [7, "a", {"0": "a"}, {"0": [1]}, ["a", None], [["a"]], {"0": {"1": ["a"]}}]
+    "ids", [7, "a", ["a"], {"0": "a"}, {"0": [1]}, {"0": ["a", None]}, {"0": {"1": ["a"]}}]
 )
 def test_ids_of_an_unknown_shape_make_it_unreadable_only_where_they_are_ours(read, ids):
     unreadable(read, document(entry(), entry(ids=ids)))
@@ -236,9 +231,9 @@ def test_the_stamp_tells_a_rewrite_even_of_the_same_content(read, tmp_path):
 def test_owners_are_all_containers_that_hold_the_device(read):
     found = read(
         document(
-            entry(container="init", ids=["a"]),
+            entry(container="init", ids={"0": ["a"]}),
             entry(container="app", ids={"1": ["a", "b"]}),
-            entry(uid=STATIC, ids=["c"]),
+            entry(uid=STATIC, ids={"-1": ["c"]}),
         )
     )
     assert found.owners("a") == {(UID, "init", REGION), (UID, "app", REGION)}
