@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
 
 
@@ -90,12 +91,12 @@ class CardHealth:
     """What the hardware's own signals say now.
 
     Attributes:
-        failed: regions that must not be given out, each with the reason (`thermal: AP6 ...`).
-            A failure of the card as a whole names every region.
+        failed: regions that must not be given out, each with what is wrong. A failure of the card
+            as a whole names every region.
         degraded: worth a log line, no reason to take anything away.
     """
 
-    failed: Mapping[RegionId, str] = field(default_factory=dict)
+    failed: Mapping[RegionId, Fault] = field(default_factory=dict)
     degraded: tuple[str, ...] = ()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.ledger.names import card_of, resource_names
@@ -123,7 +124,7 @@ class Presence(LedgerState):
                 record, condition=Condition.DIRTY, reason="the hardware went", afu_id=None
             )
 
-    def set_failing(self, card: CardId, failing: Mapping[RegionId, str]) -> None:
+    def set_failing(self, card: CardId, failing: Mapping[RegionId, Fault]) -> None:
         """What the card's health signals say; a region that recovers is DIRTY unless owned."""
         present = self.cards.get(card)
         if present is None:
@@ -131,12 +132,12 @@ class Presence(LedgerState):
         change = Change()
         changed = False
         for region in present.regions:
-            reason = failing.get(region.id, "")
-            if self.failing.get(region.id, "") == reason:
+            fault = failing.get(region.id)
+            if self.failing.get(region.id) == fault:
                 continue
             changed = True
-            if reason:
-                self.failing[region.id] = reason
+            if fault is not None:
+                self.failing[region.id] = fault
                 continue
             del self.failing[region.id]
             record = self.record(region.id)

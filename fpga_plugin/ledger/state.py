@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
+from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
     CardId,
@@ -92,7 +93,7 @@ class LedgerState:
         self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
         self.epoch = snapshot.epoch
         self.env_epoch = snapshot.env_epoch
-        self.failing: dict[RegionId, str] = {}
+        self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
@@ -284,7 +285,8 @@ class LedgerState:
         record = self.record(region)
         if record.condition is Condition.FAULTED:
             return record.reason or "faulted"
-        return self.failing.get(region, "")
+        fault = self.failing.get(region)
+        return "" if fault is None else fault.message
 
     def borrowed_node(self, region: Region) -> DeviceId | None:
         """The device under whose claim this region's present node was handed out (invariant 10)."""

@@ -16,6 +16,7 @@ import structlog
 
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
 from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.ledger.ledger import Ledger, card_of
@@ -372,7 +373,7 @@ class Inventory:
         try:
             health = self._backend.health(card)
         except HardwareError as error:
-            health = CardHealth({region.id: str(error) for region in card.regions})
+            health = _failed(card, str(error))
         try:
             return health, self._observe(card)
         except CardGoneError:
@@ -411,7 +412,7 @@ class Inventory:
 
     def _silent(self, card: Card) -> None:
         """It does not answer: its regions are out of service until it does."""
-        self._judged(card, CardHealth({region.id: SILENT for region in card.regions}))
+        self._judged(card, _failed(card, SILENT))
 
     def _owner(self, region: RegionId) -> dict[str, str]:
         """Whose region it is, as far as it is known, as a value of a log line."""
@@ -428,29 +429,30 @@ class Inventory:
             if card_of(region) == card_id:
                 self._well_since[region] = float("-inf")
 
-    def _not_yet(self, card: Card, health: CardHealth) -> dict[RegionId, str]:
-        """Regions that look well, but not for long enough, with their old reasons."""
+    def _not_yet(self, card: Card, health: CardHealth) -> dict[RegionId, Fault]:
+        """Regions that look well, but not for long enough, with what was wrong."""
         now = asyncio.get_running_loop().time()
-        waiting: dict[RegionId, str] = {}
+        waiting: dict[RegionId, Fault] = {}
         for region in (r.id for r in card.regions):
-            reason = self._ledger.failing.get(region)
-            if reason is None or region in health.failed:
+            fault = self._ledger.failing.get(region)
+            if fault is None or region in health.failed:
                 self._well_since.pop(region, None)
-            elif reason.startswith(POISONED):
+            elif fault.kind is FaultKind.POISONED:
                 continue  # somebody rebound the driver: that passes by no limit
             elif region not in self._well_since and self._calm:
                 self._well_since[region] = now
-                waiting[region] = reason
+                waiting[region] = fault
                 asyncio.get_running_loop().call_later(self._calm, self.changed, card.id)
             elif now - self._well_since.get(region, now) < self._calm:
-                waiting[region] = reason
+                waiting[region] = fault
         return waiting
 
     def _judged(self, card: Card, health: CardHealth) -> None:
         if waiting := self._not_yet(card, health):
             health = replace(health, failed={**waiting, **health.failed})
-        for failed, reason in health.failed.items():
-            if self._ledger.failing.get(failed) != reason:
+        for failed, fault in health.failed.items():
+            if self._ledger.failing.get(failed) != fault:
+                reason = fault.message
                 log.error("region unhealthy", region=failed, reason=reason, **self._owner(failed))
                 self._recorder.card_failed(card.id, f"region {failed}: {reason}")
         for region in card.regions:
@@ -469,3 +471,9 @@ class Inventory:
         self._closing = True
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def _failed(card: Card, message: str) -> CardHealth:
+    """Something that may pass is wrong with the card as a whole."""
+    fault = Fault(FaultKind.TRANSIENT, message)
+    return CardHealth({region.id: fault for region in card.regions})

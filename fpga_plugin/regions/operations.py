@@ -21,6 +21,7 @@ from fpga_plugin.errors import (
     WrongImageError,
 )
 from fpga_plugin.hardware.backend import Backend, Port
+from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
@@ -195,9 +196,9 @@ class CardOperations:
             health = await self.workers.finish(card.id, self.backend.health, card)
         except FpgaPluginError:
             health = None
-        failing = "" if health is None else health.failed.get(region, "")
-        passing = bool(failing) and not failing.startswith("poisoned")
-        sound = health is not None and not failing
+        fault = None if health is None else health.failed.get(region)
+        passing = fault is not None and fault.kind is FaultKind.TRANSIENT
+        sound = health is not None and fault is None
         again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
         if passing or again:
             self.doubted.add(region)

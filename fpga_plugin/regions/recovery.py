@@ -19,6 +19,7 @@ import structlog
 
 from fpga_plugin.config.settings import RecoveryPolicy
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
+from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
@@ -80,13 +81,13 @@ class Recovery:
     def poisoned(self, card: Card, regions: Iterable[RegionId] | None = None) -> bool:
         """Whether a port of the card is poisoned, and nothing worse: one of `regions` if given."""
         wanted = {region.id for region in card.regions} if regions is None else set(regions)
-        reasons = {
-            region.id: reason
+        faults = {
+            region.id: fault.kind
             for region in card.regions
-            if (reason := self._ledger.failing.get(region.id))
+            if (fault := self._ledger.failing.get(region.id)) is not None
         }
-        return any(region in wanted for region in reasons) and all(
-            reason.startswith(POISONED) for reason in reasons.values()
+        return any(region in wanted for region in faults) and all(
+            kind is FaultKind.POISONED for kind in faults.values()
         )
 
     def advice(self, card: Card) -> str:

@@ -37,7 +37,7 @@ def scan() -> dict[str, Any]:
                 "complete": card.complete,
                 "regions": {region.id: region.node for region in card.regions},
                 "afu_ids": {region.id: backend.afu_id(region) for region in card.regions},
-                "failed": dict(backend.health(card).failed),
+                "failed": {r: fault.message for r, fault in backend.health(card).failed.items()},
             }
             for card in inventory.cards.values()
         },

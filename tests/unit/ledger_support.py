@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, DeviceId, InterfaceId, PciAddress, ResourceName
 from fpga_plugin.ledger.journal import JournalError
@@ -25,6 +26,8 @@ BLANK = AfuId("b1a2" + "0" * 28)
 AFU = AfuId("d8424dc4a4a3c413f89e433683f9040b")
 REGIONS = ResourceName(f"{PREFIX}/region-{INTERFACE}")
 WHOLE = ResourceName(f"{PREFIX}/fpga-{INTERFACE}")
+TOO_HOT = Fault(FaultKind.TRANSIENT, "thermal: AP6")
+POISONED = Fault(FaultKind.POISONED, "poisoned: held in reset")
 
 
 def make_card(

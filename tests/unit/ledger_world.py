@@ -24,6 +24,7 @@ from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import CardGoneError, PortInUseError, PortPoisonedError, ProgrammingError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
 from fpga_plugin.ids import (
     AfuId,
@@ -286,8 +287,11 @@ class Rack:
 
     def health(self, card: Card) -> CardHealth:
         board = self.boards[card.id]
-        failed = {s.id: s.failing for s in board.slots.values() if s.failing}
-        failed |= {s.id: "poisoned: PR failed" for s in board.slots.values() if s.afu is None}
+        failed = {
+            s.id: Fault(FaultKind.TRANSIENT, s.failing) for s in board.slots.values() if s.failing
+        }
+        poisoned = Fault(FaultKind.POISONED, "poisoned: PR failed")
+        failed |= {s.id: poisoned for s in board.slots.values() if s.afu is None}
         return CardHealth(failed)
 
     def accept_errors(self, card: CardId) -> None:

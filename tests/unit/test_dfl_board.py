@@ -45,7 +45,7 @@ def test_at_its_critical_temperature_a_card_has_failed():
     backend, card = board(temp2_input="100000")
     health = backend.health(card)
     assert health.failed.keys() == {region.id for region in card.regions}
-    assert set(health.failed.values()) == {
+    assert {fault.message for fault in health.failed.values()} == {
         f"thermal: fpga_core_temperature of card {CARD} has reached its critical temperature, 100 C"
     }
     assert not health.degraded

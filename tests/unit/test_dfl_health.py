@@ -3,6 +3,9 @@ import errno
 import pytest
 from dfl_card import FakeKernel, failure, served
 
+from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.faults import FaultKind
+
 CARD_WIDE = [
     ("fme", "errors/catfatal_errors", "0x10", "fatal: DramFatalErr"),
     ("fme", "errors/catfatal_errors", "0x400", "thermal: ThermCatastErr"),
@@ -85,15 +88,17 @@ def test_a_card_without_complaints_is_healthy():
 def test_a_failed_card_fails_all_its_regions(where, name, value, reason):
     card, health = card_with(where, name, value)
     assert health.failed.keys() == {region.id for region in card.regions}
-    assert all(said.startswith(reason) for said in health.failed.values())
+    assert all(fault.message.startswith(reason) for fault in health.failed.values())
+    assert {fault.kind for fault in health.failed.values()} == {FaultKind.TRANSIENT}
 
 
 @pytest.mark.parametrize(("where", "name", "value", "reason"), ONE_REGION)
 def test_a_failed_port_fails_its_region_only(where, name, value, reason):
     card, health = card_with(where, name, value)
-    ((region, said),) = health.failed.items()
+    ((region, fault),) = health.failed.items()
     assert region == card.regions[1].id
-    assert said.startswith(reason)
+    assert fault.message.startswith(reason)
+    assert (fault.kind is FaultKind.POISONED) == reason.startswith("poisoned")
 
 
 @pytest.mark.parametrize(("where", "name", "value", "reason"), DEGRADED)
@@ -118,7 +123,7 @@ def test_a_card_that_is_gone_fails_all_its_regions():
     kernel.remove("/sys/devices")
     health = backend.health(card)
     assert health.failed.keys() == {region.id for region in card.regions}
-    assert all(said.startswith("unreadable: ") for said in health.failed.values())
+    assert all(fault.message.startswith("unreadable: ") for fault in health.failed.values())
 
 
 def test_two_failures_are_both_named():
@@ -127,9 +132,20 @@ def test_two_failures_are_both_named():
     backend, card = served(kernel)
     kernel.files[f"{fme}/errors/catfatal_errors"] = "0x10"
     kernel.files[f"{fme}/dfl_dev.5/inf0_cal_fail"] = "1"
-    (said,) = backend.health(card).failed.values()
-    assert said.startswith("fatal: DramFatalErr")
-    assert "; memory: " in said
+    (fault,) = backend.health(card).failed.values()
+    assert fault.message.startswith("fatal: DramFatalErr")
+    assert "; memory: " in fault.message
+
+
+def test_a_port_that_is_poisoned_and_worse_is_not_helped_by_a_rebind():
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    kernel.files[f"{card.regions[0].sysfs}/afu_id"] = errno.EBUSY
+    kernel.files[f"{card.regions[0].sysfs}/power_state"] = f"0x{defs.POWER_AP6:x}"
+    (fault,) = backend.health(card).failed.values()
+    assert "; poisoned: " in fault.message
+    assert fault.kind is FaultKind.TRANSIENT
 
 
 def test_nothing_that_a_dying_card_answers_is_raised():
@@ -188,7 +204,7 @@ def test_a_fatal_error_of_the_link_fails_the_card_until_the_operator_has_looked(
     for _ in range(2):
         failed = backend.health(card).failed
         assert failed.keys() == {region.id for region in card.regions}
-        assert all(said.startswith("fatal: 1 PCI Express") for said in failed.values())
+        assert all(fault.message.startswith("fatal: 1 PCI Express") for fault in failed.values())
     backend.accept_errors(card.id)
     assert not backend.health(card).failed
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fpga_plugin.config.settings import ScrubPolicy, SimulatedGroup
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
@@ -142,7 +143,7 @@ def test_a_scan_of_all_that_meets_a_pr_does_not_call_the_port_poisoned(node):
     async def story():
         await node.inventory.scan()
         health = node.backend.health
-        busy = [CardHealth({REGION: "poisoned: the port is held in reset"})]
+        busy = [CardHealth({REGION: Fault(FaultKind.POISONED, "poisoned: held in reset")})]
         node.backend.health = lambda card: busy.pop() if busy and busy_card(card) else health(card)
         node.ledger.subscribe(lambda _: seen.append(dict(node.ledger.failing)))
         await node.inventory.scan()
@@ -206,8 +207,8 @@ def test_a_card_that_does_not_answer_is_out_of_service_and_the_others_are_looked
                 await node.inventory.check_all()
             assert threading.active_count() <= before + 2  # and one of asyncio's own
             failing = node.ledger.failing
-            assert "thermal" in failing[REGION]
-            assert {r for r, why in failing.items() if why == reads.SILENT} == {
+            assert "thermal" in failing[REGION].message
+            assert {r for r, fault in failing.items() if fault.message == reads.SILENT} == {
                 "0000-11-00.0-p0",
                 "0000-11-00.0-p1",
             }

@@ -7,8 +7,10 @@ from ledger_support import (
     AFU,
     BLANK,
     OTHER_INTERFACE,
+    POISONED,
     PREFIX,
     REGIONS,
+    TOO_HOT,
     WHOLE,
     MemoryJournal,
     content,
@@ -113,7 +115,7 @@ def test_allocate_succeeds_in_any_condition_but_faulted(ledger: Ledger, how: str
 
 
 def test_failed_hardware_refuses_allocate(ledger: Ledger) -> None:
-    ledger.set_failing(CARD.id, {R0: "thermal: AP6"})
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
     with pytest.raises(RefusedError, match="thermal: AP6"):
         ledger.allocate(REGIONS, [P0])
     with pytest.raises(RefusedError, match="thermal: AP6"):
@@ -655,8 +657,8 @@ def test_a_card_with_another_interface_id_has_another_resource_and_dirty_regions
 def test_a_region_that_recovers_is_dirty_unless_owned(ledger: Ledger) -> None:
     ledger.allocate(REGIONS, [P0])
     start(ledger, P0)
-    ledger.set_failing(CARD.id, {R0: "thermal", R1: "thermal"})
-    assert (ledger.trouble(R0), ledger.trouble(R1)) == ("thermal", "thermal")
+    ledger.set_failing(CARD.id, {R0: TOO_HOT, R1: TOO_HOT})
+    assert (ledger.trouble(R0), ledger.trouble(R1)) == (TOO_HOT.message, TOO_HOT.message)
     ledger.set_failing(CARD.id, {})
     assert condition(ledger) is Condition.PROGRAMMED
     assert condition(ledger, R1) is Condition.DIRTY
@@ -664,7 +666,7 @@ def test_a_region_that_recovers_is_dirty_unless_owned(ledger: Ledger) -> None:
 
 def test_a_poisoned_port_that_answers_again_is_worth_a_scrub(ledger: Ledger) -> None:
     ledger.faulted(R0, "poisoned")
-    ledger.set_failing(CARD.id, {R0: "poisoned"})
+    ledger.set_failing(CARD.id, {R0: POISONED})
     ledger.set_failing(CARD.id, {})
     assert condition(ledger) is Condition.DIRTY
 
@@ -685,7 +687,7 @@ def test_a_region_that_reads_otherwise_than_it_was_left_is_dirty(ledger: Ledger)
 def test_a_region_of_another_instance_is_dirty_and_no_other(ledger: Ledger) -> None:
     ledger.allocate(REGIONS, [P0])
     start(ledger, P0)
-    ledger.set_failing(CARD.id, {R0: "thermal"})
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
     lives = ledger.lives[CARD.id]
     again = replace(CARD, regions=(replace(CARD.regions[0], instance=2), *CARD.regions[1:]))
     assert ledger.card_found(again, {R0: AFU, R1: BLANK}, BLANK) == {R0}
@@ -705,7 +707,7 @@ def test_a_change_that_makes_a_region_unusable_holds_though_it_cannot_be_journal
         ledger.card_gone(CARD.id)
         scrub(ledger, CARD)
     if step == "failing":
-        ledger.set_failing(CARD.id, {R0: "thermal"})
+        ledger.set_failing(CARD.id, {R0: TOO_HOT})
     journal.failing = 1
     with pytest.raises(JournalError):  # noqa: PT012  # one step of several kinds
         match step:

@@ -19,6 +19,7 @@ from ledger_support import (
     INTERFACE,
     OTHER_INTERFACE,
     PREFIX,
+    TOO_HOT,
     MemoryJournal,
     content,
     device,
@@ -152,7 +153,7 @@ class Steps(RuleBasedStateMachine):
 
     @rule(card=st.sampled_from(CARDS), failing=st.sets(one_region))
     def failing(self, card, failing) -> None:
-        signals = dict.fromkeys(failing, "thermal")
+        signals = dict.fromkeys(failing, TOO_HOT)
         self.learns(lambda: self.ledger.set_failing(card.id, signals))
 
     @rule(card=st.sampled_from(CARDS), observed=seen)

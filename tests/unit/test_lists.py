@@ -8,6 +8,7 @@ from ledger_support import (
     OTHER_INTERFACE,
     PREFIX,
     REGIONS,
+    TOO_HOT,
     WHOLE,
     MemoryJournal,
     device,
@@ -86,7 +87,7 @@ def test_an_owned_device_whose_hardware_goes_stays_listed_unhealthy() -> None:
     ledger, lists = two()
     ledger.allocate(REGIONS, [P0])
     ledger.allocate(WHOLE, [device(OTHER)])
-    ledger.set_failing(CARD.id, {R0: "thermal"})
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
     assert shown(lists)[P0] is False
     ledger.set_failing(CARD.id, {})
     assert shown(lists)[P0]
@@ -108,7 +109,7 @@ def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
         case "faulted":
             ledger.faulted(R0, "x")
         case "failing":
-            ledger.set_failing(CARD.id, {R0: "thermal"})
+            ledger.set_failing(CARD.id, {R0: TOO_HOT})
         case "foreign":
             ledger.set_foreign({CARD.id: "x"})
     assert shown(lists)[P0] is False

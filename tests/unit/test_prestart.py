@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from ledger_scene import Scene, scenes
-from ledger_support import BLANK, REGIONS
+from ledger_support import BLANK, REGIONS, TOO_HOT
 from ledger_world import AFUS, FACTORY, Hand
 
 from fpga_plugin.claims import prestart
@@ -232,7 +232,7 @@ def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(sc
 def test_hardware_that_fails_during_the_last_look_is_given_to_nobody(scene: Scene):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: "thermal: AP6"}))
+    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: TOO_HOT}))
     scene.refused(task, RefusedError, "thermal")
 
 

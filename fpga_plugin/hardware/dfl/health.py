@@ -18,6 +18,7 @@ from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import read_afu_id
 from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, Region
 from fpga_plugin.ids import RegionId
 
@@ -40,15 +41,16 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
         _judge_sensors(reading, card)
         _judge_board(reading, card)
         _judge_memory(reading, card)
-    failed: dict[RegionId, str] = {}
+    failed: dict[RegionId, Fault] = {}
     degraded = list(reading.degraded)
     for region in card.regions:
         port = _Reading(kernel)
-        if not reading.failed:
-            _judge_port(port, region)
+        poisoned = not reading.failed and _judge_port(port, region)
         degraded += port.degraded
         if reasons := reading.failed or port.failed:
-            failed[region.id] = "; ".join(dict.fromkeys(reasons))
+            alone = poisoned and len(reasons) == 1
+            kind = FaultKind.POISONED if alone else FaultKind.TRANSIENT
+            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(reasons)))
     return CardHealth(failed, tuple(dict.fromkeys(degraded)))
 
 
@@ -188,7 +190,8 @@ def _judge_memory(reading: _Reading, card: Card) -> None:
                 reading.failed.append(f"memory: initialisation is not done ({path})")
 
 
-def _judge_port(reading: _Reading, region: Region) -> None:
+def _judge_port(reading: _Reading, region: Region) -> bool:
+    """Returns whether the port is poisoned."""
     errors = reading.value(f"{region.sysfs}/errors/errors")
     if errors & defs.PORT_AP6_EVENT:
         reading.failed.append(
@@ -207,5 +210,7 @@ def _judge_port(reading: _Reading, region: Region) -> None:
         read_afu_id(reading.kernel, region)
     except PortPoisonedError as error:
         reading.failed.append(f"poisoned: {error.message}")
+        return True
     except (HardwareError, CardGoneError) as error:
         reading.failed.append(f"unreadable: {error.message}")
+    return False

@@ -1,0 +1,31 @@
+"""What is wrong with a region's hardware, and what helps."""
+
+import enum
+from dataclasses import dataclass
+
+
+class FaultKind(enum.Enum):
+    """What a fault allows the plugin to do about it; each value says that in a word."""
+
+    POISONED = "rebind"
+    """A failed PR left the region so that every later one fails. A rebind of the card's driver
+    helps, and nothing less. Once the region answers again, somebody did that."""
+
+    TRANSIENT = "retry"
+    """It may pass, as heat does. Work that failed under it is tried again when it has passed."""
+
+    LASTING = "none"
+    """Only the operator can help. Work that fails under it leaves the region FAULTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a region must not be given to anybody.
+
+    Attributes:
+        kind: what the plugin may do about it.
+        message: what the hardware says, for people (`thermal: AP6 has shut down region ...`).
+    """
+
+    kind: FaultKind
+    message: str
