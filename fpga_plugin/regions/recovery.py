@@ -23,7 +23,7 @@ from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.regions.inventory import POISONED, Inventory
+from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from target import Target
 
 HERE = Path(__file__).resolve().parent
+PATH = (str(HERE.parents[1]), str(HERE.parent))
+"""Where the plugin and `doubles` are."""
 KEPT = HERE / "corpus"
 FOUND = HERE / "found"
 WORK = HERE.parents[1] / ".cache" / "fuzz"
@@ -104,7 +106,7 @@ def keep(name: str, target: "Target") -> bool:
 
 
 def _env() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(PATH)}
 
 
 def _escaped(word: bytes) -> str:
@@ -122,7 +124,7 @@ def main() -> int:
     if importlib.util.find_spec("atheris") is None:
         print("fuzzing skipped: atheris has no wheel for this Python or machine")
         return 0
-    sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+    sys.path[:0] = [str(HERE), *PATH]
     # Imported here, after the path is set: the targets import the plugin.
     from targets import TARGETS
 

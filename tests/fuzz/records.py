@@ -9,20 +9,17 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 
 import msgspec
-from operators import AFU, INTERFACE
+from doubles.cards import PREFIX, REGIONS, WHOLE, make_card
+from operators import AFU
 from target import Target
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import DeviceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change, Claim, Condition, RegionRecord
 
-_PREFIX = "fpga.intel.com"
-_REGIONS = ResourceName(f"{_PREFIX}/region-{INTERFACE}")
-_WHOLE = ResourceName(f"{_PREFIX}/fpga-{INTERFACE}")
 # Memory, where there is some: a journal is opened some hundred times a second.
 _SCRATCH = tempfile.TemporaryDirectory(
     prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -31,30 +28,15 @@ _PATH = os.path.join(_SCRATCH.name, "journal.sqlite3")
 _SOUND = os.path.join(_SCRATCH.name, "sound.sqlite3")
 
 
-def _card(bus: int) -> Card:
-    address = PciAddress(0, bus, 0, 0)
-    return Card(
-        address=address,
-        interface_id=INTERFACE,
-        numa_node=None,
-        regions=tuple(
-            Region(address.card_id, port, f"/dev/dfl-port.{bus + port}", f"/sys/{bus}.{port}")
-            for port in range(2)
-        ),
-        ports=2,
-        fme_node="/dev/dfl-fme.0",
-        fme_sysfs="/sys/dfl-fme.0",
-        clears_memory=True,
-    )
-
-
-_OURS, _OTHER = _card(0x10), _card(0x20)
+_OURS, _OTHER = (
+    make_card(bus, nodes=(16 + bus, 17 + bus), clears_memory=True) for bus in (0, 0x10)
+)
 """The card whose rows are anything, and the one whose rows are never touched."""
 
 _KEPT = tuple(
     Claim(
         device=DeviceId(region.id),
-        resource=_REGIONS,
+        resource=REGIONS,
         nodes=((region.id, region.node),),
         started=True,
         pod=PodUid("pod-a"),
@@ -76,7 +58,7 @@ def _make_sound() -> bytes:
             },
             debts={_OTHER.id: True},
             drained={_OTHER.id: True},
-            resources={_REGIONS},
+            resources={REGIONS},
             epoch="1",
             unreconciled={_OTHER.id: True},
         )
@@ -97,7 +79,7 @@ def _clear() -> None:
 
 def _use(journal: Journal) -> None:
     """A short life upon what was read; then it is read again as it was written."""
-    ledger = Ledger(prefix=_PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     journal.set_boot_id("boot")
     for card in (_OURS, _OTHER):
         ledger.card_found(card, {region.id: AFU for region in card.regions}, AFU)
@@ -109,10 +91,10 @@ def _use(journal: Journal) -> None:
         lambda: ledger.reconciled([_OURS.id, _OTHER.id]),
         lambda: ledger.prestart_seen([region, whole]),
         lambda: ledger.poststop_seen([region, whole]),
-        lambda: ledger.allocate(_REGIONS, [region]),
+        lambda: ledger.allocate(REGIONS, [region]),
         lambda: ledger.release([region, whole]),
-        lambda: ledger.allocate(_WHOLE, [whole]),
-        lambda: ledger.adopt(_REGIONS, region, PodUid("pod-b"), {}),
+        lambda: ledger.allocate(WHOLE, [whole]),
+        lambda: ledger.adopt(REGIONS, region, PodUid("pod-b"), {}),
     ):
         try:
             step()
@@ -187,7 +169,7 @@ def _file(data: bytes) -> None:
 _ROW = {
     "claims": [
         [
-            *(_OURS.regions[0].id, _REGIONS, f'[["{_OURS.regions[0].id}", "/dev/dfl-port.16"]]'),
+            *(_OURS.regions[0].id, REGIONS, f'[["{_OURS.regions[0].id}", "/dev/dfl-port.16"]]'),
             *(1, 1, 0, "pod", "1", 1, 0),
         ]
     ],
@@ -196,7 +178,7 @@ _ROW = {
     "strays": [[_OURS.regions[0].id, 2]],
     "since": [[_OURS.regions[0].id, 1.5]],
     "rebinding": [[_OURS.id]],
-    "resources": [[_WHOLE]],
+    "resources": [[WHOLE]],
     "meta": [["epoch", "2"], ["boot_id", "boot"]],
     "unreconciled": [[_OURS.id]],
     "loans": [["pod", _OURS.regions[0].id, "/dev/dfl-port.16"]],
@@ -204,7 +186,7 @@ _ROW = {
 _WHOLE_ROW = {
     "claims": [
         *_ROW["claims"],
-        [_OURS.id, _WHOLE, f'[["{_OURS.regions[0].id}", "/a"]]', 0, 0, 0, None, "", 0, 9],
+        [_OURS.id, WHOLE, f'[["{_OURS.regions[0].id}", "/a"]]', 0, 0, 0, None, "", 0, 9],
     ],
     "drained": [["t:\u00ff"], ["b:x"], [None], [9e99]],
 }

@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 import structlog
-from ledger_support import REGIONS, WHOLE, MemoryJournal
+from doubles.cards import REGIONS, WHOLE
+from ledger_support import MemoryJournal
 from ledger_world import (
     FACTORY,
     INSTANCES,

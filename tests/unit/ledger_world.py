@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ledger_support import AFU, BLANK, INTERFACE, PREFIX, MemoryJournal, ProcessDiedError, make_card
+from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
+from ledger_support import MemoryJournal, ProcessDiedError
 
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.claims.claims import ClaimService

@@ -3,7 +3,7 @@
 import errno
 
 import pytest
-from dfl_card import CARD, FakeKernel, served
+from doubles.dfl import CARD, FakeKernel, served
 
 SPI = "spi_master/spi0/spi0.0"
 N6000 = "dfl_dev.8/n6000bmc-hwmon.3.auto/hwmon/hwmon6"

@@ -3,7 +3,8 @@ import os
 from pathlib import Path
 
 import pytest
-from dfl_card import ADDRESS, CARD, INTERFACE, FakeKernel, failure
+from doubles.cards import INTERFACE
+from doubles.dfl import ADDRESS, CARD, FakeKernel, failure
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dfl_card import CARD, FakeKernel, failure, served
+from doubles.dfl import CARD, FakeKernel, failure, served
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, DriverSettings

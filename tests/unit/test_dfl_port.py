@@ -4,7 +4,8 @@ import mmap
 import os
 
 import pytest
-from dfl_card import ADDRESS, AFU, CARD, FakeKernel, failure, served
+from doubles.cards import AFU
+from doubles.dfl import ADDRESS, CARD, FakeKernel, failure, served
 
 from fpga_plugin.errors import (
     CardGoneError,

@@ -1,7 +1,7 @@
 import errno
 
 import pytest
-from dfl_card import ADDRESS, CARD, FakeKernel, failure, served
+from doubles.dfl import ADDRESS, CARD, FakeKernel, failure, served
 
 from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, RefusedError
 from fpga_plugin.hardware.dfl import defs

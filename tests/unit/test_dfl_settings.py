@@ -1,7 +1,7 @@
 import errno
 
 import pytest
-from dfl_card import FakeKernel, failure, served
+from doubles.dfl import FakeKernel, failure, served
 
 from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings

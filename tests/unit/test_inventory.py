@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from doubles.cards import AFU, BLANK, REGIONS, WHOLE
 from ledger_scene import Scene, scenes
-from ledger_support import AFU, BLANK, REGIONS, WHOLE, listed
+from ledger_support import listed
 from ledger_world import FACTORY
 
 from fpga_plugin.errors import FpgaPluginError

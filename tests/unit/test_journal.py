@@ -8,20 +8,8 @@ import stat
 from contextlib import closing, suppress
 
 import pytest
-from ledger_support import (
-    BLANK,
-    PREFIX,
-    REGIONS,
-    WHOLE,
-    ProcessDiedError,
-    content,
-    device,
-    found,
-    make_card,
-    remembered,
-    scrub,
-    start,
-)
+from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
+from ledger_support import ProcessDiedError, content, found, remembered, scrub, start
 
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger import rows

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from ledger_support import (
+from doubles.cards import (
     AFU,
     BLANK,
     OTHER_INTERFACE,
@@ -12,11 +12,13 @@ from ledger_support import (
     REGIONS,
     TOO_HOT,
     WHOLE,
+    device,
+    make_card,
+)
+from ledger_support import (
     MemoryJournal,
     content,
-    device,
     found,
-    make_card,
     make_ledger,
     make_lists,
     remembered,

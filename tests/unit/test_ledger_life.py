@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import structlog
+from doubles.cards import BLANK, REGIONS, WHOLE
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, ProcessDiedError, listed, table
+from ledger_support import MemoryJournal, ProcessDiedError, listed, table
 from ledger_world import (
     AFUS,
     INSTANCES,

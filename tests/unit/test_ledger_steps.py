@@ -11,24 +11,10 @@ import tempfile
 from dataclasses import replace
 
 import pytest
+from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_support import (
-    AFU,
-    BLANK,
-    INTERFACE,
-    OTHER_INTERFACE,
-    PREFIX,
-    TOO_HOT,
-    MemoryJournal,
-    content,
-    device,
-    listed,
-    make_card,
-    make_lists,
-    remembered,
-    table,
-)
+from ledger_support import MemoryJournal, content, listed, make_lists, remembered, table
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError

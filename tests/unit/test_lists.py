@@ -3,17 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from doubles.cards import AFU, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
 from ledger_support import (
-    AFU,
-    OTHER_INTERFACE,
-    PREFIX,
-    REGIONS,
-    TOO_HOT,
-    WHOLE,
     MemoryJournal,
-    device,
     found,
-    make_card,
     make_ledger,
     make_lists,
     reopened,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ledger_support import BLANK, PREFIX, REGIONS, WHOLE, MemoryJournal, device, make_card
+from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
+from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
 from fpga_plugin.claims import owners

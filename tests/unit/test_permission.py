@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from ledger_support import REGIONS, device, make_card
+from doubles.cards import REGIONS, device, make_card
 
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.errors import NotPermittedError, RefusedError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from ledger_support import make_card
+from doubles.cards import make_card
 
 from fpga_plugin.errors import PortInUseError
 from fpga_plugin.regions.actions import CardActions

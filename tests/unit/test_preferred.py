@@ -4,9 +4,10 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
+from doubles.cards import REGIONS, WHOLE, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_support import REGIONS, WHOLE, device, make_card, make_ledger, make_lists, scrub, start
+from ledger_support import make_ledger, make_lists, scrub, start
 
 from fpga_plugin.ids import DeviceId, ResourceName, device_order
 from fpga_plugin.ledger.ledger import Ledger, card_of

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from doubles.cards import BLANK, REGIONS, TOO_HOT
 from ledger_scene import Scene, scenes
-from ledger_support import BLANK, REGIONS, TOO_HOT
 from ledger_world import AFUS, FACTORY, Hand
 
 from fpga_plugin.claims import prestart

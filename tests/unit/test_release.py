@@ -10,7 +10,8 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from ledger_support import BLANK, REGIONS, WHOLE, MemoryJournal, device
+from doubles.cards import BLANK, REGIONS, WHOLE, device
+from ledger_support import MemoryJournal
 from ledger_world import AFUS, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
 
 from fpga_plugin.config.settings import ScrubPolicy

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import pytest
-from ledger_support import AFU, BLANK, INTERFACE, make_card
+from doubles.cards import AFU, BLANK, INTERFACE, make_card
 
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.errors import HardwareError, WrongImageError

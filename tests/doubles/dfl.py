@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from doubles.cards import AFU, INTERFACE
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.kernel import Handle
 from fpga_plugin.hardware.model import Card
 
-INTERFACE = "ce48969398f05f33946d560708be108a"
-AFU = "d8424dc4a4a3c413f89e433683f9040b"
 ADDRESS = "0000:3b:00.0"
 CARD = "0000-3b-00.0"
 

@@ -1,0 +1,1 @@
+"""What stands in for cards, their kernel and kubelet; unit tests and fuzzers share it."""
