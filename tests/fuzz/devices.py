@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 
-from operators import INTERFACE
+from doubles.cards import INTERFACE
 from target import Target
 
 from fpga_plugin.config.settings import SimulatedGroup

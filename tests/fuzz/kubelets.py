@@ -4,8 +4,9 @@ import base64
 import json
 from contextlib import suppress
 
+from doubles.cards import AFU, INTERFACE, REGIONS
 from lightkube.resources.core_v1 import Pod as ApiPod
-from operators import AFU, INTERFACE, scratch
+from operators import scratch
 from target import Target
 
 from fpga_plugin.api.messages import core_v1, v1, v1beta1
@@ -19,7 +20,6 @@ from fpga_plugin.pods.grants import cached_grant
 from fpga_plugin.pods.pod import Pod
 from fpga_plugin.pods.podresources import PodResourcesClient
 
-REGIONS = f"fpga.intel.com/region-{INTERFACE}"
 _CODEC = Codec()
 _CALLS = (
     v1beta1.AllocateRequest,

@@ -3,12 +3,12 @@
 import gzip
 import json
 import os
-import struct
 import tempfile
 from contextlib import suppress
 from datetime import UTC, datetime
 
 import msgspec
+from doubles.bitstreams import AFU, DOCUMENT, GBS, INTERFACE, aocx, elf
 from target import Target, pairs
 
 from fpga_plugin import ids
@@ -28,11 +28,6 @@ from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask, Kind
 
-INTERFACE = ids.parse_interface_id("ce48969398f05f33946d560708be108a")
-AFU = ids.parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
-DOCUMENT = complete_document({}, where="seed", interface_id=INTERFACE, afu_id=AFU)
-GBS = pack_gbs(DOCUMENT, bytes.fromhex(AFU), where="seed")
-
 _SCRATCH = tempfile.TemporaryDirectory(prefix="fuzz-")
 
 
@@ -43,29 +38,6 @@ def scratch(name: str, data: bytes) -> str:
     with open(path, "wb") as file:
         file.write(data)
     return path
-
-
-def elf(*parts: tuple[str, bytes]) -> bytes:
-    """A 64-bit ELF file of sections."""
-    names = b"\0" + b"".join(name.encode() + b"\0" for name, _ in parts) + b".shstrtab\0"
-    body, table, at = bytearray(), [bytes(64)], 1
-    for name, content in (*parts, (".shstrtab", names)):
-        table.append(
-            struct.pack("<IIQQQQIIQQ", at, 1, 0, 0, 64 + len(body), len(content), 0, 0, 1, 0)
-        )
-        at += len(name) + 1
-        body += content
-    start = struct.pack(
-        "<4sBBBB8xHHIQQQIHHHHHH",
-        *(b"\x7fELF", 2, 1, 1, 0, 1, 62, 1, 0, 0, 64 + len(body), 0),
-        *(64, 0, 0, 64, len(table), len(table) - 1),
-    )
-    return start + bytes(body) + b"".join(table)
-
-
-def aocx(packed: bytes) -> bytes:
-    """An AOCX file around what should be gzip of a GBS file."""
-    return elf((".acl.rand_hash", b"ab" * 20), (".acl.fpga.bin", elf((".acl.gbs.gz", packed))))
 
 
 def _bitstream(data: bytes) -> None:

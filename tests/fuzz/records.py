@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 
 import msgspec
-from doubles.cards import PREFIX, REGIONS, WHOLE, make_card
-from operators import AFU
+from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, make_card
 from target import Target
 
 from fpga_plugin.errors import FpgaPluginError

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from operators import AFU, INTERFACE
+from doubles.cards import AFU, INTERFACE
 from target import Target, pairs
 
 from fpga_plugin import ids

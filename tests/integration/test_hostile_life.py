@@ -2,36 +2,18 @@
 
 import gzip
 import os
-import struct
 from pathlib import Path
 
 import grpc
 import pytest
 from daemon_support import AFU, AFU_2, ID, NO_REQUEST, P0, REGIONS, Node, Refused, request
+from doubles.bitstreams import elf
 
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
 SAMPLE_HASH = "583046af95883bdc653bc8fcede570d756ac30d9"
 HASHES = ("0123456789abcdef0123456789abcdef01234567", "f" * 40)
-
-
-def elf(*parts: tuple[str, bytes]) -> bytes:
-    """A 64-bit ELF file of sections."""
-    names = b"\0" + b"".join(name.encode() + b"\0" for name, _ in parts) + b".shstrtab\0"
-    body, table, at = bytearray(), [bytes(64)], 1
-    for name, content in (*parts, (".shstrtab", names)):
-        table.append(
-            struct.pack("<IIQQQQIIQQ", at, 1, 0, 0, 64 + len(body), len(content), 0, 0, 1, 0)
-        )
-        at += len(name) + 1
-        body += content
-    start = struct.pack(
-        "<4sBBBB8xHHIQQQIHHHHHH",
-        *(b"\x7fELF", 2, 1, 1, 0, 1, 62, 1, 0, 0, 64 + len(body), 0),
-        *(64, 0, 0, 64, len(table), len(table) - 1),
-    )
-    return start + bytes(body) + b"".join(table)
 
 
 def put_aocx(store: Path, name: str, kernel: bytes) -> None:

@@ -9,12 +9,10 @@ import struct
 from copy import deepcopy
 from typing import Any
 
-from test_aocx import AFU, GBS, HASH, IMAGE, INTERFACE, aocx, elf
+from doubles.bitstreams import AFU, DOCUMENT, GBS, HASH, IMAGE, aocx, elf
 
 from fpga_plugin.bitstream.gbs import GUID
-from fpga_plugin.bitstream.pack import complete_document
 
-DOCUMENT = complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU)
 TEXT = json.dumps(DOCUMENT)
 PACKED = gzip.compress(GBS, mtime=0)
 NAME = (".acl.rand_hash", HASH.encode())

@@ -2,10 +2,10 @@
 
 import gzip
 import random
-import struct
 import tracemalloc
 
 import pytest
+from doubles.bitstreams import AFU, GBS, HASH, IMAGE, INTERFACE, aocx, elf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,45 +15,6 @@ from fpga_plugin.bitstream.formats import Kind, parse
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError
-from fpga_plugin.ids import parse_afu_id, parse_interface_id
-
-INTERFACE = parse_interface_id("ce489693-98f0-5f33-946d-560708be108a")
-AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
-HASH = "0123456789abcdef0123456789abcdef01234567"
-IMAGE = bytes.fromhex(AFU) + b" an OpenCL kernel"
-GBS = pack_gbs(
-    complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU), IMAGE, where="t"
-)
-
-
-def elf(*parts: tuple[str, bytes], bits: int = 64) -> bytes:
-    """An ELF file of sections, as a linker lays them out."""
-    names = b"\0" + b"".join(name.encode() + b"\0" for name, _ in parts) + b".shstrtab\0"
-    header = 64 if bits == 64 else 52
-    entry = "<IIQQQQIIQQ" if bits == 64 else "<IIIIIIIIII"
-    body = bytearray()
-    table = [struct.pack(entry, *[0] * 10)]
-    at = 1
-    for name, content in (*parts, (".shstrtab", names)):
-        table.append(struct.pack(entry, at, 1, 0, 0, header + len(body), len(content), 0, 0, 1, 0))
-        at += len(name) + 1
-        body += content
-    shape = "<4sBBBB8xHHIQQQIHHHHHH" if bits == 64 else "<4sBBBB8xHHIIIIIHHHHHH"
-    start = struct.pack(
-        shape,
-        *(b"\x7fELF", bits // 32, 1, 1, 0),
-        *(1, 62, 1, 0, 0, header + len(body), 0),
-        *(header, 0, 0, struct.calcsize(entry), len(table), len(table) - 1),
-    )
-    return start + bytes(body) + b"".join(table)
-
-
-def aocx(
-    packed: bytes | None = None, *, name: bytes = HASH.encode(), bits: int = 64, more=()
-) -> bytes:
-    packed = gzip.compress(GBS, mtime=0) if packed is None else packed
-    inner = elf((".acl.gbs.gz", packed), bits=bits)
-    return elf((".acl.rand_hash", name), (".acl.fpga.bin", inner), *more, bits=bits)
 
 
 def refusal(data: bytes, **options: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_aocx import HASH, aocx
+from doubles.bitstreams import HASH, aocx
 
 from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.gbs import parse_gbs

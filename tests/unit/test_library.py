@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_aocx import HASH, aocx
+from doubles.bitstreams import HASH, aocx
 
 from fpga_plugin.bitstream import draft, files, verified
 from fpga_plugin.bitstream import library as library_module
@@ -743,8 +743,8 @@ def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):
     limit, large = 64, 256  # MiB
     program = f"""
 import gzip, os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_aocx import AFU, HASH, INTERFACE, elf
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from doubles.bitstreams import AFU, HASH, INTERFACE, elf
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.trust import Trust

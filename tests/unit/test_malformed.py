@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from doubles.bitstreams import AFU, GBS, HASH, INTERFACE, aocx
 from malformed import FILES, gbs
-from test_aocx import AFU, GBS, HASH, INTERFACE, aocx
 
 from fpga_plugin.bitstream.files import MAX_FILE_BYTES
 from fpga_plugin.bitstream.formats import Kind, kind_of, parse

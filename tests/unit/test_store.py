@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from test_aocx import HASH, aocx
+from doubles.bitstreams import HASH, aocx
 
 from fpga_plugin.bitstream import files, watch
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
