@@ -9,8 +9,8 @@ not fully understand.
 From pkg/kubelet/cm/devicemanager/checkpoint: kubelet replaces the file by rename, after each
 admission that allocated something and after each device list that a plugin sends. Entries of dead
 pods may stay in it, but never for a device that has been allocated again. `DeviceIDs` is a map from
-NUMA node to ids (1.20 and later). The checksum covers Go's rendering of Go structs and cannot be verified here; the rename makes it
-unnecessary against torn writes.
+NUMA node to ids (1.20 and later). The checksum covers Go's rendering of Go structs and cannot be
+verified here; the rename makes it unnecessary against torn writes.
 """
 
 import os

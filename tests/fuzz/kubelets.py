@@ -4,6 +4,7 @@ import base64
 import json
 from contextlib import suppress
 
+from doubles import kubelet
 from doubles.cards import AFU, INTERFACE, REGIONS
 from lightkube.resources.core_v1 import Pod as ApiPod
 from operators import scratch
@@ -40,7 +41,7 @@ def _checkpoint(data: bytes) -> None:
 
 def _grant(data: bytes) -> None:
     entry = {**_ENTRY, "AllocResp": base64.b64encode(data).decode()}
-    _checkpoint(json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}).encode())
+    _checkpoint(json.dumps(kubelet.document(entry)).encode())
 
 
 def _calls(data: bytes) -> None:
@@ -96,13 +97,7 @@ def _pod_resources(data: bytes) -> None:
         return
 
 
-_ENTRY = {
-    "PodUID": "0f1e2d3c-0000-4000-8000-000000000001",
-    "ContainerName": "c",
-    "ResourceName": REGIONS,
-    "DeviceIDs": {"-1": ["0000-10-00.0-p0"]},
-    "AllocResp": "",
-}
+_ENTRY = kubelet.entry("0000-10-00.0-p0")
 _RESPONSE = bytes(
     v1beta1.ContainerAllocateResponse(
         envs={"FPGA_DEVICE_0000_10_00_0_P0": "/dev/dfl-port.0"},
@@ -163,7 +158,7 @@ TARGETS = {
     "checkpoint": Target(
         _checkpoint,
         (
-            json.dumps({"Data": {"PodDeviceEntries": [_ENTRY]}, "Checksum": 1}).encode(),
+            json.dumps(kubelet.document(_ENTRY)).encode(),
             json.dumps(
                 {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {REGIONS: ["a"]}}}
             ).encode(),

@@ -1,15 +1,18 @@
 """What kubelet knows against what it was sent; and containers that started without PreStart."""
 
 import asyncio
-import json
 import os
 
 import pytest
 import structlog
+from doubles.cards import PREFIX, make_card
+from doubles.cards import REGIONS as RESOURCE
+from doubles.cards import WHOLE as OTHER
+from doubles.kubelet import POD as UID
+from doubles.kubelet import Kubelet, entry, write_checkpoint
 
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import DeviceId, InterfaceId, PciAddress, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Snapshot
@@ -19,129 +22,115 @@ from fpga_plugin.pods.podresources import NoListReason, PodResourcesError
 from fpga_plugin.stock.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 
-PREFIX = "fpga.intel.com"
-INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
-RESOURCE = ResourceName(f"{PREFIX}/region-{INTERFACE}")
-OTHER = ResourceName(f"{PREFIX}/fpga-{INTERFACE}")
 REGION = "0000-10-00.0-p0"
-UID = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 BOTH = frozenset({REGION, "0000-10-00.0-p1"})
 
 
 # -------------------------------------------------------------------- standing
 
 
-class Kubelet:
-    """What it was sent, and what it says that it knows."""
+class Sent:
+    """What kubelet was sent, and what it says that it knows."""
 
     def __init__(self) -> None:
-        self.sent = {RESOURCE: BOTH, OTHER: frozenset({"0000-10-00.0"})}
-        self.known = dict(self.sent)
-        self.error: PodResourcesError | None = None
-        self.while_asked = lambda: None
-        self.looks = 0
+        self.lists = {RESOURCE: BOTH, OTHER: frozenset({"0000-10-00.0"})}
+        self.kubelet = Kubelet()
+        self.kubelet.known = dict(self.lists)
         self.renewed: list[ResourceName] = []
-        self.standing = AllocatableCheck(sent=lambda: self.sent, reregister=self.renewed.append)
+        self.standing = AllocatableCheck(sent=lambda: self.lists, reregister=self.renewed.append)
         self.standing.new_kubelet()
-
-    async def allocatable(self):
-        self.looks += 1
-        self.while_asked()
-        if self.error is not None:
-            raise self.error
-        return self.known
 
     def look(self, times: int = 1) -> None:
         for _ in range(times):
-            asyncio.run(self.standing.look(self))  # type: ignore[arg-type]
+            asyncio.run(self.standing.look(self.kubelet))  # type: ignore[arg-type]
 
 
 def test_lists_that_do_not_differ_are_not_compared_again():
-    kubelet = Kubelet()
-    kubelet.look(QUIET)
-    assert not kubelet.standing.due
-    kubelet.standing.changed()
-    assert kubelet.standing.due
-    assert kubelet.renewed == []
+    sent = Sent()
+    sent.look(QUIET)
+    assert not sent.standing.due
+    sent.standing.changed()
+    assert sent.standing.due
+    assert sent.renewed == []
 
 
 def test_a_lasting_difference_is_reported_and_the_resource_registered_anew():
-    kubelet = Kubelet()
-    del kubelet.known[RESOURCE]
+    sent = Sent()
+    del sent.kubelet.known[RESOURCE]
     with structlog.testing.capture_logs() as logs:
-        kubelet.look(LASTING)
-        assert kubelet.renewed == [RESOURCE]
-        kubelet.known[RESOURCE] = BOTH
-        kubelet.look(QUIET)
+        sent.look(LASTING)
+        assert sent.renewed == [RESOURCE]
+        sent.kubelet.known[RESOURCE] = BOTH
+        sent.look(QUIET)
     assert [(line["log_level"], line["resource"]) for line in logs] == [
         ("warning", RESOURCE),
         ("info", RESOURCE),
     ]
     assert (logs[0]["missing"], logs[0]["surplus"]) == (2, 0)
-    assert not kubelet.standing.due
+    assert not sent.standing.due
 
 
 def test_a_difference_that_passes_is_not_reported():
-    kubelet = Kubelet()
+    sent = Sent()
     for known in (frozenset(), BOTH) * LASTING:
-        kubelet.known[RESOURCE] = known
-        kubelet.look(LASTING - 1 if not known else 1)
-    assert kubelet.renewed == []
+        sent.kubelet.known[RESOURCE] = known
+        sent.look(LASTING - 1 if not known else 1)
+    assert sent.renewed == []
 
 
 def test_a_registration_that_does_not_help_is_repeated_less_and_less_often():
-    kubelet = Kubelet()
-    kubelet.known[RESOURCE] = frozenset({"x"})
-    kubelet.look(LASTING + 2 * LASTING)
-    assert len(kubelet.renewed) == 2
-    kubelet.look(4 * LASTING - 1)
-    assert len(kubelet.renewed) == 2
-    kubelet.look()
-    assert len(kubelet.renewed) == 3
-    assert kubelet.standing.due, "as long as it differs"
+    sent = Sent()
+    sent.kubelet.known[RESOURCE] = frozenset({"x"})
+    sent.look(LASTING + 2 * LASTING)
+    assert len(sent.renewed) == 2
+    sent.look(4 * LASTING - 1)
+    assert len(sent.renewed) == 2
+    sent.look()
+    assert len(sent.renewed) == 3
+    assert sent.standing.due, "as long as it differs"
 
 
 def test_a_list_that_was_sent_meanwhile_is_not_compared():
-    kubelet = Kubelet()
-    kubelet.known[RESOURCE] = frozenset()
+    sent = Sent()
+    sent.kubelet.known[RESOURCE] = frozenset()
 
     def send() -> None:
-        kubelet.sent = kubelet.sent | {RESOURCE: frozenset({str(kubelet.looks)})}
+        sent.lists = sent.lists | {RESOURCE: frozenset({str(sent.kubelet.calls)})}
 
-    kubelet.while_asked = send
-    kubelet.look(3 * LASTING)
-    assert kubelet.renewed == []
+    sent.kubelet.on_call = send
+    sent.look(3 * LASTING)
+    assert sent.renewed == []
 
 
 def test_a_resource_without_a_stream_is_not_compared():
-    kubelet = Kubelet()
-    kubelet.known[RESOURCE] = frozenset()
-    kubelet.look()
-    del kubelet.sent[RESOURCE]
-    kubelet.look(2 * LASTING)
-    assert kubelet.renewed == []
-    assert not kubelet.standing.due
+    sent = Sent()
+    sent.kubelet.known[RESOURCE] = frozenset()
+    sent.look()
+    del sent.lists[RESOURCE]
+    sent.look(2 * LASTING)
+    assert sent.renewed == []
+    assert not sent.standing.due
 
 
 def test_no_answer_is_no_difference_and_is_not_waited_for_forever():
-    kubelet = Kubelet()
-    kubelet.error = PodResourcesError("often", reason=NoListReason.RATE_LIMITED)
-    kubelet.look(GIVE_UP)
-    assert not kubelet.standing.due
-    assert kubelet.renewed == []
-    kubelet.standing.changed()
-    assert kubelet.standing.due
+    sent = Sent()
+    sent.kubelet.error = PodResourcesError("often", reason=NoListReason.RATE_LIMITED)
+    sent.look(GIVE_UP)
+    assert not sent.standing.due
+    assert sent.renewed == []
+    sent.standing.changed()
+    assert sent.standing.due
 
 
 def test_a_kubelet_that_does_not_tell_is_not_asked_again():
-    kubelet = Kubelet()
-    kubelet.error = PodResourcesError("what?", reason=NoListReason.NOT_SERVED)
-    kubelet.look(3)
-    kubelet.standing.changed()
-    assert kubelet.looks == 1
-    assert not kubelet.standing.due
-    kubelet.standing.new_kubelet()
-    assert kubelet.standing.due
+    sent = Sent()
+    sent.kubelet.error = PodResourcesError("what?", reason=NoListReason.NOT_SERVED)
+    sent.look(3)
+    sent.standing.changed()
+    assert sent.kubelet.calls == 1
+    assert not sent.standing.due
+    sent.standing.new_kubelet()
+    assert sent.standing.due
 
 
 # -------------------------------------------------------------------- ungated
@@ -151,12 +140,10 @@ class World:
     """A claim from before kubelet's restart, and a pod whose container began at some time."""
 
     def __init__(self, directory: str) -> None:
-        address = PciAddress.parse("0000:10:00.0")
-        region = Region(address.card_id, 0, "/dev/dfl-port.0", "/sys/devices/x/dfl-port.0")
         self.ledger = Ledger(
             prefix=PREFIX, journal=NoJournal(), snapshot=Snapshot(boot_id="b"), boot_id="b"
         )
-        card = Card(address, INTERFACE, 0, (region,), 1, "/dev/dfl-fme.0", "/sys/x", False)
+        card = make_card(0, nodes=(0,))
         self.ledger.card_found(card, {}, None)
         self.ledger.reconciled([card.id])
         self.ledger.kubelet_epoch("k1")
@@ -188,16 +175,7 @@ class World:
         )
 
     def checkpoint(self) -> None:
-        entry = {
-            "PodUID": UID,
-            "ContainerName": "app",
-            "ResourceName": RESOURCE,
-            "DeviceIDs": {"-1": [REGION]},
-            "AllocResp": "",
-        }
-        data = {"PodDeviceEntries": [entry], "RegisteredDevices": {}}
-        with open(os.path.join(self.directory, "kubelet_internal_checkpoint"), "w") as file:
-            json.dump({"Data": data, "Checksum": 1}, file)
+        write_checkpoint(self.directory, entry(REGION, pod=UID))
 
     async def pod(self, uid: PodUid, held: frozenset[str]) -> Pod:
         assert (uid, held) == (UID, {REGION})

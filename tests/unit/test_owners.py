@@ -1,13 +1,13 @@
 """Whose claims these are, learnt from kubelet's checkpoint as soon as it shows it."""
 
 import asyncio
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
+from doubles.kubelet import entry, write_checkpoint
 from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
@@ -47,22 +47,9 @@ class World:
 
     def write(self, *entries: tuple[str, DeviceId], resource: ResourceName = REGIONS) -> None:
         """As kubelet writes it: pods and their devices."""
-        data = {
-            "PodDeviceEntries": [
-                {
-                    "PodUID": pod,
-                    "ContainerName": "app",
-                    "ResourceName": resource,
-                    "DeviceIDs": {"-1": [name]},
-                    "AllocResp": "",
-                }
-                for pod, name in entries
-            ],
-            "RegisteredDevices": {},
-        }
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps({"Data": data, "Checksum": 1}))
-        new.replace(self.path)
+        write_checkpoint(
+            self.path.parent, *(entry(name, pod=pod, resource=resource) for pod, name in entries)
+        )
 
     def allocate(self, name: DeviceId = P0, resource: ResourceName = REGIONS) -> None:
         self.ledger.allocate(resource, [name])

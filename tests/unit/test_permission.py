@@ -1,11 +1,12 @@
 """Whose namespace a policy is asked about, when the devices change hands meanwhile."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doubles.cards import REGIONS, device, make_card
+from doubles.kubelet import Kubelet
 
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.errors import NotPermittedError, RefusedError
@@ -25,29 +26,12 @@ rules:
 """
 
 
-@dataclass(frozen=True)
-class Held:
-    namespace: str
-    pod: str
-    devices: frozenset[str] = frozenset({P0})
+def changed_hands() -> None:
+    raise RefusedError("the claim ended before its container started")
 
 
-@dataclass
-class PodResources:
-    """Kubelet's List, and what happens while it is on its way."""
-
-    holder: Held
-    changed_hands: bool = False
-    lists: int = field(default=0)
-
-    async def list_devices(self) -> list[Held]:
-        self.lists += 1
-        await asyncio.sleep(0)
-        return [self.holder]
-
-    def same(self) -> None:
-        if self.changed_hands:
-            raise RefusedError("the claim ended before its container started")
+def same() -> None:
+    """The claim is still the caller's."""
 
 
 @pytest.fixture
@@ -58,20 +42,20 @@ def policy(tmp_path: Path) -> PolicyFile:
 
 
 def test_the_successors_namespace_permits_the_caller_nothing(policy: PolicyFile):
-    kubelet = PodResources(Held("team-a", "successor"), changed_hands=True)
+    kubelet = Kubelet("/nowhere", ("successor", P0))
+    kubelet.namespace = "team-a"
     permission = Permission(policy, podresources=kubelet)  # type: ignore[arg-type]
 
-    async def ask() -> Identity:
-        return await permission.check(CALLER, REGIONS, [P0], [], kubelet.same)
+    async def ask(check: Callable[[], None] = same) -> Identity:
+        return await permission.check(CALLER, REGIONS, [P0], [], check)
 
     with pytest.raises(RefusedError, match="ended before"):
-        asyncio.run(ask())
+        asyncio.run(ask(changed_hands))
     # Nor is it remembered as the caller's.
-    kubelet.changed_hands = False
-    kubelet.holder = Held("team-b", "caller")
+    kubelet.namespace, kubelet.held = "team-b", {("caller", P0)}
     with pytest.raises(NotPermittedError, match="team-b"):
         asyncio.run(ask())
-    kubelet.holder = Held("team-a", "caller")
+    kubelet.namespace = "team-a"
     with pytest.raises(NotPermittedError, match="team-b"):
         asyncio.run(ask())  # a pod keeps its namespace, so it was asked for once
-    assert kubelet.lists == 2
+    assert kubelet.calls == 2

@@ -1,99 +1,34 @@
 """Release without being told: kubelet's Lists and checkpoint against the ledger."""
 
 import asyncio
-import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from doubles.cards import BLANK, PREFIX, make_card
+from doubles.cards import REGIONS as RESOURCE
+from doubles.cards import device as device_of
+from doubles.kubelet import POD, Kubelet
 from structlog.testing import capture_logs
 
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.errors import NoSourceError
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.hardware.model import Region
+from fpga_plugin.ids import DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Snapshot
 from fpga_plugin.pods.identity import Identities
 from fpga_plugin.pods.podresources import (
     NoListReason,
-    PodDevices,
-    PodList,
     PodResourcesError,
 )
 from fpga_plugin.stock.reconcile import Reconciler
 
-PREFIX = "fpga.intel.com"
-INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
-RESOURCE = ResourceName(f"{PREFIX}/region-{INTERFACE}")
-ADDRESS = PciAddress.parse("0000:10:00.0")
-REGION, SECOND = "0000-10-00.0-p0", "0000-10-00.0-p1"
-BLANK = AfuId("4cc434ceb4374bd69d69b7e3fdc04577")
-
-
-def card() -> Card:
-    regions = tuple(
-        Region(ADDRESS.card_id, n, f"/dev/dfl-port.{n}", f"/sys/devices/x/dfl-port.{n}")
-        for n in range(2)
-    )
-    return Card(ADDRESS, INTERFACE, 0, regions, 1, "/dev/dfl-fme.0", "/sys/x", False)
-
-
-class Kubelet:
-    """Answers List from a script, and writes its checkpoint when a list is sent again."""
-
-    def __init__(self, directory: str) -> None:
-        self.path = os.path.join(directory, "kubelet_internal_checkpoint")
-        self.lists = 0
-        self.listed: set[str] = set()
-        self.checkpoint: set[str] = set()
-        self.failing = False
-        self.epoch = "1:1:1"
-        self.resends = 0
-        self.rewrites = True
-        self.resource = RESOURCE
-        self.on_list: Callable[[], None] = lambda: None
-
-    async def snapshot(self) -> PodList:
-        self.lists += 1
-        self.on_list()
-        if self.failing:
-            raise PodResourcesError("no answer", reason=NoListReason.RATE_LIMITED)
-        pods = tuple(
-            PodDevices("default", "pod", "app", self.resource, frozenset({device}))
-            for device in sorted(self.listed)
-        )
-        return PodList(pods, self.epoch)
-
-    def write(self, devices: Iterable[str]) -> None:
-        entries = [
-            {
-                "PodUID": "0a0a0a0a-0000-4000-8000-000000000001",
-                "ContainerName": "app",
-                "ResourceName": self.resource,
-                "DeviceIDs": {"-1": [device]},
-                "AllocResp": "",
-            }
-            for device in devices
-        ]
-        data = {"PodDeviceEntries": entries, "RegisteredDevices": {}}
-        with open(self.path + ".new", "w") as file:
-            json.dump({"Data": data, "Checksum": 1}, file)
-        os.replace(self.path + ".new", self.path)
-
-    def spoil(self) -> None:
-        """Write what nobody can read, when a list is sent again."""
-        self.resends += 1
-        with open(self.path + ".new", "w") as file:
-            file.write("{")
-        os.replace(self.path + ".new", self.path)
-
-    def resend(self) -> None:
-        self.resends += 1
-        if self.rewrites:
-            self.write(sorted(self.checkpoint))
+CARD = make_card(0)
+REGION, SECOND = (device_of(CARD, port) for port in range(2))
+NO_ANSWER = PodResourcesError("no answer", reason=NoListReason.RATE_LIMITED)
 
 
 class Queue:
@@ -114,7 +49,7 @@ class World:
         self.ledger = Ledger(
             prefix=PREFIX, journal=NoJournal(), snapshot=Snapshot(boot_id="b"), boot_id="b"
         )
-        self.ledger.card_found(card(), {}, BLANK)
+        self.ledger.card_found(CARD, {}, BLANK)
         self.ledger.kubelet_epoch("k1")
         if not fresh:
             self.ledger.reconciled(self.ledger.cards)
@@ -162,14 +97,14 @@ def test_nothing_is_polled_while_nothing_is_owned(directory: str) -> None:
     world = World(directory)
     world.play(lambda: bool(world.queue.told))
     assert world.queue.told == [True]
-    assert world.kubelet.lists == 1  # the first answer of this kubelet, and no other
+    assert world.kubelet.calls == 1  # the first answer of this kubelet, and no other
 
 
 def test_without_podresources_an_open_stream_opens_the_gate(directory: str) -> None:
     world = World(directory, polled=False)
     world.ledger.allocate(RESOURCE, [REGION])
     world.play(lambda: bool(world.queue.told))
-    assert world.kubelet.lists == 0
+    assert world.kubelet.calls == 0
     assert world.released == []
 
 
@@ -181,15 +116,15 @@ def test_a_device_that_two_lists_and_the_rewritten_checkpoint_lack_is_released(
     world.ledger.allocate(RESOURCE, [REGION])
     world.play(lambda: bool(world.released))
     assert world.released == [REGION]
-    assert world.kubelet.lists >= 3
+    assert world.kubelet.calls >= 3
     assert world.kubelet.resends == 1
 
 
 def test_a_device_in_the_list_is_kept(directory: str) -> None:
     world = World(directory)
-    world.kubelet.listed = {REGION}
+    world.kubelet.show(REGION)
     world.ledger.allocate(RESOURCE, [REGION])
-    world.play(lambda: world.kubelet.lists > 6)
+    world.play(lambda: world.kubelet.calls > 6)
     assert world.released == []
     assert world.kubelet.resends == 0
 
@@ -209,9 +144,9 @@ def test_a_checkpoint_that_is_not_rewritten_releases_nothing(directory: str) -> 
     world.kubelet.rewrites = False
     world.kubelet.write([])
     world.ledger.allocate(RESOURCE, [REGION])
-    world.kubelet.failing = True
+    world.kubelet.error = NO_ANSWER
     world.play(lambda: bool(world.reconciler.problem))
-    world.kubelet.failing = False
+    world.kubelet.error = None
     with capture_logs() as logs:
         world.play(lambda: world.kubelet.resends > 2)
     assert world.released == []
@@ -254,15 +189,15 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
     if when == "after that":
         world.reconciler._resend = go
     else:
-        world.kubelet.on_list = go
+        world.kubelet.on_call = go
     world.play(lambda: "is not there" in world.reconciler.problem)
-    listed = world.kubelet.lists
-    world.play(lambda: world.kubelet.lists > listed + 3)  # it goes on
+    listed = world.kubelet.calls
+    world.play(lambda: world.kubelet.calls > listed + 3)  # it goes on
     assert world.released == []
     assert "is not there" in world.reconciler.problem
 
     os.rename(kubelet_dir + ".gone", kubelet_dir)
-    world.kubelet.on_list, world.reconciler._resend = lambda: None, world.kubelet.resend
+    world.kubelet.on_call, world.reconciler._resend = lambda: None, world.kubelet.resend
     world.play(lambda: world.released == [REGION])
 
 
@@ -299,9 +234,6 @@ def test_what_cannot_be_read_is_told_once_not_each_time(directory: str) -> None:
     told = [line for line in logs if line["log_level"] == "warning"]
     assert len(told) == 1
     assert "is not understood" in told[0]["error"]
-
-
-POD = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 
 
 @pytest.mark.parametrize("gone", [True, False, None])
@@ -352,7 +284,7 @@ def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory:
     world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
     world.ledger.bind_pod([DeviceId(REGION)], POD)
-    late = replace(card(), address=PciAddress.parse("0000:20:00.0"), regions=())
+    late = replace(CARD, address=PciAddress.parse("0000:20:00.0"), regions=())
     region = Region(late.id, 0, "/dev/dfl-port.7", "/sys/devices/x/dfl-port.7")
     world.ledger.card_found(replace(late, regions=(region,)), {}, BLANK)
     world.kubelet.spoil()
@@ -390,8 +322,8 @@ def test_failed_lists_release_nothing(directory: str) -> None:
     world.kubelet.write([])
     world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
-    world.kubelet.failing = True
-    world.play(lambda: world.kubelet.lists > 6)
+    world.kubelet.error = NO_ANSWER
+    world.play(lambda: world.kubelet.calls > 6)
     assert world.released == []
 
 
@@ -401,10 +333,10 @@ def test_lists_of_two_kubelets_do_not_add_up(directory: str) -> None:
     world.ledger.allocate(RESOURCE, [REGION])
 
     def another() -> None:
-        world.kubelet.epoch = f"1:{world.kubelet.lists}:1"
+        world.kubelet.epoch = f"1:{world.kubelet.calls}:1"
 
-    world.kubelet.on_list = another
-    world.play(lambda: world.kubelet.lists > 8)
+    world.kubelet.on_call = another
+    world.play(lambda: world.kubelet.calls > 8)
     assert world.released == []
 
 
@@ -430,7 +362,7 @@ def test_the_answer_of_the_last_kubelet_does_not_open_the_gate(directory: str) -
         if world.ledger.epoch == "k1":
             restart_kubelet(world, "k2")  # while it answers
 
-    world.kubelet.on_list = restart
+    world.kubelet.on_call = restart
     world.play(lambda: world.queue.told == [False])
 
     async def answer() -> None:
@@ -451,14 +383,14 @@ def test_a_list_that_the_last_kubelet_was_asked_for_does_not_count(directory: st
     world.ledger.allocate(RESOURCE, [REGION])
 
     def once() -> None:
-        if world.kubelet.lists == 2:  # the first was the first answer
+        if world.kubelet.calls == 2:  # the first was the first answer
             restart_kubelet(world, "k2")
             world.reconciler.stream_opened(RESOURCE)
-        elif world.kubelet.lists == 5:  # one of k2's was its first answer, one lacked the device
-            world.kubelet.listed = {REGION}
+        elif world.kubelet.calls == 5:  # one of k2's was its first answer, one lacked the device
+            world.kubelet.show(REGION)
 
-    world.kubelet.on_list = once
-    world.play(lambda: world.kubelet.lists > 8)
+    world.kubelet.on_call = once
+    world.play(lambda: world.kubelet.calls > 8)
     assert world.released == []
 
 
@@ -475,10 +407,10 @@ def test_a_call_while_the_checkpoint_is_rewritten_keeps_the_claim(
             world.ledger.allocate(RESOURCE, [REGION])
         else:
             world.ledger.prestart_seen([DeviceId(REGION)])
-        world.kubelet.listed = {REGION}
+        world.kubelet.show(REGION)
 
     world.reconciler._resend = resend
-    world.play(lambda: world.kubelet.resends > 0 and world.kubelet.lists > 8)
+    world.play(lambda: world.kubelet.resends > 0 and world.kubelet.calls > 8)
     assert world.released == []
 
 
@@ -489,7 +421,7 @@ def test_another_kubelet_while_the_checkpoint_is_rewritten_keeps_the_claim(direc
     def resend() -> None:
         world.kubelet.resend()
         restart_kubelet(world, "k2")
-        world.kubelet.listed = {REGION}
+        world.kubelet.show(REGION)
 
     world.reconciler._resend = resend
     world.play(lambda: world.kubelet.resends > 0 and not world.reconciler.answered)
@@ -508,15 +440,15 @@ def test_a_list_begun_before_the_last_call_does_not_count(directory: str, call: 
         else:
             world.ledger.prestart_seen([DeviceId(REGION)])
 
-    world.kubelet.on_list = active
-    world.play(lambda: world.kubelet.lists > 8)
+    world.kubelet.on_call = active
+    world.play(lambda: world.kubelet.calls > 8)
     assert world.released == []
 
 
 def test_without_a_journal_the_checkpoint_names_the_owners(directory: str) -> None:
     world = World(directory, fresh=True)
     world.kubelet.write([REGION])
-    world.kubelet.listed = {REGION}
+    world.kubelet.show(REGION)
     world.play(lambda: bool(world.queue.told))
     claim = world.ledger.claims[DeviceId(REGION)]
     assert claim.exposed
@@ -528,24 +460,24 @@ def test_an_owner_that_cannot_be_adopted_keeps_its_card_from_being_given_out(
 ) -> None:
     """A region that the card does not show, of which kubelet kept no grant."""
     world = World(directory, fresh=True)
-    away = f"{ADDRESS.card_id}-p7"
+    away = f"{CARD.id}-p7"
     world.kubelet.checkpoint = {away}
     world.kubelet.write([away])
     world.play(lambda: world.kubelet.resends > 1)
-    assert world.ledger.unreconciled == {ADDRESS.card_id}
+    assert world.ledger.unreconciled == {CARD.id}
     world.kubelet.checkpoint = set()
     world.play(lambda: not world.ledger.unreconciled)
 
 
 def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
     world = World(directory, fresh=True)
-    world.ledger.card_gone(ADDRESS.card_id)
+    world.ledger.card_gone(CARD.id)
     world.ledger.regions.clear()
     world.kubelet.write([])
     world.play(lambda: bool(world.queue.told))
     world.kubelet.write([REGION])
-    world.kubelet.listed = {REGION}
-    world.ledger.card_found(card(), {}, BLANK)
+    world.kubelet.show(REGION)
+    world.ledger.card_found(CARD, {}, BLANK)
     world.play(lambda: not world.ledger.unreconciled)
     assert DeviceId(REGION) in world.ledger.claims
     assert world.kubelet.resends == 0
@@ -556,15 +488,15 @@ def test_records_that_another_kubelet_told_meanwhile_name_no_owners(directory: s
     world.kubelet.write([REGION])
 
     def restart() -> None:
-        world.kubelet.on_list = lambda: None
+        world.kubelet.on_call = lambda: None
         world.ledger.kubelet_epoch("k2")
 
-    world.kubelet.on_list = restart
+    world.kubelet.on_call = restart
     adopted: list[str] = []
     world.ledger.subscribe(lambda _: adopted.append(world.ledger.epoch))
     world.play(lambda: bool(world.queue.told))
     assert world.ledger.claims[DeviceId(REGION)].epoch == "k2"
-    assert world.kubelet.lists > 1
+    assert world.kubelet.calls > 1
 
 
 def test_with_a_journal_a_stale_entry_makes_no_claim(directory: str) -> None:
@@ -579,7 +511,7 @@ def test_another_plugins_devices_leave_the_card_alone_until_they_are_gone(direct
     world.kubelet.checkpoint = {"dfl-fme.0"}
     world.kubelet.write(["dfl-fme.0"])
     world.play(lambda: world.kubelet.resends > 1)
-    assert ADDRESS.card_id in world.ledger.foreign
+    assert CARD.id in world.ledger.foreign
     world.kubelet.checkpoint = set()
     world.play(lambda: not world.ledger.foreign)
 
@@ -604,7 +536,7 @@ def test_without_a_journal_owners_under_another_prefix_are_learnt(directory: str
     world = World(directory, fresh=True)
     world.kubelet.resource = OLD
     world.kubelet.write([REGION])
-    world.kubelet.listed = {REGION}
+    world.kubelet.show(REGION)
     world.play(lambda: bool(world.queue.told))
     claim = world.ledger.claims[DeviceId(REGION)]
     assert (claim.resource, claim.pod) == (OLD, POD)
@@ -616,11 +548,11 @@ def test_another_plugins_devices_leave_the_card_alone_whatever_its_prefix(direct
     world.kubelet.checkpoint = {"intel-fpga-port.0"}
     world.kubelet.write(["intel-fpga-port.0"])
     world.play(lambda: world.kubelet.resends > 1)
-    assert f"holds devices of {OLD}" in world.ledger.foreign[ADDRESS.card_id]
+    assert f"holds devices of {OLD}" in world.ledger.foreign[CARD.id]
 
 
 def test_the_gate_stays_shut_while_kubelet_does_not_answer(directory: str) -> None:
     world = World(directory)
-    world.kubelet.failing = True
-    world.play(lambda: world.kubelet.lists > 3)
+    world.kubelet.error = NO_ANSWER
+    world.play(lambda: world.kubelet.calls > 3)
     assert world.queue.told == []

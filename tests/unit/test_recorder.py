@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from doubles.kubelet import Kubelet
+
 from fpga_plugin.errors import (
     FpgaPluginError,
     InvalidRequestError,
@@ -10,9 +12,8 @@ from fpga_plugin.errors import (
     NotFinishedError,
     ProgrammingError,
 )
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PodUid
 from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.podresources import PodDevices
 from fpga_plugin.pods.recorder import MAX_LOOKUPS, EventRecorder
 from fpga_plugin.telemetry.kube_events import Event, Subject
 
@@ -32,27 +33,6 @@ class Sink(list[Event]):
 
     async def close(self) -> None:
         pass
-
-
-class Kubelet:
-    """PodResources, as far as names of pods need it."""
-
-    def __init__(self, *held: tuple[str, str]) -> None:
-        self.held = held
-        self.asked = 0
-        self.answers = asyncio.Event()
-        self.answers.set()
-        self.fails = False
-
-    async def list_devices(self) -> tuple[PodDevices, ...]:
-        self.asked += 1
-        await self.answers.wait()
-        if self.fails:
-            raise NoSourceError("no socket")
-        return tuple(
-            PodDevices("tenant", pod, "c", ResourceName("r"), frozenset({device}))
-            for pod, device in self.held
-        )
 
 
 def told(
@@ -88,7 +68,7 @@ def test_a_refused_pod_hears_why_by_the_name_that_was_asked_for_on_the_way() -> 
     assert event.reason == "FpgaProgrammingRefused"
     assert event.note == str(REFUSAL)
     assert event.warning
-    assert kubelet.asked == 0
+    assert kubelet.calls == 0
 
 
 def test_hardware_that_failed_is_told_apart_from_a_refusal() -> None:
@@ -101,28 +81,28 @@ def test_work_that_goes_on_is_no_news() -> None:
 
 
 def test_a_pod_without_a_name_is_looked_up_by_its_devices() -> None:
-    kubelet = Kubelet(("other", "0000-3b-00.0-p1"), ("compress", DEVICES[0]))
+    kubelet = Kubelet("/nowhere", ("other", "0000-3b-00.0-p1"), ("compress", DEVICES[0]))
     (event,) = told(refuse(UNNAMED, REFUSAL), kubelet)
     assert event.subject == Subject("Pod", "compress", "tenant", POD)
 
 
 def test_a_pod_that_kubelet_does_not_tell_gets_no_event() -> None:
-    silent = Kubelet(("compress", DEVICES[0]))
-    silent.fails = True
-    two = Kubelet(("compress", DEVICES[0]), ("heir", DEVICES[0]))
+    silent = Kubelet("/nowhere", ("compress", DEVICES[0]))
+    silent.error = NoSourceError("no socket")
+    two = Kubelet("/nowhere", ("compress", DEVICES[0]), ("heir", DEVICES[0]))
     for kubelet in (Kubelet(), silent, two, None):
         assert told(refuse(UNNAMED, REFUSAL), kubelet) == []
-    assert told(refuse(Identity(), REFUSAL), Kubelet(("compress", DEVICES[0]))) == []
+    assert told(refuse(Identity(), REFUSAL), Kubelet("/nowhere", ("compress", DEVICES[0]))) == []
 
 
 def test_look_ups_are_bounded_and_end_with_the_plugin() -> None:
-    kubelet = Kubelet(("compress", DEVICES[0]))
+    kubelet = Kubelet("/nowhere", ("compress", DEVICES[0]))
 
     async def story(recorder: EventRecorder) -> None:
         kubelet.answers.clear()
         await refuse(UNNAMED, REFUSAL, times=100)(recorder)
         await asyncio.sleep(0)
-        assert kubelet.asked == MAX_LOOKUPS
+        assert kubelet.calls == MAX_LOOKUPS
         await recorder.close()
 
     assert told(story, kubelet) == []
@@ -142,11 +122,11 @@ def test_the_node_hears_of_its_cards() -> None:
 
 def test_where_events_are_off_nothing_is_asked() -> None:
     async def main() -> None:
-        kubelet = Kubelet(("compress", DEVICES[0]))
+        kubelet = Kubelet("/nowhere", ("compress", DEVICES[0]))
         recorder = EventRecorder(None, node_name="node-1", podresources=kubelet)  # type: ignore[arg-type]
         recorder.refused(UNNAMED, DEVICES, REFUSAL)
         recorder.card_failed(CARD, "gone")
         await recorder.close()
-        assert kubelet.asked == 0
+        assert kubelet.calls == 0
 
     asyncio.run(main())

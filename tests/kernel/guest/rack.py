@@ -42,7 +42,7 @@ SLOWER = 4.0
 """Whoever looks for a PR that is under way takes longer to look here."""
 
 LONGEST_PR = 7.0
-"""Seconds. The driver gives a PR up after 8; on a busy machine 4 were over before a test had looked."""
+"""Seconds. The driver gives a PR up after 8; on a busy machine 4 pass before a test has looked."""
 
 PORT_GET_REGION_INFO = 0xB642
 REGION_INFO = struct.Struct("<IIIIQQ")
