@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from fpga_plugin import __version__
-from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
@@ -278,7 +277,6 @@ class Daemon:
             owners=owners,
             podresources=podresources,
             kubelet_dir=settings.kubelet_dir,
-            prefix=settings.resource_prefix,
             interval=settings.reconcile_interval,
             queue=queue,
             release=self._released,
@@ -526,9 +524,4 @@ async def _serve(settings: Settings) -> Daemon:
 async def _observe(settings: Settings) -> None:
     from fpga_plugin.operator.observe import observe  # only where it is asked for
 
-    def judge(relative: str) -> object:
-        guarded = is_guarded(settings)
-        trust = open_trust(settings, owner=False)
-        return check_trust(settings.bitstream_dir, relative, trust, guarded=guarded)
-
-    await observe(settings, open_hardware(settings, owner=False).backend, judge)
+    await observe(settings)

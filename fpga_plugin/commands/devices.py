@@ -5,16 +5,8 @@ Only looks, so this works beside a running daemon.
 
 from typing import TypedDict
 
-from fpga_plugin.bitstream.checks import check_trust
-from fpga_plugin.bitstream.store import Store
-from fpga_plugin.build import is_guarded, open_hardware, open_trust
 from fpga_plugin.config.settings import ScrubPolicy, Settings
-from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.peek import Peek, peek
-from fpga_plugin.ledger.records import Ownership
+from fpga_plugin.operator.node import Node, NodeCard, look
 
 
 class RegionRow(TypedDict):
@@ -51,72 +43,47 @@ def list_devices(settings: Settings) -> Listing:
     Raises:
         FpgaPluginError: the hardware cannot be looked at.
     """
-    backend = open_hardware(settings, owner=False).backend
-    inventory = backend.scan()
-    journal: Peek | None = None
-    unread = ""
-    try:
-        journal = peek(settings.state_dir)
-    except JournalError as error:
-        unread = str(error)
-    cards: list[CardRow] = []
-    for card in sorted(inventory.cards.values(), key=lambda card: card.address):
-        note = "" if settings.cards.selects(card.id) else "left alone (FPGA_PLUGIN_CARDS)"
-        cards.append(
-            {
-                "card": card.id,
-                "interface_id": card.interface_id,
-                "numa_node": card.numa_node,
-                "note": note or unread or _missing(card, settings),
-                "regions": [_row(backend, card, region, journal) for region in card.regions],
-            }
-        )
+    node = look(settings)
     return {
-        "cards": cards,
+        "cards": [
+            {
+                "card": seen.card.id,
+                "interface_id": seen.card.interface_id,
+                "numa_node": seen.card.numa_node,
+                "note": _note(settings, node, seen),
+                "regions": [
+                    {
+                        "region": each.region.id,
+                        "node": each.region.node,
+                        "afu_id": each.afu_id,
+                        "ownership": each.ownership,
+                        "condition": each.condition,
+                        "note": each.afu_error or each.reason,
+                    }
+                    for each in seen.regions
+                ],
+            }
+            for seen in node.cards
+        ],
         "problems": [
             {"card": problem.address.card_id, "error": problem.message, "hint": problem.hint}
-            for problem in inventory.problems.values()
+            for problem in node.problems
         ],
     }
 
 
-def _missing(card: Card, settings: Settings) -> str:
-    store = Store(settings.bitstream_dir)
-    try:
-        if (blank := store.blank(card.interface_id)) is not None:
-            check_trust(
-                store.root,
-                store.relative(blank.path),
-                open_trust(settings, owner=False),
-                guarded=is_guarded(settings),
-            )
-            return ""
-        reason = f"no blank bitstream at {store.blank_path(card.interface_id)}"
-    except FpgaPluginError as error:
-        reason = str(error)
+def _note(settings: Settings, node: Node, seen: NodeCard) -> str:
+    """Why a card, or its regions, are not given out, or are not known; empty where all is well."""
+    if not seen.selected:
+        return "left alone (FPGA_PLUGIN_CARDS)"
+    if seen.foreign:
+        pods = ", ".join(sorted({entry.pod_uid for entry in seen.foreign}))
+        return f"left alone: pod {pods} has devices from another plugin (docs/migration.md)"
+    if node.journal_error or not seen.no_blank:
+        return node.journal_error
     if settings.scrub is ScrubPolicy.BEST_EFFORT:
-        return f"{reason}; regions are only reset (best-effort)"
-    return f"no-blank-image: {reason}; FPGA_PLUGIN_SCRUB=best-effort does without"
-
-
-def _row(backend: Backend, card: Card, region: Region, journal: Peek | None) -> RegionRow:
-    try:
-        afu_id: str = backend.afu_id(region)
-        note = ""
-    except FpgaPluginError as error:
-        afu_id, note = "", error.message
-    owner, condition, reason = "", "", ""  # not known where the journal cannot be read
-    if journal is not None:
-        owner = journal.owners.get(region.id) or journal.owners.get(card.id) or Ownership.FREE
-        condition, reason = journal.conditions.get(region.id, ("", ""))
-    return {
-        "region": region.id,
-        "node": region.node,
-        "afu_id": afu_id,
-        "ownership": owner,
-        "condition": condition,
-        "note": note or reason,
-    }
+        return f"{seen.no_blank}; regions are only reset (best-effort)"
+    return f"no-blank-image: {seen.no_blank}; FPGA_PLUGIN_SCRUB=best-effort does without"
 
 
 def table(listing: Listing) -> str:

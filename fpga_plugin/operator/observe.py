@@ -1,163 +1,98 @@
 """FPGA_PLUGIN_OBSERVE: what is on this node, what would be wiped, what is missing; only looks.
 
-The first step of an install. It runs without a privilege and without writing: it reads sysfs, the
-store, kubelet's records and the plugin's journal, and asks whether the sources of pod specs answer.
-What it says of a card is what the first start would do to it. Imported only where it is asked for.
+The first step of an install. It logs what the first start would do to each card, and which of
+kubelet's and the API server's interfaces answer. Imported only where it is asked for.
 """
 
 import asyncio
-import os
 import socket
-from collections.abc import Callable, Collection
 
 import structlog
 
-from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config.settings import ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import parse_device_id
-from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.names import resource_names
-from fpga_plugin.ledger.peek import peek
-from fpga_plugin.pods.checkpoint import Checkpoint, read_checkpoint
+from fpga_plugin.operator.node import NodeCard, look
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.stock.foreign import is_device_id
 
 log = structlog.get_logger()
-
-Judge = Callable[[str], object]
-"""Raises a FpgaPluginError if a file, by its path in the store, is not trusted."""
 
 _SECONDS = 3.0
 """For kubelet to accept a connection."""
 
 
-async def observe(settings: Settings, backend: Backend, judge: Judge) -> None:
-    """Say what is there and what would be done.
-
-    Args:
-        settings: all of them.
-        backend: the node's hardware.
-        judge: says whether a file of the store is trusted.
+async def observe(settings: Settings) -> None:
+    """Log what is there and what the first start would do.
 
     Raises:
         FpgaPluginError: the hardware cannot be looked at.
     """
     for warning in settings.warnings:
         log.warning(warning)
-    inventory = await asyncio.to_thread(backend.scan)
-    for problem in inventory.problems.values():
+    node = await asyncio.to_thread(look, settings)
+    for problem in node.problems:
         log.warning(
             "would skip card",
             card=problem.address.card_id,
             error=problem.message,
             hint=problem.hint,
         )
-    checkpoint = await _records(settings)
-    claimed = await asyncio.to_thread(_claimed, settings.state_dir)
-    for card in inventory.cards.values():
-        await _say_of_card(settings, card, checkpoint, claimed, judge)
-    if not inventory.cards and not inventory.problems:
+    await _log_podresources(settings)
+    if node.checkpoint_error:
+        log.warning("kubelet's checkpoint cannot be read", error=node.checkpoint_error)
+    if node.journal_error:
+        log.warning("the journal cannot be read", error=node.journal_error)
+    for card in node.cards:
+        _log_card(settings, card)
+    if not node.cards and not node.problems:
         log.warning(
             "no FPGA cards on this node",
             hint="the kernel's dfl-pci driver has to be bound to them: lspci -k -d ::1200",
         )
-    await _say_of_pod_specs(settings)
+    await _log_pod_specs(settings)
     log.info("observing only: nothing is registered (FPGA_PLUGIN_OBSERVE)")
 
 
-async def _records(settings: Settings) -> Checkpoint:
-    """What kubelet has given out."""
-    if settings.podresources_socket is not None:
-        try:
-            await PodResourcesClient(
-                settings.podresources_socket, settings.resource_prefix
-            ).snapshot()
-        except FpgaPluginError as error:
-            log.warning("kubelet's PodResources do not answer", error=str(error))
-    try:
-        return await asyncio.to_thread(
-            read_checkpoint,
-            os.path.join(settings.kubelet_dir, "kubelet_internal_checkpoint"),
-            settings.resource_prefix,
-        )
-    except FpgaPluginError as error:
-        log.warning("kubelet's checkpoint cannot be read", error=str(error))
-        return Checkpoint()
-
-
-def _claimed(state_dir: str) -> frozenset[str]:
-    """Devices with an owner in the journal of an earlier life; empty: there was none."""
-    try:
-        return frozenset(peek(state_dir).owners)
-    except JournalError as error:
-        log.warning("the journal cannot be read", error=str(error))
-        return frozenset()
-
-
-async def _say_of_card(
-    settings: Settings,
-    card: Card,
-    checkpoint: Checkpoint,
-    claimed: Collection[str],
-    judge: Judge,
-) -> None:
-    if not settings.cards.selects(card.id):
-        log.info("would leave card alone", card=card.id, reason="FPGA_PLUGIN_CARDS")
+async def _log_podresources(settings: Settings) -> None:
+    """Warn if kubelet's PodResources, which tell that a device was released, do not answer."""
+    if settings.podresources_socket is None:
         return
-    resources = resource_names(settings.resource_prefix, card)
-    ours = [entry for entry in checkpoint.entries if entry.resource in resources]
-    foreign = sorted(
-        {device for entry in ours for device in entry.devices if not _is_device_id(device)}
-    )
-    if foreign:
+    try:
+        await PodResourcesClient(settings.podresources_socket, settings.resource_prefix).snapshot()
+    except FpgaPluginError as error:
+        log.warning("kubelet's PodResources do not answer", error=str(error))
+
+
+def _log_card(settings: Settings, seen: NodeCard) -> None:
+    card = seen.card
+    if not seen.selected:
+        log.info("would leave card alone", card=card.id, reason="FPGA_PLUGIN_CARDS")
+    elif seen.foreign:
         log.warning(
             "would leave card alone",
             card=card.id,
             reason="another plugin's pods still have devices of this kind",
-            foreign=foreign,
-            pods=sorted({entry.pod_uid for entry in ours}),
+            foreign=sorted(
+                {text for entry in seen.foreign for text in entry.devices if not is_device_id(text)}
+            ),
+            pods=sorted({entry.pod_uid for entry in seen.foreign}),
             hint="delete these pods first (docs/migration.md)",
         )
-        return
-    held = {device for entry in ours for device in entry.devices} | set(claimed)
-    regions = [region.id for region in card.regions]
-    in_use = [region for region in regions if region in held or card.id in held]
-    missing = await _missing(settings, card, judge)
-    log.info(
-        "would serve card",
-        card=card.id,
-        interface_id=card.interface_id,
-        resources=resources,
-        regions=regions,
-        in_use=in_use,
-        would_wipe=[] if missing else [region for region in regions if region not in in_use],
-        missing=missing or None,
-        hint=_without_blank(settings) if missing else None,
-    )
-
-
-def _is_device_id(text: str) -> bool:
-    try:
-        parse_device_id(text)
-    except ValueError:
-        return False
-    return True
-
-
-async def _missing(settings: Settings, card: Card, judge: Judge) -> str:
-    """Why its regions cannot be blanked; empty if they can."""
-    store = Store(settings.bitstream_dir)
-    try:
-        blank = await asyncio.to_thread(store.blank, card.interface_id)
-        if blank is not None:
-            await asyncio.to_thread(judge, store.relative(blank.path))
-            return ""
-    except FpgaPluginError as error:
-        return str(error)
-    return f"no blank bitstream at {store.blank_path(card.interface_id)}"
+    else:
+        free = [each.region.id for each in seen.regions if not each.in_use]
+        log.info(
+            "would serve card",
+            card=card.id,
+            interface_id=card.interface_id,
+            resources=resource_names(settings.resource_prefix, card),
+            regions=[region.id for region in card.regions],
+            in_use=[each.region.id for each in seen.regions if each.in_use],
+            would_wipe=[] if seen.no_blank else free,
+            missing=seen.no_blank or None,
+            hint=_without_blank(settings) if seen.no_blank else None,
+        )
 
 
 def _without_blank(settings: Settings) -> str:
@@ -166,8 +101,8 @@ def _without_blank(settings: Settings) -> str:
     return "its regions would be Unhealthy; FPGA_PLUGIN_SCRUB=best-effort does without"
 
 
-async def _say_of_pod_specs(settings: Settings) -> None:
-    """Which sources can tell what a pod asks for, on a kubelet that does not send it."""
+async def _log_pod_specs(settings: Settings) -> None:
+    """Log which sources can tell what a pod asks for, on a kubelet that does not send it."""
     wrong: list[str] = []
     sources: list[str] = []
     if settings.pods_socket is None:

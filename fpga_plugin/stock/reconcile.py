@@ -22,14 +22,15 @@ import structlog
 
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
+from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
+from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
 from fpga_plugin.pods.identity import Identities, granted_nodes
 from fpga_plugin.pods.podresources import PodList, PodResourcesClient
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.stock.allocatable import AllocatableCheck
+from fpga_plugin.stock.foreign import entries_of, foreign_entries, is_device_id
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 
 log = structlog.get_logger()
@@ -78,7 +79,6 @@ class Reconciler:
         owners: Owners,
         podresources: PodResourcesClient | None,
         kubelet_dir: str,
-        prefix: str,
         interval: float,
         queue: CardQueue,
         release: Callable[[ResourceName, DeviceId], None],
@@ -92,7 +92,6 @@ class Reconciler:
         self._owners = owners
         self._podresources = podresources
         self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
-        self._prefix = prefix
         self._interval = interval
         self._queue = queue
         self._release = release
@@ -254,7 +253,7 @@ class Reconciler:
         known = ledger.reconciled_cards()
         problems: dict[CardId, str] = {}
         for entry in checkpoint.entries:
-            for device in sorted(map(DeviceId, filter(_is_ours, entry.devices))):
+            for device in sorted(map(DeviceId, filter(is_device_id, entry.devices))):
                 # Of a card that is not there yet the pod holds nodes, which another card may get.
                 if device not in ledger.claims and card_of(device) not in known:
                     try:
@@ -274,20 +273,15 @@ class Reconciler:
         self._look_for_foreign(checkpoint)
 
     def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
-        """Devices under our names that this plugin never advertised: another plugin's pods."""
-        foreign = {
-            _kind(entry.resource): entry
-            for entry in checkpoint.entries
-            if not all(_is_ours(text) for text in entry.devices)
-        }
+        """Keep back the cards of which another plugin's pods may have devices."""
+        foreign = foreign_entries(checkpoint)
         cards: dict[CardId, str] = {}
         for card in self._ledger.cards.values():
-            for resource in resource_names(self._prefix, card):
-                if (entry := foreign.get(_kind(resource))) is not None:
-                    cards[card.id] = (
-                        f"pod {entry.pod_uid} holds devices of {entry.resource} that another plugin"
-                        " gave it; drain the node of such pods"
-                    )
+            for entry in entries_of(card, foreign):
+                cards[card.id] = (
+                    f"pod {entry.pod_uid} holds devices of {entry.resource} that another plugin"
+                    " gave it; drain the node of such pods"
+                )
         if cards != self._ledger.foreign:
             for card_id, reason in cards.items():
                 log.warning("card left alone", card=card_id, reason=reason)
@@ -419,16 +413,3 @@ class Reconciler:
                 return True
             await asyncio.sleep(REWRITE_POLL)
         return now is None and stamp is None
-
-
-def _kind(resource: ResourceName | None) -> str:
-    """What a resource is a resource of, whichever prefix was set when it was given away."""
-    return "" if resource is None else resource.partition("/")[2]
-
-
-def _is_ours(text: str) -> bool:
-    try:
-        parse_device_id(text)
-    except ValueError:
-        return False
-    return True

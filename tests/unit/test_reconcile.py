@@ -64,7 +64,6 @@ class World:
             owners=self.owners,
             podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
             kubelet_dir=directory,
-            prefix=PREFIX,
             interval=0.01,
             queue=self.queue,  # type: ignore[arg-type]
             release=self._release,

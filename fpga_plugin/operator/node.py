@@ -1,0 +1,167 @@
+"""What is on this node, for those who only look: `fpga-plugin devices` and FPGA_PLUGIN_OBSERVE.
+
+One look reads the hardware, the store, the journal and kubelet's checkpoint. It needs no privilege,
+writes nothing and works beside a running plugin, whose own view is `operator/view.py`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fpga_plugin.bitstream.checks import check_trust
+from fpga_plugin.bitstream.store import Store
+from fpga_plugin.build import is_guarded, open_hardware, open_trust
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import Card, CardProblem, Region
+from fpga_plugin.ids import InterfaceId
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.peek import Peek, peek
+from fpga_plugin.ledger.records import Ownership
+from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, CheckpointEntry, read_checkpoint
+from fpga_plugin.stock.foreign import entries_of, foreign_entries
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegion:
+    """One region.
+
+    Attributes:
+        region: as the hardware shows it.
+        afu_id: what is on it; empty where it cannot be read.
+        afu_error: why it cannot be read; else empty.
+        ownership: FREE, CLAIMED or STARTED by the journal; empty where that cannot be read.
+        condition: by the journal; empty where it does not know the region.
+        reason: why it is in this condition; may be empty.
+        in_use: the journal or kubelet's checkpoint says that a pod has it, or its card.
+    """
+
+    region: Region
+    afu_id: str
+    afu_error: str
+    ownership: str
+    condition: str
+    reason: str
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCard:
+    """One card.
+
+    Attributes:
+        card: as the hardware shows it.
+        selected: FPGA_PLUGIN_CARDS lets the plugin serve it.
+        no_blank: why its regions cannot be blanked; empty where they can, or it is not selected.
+        foreign: what pods hold of it that another plugin gave them.
+        regions: in the order of their ports.
+    """
+
+    card: Card
+    selected: bool
+    no_blank: str
+    foreign: tuple[CheckpointEntry, ...]
+    regions: tuple[NodeRegion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Everything.
+
+    Attributes:
+        cards: in the order of their addresses.
+        problems: cards that cannot be served.
+        journal_error: why the journal cannot be read; else empty.
+        checkpoint_error: why kubelet's checkpoint cannot be read; else empty.
+    """
+
+    cards: tuple[NodeCard, ...]
+    problems: tuple[CardProblem, ...]
+    journal_error: str
+    checkpoint_error: str
+
+
+def look(settings: Settings) -> Node:
+    """Look at the node; blocks while it reads.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    backend = open_hardware(settings, owner=False).backend
+    inventory = backend.scan()
+    journal, journal_error = _journal(settings)
+    checkpoint, checkpoint_error = _checkpoint(settings)
+    foreign = foreign_entries(checkpoint)
+    held: set[str] = {device for entry in checkpoint.entries for device in entry.devices}
+    if journal is not None:
+        held |= journal.owners.keys()
+    cards = sorted(inventory.cards.values(), key=lambda card: card.address)
+    selected = [card for card in cards if settings.cards.selects(card.id)]
+    no_blank = _no_blank(settings, {card.interface_id for card in selected})
+    return Node(
+        cards=tuple(
+            NodeCard(
+                card=card,
+                selected=card in selected,
+                no_blank=no_blank[card.interface_id] if card in selected else "",
+                foreign=entries_of(card, foreign),
+                regions=tuple(
+                    _region(backend, region, journal, in_use=bool(held & {region.id, card.id}))
+                    for region in card.regions
+                ),
+            )
+            for card in cards
+        ),
+        problems=tuple(inventory.problems.values()),
+        journal_error=journal_error,
+        checkpoint_error=checkpoint_error,
+    )
+
+
+def _journal(settings: Settings) -> tuple[Peek | None, str]:
+    try:
+        return peek(settings.state_dir), ""
+    except JournalError as error:
+        return None, str(error)
+
+
+def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
+    try:
+        path = os.path.join(settings.kubelet_dir, FILE_NAME)
+        return read_checkpoint(path, settings.resource_prefix), ""
+    except FpgaPluginError as error:
+        return Checkpoint(), str(error)
+
+
+def _no_blank(settings: Settings, wanted: set[InterfaceId]) -> Mapping[InterfaceId, str]:
+    """Why there is no blank bitstream to use, for each interface id; empty where there is one."""
+    store = Store(settings.bitstream_dir)
+    guarded = is_guarded(settings)
+    trust = open_trust(settings, owner=False)
+    reasons: dict[InterfaceId, str] = {}
+    for interface_id in wanted:
+        try:
+            if (blank := store.blank(interface_id)) is None:
+                reasons[interface_id] = f"no blank bitstream at {store.blank_path(interface_id)}"
+            else:
+                relative = store.relative(blank.path)
+                check_trust(store.root, relative, trust, guarded=guarded)
+                reasons[interface_id] = ""
+        except FpgaPluginError as error:
+            reasons[interface_id] = str(error)
+    return reasons
+
+
+def _region(backend: Backend, region: Region, journal: Peek | None, *, in_use: bool) -> NodeRegion:
+    afu_id, afu_error = "", ""
+    try:
+        afu_id = backend.afu_id(region)
+    except FpgaPluginError as error:
+        afu_error = error.message
+    ownership, condition, reason = "", "", ""
+    if journal is not None:
+        owners = journal.owners
+        ownership = owners.get(region.id) or owners.get(region.card) or Ownership.FREE
+        condition, reason = journal.conditions.get(region.id, ("", ""))
+    return NodeRegion(region, afu_id, afu_error, ownership, condition, reason, in_use)

@@ -1,0 +1,31 @@
+"""Devices under this plugin's resource names that another plugin served: kubelet still knows them.
+
+The Intel plugin names its resources alike (docs/migration.md). While one of its pods runs, the
+cards of that kind are left alone: which card the pod has, its device id does not say.
+"""
+
+from collections.abc import Iterable
+
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import parse_device_id
+from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
+
+
+def foreign_entries(checkpoint: Checkpoint) -> tuple[CheckpointEntry, ...]:
+    """What pods hold of devices whose ids this plugin does not write."""
+    return tuple(entry for entry in checkpoint.entries if not all(map(is_device_id, entry.devices)))
+
+
+def entries_of(card: Card, entries: Iterable[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
+    """Those of a card's resources, whichever prefix these had when the devices were given."""
+    names = {f"{kind}-{card.interface_id}" for kind in ("region", "fpga")}
+    return tuple(entry for entry in entries if entry.resource.partition("/")[2] in names)
+
+
+def is_device_id(text: str) -> bool:
+    """Whether this plugin may have written a device's id."""
+    try:
+        parse_device_id(text)
+    except ValueError:
+        return False
+    return True
