@@ -38,8 +38,8 @@ from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
-from fpga_plugin.operator.cards import operations as operator_actions
-from fpga_plugin.operator.socket_service import StatusService
+from fpga_plugin.operator.card_operations import operations as operator_actions
+from fpga_plugin.operator.listeners import Listeners
 from fpga_plugin.operator.survey import Operation, Parts, Survey
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.identity import Identities
@@ -169,7 +169,7 @@ class Daemon:
         self._on_report = on_report
         self.survey = Survey(settings)
         self._operations: dict[str, Operation] = {}
-        self._status: StatusService | None = None
+        self._status: Listeners | None = None
         self._locks: NodeLocks | None = None
         self._journal: Journal | None = None
         self._events: EventSource | None = None
@@ -196,7 +196,7 @@ class Daemon:
         settings = self.settings
         _check(settings)
         self._policy = open_policy(settings)
-        self._status = StatusService(self.survey, self._operations)
+        self._status = Listeners(self.survey, self._operations)
         self._status.start()
         self.survey.phase = "waiting for another plugin on this node to end"
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
@@ -395,7 +395,7 @@ class Daemon:
             condition=str(self.ledger.record(report.region).condition),
             **report.concerned(),
         )
-        self.survey.meters.report(report, card_of(report.region))
+        self.survey.counters.report(report, card_of(report.region))
         if self._on_report is not None:
             self._on_report(report)
 
@@ -405,11 +405,11 @@ class Daemon:
             self._on_call(*call)
 
     def _stream_opened(self, reconciler: Reconciler, resource: ResourceName) -> None:
-        self.survey.meters.registrations.add(resource)
+        self.survey.counters.registrations.add(resource)
         reconciler.stream_opened(resource)
 
     def _released(self, resource: ResourceName, device: DeviceId) -> None:
-        self.survey.meters.reconciled += 1
+        self.survey.counters.reconciled += 1
         self.claims.deallocate(resource, [device])
 
     async def _announced(self) -> None:

@@ -3,7 +3,7 @@
 The standard library's server polls twice a second and takes a thread a connection; frameworks cost
 more memory than the rest of the plugin. h11 parses, so that what a hostile client sends is judged
 by code that was written for it. Request, time and number of connections are bounded: a client that
-is slow, or many of them, can only harm each other (`clients` tells who goes).
+is slow, or many of them, can only harm each other (`connections` tells who goes).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import h11
 import structlog
 
 from fpga_plugin.deviceplugin.sockets import socket_identity, socket_path
-from fpga_plugin.operator.clients import Client, Clients, Stage
+from fpga_plugin.operator.connections import Connection, Connections, Stage
 
 log = structlog.get_logger()
 
@@ -99,7 +99,7 @@ class Listener:
 
     Args:
         handler: answers; what it raises is logged and becomes a 500.
-        clients: who is connected, and how many may be.
+        connections: who is connected, and how many may be.
         head_seconds: how long a connection may take until its request's headers are there.
         seconds: how long it may take as a whole.
     """
@@ -108,12 +108,12 @@ class Listener:
         self,
         handler: Handler,
         *,
-        clients: Clients | None = None,
+        connections: Connections | None = None,
         head_seconds: float = HEAD_SECONDS,
         seconds: float = SECONDS,
     ) -> None:
         self._handler = handler
-        self._clients = Clients() if clients is None else clients
+        self._connections = Connections() if connections is None else connections
         self._head_seconds = head_seconds
         self._seconds = seconds
         self._servers: list[asyncio.Server] = []
@@ -179,7 +179,7 @@ class Listener:
     @property
     def connections(self) -> int:
         """How many there are now."""
-        return len(self._clients)
+        return len(self._connections)
 
     async def close(self) -> None:
         """Listen no more and end the connections."""
@@ -199,15 +199,15 @@ class Listener:
         task = asyncio.current_task()
         assert task is not None, "asyncio makes one for each connection"
         self._tasks.add(task)
-        client = Client(task, writer.transport, _source(writer.transport))
-        self._clients.enter(client)
+        connection = Connection(task, writer.transport, _source(writer.transport))
+        self._connections.enter(connection)
         began = asyncio.get_running_loop().time()
         limit = asyncio.timeout_at(began + self._head_seconds)
 
         def reached(stage: Stage, unread: int = 0) -> None:
-            if client.stage is Stage.HEAD:
+            if connection.stage is Stage.HEAD:
                 limit.reschedule(began + self._seconds)
-            self._clients.reached(client, stage, unread)
+            self._connections.reached(connection, stage, unread)
 
         try:
             async with limit:
@@ -218,12 +218,12 @@ class Listener:
         except (OSError, asyncio.CancelledError):  # a TimeoutError is an OSError
             # A client that went, was too slow, had to make room, or is not waited for at the end.
             if limit.expired():
-                self._clients.too_slow(client)
+                self._connections.too_slow(connection)
         except Exception:
             log.exception("unexpected error in an HTTP connection")
         finally:
             self._tasks.discard(task)
-            self._clients.leave(client)
+            self._connections.leave(connection)
             writer.transport.abort()
 
     async def _serve(

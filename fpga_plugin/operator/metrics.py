@@ -64,47 +64,50 @@ def exposition(
 
 
 def _counted(survey: Survey) -> Iterator[Metric]:
-    meters = survey.meters
+    counters = survey.counters
     yield _counter(
         "calls", "Calls of kubelet by method and gRPC status.", ["method", "status"],
-        meters.calls.items(),
+        counters.calls.items(),
     )  # fmt: skip  # one metric a line or two
     yield _histogram(
-        "call_duration_seconds", "Time from a call to its answer.", ["method"], meters.call_seconds
+        "call_duration_seconds",
+        "Time from a call to its answer.",
+        ["method"],
+        counters.call_seconds,
     )
     yield _histogram(
         "programming_duration_seconds",
         "Time of a partial reconfiguration, with a container's bitstream or the blank one.",
         ["image"],
-        meters.program_seconds,
+        counters.program_seconds,
     )
     yield _histogram(
         "scrub_duration_seconds",
         "Time of a region's scrub, its on-card memory included.",
         ["outcome"],
-        meters.scrub_seconds,
+        counters.scrub_seconds,
     )
     yield _counter(
         "failures",
         "PreStarts that were refused or failed, and work on regions that failed, by kind of error.",
         ["operation", "reason"],
-        meters.failures.items(),
+        counters.failures.items(),
     )
     yield _counter(
         "region_failures", "Work on a region that failed, by card.", ["card"],
-        meters.port_failures.items(),
+        counters.port_failures.items(),
     )  # fmt: skip
     yield _counter(
         "registrations",
         "How often kubelet opened the stream of a resource's device list.",
         ["resource"],
-        meters.registrations.items(),
+        counters.registrations.items(),
     )
     yield _counter(
         "http_connections_dropped",
         "HTTP connections that were closed before they had their answer, by reason.",
         ["reason"],
-        meters.http_dropped.items(),
+        counters.http_dropped.items(),
     )
 
 
@@ -234,7 +237,7 @@ def _cards(parts: Parts) -> Iterator[Metric]:
 
 
 def _releases(survey: Survey, parts: Parts) -> Iterator[Metric]:
-    ends, reconciled = parts.ledger.ends, survey.meters.reconciled
+    ends, reconciled = parts.ledger.ends, survey.counters.reconciled
     yield _counter(
         "releases",
         "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
+from fpga_plugin.operator.schema import CardView, OwnerView, RefusalView, RegionView, StatusView
 from fpga_plugin.operator.style import SCRIPT, STYLE
 from fpga_plugin.operator.table import measured, printable, skipped, span
-from fpga_plugin.operator.view import CardView, OwnerView, RefusalView, RegionView, StatusView
 
 
 def _hash(code: str) -> str:

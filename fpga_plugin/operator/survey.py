@@ -17,7 +17,7 @@ from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Readings
 from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.operator.meters import Meters
+from fpga_plugin.operator.counters import Counters
 from fpga_plugin.operator.refusals import Refusals
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.podresources import PodResourcesClient
@@ -61,7 +61,7 @@ class Survey:
 
     Attributes:
         settings: all of them.
-        meters: what is counted.
+        counters: what is counted.
         refusals: the last of each pod.
         phase: how far the start has come, until `parts` are there.
         parts: None while it starts.
@@ -70,7 +70,7 @@ class Survey:
     """
 
     settings: Settings
-    meters: Meters = field(default_factory=Meters)
+    counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
     phase: str = "starting"
     parts: Parts | None = None
@@ -91,7 +91,7 @@ class Survey:
         seconds: float,
     ) -> None:
         """Kubelet was answered (`CallObserver`)."""
-        self.meters.call(method, resource, devices, status, message, seconds)
+        self.counters.call(method, resource, devices, status, message, seconds)
         if method == "Allocate" and status is not Status.OK:
             self.refusals.refused(
                 method, None, devices[:MAX_DEVICES], status=status.name, message=message
@@ -101,7 +101,7 @@ class Survey:
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
         """A PreStart was not answered with OK (`News`). Work that goes on is no refusal."""
-        self.meters.refused(error)
+        self.counters.refused(error)
         if isinstance(error, NotFinishedError):
             return
         if identity.pod is not None and identity.name:

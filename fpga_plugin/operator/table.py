@@ -8,19 +8,18 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:  # the daemon's side of it would make the command three times as slow
-    from fpga_plugin.operator.cards import CardStateView
-    from fpga_plugin.operator.view import (
-        CardView,
-        MeasureView,
-        OwnerView,
-        ProblemView,
-        RefusalView,
-        RegionView,
-        StatusView,
-    )
+from fpga_plugin.operator.schema import (
+    CardStateView,
+    CardView,
+    MeasureView,
+    OwnerView,
+    ProblemView,
+    RefusalView,
+    RegionView,
+    StatusView,
+)
 
 MIN_WIDTH: Final = 60
 NO_LIMIT: Final = 10_000
@@ -48,7 +47,7 @@ health:       what kubelet is told; an Unhealthy region is given to nobody
 """What the words mean, for `--help`."""
 
 
-def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
+def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
     """The whole status."""
     width = max(width, MIN_WIDTH)
     now = status["time"]
@@ -75,7 +74,7 @@ def table(status: "StatusView", *, width: int = NO_LIMIT) -> str:
     return "\n".join(printable(line).rstrip() for line in lines)
 
 
-def _sandbox(measures: "Sequence[MeasureView]", width: int) -> list[str]:
+def _sandbox(measures: Sequence[MeasureView], width: int) -> list[str]:
     """What the process has taken from itself; what is missing of it as notes."""
     held = [f"{one['name']} ({one['detail']})" for one in measures if one["holds"]]
     lines = _wrapped(f"confined by {', '.join(held)}", width, "  ", "    ") if held else []
@@ -103,7 +102,7 @@ def _noted(notes: Iterable[str], width: int) -> list[str]:
     return lines
 
 
-def skipped(problem: "ProblemView") -> str:
+def skipped(problem: ProblemView) -> str:
     """Why a card is left alone, and what helps."""
     return ": ".join(filter(None, (problem["error"], problem["hint"])))
 
@@ -115,7 +114,7 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     )
 
 
-def _card(card: "CardView", now: float, width: int) -> list[str]:
+def _card(card: CardView, now: float, width: int) -> list[str]:
     facts = [f"card {card['card']}", card["mode"] if card["present"] else "GONE"]
     if card["drained"]:
         facts.append("DRAINED")
@@ -147,7 +146,7 @@ def measured(form: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(name if len(values) > 1 else "", form.format(v)) for name, v in values.items()]
 
 
-def _rows(regions: "Sequence[RegionView]", now: float, width: int) -> list[str]:
+def _rows(regions: Sequence[RegionView], now: float, width: int) -> list[str]:
     if not regions:
         return []
     rows: list[list[str]] = [
@@ -190,20 +189,20 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
     return sum(2 + max(len(row[i]) for row in rows) for i in range(len(rows[0])))
 
 
-def _since(owner: "OwnerView | None", now: float) -> str:
+def _since(owner: OwnerView | None, now: float) -> str:
     if owner is None or owner["since"] is None:
         return "-"
     return span(now - owner["since"])
 
 
-def _owner(owner: "OwnerView | None") -> str:
+def _owner(owner: OwnerView | None) -> str:
     if owner is None:
         return "-"
     whole = " (whole card)" if "-p" not in owner["device"] else ""
     return _pod(owner["namespace"], owner["pod"], owner["pod_uid"]) + whole
 
 
-def _had(owner: "OwnerView | None", now: float) -> str:
+def _had(owner: OwnerView | None, now: float) -> str:
     """Who has it, and for how long; empty where nobody does."""
     if owner is None:
         return ""
@@ -217,7 +216,7 @@ def _pod(namespace: str, name: str, uid: str) -> str:
     return printable(f"pod {uid}") if uid else "a pod not known yet"
 
 
-def _refusal(refusal: "RefusalView", now: float, width: int) -> list[str]:
+def _refusal(refusal: RefusalView, now: float, width: int) -> list[str]:
     times = f", {refusal['times']} times" if refusal["times"] > 1 else ""
     pod = _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"])
     if not refusal["pod"] and not refusal["pod_uid"]:
@@ -229,7 +228,7 @@ def _refusal(refusal: "RefusalView", now: float, width: int) -> list[str]:
     ]
 
 
-def card_table(state: "CardStateView") -> str:
+def card_table(state: CardStateView) -> str:
     """How far a card is from being pulled."""
     service = "out of service" if state["drained"] else "in service"
     lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]

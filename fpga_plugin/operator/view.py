@@ -1,13 +1,12 @@
-"""Who has what, as plain values: what `fpga-plugin status`, its JSON and the page show.
+"""The running daemon's status: who has what (`schema.StatusView`).
 
-Strings that are not the plugin's own (pods' names, messages that quote a value) are shown by
-whoever shows them with what their medium needs; here they are only bounded in number.
+Pods' names and messages are foreign text. Their number is bounded here; whoever shows them makes
+them safe for a terminal or a page.
 """
 
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TypedDict
 
 from fpga_plugin import __version__
 from fpga_plugin.errors import FpgaPluginError
@@ -16,114 +15,19 @@ from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Claim
 from fpga_plugin.operator.health import not_ready
+from fpga_plugin.operator.schema import (
+    CardView,
+    OwnerView,
+    ProblemView,
+    RefusalView,
+    RegionView,
+    ResourceView,
+    StatusView,
+)
 from fpga_plugin.operator.survey import Parts, Survey
 
 NAMES_SECONDS = 1.0
 """How long kubelet may take to tell pods' names; without them there are uids."""
-
-
-class OwnerView(TypedDict):
-    """Who has a device.
-
-    `since` is Unix time, null where it is not known; the pod's fields are empty where kubelet's
-    records have not told.
-    """
-
-    device: str
-    resource: str
-    ownership: str
-    pod_uid: str
-    namespace: str
-    pod: str
-    since: float | None
-
-
-class RegionView(TypedDict):
-    """One region; `afu_id` is what is on it, and for GBS files the bitstream's id."""
-
-    region: str
-    node: str
-    ownership: str
-    condition: str
-    reason: str
-    afu_id: str
-    healthy: bool
-    owner: OwnerView | None
-
-
-class CardView(TypedDict):
-    """One card; `note` says why it, or its regions, are not given out."""
-
-    card: str
-    interface_id: str
-    description: str
-    numa_node: int | None
-    present: bool
-    mode: str
-    drained: bool
-    note: str
-    temperatures: dict[str, float]
-    power: dict[str, float]
-    regions: list[RegionView]
-
-
-class RefusalView(TypedDict):
-    """The last refusal of a pod; times are Unix time."""
-
-    at: float
-    first: float
-    times: int
-    method: str
-    devices: list[str]
-    status: str
-    message: str
-    pod_uid: str
-    namespace: str
-    pod: str
-
-
-class ResourceView(TypedDict):
-    """How a resource stands with kubelet, and how many devices are on its list."""
-
-    resource: str
-    registered: bool
-    streaming: bool
-    problem: str
-    devices: int
-    healthy: int
-
-
-class ProblemView(TypedDict):
-    """A card that cannot be served."""
-
-    card: str
-    error: str
-    hint: str
-
-
-class MeasureView(TypedDict):
-    """A measure of the sandbox; `detail` says how far it goes, or why it does not hold."""
-
-    name: str
-    holds: bool
-    detail: str
-
-
-class StatusView(TypedDict):
-    """Everything; `time` and `started` are Unix time."""
-
-    version: str
-    node: str
-    time: float
-    started: float
-    ready: bool
-    not_ready: list[str]
-    scrub: str
-    sandbox: list[MeasureView]
-    resources: list[ResourceView]
-    cards: list[CardView]
-    problems: list[ProblemView]
-    refusals: list[RefusalView]
 
 
 async def view(survey: Survey) -> StatusView:

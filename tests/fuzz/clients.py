@@ -16,10 +16,10 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Snapshot
-from fpga_plugin.operator.cards import operations
+from fpga_plugin.operator.card_operations import operations
 from fpga_plugin.operator.http import Listener, Request, Response
 from fpga_plugin.operator.page import page
-from fpga_plugin.operator.site import Site
+from fpga_plugin.operator.routes import Routes
 from fpga_plugin.operator.survey import Survey
 from fpga_plugin.operator.table import table
 from fpga_plugin.operator.view import StatusView, view
@@ -42,7 +42,7 @@ class _Inventory(_Idle):
         """Look in vain."""
 
 
-def _site() -> Site:
+def _routes() -> Routes:
     """Of a plugin that starts, whose journal remembers one card that is gone."""
     ledger = Ledger(
         prefix="fpga.intel.com",
@@ -51,7 +51,7 @@ def _site() -> Site:
         boot_id="boot",
     )
     actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory(), _Idle())
-    return Site(Survey(Settings(status_page=True)), operations(actions))
+    return Routes(Survey(Settings(status_page=True)), operations(actions))
 
 
 class _Writer:
@@ -72,14 +72,14 @@ _STATUSES = frozenset({200, 400, 404, 405, 409, 413, 414, 421, 431, 501, 503})
 
 def _http(data: bytes) -> None:
     """A whole connection; the first byte says whether to the local socket or over TCP."""
-    site = _site()
+    routes = _routes()
     writer = _Writer()
 
     async def serve() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data[1:])
         reader.feed_eof()
-        await Listener(site.local if data[:1] == b"\1" else site.public)._serve(
+        await Listener(routes.local if data[:1] == b"\1" else routes.public)._serve(
             reader, writer, lambda *_: None
         )
 
@@ -101,7 +101,7 @@ def _card_operation(data: bytes) -> None:
     """What is asked for a card, by whoever may open the local socket."""
 
     async def answer() -> Response:
-        return await _site().local(Request("POST", "/card", body=data))
+        return await _routes().local(Request("POST", "/card", body=data))
 
     with capture_logs():
         response = asyncio.run(answer())

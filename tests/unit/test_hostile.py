@@ -14,7 +14,7 @@ from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_m
 from fpga_plugin.bitstream.store import Store, ids_of
 from fpga_plugin.config.settings import SETTINGS, load_settings
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, SettingsError
-from fpga_plugin.operator.site import _operation
+from fpga_plugin.operator.routes import _operation
 from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.pods.requests import REQUEST_PREFIXES, parse_requests
 from fpga_plugin.policy.parse import parse_policy

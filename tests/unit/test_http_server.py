@@ -8,7 +8,7 @@ import stat
 import pytest
 from structlog.testing import capture_logs
 
-from fpga_plugin.operator.clients import Clients
+from fpga_plugin.operator.connections import Connections
 from fpga_plugin.operator.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
 from fpga_plugin.telemetry.tally import Tally
 
@@ -34,7 +34,7 @@ async def exchange(address: str, sent: bytes, *, end: bool = False) -> bytes:
         writer.close()
 
 
-async def connections(listener: Listener, number: int) -> None:
+async def connected(listener: Listener, number: int) -> None:
     while listener.connections != number:  # noqa: ASYNC110  # nothing announces it
         await asyncio.sleep(0.005)
 
@@ -125,8 +125,8 @@ def test_a_client_that_does_not_finish_its_requests_head_is_ended_soon():
         return await exchange(listener.addresses[0], b"GET / HT")  # never the rest
 
     dropped = Tally()
-    clients = Clients(dropped=dropped)
-    assert serve(test, clients=clients, head_seconds=0.05, seconds=3600) == b""
+    connections = Connections(dropped=dropped)
+    assert serve(test, connections=connections, head_seconds=0.05, seconds=3600) == b""
     assert dict(dropped.items()) == {("slow_request",): 1}
     assert HEAD_SECONDS == 2.0
 
@@ -137,8 +137,8 @@ def test_a_client_that_does_not_finish_its_body_has_the_time_of_a_whole_request(
         return await exchange(listener.addresses[0], sent)
 
     dropped = Tally()
-    clients = Clients(dropped=dropped)
-    assert serve(test, clients=clients, head_seconds=3600, seconds=0.05) == b""
+    connections = Connections(dropped=dropped)
+    assert serve(test, connections=connections, head_seconds=3600, seconds=0.05) == b""
     assert dict(dropped.items()) == {("slow_request",): 1}
 
 
@@ -153,7 +153,7 @@ def test_a_client_that_does_not_read_is_ended_and_others_are_served():
         await writer.drain()
         answer = await exchange(listener.addresses[0], b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         async with asyncio.timeout(LIMIT):
-            await connections(listener, 0)
+            await connected(listener, 0)
         writer.transport.abort()
         return answer
 
@@ -187,7 +187,7 @@ def test_at_the_limit_the_oldest_unfinished_connection_makes_room_for_the_new_on
         held = []
         for number in range(3):
             held.append(await begin(listener.addresses[0], HALF))
-            await connections(listener, number + 1)
+            await connected(listener, number + 1)
         with capture_logs() as lines:
             answer = await exchange(listener.addresses[0], WHOLE)
         gone = await ended(held[0][0])
@@ -196,8 +196,10 @@ def test_at_the_limit_the_oldest_unfinished_connection_makes_room_for_the_new_on
             writer.close()
         return answer, gone, still, lines
 
-    clients = Clients(most=3, dropped=dropped)
-    answer, gone, still, lines = serve(test, clients=clients, head_seconds=3600, seconds=3600)
+    connections = Connections(most=3, dropped=dropped)
+    answer, gone, still, lines = serve(
+        test, connections=connections, head_seconds=3600, seconds=3600
+    )
     assert answer.startswith(b"HTTP/1.1 200")
     assert gone
     assert still == 2, "the younger ones stay"
@@ -216,7 +218,7 @@ def test_a_connection_that_is_being_answered_outlives_younger_ones_that_ask_for_
 
     async def test(listener):
         first = asyncio.create_task(exchange(listener.addresses[0], WHOLE))
-        await connections(listener, 1)
+        await connected(listener, 1)
         halves = [await begin(listener.addresses[0], HALF) for _ in range(8)]
         assert await ended(halves[0][0])
         release.set()
@@ -224,8 +226,8 @@ def test_a_connection_that_is_being_answered_outlives_younger_ones_that_ask_for_
             writer.close()
         return await first
 
-    clients = Clients(most=3)
-    assert serve(test, waiting, clients=clients, head_seconds=3600).endswith(b"done\n")
+    connections = Connections(most=3)
+    assert serve(test, waiting, connections=connections, head_seconds=3600).endswith(b"done\n")
 
 
 def test_where_all_are_being_answered_the_new_one_is_still_not_refused():
@@ -239,12 +241,12 @@ def test_where_all_are_being_answered_the_new_one_is_still_not_refused():
     async def test(listener):
         wait = b"GET /wait HTTP/1.0\r\n\r\n"
         first = asyncio.create_task(exchange(listener.addresses[0], wait))
-        await connections(listener, 1)
+        await connected(listener, 1)
         second = await exchange(listener.addresses[0], WHOLE)
         release.set()
         return await first, second
 
-    first, second = serve(test, waiting, clients=Clients(most=1))
+    first, second = serve(test, waiting, connections=Connections(most=1))
     assert first == b""
     assert second.endswith(b"done\n")
 
@@ -254,7 +256,7 @@ def test_a_flood_from_one_address_ends_its_own_connections_alone():
 
     async def test(listener):
         other = await begin(listener.addresses[0], HALF, source="127.0.0.2")
-        await connections(listener, 1)
+        await connected(listener, 1)
         flood = [await begin(listener.addresses[0], HALF) for _ in range(20)]
         assert await ended(flood[0][0])
         other[1].write(b" h\r\n\r\n")
@@ -263,8 +265,8 @@ def test_a_flood_from_one_address_ends_its_own_connections_alone():
             writer.close()
         return answer
 
-    clients = Clients(most=10, most_from_one=4, dropped=dropped)
-    assert serve(test, clients=clients, head_seconds=3600).startswith(b"HTTP/1.1 200")
+    connections = Connections(most=10, most_from_one=4, dropped=dropped)
+    assert serve(test, connections=connections, head_seconds=3600).startswith(b"HTTP/1.1 200")
     assert {reason for (reason,), _ in dropped.items()} == {"limit_of_address"}
 
 
@@ -284,15 +286,15 @@ def test_a_prober_at_the_flooders_address_is_answered_each_time():
     async def test(listener):
         address = listener.addresses[0]
         floods = [asyncio.create_task(flood(address)) for _ in range(40)]
-        await connections(listener, 32)
+        await connected(listener, 32)
         answers = [await exchange(address, WHOLE) for _ in range(15)]
         for task in floods:
             task.cancel()
         await asyncio.wait(floods)
         return answers
 
-    clients = Clients(most=64, most_from_one=32)
-    answers = serve(test, clients=clients, head_seconds=3600)
+    connections = Connections(most=64, most_from_one=32)
+    answers = serve(test, connections=connections, head_seconds=3600)
     assert [answer[:12] for answer in answers] == [b"HTTP/1.1 200"] * 15
 
 
@@ -309,14 +311,14 @@ def test_answers_that_nobody_reads_make_room_for_others():
             held.append(await begin(listener.addresses[0], ask))
             await asyncio.sleep(0.05)
         async with asyncio.timeout(LIMIT):
-            await connections(listener, 2)
+            await connected(listener, 2)
         answer = await exchange(listener.addresses[0], WHOLE)
         for _, writer in held:
             writer.transport.abort()
         return answer
 
-    clients = Clients(most_unread=17 << 20, dropped=dropped)
-    assert serve(test, large, clients=clients).endswith(b"\r\n\r\na")
+    connections = Connections(most_unread=17 << 20, dropped=dropped)
+    assert serve(test, large, connections=connections).endswith(b"\r\n\r\na")
     assert dict(dropped.items()) == {("unread_answers",): 2}
 
 
@@ -324,7 +326,7 @@ def test_one_answer_that_is_larger_than_all_may_be_is_given():
     async def large(_request):
         return Response(200, b"a" * 100_000)
 
-    assert ask(WHOLE, large, clients=Clients(most_unread=1000)).endswith(b"a" * 100_000)
+    assert ask(WHOLE, large, connections=Connections(most_unread=1000)).endswith(b"a" * 100_000)
 
 
 def test_closing_ends_a_connection_that_waits():
@@ -332,7 +334,7 @@ def test_closing_ends_a_connection_that_waits():
         listener = Listener(echo)
         await listener.open_tcp("127.0.0.1", 0)
         task = asyncio.create_task(exchange(listener.addresses[0], b"GET /"))
-        await connections(listener, 1)
+        await connected(listener, 1)
         async with asyncio.timeout(LIMIT):
             await listener.close()
         return await task

@@ -46,7 +46,7 @@ class Stage(IntEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Client:
+class Connection:
     """One connection.
 
     Attributes:
@@ -72,7 +72,7 @@ _SLOW: Final = {
 }
 
 
-class Clients:
+class Connections:
     """All connections of a listener; belongs to the event loop.
 
     Args:
@@ -94,45 +94,46 @@ class Clients:
         self._most_from_one = most_from_one
         self._most_unread = most_unread
         self._dropped = Tally() if dropped is None else dropped
-        self._clients: dict[Client, None] = {}  # in the order of their coming
+        self._connections: dict[Connection, None] = {}  # in the order of their coming
         self._said = Seldom()
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._connections)
 
-    def __iter__(self) -> Iterator[Client]:
-        return iter(tuple(self._clients))
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(tuple(self._connections))
 
-    def enter(self, client: Client) -> None:
+    def enter(self, connection: Connection) -> None:
         """A connection came: make room for it."""
-        if client.source:
-            same = [other for other in self._clients if other.source == client.source]
+        if connection.source:
+            same = [other for other in self._connections if other.source == connection.source]
             if len(same) >= self._most_from_one:
                 self._make_room(same, "limit_of_address")
-        if len(self._clients) >= self._most:
-            self._make_room(self._clients, "limit")
-        self._clients[client] = None
+        if len(self._connections) >= self._most:
+            self._make_room(self._connections, "limit")
+        self._connections[connection] = None
 
-    def reached(self, client: Client, stage: Stage, unread: int = 0) -> None:
+    def reached(self, connection: Connection, stage: Stage, unread: int = 0) -> None:
         """A connection is at another stage; where it has an answer to take, make room for that."""
-        client.stage, client.unread = stage, unread
-        while sum(other.unread for other in self._clients) > self._most_unread:
-            others = [other for other in self._clients if other.unread and other is not client]
+        connection.stage, connection.unread = stage, unread
+        while sum(other.unread for other in self._connections) > self._most_unread:
+            others = [c for c in self._connections if c.unread and c is not connection]
             if not others:
                 return
             self._make_room(others, "unread_answers")
 
-    def leave(self, client: Client) -> None:
+    def leave(self, connection: Connection) -> None:
         """A connection ended."""
-        self._clients.pop(client, None)
+        self._connections.pop(connection, None)
 
-    def too_slow(self, client: Client) -> None:
+    def too_slow(self, connection: Connection) -> None:
         """A connection's time was up before it had its answer."""
-        self._dropped.add(_SLOW[client.stage])
+        self._dropped.add(_SLOW[connection.stage])
 
-    def _make_room(self, among: Iterable[Client], reason: str) -> None:
-        oldest = min(among, key=lambda client: client.stage)  # of equals the first, which is oldest
-        del self._clients[oldest]
+    def _make_room(self, among: Iterable[Connection], reason: str) -> None:
+        # Of equals the first, which is the oldest.
+        oldest = min(among, key=lambda connection: connection.stage)
+        del self._connections[oldest]
         oldest.transport.abort()
         oldest.task.cancel()
         self._dropped.add(reason)
@@ -142,5 +143,5 @@ class Clients:
                 reason=reason,
                 source=oldest.source or "the status socket",
                 closed=closed,
-                connections=len(self._clients) + 1,
+                connections=len(self._connections) + 1,
             )

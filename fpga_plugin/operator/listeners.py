@@ -17,7 +17,7 @@ from fpga_plugin.operator.survey import Operation, Survey
 
 if TYPE_CHECKING:
     from fpga_plugin.operator.http import Handler, Listener
-    from fpga_plugin.operator.site import Site
+    from fpga_plugin.operator.routes import Routes
 
 log = structlog.get_logger()
 
@@ -33,11 +33,11 @@ RECHECK: Final = 10.0
 asks over it, and gives up after a minute."""
 
 
-class StatusService:
+class Listeners:
     """Belongs to the event loop.
 
     Args:
-        watched: what is shown.
+        survey: what is shown.
         operations: what may be done to a card, by its word; may be filled later.
         recheck: seconds between two looks whether the status socket is still there.
     """
@@ -69,7 +69,7 @@ class StatusService:
             return
         await asyncio.sleep(START_DELAY)
         listener = await self._retried(
-            lambda site: site.public,
+            lambda routes: routes.public,
             lambda listener: listener.open_tcp(address.host, address.port),
             f"FPGA_PLUGIN_HTTP_ADDRESS={address.host}:{address.port}",
             hint="another process has the address, or it is not this node's:"
@@ -83,7 +83,7 @@ class StatusService:
         directory = self._survey.settings.state_dir
         while True:
             listener = await self._retried(
-                lambda site: site.local,
+                lambda routes: routes.local,
                 lambda listener: listener.open_unix(directory, SOCKET),
                 os.path.join(directory, SOCKET),
                 hint="see to what is in its place: `fpga-plugin status` and `card` have nobody to"
@@ -99,19 +99,21 @@ class StatusService:
 
     async def _retried(
         self,
-        handler: "Callable[[Site], Handler]",
+        handler: "Callable[[Routes], Handler]",
         listen: "Callable[[Listener], Coroutine[Any, Any, None]]",
         where: str,
         *,
         hint: str,
     ) -> "Listener":
-        from fpga_plugin.operator.clients import Clients
+        from fpga_plugin.operator.connections import Connections
         from fpga_plugin.operator.http import Listener  # h11: 5 ms that no registration waits for
-        from fpga_plugin.operator.site import Site
+        from fpga_plugin.operator.routes import Routes
 
         delay = FIRST_RETRY
-        clients = Clients(dropped=self._survey.meters.http_dropped)
-        listener = Listener(handler(Site(self._survey, self._operations)), clients=clients)
+        connections = Connections(dropped=self._survey.counters.http_dropped)
+        listener = Listener(
+            handler(Routes(self._survey, self._operations)), connections=connections
+        )
         while True:
             try:
                 await listen(listener)

@@ -7,7 +7,7 @@ from typing import cast
 
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.operator.http import Request
-from fpga_plugin.operator.site import Site
+from fpga_plugin.operator.routes import Routes
 from fpga_plugin.operator.survey import Operation, Survey
 
 
@@ -17,11 +17,11 @@ def test_operations_that_come_after_the_socket_are_found():
 
     operations: dict[str, Operation] = {}
     survey = SimpleNamespace(settings=Settings())
-    site = Site(cast("Survey", survey), operations)
+    routes = Routes(cast("Survey", survey), operations)
     body = json.dumps({"operation": "drain", "card": "0000-10-00.0"}).encode()
 
     def ask():
-        return asyncio.run(site.local(Request("POST", "/card", {}, "", body)))
+        return asyncio.run(routes.local(Request("POST", "/card", {}, "", body)))
 
     early = ask()
     assert early.status == 409

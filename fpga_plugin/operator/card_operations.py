@@ -1,32 +1,11 @@
 """What the operator may do to a card through the local socket, and the answer as plain values."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypedDict, cast
+from typing import cast
 
+from fpga_plugin.operator.schema import CardStateView
 from fpga_plugin.operator.survey import Operation
 from fpga_plugin.regions.actions import CardActions, CardState
-
-
-class HolderView(TypedDict):
-    """Who still has something of the card; `pod_uid` is empty, `since` null, where not known."""
-
-    device: str
-    resource: str
-    pod_uid: str
-    started: bool
-    since: float | None
-
-
-class CardStateView(TypedDict):
-    """How far a card is from being pulled; see `CardState`."""
-
-    card: str
-    present: bool
-    drained: bool
-    may_be_pulled: bool
-    holders: list[HolderView]
-    waits_for: list[str]
-    not_clean: list[str]
 
 
 def operations(actions: CardActions) -> dict[str, Operation]:

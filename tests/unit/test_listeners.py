@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.operator import SOCKET
-from fpga_plugin.operator.socket_service import RECHECK, StatusService
+from fpga_plugin.operator.listeners import RECHECK, Listeners
 from fpga_plugin.operator.survey import Survey
 
 LIMIT = 10.0
@@ -29,7 +29,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
     async def main():
         settings = Settings(state_dir=str(tmp_path), http_address=None)
-        service = StatusService(Survey(settings), {}, recheck=0.01)
+        service = Listeners(Survey(settings), {}, recheck=0.01)
         service.start()
         service.locked()
         try:

@@ -23,11 +23,11 @@ _GET: Final = ("GET", "HEAD")
 _POST: Final = ("POST",)
 
 
-class Site:
+class Routes:
     """Answers requests; belongs to the event loop.
 
     Args:
-        watched: what is shown.
+        survey: what is shown.
         operations: what may be done to a card, by its word; only asked on the local socket.
     """
 

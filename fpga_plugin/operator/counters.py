@@ -24,7 +24,7 @@ PR_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0,
 _IMAGES: Final = {"program": "bitstream", "program blank": "blank"}
 
 
-class Meters:
+class Counters:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
