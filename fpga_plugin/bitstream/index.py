@@ -17,7 +17,7 @@ from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.store import BLANK
-from fpga_plugin.bitstream.watch import KEYS, StoreWatcher
+from fpga_plugin.bitstream.watch import KEYS, look_at_store
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
@@ -26,6 +26,7 @@ from fpga_plugin.errors import (
     StoreUnavailableError,
 )
 from fpga_plugin.ids import InterfaceId
+from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
 
 log = structlog.get_logger()
 
@@ -53,22 +54,16 @@ class StoreIndex:
         self._library = library = reader.library
         self._blank_changed = blank_changed
         reader.on_answer(self._answered)
-        trust = library.trust
-        self._watcher = StoreWatcher(
-            library.root,
-            self._changed,
-            keys_dir=trust.keys_dir if trust.mode is TrustMode.SIGNED else None,
-        )
+        self._keys_dir = library.trust.keys_dir if library.trust.mode is TrustMode.SIGNED else None
+        self._watcher = Watcher(self, name="store")
         self._changes: set[str | None] = set()
         self._waiting = asyncio.Event()
         self._reported: dict[str, str] = {}
 
     async def watch(self) -> None:
         """Begin to notice changes; what is there already is for `run`."""
-        try:
-            await self._watcher.start()
-        except (BitstreamError, StoreUnavailableError) as error:
-            log.warning("the store is not watched", error=str(error))
+        self._watcher.start()
+        await self._watcher.ready()
 
     def close(self) -> None:
         """Notice nothing more; `run` is its task's to cancel."""
@@ -99,10 +94,28 @@ class StoreIndex:
                     await self._waiting.wait()
             except TimeoutError:
                 if self._library.trust.seconds_left() is None:
-                    self._changed(None)
+                    self.changed(None)
 
-    def _changed(self, relative: str | None) -> None:
-        """The watcher's word."""
+    def look(self, look: Look) -> None:
+        """What is watched (`process.watcher.Target`)."""
+        look_at_store(look, self._library.root, self._keys_dir)
+
+    def unwatched(self, error: OSError) -> None:
+        """Changes are not noticed (`process.watcher.Target`)."""
+        root = self._library.root
+        if isinstance(error, TimeoutError):
+            log.warning(
+                "the store does not answer: its changes are not noticed",
+                directory=root,
+                hint="check the file system that holds it; it is looked at when it answers",
+            )
+        else:
+            log.warning(
+                "the store is not watched", directory=root, error=error.strerror, hint=INOTIFY_HINT
+            )
+
+    def changed(self, relative: str | None) -> None:
+        """Something may have changed (`process.watcher.Target`)."""
         everything = relative is None or relative in _EVERYTHING
         if relative is None or everything:
             self._library.doubt()

@@ -44,7 +44,8 @@ from fpga_plugin.bitstream.trust import Content, Trust
 from fpga_plugin.bitstream.verified import UNPACKED, Copies, Copy
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
-from fpga_plugin.process.trusted_files import RENAME, Version, being_written, version_at
+from fpga_plugin.process.file_identity import Version, version_at
+from fpga_plugin.process.trusted_files import RENAME, being_written
 from fpga_plugin.telemetry.tally import Tally
 
 log = structlog.get_logger()

@@ -22,7 +22,8 @@ import structlog
 from fpga_plugin.bitstream.files import write_atomically
 from fpga_plugin.bitstream.manifest import MANIFEST, MAX_VERSION, Manifest, in_utc
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError, quote
-from fpga_plugin.process.trusted_files import Version, read_small, version_of
+from fpga_plugin.process.file_identity import Version, version_of
+from fpga_plugin.process.trusted_files import read_small
 
 log = structlog.get_logger()
 

@@ -48,7 +48,8 @@ from fpga_plugin.bitstream.signatures import (
 )
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
-from fpga_plugin.process.trusted_files import Version, read_small, version_at
+from fpga_plugin.process.file_identity import Version, version_at
+from fpga_plugin.process.trusted_files import read_small
 
 log = structlog.get_logger()
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import structlog
 
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError
+from fpga_plugin.process.file_identity import life_of
 
 KUBELET_SOCKET = "kubelet.sock"
 """Where kubelet serves Registration (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
@@ -127,7 +128,7 @@ def socket_identity(directory: str, name: str) -> str | None:
         return None
     if not stat.S_ISSOCK(found.st_mode):
         return None
-    return f"{found.st_dev}:{found.st_ino}:{found.st_ctime_ns}"
+    return life_of(found)
 
 
 def remove_socket(directory: str, name: str) -> None:

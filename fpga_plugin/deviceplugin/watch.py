@@ -1,32 +1,26 @@
 """Kubelet's directory, watched: kubelet comes and goes as a file, and may wipe our sockets.
 
-What the directory says is always read from the directory itself; inotify only says when to look.
-So events may be lost, doubled or out of order without harm, and a slow look every half minute
-covers what inotify cannot see. Where the directory is missing, the nearest folder above that exists
-is watched until it appears.
+What the directory says is always read from the directory itself; `process.watcher` only says when
+to look. A slow look every half minute covers what inotify cannot see.
 """
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
-from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, OWN_SOCKET, socket_identity
-
-_COMINGS = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM
-_WATCHED = _COMINGS | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
-_BROKEN = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.IGNORED | Mask.UNMOUNT | Mask.Q_OVERFLOW
-"""Events after which the watch says nothing more, or has missed something."""
+from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
 
 _WITHOUT_INOTIFY = 1.0
 """Seconds between looks where the node has no inotify instances or watches left."""
 
-_log = structlog.get_logger()
+_SOCKETS = re.compile(f"{re.escape(KUBELET_SOCKET)}|{OWN_SOCKET.pattern}", OWN_SOCKET.flags)
 
-_Target = tuple[str, int, int]
+_log = structlog.get_logger()
 
 
 class KubeletDirectory:
@@ -39,8 +33,10 @@ class KubeletDirectory:
 
     def __init__(self, path: str, *, recheck: float) -> None:
         self.path = os.path.abspath(path)
-        self._recheck = recheck
         self._listeners: list[Callable[[], None]] = []
+        self._watcher = Watcher(
+            self, name="kubelet-directory", recheck=recheck, retry=_WITHOUT_INOTIFY
+        )
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -59,73 +55,38 @@ class KubeletDirectory:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._task = asyncio.create_task(self._run(), name="kubelet directory")
+        self._watcher.start()
+        self._task = asyncio.create_task(self._begin(), name="kubelet directory")
 
     async def stop(self) -> None:
         """End watching."""
+        self._watcher.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
 
-    def _tell(self) -> None:
+    async def _begin(self) -> None:
+        await self._watcher.ready()
+        self.changed(None)  # what happened while nobody watched
+
+    def look(self, look: Look) -> None:
+        """What is watched (`process.watcher.Target`)."""
+        resolved, names = look.inside(self.path, _SOCKETS)
+        look.directory(resolved, "")
+        for name in names:
+            look.file(resolved, name, name)
+
+    def changed(self, _reported: str | None) -> None:
+        """Something in the directory may have changed (`process.watcher.Target`)."""
         for listener in list(self._listeners):
             listener()
 
-    async def _run(self) -> None:
-        warned = False
-        while True:
-            try:
-                await self._watch()
-            except OSError as error:
-                # EMFILE, ENOSPC: fs.inotify.max_user_{instances,watches} are often used up
-                if not warned:
-                    _log.warning(
-                        "cannot watch kubelet's directory, looking every second instead",
-                        directory=self.path,
-                        error=error.strerror,
-                        hint="raise fs.inotify.max_user_instances and max_user_watches",
-                    )
-                    warned = True
-                self._tell()
-                await asyncio.sleep(_WITHOUT_INOTIFY)
-
-    async def _watch(self) -> None:
-        """Watch what is there now until that is another directory, or the watch breaks."""
-        with Inotify() as inotify:
-            target = self._target()
-            try:
-                inotify.add_watch(target[0], _WATCHED)
-            except FileNotFoundError:
-                return
-            # What happened while nobody watched, a change of the target included:
-            self._tell()
-            while target == self._target():
-                try:
-                    async with asyncio.timeout(self._recheck):
-                        event = await inotify.get()
-                except TimeoutError:
-                    self._tell()
-                    continue
-                if event.mask & _BROKEN:
-                    return
-                if target[0] == self.path and _concerns_us(event):
-                    self._tell()
-
-    def _target(self) -> _Target:
-        """The directory, or the nearest one above it that exists, and which one that is."""
-        path = self.path
-        while True:
-            try:
-                found = os.stat(path)
-            except OSError:
-                if path == (above := os.path.dirname(path)):
-                    raise
-                path = above
-            else:
-                return path, found.st_dev, found.st_ino
-
-
-def _concerns_us(event: Event) -> bool:
-    name = str(event.name)
-    return name == KUBELET_SOCKET or OWN_SOCKET.fullmatch(name) is not None
+    def unwatched(self, error: OSError) -> None:
+        """Changes are not noticed (`process.watcher.Target`)."""
+        _log.warning(
+            "cannot watch kubelet's directory, looking every second instead",
+            directory=self.path,
+            error=str(error) if isinstance(error, TimeoutError) else error.strerror,
+            hint=INOTIFY_HINT,
+        )

@@ -19,6 +19,7 @@ from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.records import Change, Snapshot
 from fpga_plugin.ledger.salvage import salvaged
+from fpga_plugin.process.file_identity import Inode, inode_at
 
 log = structlog.get_logger()
 
@@ -69,7 +70,7 @@ class Journal:
         self.path = path
         self.set_aside: str | None = None
         self.left_out: tuple[str, ...] = ()
-        self._identity: tuple[int, int] | None = None
+        self._inode: Inode | None = None
         try:
             try:
                 self._db, self.snapshot = self._open()
@@ -144,7 +145,7 @@ class Journal:
         db.execute("PRAGMA synchronous = NORMAL")
         # A checkpoint waits for the disk: never inside a step.
         db.execute("PRAGMA wal_autocheckpoint = 0")
-        self._identity = _identity(self.path)
+        self._inode = inode_at(self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         # Looked at before anything is written: it may be a newer plugin's.
@@ -202,7 +203,7 @@ class Journal:
         Raises:
             JournalError: it was removed, and cannot be put back.
         """
-        if _identity(self.path) == self._identity:
+        if inode_at(self.path) == self._inode:
             return
         try:
             self._put_back()
@@ -293,15 +294,6 @@ def _restrict(path: str) -> None:
     ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     if ours and stat.S_IMODE(found.st_mode) != _MODE:
         os.chmod(path, _MODE)
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Of the file that a path leads to; None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _text(raw: bytes) -> str:

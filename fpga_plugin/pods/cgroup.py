@@ -35,6 +35,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.process.file_identity import Inode, inode_at, inode_of
 
 log = structlog.get_logger()
 
@@ -459,22 +460,18 @@ def _has_living_pod(tree: str) -> bool:
     return False
 
 
-def _identity(cgroup: str) -> tuple[int, int] | None:
+def _identity(cgroup: str) -> Inode | None:
     """What no other cgroup has: the kernel counts their inodes upwards (kernfs). None: none."""
-    try:
-        status = os.stat(cgroup)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    return inode_at(cgroup)
 
 
-def _is_gone(cgroup: str, identity: tuple[int, int]) -> bool:
+def _is_gone(cgroup: str, identity: Inode) -> bool:
     """Whether the cgroup with that identity is not there any more."""
     try:
         status = os.stat(cgroup)
     except OSError as error:
         return error.errno in _ABSENT
-    return (status.st_dev, status.st_ino) != identity
+    return inode_of(status) != identity
 
 
 def _ask(cgroup: str) -> _Answer:

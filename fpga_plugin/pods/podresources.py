@@ -28,6 +28,7 @@ from fpga_plugin.api.wire import typed
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.pods.names import is_ours, parse_name, parse_resource
+from fpga_plugin.process.file_identity import life_of
 
 CALL_SECONDS = 5.0
 """Kubelet answers in milliseconds; while it starts, it may hold its locks for some seconds."""
@@ -128,7 +129,7 @@ class PodResourcesClient:
             status = os.stat(self._path)
         except OSError as error:
             raise self._os_error(error) from error
-        return f"{status.st_dev}:{status.st_ino}:{status.st_ctime_ns}"
+        return life_of(status)
 
     async def list_devices(self) -> tuple[PodDevices, ...]:
         """`snapshot` without the epoch, for those who need one answer only.

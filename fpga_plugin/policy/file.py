@@ -1,9 +1,7 @@
 """The policy file: read at the start, and again when it changes.
 
-A ConfigMap's files are replaced by switching a link beside them, editors rename a new file over the
-old one, so the directories of the path and of what it leads to are watched, and any event in them
-means: look. Inotify does not see everything (a directory that is itself replaced, a network file
-system), so whoever asks for the policy looks too, by one `stat`.
+`process.watcher` tells of a change, however the file is replaced. It does not see everything (a
+network file system), so whoever asks for the policy looks too, by one `stat`.
 
 A version that cannot be read or is wrong changes nothing: the one before stays in force, and every
 such version is an error in the log. A file that is gone is such a version: to do without a policy
@@ -11,24 +9,19 @@ is a matter of the settings, not of a deleted file; and so is one that others th
 """
 
 import asyncio
-import contextlib
 import os
-from typing import Final
+import re
 
 import structlog
-from asyncinotify import Inotify, Mask
 
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
-from fpga_plugin.process.trusted_files import Version, opened, version_at
+from fpga_plugin.process.file_identity import Version, version_at
+from fpga_plugin.process.trusted_files import opened
+from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
 
 log = structlog.get_logger()
-
-_EVENTS: Final = (
-    Mask.CLOSE_WRITE | Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB
-    | Mask.DELETE_SELF | Mask.MOVE_SELF
-)  # fmt: skip
 
 
 def read_policy(path: str, *, guarded: bool = False) -> Policy:
@@ -82,7 +75,8 @@ class PolicyFile:
         self._seen: Version | None
         self._policy, self._seen = _read(path, guarded=guarded)
         self._reading = asyncio.Lock()
-        self._inotify: Inotify | None = None
+        self._watcher = Watcher(self, name="policy")
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._say()
 
@@ -104,9 +98,12 @@ class PolicyFile:
             try:
                 policy, version = await asyncio.to_thread(_read, self.path, guarded=self._guarded)
             except PolicyError as error:
+                known = before == self._seen and str(error) == self.problem
                 # The version of before the read: if it has changed since, there is more to see.
                 self._seen = before
                 self.problem = str(error)
+                if known:
+                    return
                 log.error(  # noqa: TRY400  # the message says it all, a traceback nothing
                     "the new policy is not taken; the one before stays in force",
                     file=self.path,
@@ -132,63 +129,41 @@ class PolicyFile:
 
     def start(self) -> None:
         """Watch for changes on the running loop. Without inotify, those who ask still look."""
-        try:
-            self._inotify = Inotify(sync_timeout=0)
-            self._watch(self._inotify)
-        except OSError as error:
-            self.close()
-            log.warning(
-                "the policy file is not watched: a change is seen at the next PreStart",
-                file=self.path,
-                error=error.strerror,
-                hint="raise fs.inotify.max_user_instances or fs.inotify.max_user_watches",
-            )
-            return
-        asyncio.get_running_loop().add_reader(self._inotify.fd, self._ready)
+        self._watcher.start()
+        self._task = asyncio.create_task(self._follow(), name="policy file")
 
     def close(self) -> None:
         """Stop watching."""
-        inotify, self._inotify = self._inotify, None
-        if inotify is not None:
-            with contextlib.suppress(RuntimeError):  # the loop never ran
-                asyncio.get_running_loop().remove_reader(inotify.fd)
-            inotify.close()
+        self._watcher.close()
         if self._task is not None:
             self._task.cancel()
 
-    def _watch(self, inotify: Inotify) -> None:
-        """The directory that names the file, and the one that the file is in.
-
-        Raises:
-            OSError: there are no more watches.
-        """
-        wanted = {os.path.dirname(self.path), os.path.dirname(os.path.realpath(self.path))}
-        survey = set()
-        for directory in wanted:
-            # Of a directory that is watched already, the kernel changes nothing.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                survey.add(inotify.add_watch(directory, _EVENTS | Mask.ONLYDIR).wd)
-        for watch in inotify.watches:
-            if watch.wd not in survey:
-                with contextlib.suppress(OSError):  # it went with its directory
-                    inotify.rm_watch(watch)
-
-    def _ready(self) -> None:
-        if self._inotify is None:
-            return
-        names = {os.path.basename(self.path), os.path.basename(os.path.realpath(self.path))}
-        for event in self._inotify:
-            if Mask.CLOSE_WRITE in event.mask and str(event.name) in names:
-                # Rewritten within one tick of the clock, a file may look like the one before.
-                self._seen = None
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look(), name="policy file")
-
-    async def _look(self) -> None:
-        try:
-            if self._inotify is not None:
-                self._watch(self._inotify)
-        except OSError as error:
-            log.warning("the policy file's directory is not watched", error=error.strerror)
-        while version_at(self.path) != self._seen:
+    async def _follow(self) -> None:
+        await self._watcher.ready()
+        await self.current()  # a change before that
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # Whatever it looks like: rewritten within one tick of the clock, it looks as before.
             await self.reload()
+            await self.current()
+
+    def look(self, look: Look) -> None:
+        """What is watched (`process.watcher.Target`)."""
+        directory, name = os.path.split(self.path)
+        resolved, found = look.inside(directory, re.compile(re.escape(name)))
+        for file in found:
+            look.file(resolved, file, file)
+
+    def changed(self, _reported: str | None) -> None:
+        """The file may be another one (`process.watcher.Target`)."""
+        self._changed.set()
+
+    def unwatched(self, error: OSError) -> None:
+        """Changes are not noticed (`process.watcher.Target`)."""
+        log.warning(
+            "the policy file is not watched: a change is seen at the next PreStart",
+            file=self.path,
+            error=str(error) if isinstance(error, TimeoutError) else error.strerror,
+            hint=INOTIFY_HINT,
+        )

@@ -22,9 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fpga_plugin.errors import BitstreamError
-
-Version = tuple[int, ...]
-"""What differs when a name stands for another file, or for the same one with other content."""
+from fpga_plugin.process.file_identity import Version, version_of
 
 _NO_REGULAR_FILE = "a store has regular files, and links to files in the same store"
 
@@ -62,27 +60,6 @@ class Original:
         """
         if count != self.size or self.changed():
             raise BitstreamError(f"{self.path}: changed while it was read", hint=RENAME)
-
-
-def version_of(found: os.stat_result) -> Version:
-    """The version of a file."""
-    return (
-        found.st_dev,
-        found.st_ino,
-        found.st_mode,
-        found.st_uid,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-    )
-
-
-def version_at(path: str) -> Version | None:
-    """The version of what a path leads to; None where there is nothing."""
-    try:
-        return version_of(os.stat(path))
-    except (OSError, ValueError):
-        return None
 
 
 @contextlib.contextmanager

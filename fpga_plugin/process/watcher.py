@@ -1,0 +1,417 @@
+"""Tells when files that matter appear, change or go: the plugin's one use of inotify on files.
+
+A file may appear with its directory, with all the directories above it, or by a link on its path
+being switched (a ConfigMap switches `..data`). So a path is resolved as the kernel does, one name
+after the other, and every directory in which a name was looked up is watched. An event that
+concerns such a name makes the watcher look again: it resolves everything and compares the files'
+versions. What a file is like is always read from the file. Events only say when to look, so they
+may come late, twice or out of order.
+
+Inotify does not see what other machines do on a network file system, nor a file system that is
+mounted over a watched directory. A target that needs to know names a time after which the watcher
+looks although nothing happened (`recheck`); else whoever uses a file looks himself.
+
+Looking and adding watches is done in a thread of its own, since the files may lie on a file system
+that does not answer: then the watcher waits for it, and nobody else does. While the thread looks,
+the loop takes no events, so that only one of the two uses the inotify instance.
+"""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from asyncinotify import Event, Inotify, Mask
+
+from fpga_plugin.process.file_identity import Version, inode_at, version_at
+from fpga_plugin.process.threads import LateError, Threads
+from fpga_plugin.process.trusted_files import lookups
+
+INOTIFY_HINT = "raise fs.inotify.max_user_instances or fs.inotify.max_user_watches"
+"""What to do where the kernel gives no more."""
+
+RETRY_SECONDS = 60.0
+"""After which watching is tried again, and the files are looked at, where the kernel refused."""
+
+ANSWER_SECONDS = 5.0
+"""How long a look may take before a target is told that its file system does not answer."""
+
+_NAMES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB
+_CONTENTS = Mask.CLOSE_WRITE
+_DIRECTORY = Mask.ONLYDIR | Mask.DONT_FOLLOW
+_GONE = Mask.IGNORED | Mask.UNMOUNT
+
+_MAX_EVENTS = 512
+"""Events taken in one turn of the event loop, so that a storm of them does not hold it up."""
+_MAX_ROUNDS = 16
+"""How often watches are extended in a row; a change after that has an event of its own."""
+
+_TRANSIENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
+"""What a directory that just went, or that we may not read, answers to a watch."""
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names in one directory that matter.
+
+    Attributes:
+        links: names on the way to a file.
+        files: names of files, each with what it is reported as.
+        patterns: of names that matter when they appear.
+    """
+
+    links: set[str] = field(default_factory=set)
+    files: dict[str, set[str]] = field(default_factory=dict)
+    patterns: set[re.Pattern[str]] = field(default_factory=set)
+
+    def concern(self, name: str) -> bool:
+        return (
+            name in self.links
+            or name in self.files
+            or any(pattern.fullmatch(name) for pattern in self.patterns)
+        )
+
+    def add(self, other: "_Names") -> None:
+        self.links |= other.links
+        for name, reported in other.files.items():
+            self.files.setdefault(name, set()).update(reported)
+        self.patterns |= other.patterns
+
+
+class Look:
+    """One look at everything: the files, and the directories that decide what they are.
+
+    Attributes:
+        versions: what files are like, by what they are reported as. Several may share one report.
+    """
+
+    def __init__(self) -> None:
+        self.versions: dict[str, Version] = {}
+        self._directories: dict[str, _Names] = {}
+
+    def inside(self, directory: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
+        """Watch a directory, which need not exist, for names that match.
+
+        Args:
+            directory: absolute.
+            pattern: of the names.
+
+        Returns:
+            The directory without links on its path, and the names in it that match, sorted.
+        """
+        for above, name in lookups(directory):
+            self._names(above).links.add(name)
+        resolved = os.path.realpath(directory)
+        try:
+            found = sorted(filter(pattern.fullmatch, os.listdir(resolved)))
+        except OSError:
+            return resolved, []
+        self._names(resolved).patterns.add(pattern)
+        return resolved, found
+
+    def file(self, resolved: str, name: str, reported: str) -> None:
+        """Watch one file.
+
+        Args:
+            resolved: its directory, as `inside` gave it.
+            name: of the file, which may be a link.
+            reported: what `changed` is called with.
+        """
+        path = os.path.join(resolved, name)
+        last = resolved, name
+        if os.path.islink(path):  # most are none, and then the directory is all there is to it
+            for last in lookups(path):
+                self._names(last[0]).links.add(last[1])
+        self._names(last[0]).files.setdefault(last[1], set()).add(reported)
+        before = self.versions.get(reported) or ()
+        self.versions[reported] = before + (version_at(path) or (-1,))
+
+    def directory(self, path: str, reported: str) -> None:
+        """Report when a directory is another one, whatever happens in it."""
+        self.versions[reported] = inode_at(path) or (-1,)
+
+    def watch(self, inotify: Inotify) -> dict[int, _Names]:
+        """Watch all of that; returns which names matter, by the descriptor of their watch.
+
+        Raises:
+            OSError: the kernel gives no more watches.
+        """
+        names_by_watch: dict[int, _Names] = {}
+        for directory, names in self._directories.items():
+            mask = _DIRECTORY | _NAMES
+            if names.patterns or names.files:
+                mask |= _CONTENTS
+            try:
+                watch = inotify.add_watch(directory, mask)
+            except OSError as error:
+                if error.errno not in _TRANSIENT:
+                    raise
+                continue
+            names_by_watch.setdefault(watch.wd, _Names()).add(names)
+        return names_by_watch
+
+    def _names(self, directory: str) -> _Names:
+        return self._directories.setdefault(directory, _Names())
+
+
+class Target(Protocol):
+    """What is watched, and who is told."""
+
+    def look(self, look: Look) -> None:
+        """Name the directories and files that matter now; called in a thread."""
+
+    def changed(self, reported: str | None) -> None:
+        """Something may be another one now; called on the loop. It must not raise.
+
+        Args:
+            reported: what, as `look` named it; None: anything, for events were lost.
+        """
+
+    def unwatched(self, error: OSError) -> None:
+        """Changes are not noticed for now; said once for each reason, on the loop.
+
+        Args:
+            error: why. A TimeoutError: the file system does not answer, and is watched when it
+                does. Any other: the kernel refuses, and is asked again after the retry time.
+        """
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What events say.
+
+    Attributes:
+        lost: some were lost.
+        stale: names that matter are other ones now.
+        written: what was written to, as it is reported.
+    """
+
+    lost: bool = False
+    stale: bool = False
+    written: set[str] = field(default_factory=set)
+
+
+class Watcher:
+    """Watches one target. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        name: str,
+        recheck: float | None = None,
+        retry: float = RETRY_SECONDS,
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            target: what is watched, and who is told.
+            name: of the thread and the task.
+            recheck: seconds after which to look although nothing happened; None: never.
+            retry: seconds after which to try again where the kernel refuses to watch.
+        """
+        self._target = target
+        self._name = name
+        self._recheck = recheck
+        self._retry = retry
+        self._threads: Threads[str] = Threads(f"{name}-watch", most=1)
+        self._names: dict[int, _Names] = {}
+        self._versions: dict[str, Version] = {}
+        self._ready = asyncio.Event()
+        self._problem = ""
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to tell the target of changes, on the running loop."""
+        self._task = asyncio.create_task(self._run(), name=f"{self._name} watcher")
+
+    async def ready(self) -> None:
+        """Wait until changes are noticed, or the target was told that they are not.
+
+        What happened before that is not reported: look at the files after it.
+        """
+        await self._ready.wait()
+
+    def close(self) -> None:
+        """Stop; the target is not called after this. May be repeated."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                with contextlib.closing(_Instance()) as instance:
+                    await self._watch(instance)
+            except OSError as error:
+                self._fail(error)
+            await asyncio.sleep(self._retry)
+            self._tell(None)
+
+    async def _watch(self, instance: "_Instance") -> None:
+        """Watch until the kernel gives no more watches.
+
+        Raises:
+            OSError: that is so.
+        """
+        late = await self._look(instance)
+        if late or self._problem:
+            self._tell(None)
+        self._problem = ""
+        self._ready.set()
+        while True:
+            await self._compare(instance, await self._hear(instance.inotify))
+
+    def _fail(self, error: OSError) -> None:
+        if str(error) != self._problem:
+            self._problem = str(error)
+            self._target.unwatched(error)
+        self._ready.set()
+
+    def _tell(self, reported: str | None) -> None:
+        if not self._closed:  # `changed` may close us
+            self._target.changed(reported)
+
+    async def _hear(self, inotify: Inotify) -> _Heard:
+        """Wait for events that concern the target, or until it is time to look without any."""
+        try:
+            async with asyncio.timeout(self._recheck):
+                while True:
+                    events = list(itertools.islice(inotify, _MAX_EVENTS))
+                    heard = self._understand(events)
+                    if heard.lost or heard.stale:
+                        return heard
+                    if len(events) < _MAX_EVENTS:
+                        await _readable(inotify.fd)
+                    else:
+                        # asyncinotify may hold some that it has read: the descriptor does not tell.
+                        await asyncio.sleep(0)
+        except TimeoutError:
+            return _Heard(lost=True)
+
+    def _understand(self, events: list[Event]) -> _Heard:
+        heard = _Heard()
+        for event in events:
+            if Mask.Q_OVERFLOW in event.mask:
+                heard.lost = True
+                continue
+            names = self._names.get(event.watch.wd) if event.watch is not None else None
+            if names is None:
+                continue  # of a watch that is not needed any more
+            name = "" if event.name is None else str(event.name)
+            if event.mask & _GONE or names.concern(name):
+                heard.stale = True
+            if Mask.CLOSE_WRITE in event.mask:
+                heard.written |= names.files.get(name, set())
+        return heard
+
+    async def _compare(self, instance: "_Instance", heard: _Heard) -> None:
+        """Look again, and tell what differs.
+
+        Raises:
+            OSError: the kernel gives no more watches.
+        """
+        before = self._versions
+        await self._look(instance)
+        self._problem = ""
+        if heard.lost:
+            self._tell(None)
+            return
+        now = self._versions
+        different = {
+            name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+        }
+        # A file rewritten within one tick of the file system's clock has the version it had.
+        for name in sorted(different | heard.written):
+            self._tell(name)
+
+    async def _look(self, instance: "_Instance") -> bool:
+        """Look, however long that takes; returns whether the target was told that it is long.
+
+        Raises:
+            OSError: the kernel gives no more watches.
+        """
+        late = False
+        while True:
+            try:
+                self._versions = await self._threads.run(
+                    self._name, lambda: self._look_now(instance), seconds=ANSWER_SECONDS
+                )
+            except LateError as error:
+                late = True
+                self._fail(TimeoutError(f"not looked into within {ANSWER_SECONDS:.0f} s"))
+                await asyncio.wait(error.ended)
+            else:
+                return late
+
+    def _look_now(self, instance: "_Instance") -> dict[str, Version]:
+        """In the thread: watch what matters now; returns what the files are like.
+
+        What was read before its directory was watched may be out of date: read again until there
+        is nothing new to watch.
+        """
+        with instance.used() as inotify:
+            for _ in range(_MAX_ROUNDS):
+                look = Look()
+                self._target.look(look)
+                before, self._names = self._names, look.watch(inotify)
+                if self._names.keys() <= before.keys():
+                    break
+            for watch in inotify.watches:
+                if watch.wd not in self._names:
+                    with contextlib.suppress(OSError):  # its directory went, and the watch with it
+                        inotify.rm_watch(watch)
+        return look.versions
+
+
+class _Instance:
+    """An inotify instance that a thread may be using when it is to be closed.
+
+    A thread that a file system holds up closes it when it goes on: closed before, the number of its
+    descriptor could be another file's by then.
+    """
+
+    def __init__(self) -> None:
+        self.inotify = Inotify(sync_timeout=0)  # 0: iterating ends where there are no events
+        self._lock = threading.Lock()
+        self._in_use = self._closed = False
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[Inotify]:
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._in_use = True
+        try:
+            yield self.inotify
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._in_use = False
+            if self._closed:
+                self.inotify.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if not self._in_use:
+                self.inotify.close()
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
