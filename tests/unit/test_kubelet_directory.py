@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -31,7 +32,7 @@ def watching(path: Path, *steps, recheck: float = 1000.0) -> None:
                 await asyncio.sleep(0.02)
                 told.clear()
             if recheck > 1:
-                path.mkdir(parents=True, exist_ok=True)
+                os.makedirs(path, exist_ok=True)
                 await asyncio.sleep(0.05)
                 told.clear()
                 (path / "kubelet_internal_checkpoint").write_text("{}")
