@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, Header, parse_header
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, parse_header
 from fpga_plugin.bitstream.room import Room
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.process.trusted_files import Original, opened
@@ -36,41 +36,11 @@ def no_progress(_done: int, _size: int) -> None:
 def open_file(
     path: str, *, inside: str | None, guarded: bool = False, limit: int = MAX_FILE_BYTES
 ) -> AbstractContextManager[Original]:
-    """Open a file of at most so many bytes; `originals.opened` has the rest.
+    """Open a file of at most so many bytes; `trusted_files.opened` has the rest.
 
     `guarded` where the file is to be trusted: nobody asks who may write what is only looked at.
     """
     return opened(path, inside=inside, guarded=guarded, limit=limit)
-
-
-def read_header(path: str, *, inside: str | None = None) -> tuple[Header, int]:
-    """The header of a GBS file, and the file's size in bytes; the image is not read.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no such file.
-        BitstreamError: it is no GBS file that can be used.
-    """
-    with open_file(path, inside=inside) as original:
-        return _header(original), original.size
-
-
-def read_gbs(path: str, *, inside: str | None = None) -> Gbs:
-    """A whole GBS file, in memory of our own: later changes of the file do not reach it.
-
-    Args:
-        path: the file.
-        inside: a directory that the file must lie in, all links followed.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no such file.
-        BitstreamError: it is no GBS file that can be used, or it changed while it was read.
-    """
-    with open_file(path, inside=inside) as original:
-        header = _header(original)
-        original.file.seek(header.image_offset)
-        image = original.file.read(original.size - header.image_offset)
-        original.check_read(header.image_offset + len(image))
-    return Gbs(metadata=header.metadata, image=image)
 
 
 def map_gbs(path: str, *, room: Room) -> Gbs:
@@ -90,7 +60,8 @@ def map_gbs(path: str, *, room: Room) -> Gbs:
         StoreUnavailableError: it cannot be mapped, and the memory has no room for it.
     """
     with open_file(path, inside=None) as original:
-        header = _header(original)
+        start = original.file.read(min(original.size, HEAD_BYTES))
+        header = parse_header(start, size=original.size, where=path)
         descriptor = original.file.fileno()
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         # Writable, for ctypes gives no address of other memory; as it is private and nobody writes,
@@ -171,8 +142,3 @@ def sync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _header(original: Original) -> Header:
-    start = original.file.read(min(original.size, HEAD_BYTES))
-    return parse_header(start, size=original.size, where=original.path)

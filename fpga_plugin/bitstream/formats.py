@@ -8,7 +8,7 @@ import enum
 import io
 from dataclasses import dataclass, field
 
-from fpga_plugin.bitstream.aocx import read_aocx
+from fpga_plugin.bitstream.aocx import Begin, read_aocx
 from fpga_plugin.bitstream.elf import MAGIC as ELF_MAGIC
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_gbs, parse_header
 from fpga_plugin.bitstream.metadata import Metadata
@@ -70,23 +70,13 @@ def parse(data: bytes, *, where: str, keep_image: bool = True) -> Contents:
         BitstreamError: it is none that can be used; the message says what, where, and what to do.
     """
     if kind_of(data) is Kind.AOCX:
-        return read_packed(Span.of_bytes(data, where), where=where, keep_image=keep_image)
+        unpacked = io.BytesIO()
+        begin: Begin | None = (lambda _size: unpacked.write) if keep_image else None
+        aocx = read_aocx(Span.of_bytes(data, where), where=where, begin=begin)
+        image = unpacked.getbuffer()[aocx.header.image_offset :] if keep_image else b""
+        return Contents(Kind.AOCX, aocx.hash, aocx.header.metadata, image, aocx.sections)
     if not keep_image:
         metadata = parse_header(data[:HEAD_BYTES], size=len(data), where=where).metadata
         return Contents(Kind.GBS, BitstreamId(metadata.afu_id), metadata, b"")
     gbs = parse_gbs(data, where=where)
     return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
-
-
-def read_packed(file: Span, *, where: str, keep_image: bool) -> Contents:
-    """Read an AOCX file a piece at a time; only the image is ever in memory as a whole, if kept.
-
-    Raises:
-        BitstreamError: it is none that can be used; the message says what, where, and what to do.
-    """
-    unpacked = io.BytesIO()
-    aocx = read_aocx(
-        file, where=where, begin=(lambda _size: unpacked.write) if keep_image else None
-    )
-    image = unpacked.getbuffer()[aocx.header.image_offset :] if keep_image else b""
-    return Contents(Kind.AOCX, aocx.hash, aocx.header.metadata, image, aocx.sections)

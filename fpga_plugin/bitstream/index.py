@@ -98,11 +98,11 @@ class StoreIndex:
 
     def look(self, look: Look) -> None:
         """What is watched (`process.watcher.Target`)."""
-        look_at_store(look, self._library.root, self._keys_dir)
+        look_at_store(look, self._library.store.root, self._keys_dir)
 
     def unwatched(self, error: OSError) -> None:
         """Changes are not noticed (`process.watcher.Target`)."""
-        root = self._library.root
+        root = self._library.store.root
         if isinstance(error, TimeoutError):
             log.warning(
                 "the store does not answer: its changes are not noticed",
@@ -149,7 +149,7 @@ class StoreIndex:
         self._report("", "")
         present = []
         for entry in entries:
-            relative = self._library.relative(entry.path)
+            relative = self._library.store.relative(entry.path)
             if entry.interface_id is None or "/" not in relative:
                 self._report(relative, str(entry.problem or ""))
                 continue

@@ -71,7 +71,7 @@ def install(
     """
     data, contents = _to_install(file, blank=blank, progress=progress)
     interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
-    path = store.blank_path(interface_id) if blank else store.path(interface_id, bitstream_id)
+    path = store.path(interface_id, None if blank else bitstream_id)
     relative = store.relative(path)
     content = in_memory(data).content
     signature = _signature(file)
@@ -99,10 +99,7 @@ def install(
     if signature is not None:
         write_atomically(path + ENDING, signature)
     # Read it as the daemon will: a directory that is a link out of the store shows here.
-    if blank:
-        store.blank(interface_id)
-    else:
-        store.load(interface_id, bitstream_id)
+    store.check(interface_id, None if blank else bitstream_id)
     return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
 
 
@@ -155,11 +152,7 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
         BitstreamNotFoundError: there is none.
         BitstreamError: it cannot be removed.
     """
-    path = (
-        store.blank_path(interface_id)
-        if bitstream_id is None
-        else store.path(interface_id, bitstream_id)
-    )
+    path = store.path(interface_id, bitstream_id)
     directory = os.path.dirname(path)
     try:
         os.unlink(path)

@@ -24,18 +24,16 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
-from fpga_plugin.bitstream.aocx import Aocx, Write, read_aocx
+from fpga_plugin.bitstream.aocx import Write
 from fpga_plugin.bitstream.draft import Draft
 from fpga_plugin.bitstream.files import map_gbs, open_file
-from fpga_plugin.bitstream.formats import Contents, Kind
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, parse_header
 from fpga_plugin.bitstream.room import Room
 from fpga_plugin.bitstream.span import Span
 from fpga_plugin.bitstream.store import (
     Bitstream,
     Store,
-    bitstream_of,
-    check_kind,
+    check_contents,
     check_names,
     ids_of,
     is_aocx,
@@ -92,7 +90,7 @@ class _Index(msgspec.Struct, frozen=True):
 _INDEX = msgspec.json.Decoder(_Index)  # made at import: see pods/checkpoint.py
 
 
-class Library(Store):
+class Library:
     """A store of verified bitstreams. Thread-safe; all of it blocks."""
 
     def __init__(
@@ -117,7 +115,7 @@ class Library(Store):
             guarded: refuse what others may write.
             room: memory for what the disk does not take.
         """
-        super().__init__(root)
+        self.store = Store(root)
         self.trust = trust
         self.verifications = Tally()  # files that were read and judged, by outcome
         self._guarded = guarded
@@ -143,11 +141,11 @@ class Library(Store):
             NotFinishedError: it is still being written.
             StoreUnavailableError: there is no room for a copy.
         """
-        path = self.path(interface_id, bitstream_id)
+        path = self.store.path(interface_id, bitstream_id)
         try:
             return self._fetch(path, interface_id, bitstream_id)
         except (FileNotFoundError, NotADirectoryError):
-            self.not_found(path, interface_id)
+            self.store.not_found(path, interface_id)
 
     def blank(self, interface_id: InterfaceId) -> Bitstream | None:
         """The verified blank bitstream of an interface id; None when there is none.
@@ -159,7 +157,7 @@ class Library(Store):
             StoreUnavailableError: there is no room for a copy.
         """
         try:
-            return self._fetch(self.blank_path(interface_id), interface_id, None)
+            return self._fetch(self.store.blank_path(interface_id), interface_id, None)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -176,11 +174,8 @@ class Library(Store):
         Raises:
             BitstreamError, StoreUnavailableError: its copy cannot be used.
         """
-        if bitstream_id is None:
-            path = self.blank_path(interface_id)
-        else:
-            path = self.path(interface_id, bitstream_id)
-        relative = self.relative(path)
+        path = self.store.path(interface_id, bitstream_id)
+        relative = self.store.relative(path)
         with self._lock:
             known = self._verdicts.get(relative) if relative in self._confirmed else None
         if known is None or known.problem is not None:
@@ -188,7 +183,7 @@ class Library(Store):
         with self._new_copies(make_room=True) as made:
             if (found := self._used(path, known)) is not None:
                 return found
-            if (copy := self._find(path, known, bitstream_id, made)) is None:
+            if (copy := self._find(path, known, interface_id, bitstream_id, made)) is None:
                 return None
             return self._bitstream(path, known, copy, interface_id, bitstream_id)
 
@@ -199,7 +194,7 @@ class Library(Store):
             NotFinishedError: it is still being written.
             StoreUnavailableError: there is no room for a copy.
         """
-        path = os.path.join(self.root, relative)
+        path = os.path.join(self.store.root, relative)
         try:
             interface_id, bitstream_id = ids_of(path)
             with self._alone(relative), self._new_copies(make_room=False) as made:
@@ -275,14 +270,14 @@ class Library(Store):
     def _fetch(
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
     ) -> Bitstream:
-        relative = self.relative(path)
+        relative = self.store.relative(path)
         with self._alone(relative), self._new_copies(make_room=True) as made:
             known = self._known(path, relative)
             copy: Copy | None = None
             if known is not None and known.problem is None:
                 if (found := self._used(path, known)) is not None:
                     return found
-                copy = self._find(path, known, bitstream_id, made)
+                copy = self._find(path, known, interface_id, bitstream_id, made)
             if known is None or (known.problem is None and copy is None):
                 known, copy = self._verify(path, relative, interface_id, bitstream_id, made)
             if known.problem is not None:
@@ -296,7 +291,12 @@ class Library(Store):
             return self._in_use.get((path, known.sha256))
 
     def _find(
-        self, path: str, known: Verdict, bitstream_id: BitstreamId | None, made: "_Made"
+        self,
+        path: str,
+        known: Verdict,
+        interface_id: InterfaceId,
+        bitstream_id: BitstreamId | None,
+        made: "_Made",
     ) -> Copy | None:
         """What the driver gets of a good file, from its copy; None where that is gone."""
         file = self._copies.find(known.sha256, known.size)
@@ -307,7 +307,7 @@ class Library(Store):
         if file is None:
             return None
         with file.span(path) as packed:
-            return self._unpack(path, packed, known.sha256, made)[1]
+            return self._check(packed, known, interface_id, bitstream_id, made)[1]
 
     def _bitstream(
         self,
@@ -330,15 +330,19 @@ class Library(Store):
                     f"{path}: its verified copy was removed while it was read",
                     hint="kubelet's next try makes another",
                 ) from None
-        packed = is_aocx(bitstream_id)
-        contents = Contents(
-            Kind.AOCX if packed else Kind.GBS,
-            # An AOCX file's own name was compared with this one when it was unpacked.
-            bitstream_id if packed and bitstream_id else BitstreamId(gbs.metadata.afu_id),
-            gbs.metadata,
-            gbs.image,
+        metadata = gbs.metadata
+        # An AOCX file's own name was compared with this one when it was unpacked.
+        claimed = bitstream_id if is_aocx(bitstream_id) else None
+        check_names(path, metadata, interface_id, bitstream_id, claimed=claimed)
+        bitstream = Bitstream(
+            path=path,
+            interface_id=interface_id,
+            bitstream_id=bitstream_id or BitstreamId(metadata.afu_id),
+            afu_id=metadata.afu_id,
+            image=gbs.image,
+            clock_frequency_high=metadata.clock_frequency_high,
+            clock_frequency_low=metadata.clock_frequency_low,
         )
-        bitstream = bitstream_of(path, contents, interface_id, bitstream_id)
         with self._lock:
             return self._in_use.setdefault((path, known.sha256), bitstream)
 
@@ -353,7 +357,7 @@ class Library(Store):
             self._doubt(relative)
             return None
         try:
-            with open_file(path, inside=self.root, guarded=self._guarded) as original:
+            with open_file(path, inside=self.store.root, guarded=self._guarded) as original:
                 if original.version != known.version:
                     self._doubt(relative)
                     return None
@@ -412,7 +416,7 @@ class Library(Store):
         with self._lock:
             changes = self._changes
         trust = self.trust.version(relative)  # before the judging: a change in between shows
-        with open_file(path, inside=self.root, guarded=self._guarded) as original:
+        with open_file(path, inside=self.store.root, guarded=self._guarded) as original:
             if being_written(original.file):
                 raise NotFinishedError(
                     f"{path}: still being written",
@@ -425,7 +429,9 @@ class Library(Store):
             # First: nothing that is not trusted is parsed.
             known = self._judge(relative, known, copy.content)
             if known.problem is None:
-                known, copy = self._check(path, known, copy, interface_id, bitstream_id, made)
+                with copy.span(path) as file:
+                    known, packed = self._check(file, known, interface_id, bitstream_id, made)
+                copy = packed or copy
         except BitstreamError as error:
             known = replace(known, problem=_bare(error))
         self._learn(relative, known, changes)
@@ -438,49 +444,35 @@ class Library(Store):
         log.info("bitstream verified", file=relative, sha256=known.sha256, bytes=known.size)
         return known, copy
 
-    def _check(  # noqa: PLR0917  # of one call, in the order of their making
+    def _check(
         self,
-        path: str,
+        file: Span,
         known: Verdict,
-        copy: Copy,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
         made: "_Made",
-    ) -> tuple[Verdict, Copy]:
-        """Whether a copy is of what its path says; returns what of it the driver gets.
+    ) -> tuple[Verdict, Copy | None]:
+        """Whether a copy is of what its path says; and the GBS file that was packed in it.
 
         Raises:
             BitstreamError: it is not.
+            StoreUnavailableError: there is no room for the GBS file.
         """
-        with copy.span(path) as file:
-            check_kind(file, bitstream_id, where=path)
-            if not is_aocx(bitstream_id):
-                header = parse_header(file.read(0, HEAD_BYTES), size=file.size, where=path)
-                check_names(path, header.metadata, interface_id, bitstream_id)
-                return replace(known, checked=True), copy
-            aocx, unpacked = self._unpack(path, file, known.sha256, made)
-        check_names(path, aocx.header.metadata, interface_id, bitstream_id, claimed=aocx.hash)
-        return replace(known, checked=True, unpacked=aocx.gbs_bytes), unpacked
-
-    def _unpack(self, path: str, file: Span, sha256: str, made: "_Made") -> tuple[Aocx, Copy]:
-        """The GBS file inside an AOCX file, as another copy.
-
-        Raises:
-            BitstreamError: it cannot be unpacked.
-            StoreUnavailableError: there is no room for it.
-        """
-        drafts: list[Draft] = []
         with ExitStack() as stack:
+            drafts: list[Draft] = []
 
-            def begin(size: int) -> Write:
-                draft = self._copies.draft(size, where=path, make_room=made.make_room)
+            def unpack(size: int) -> Write:
+                draft = self._copies.draft(size, where=file.where, make_room=made.make_room)
                 drafts.append(stack.enter_context(draft))
                 return drafts[0].write
 
-            aocx = read_aocx(file, where=path, begin=begin)
+            _, unpacked = check_contents(file, interface_id, bitstream_id, unpack=unpack)
+        known = replace(known, checked=True, unpacked=unpacked)
+        if not drafts:
+            return known, None
         (draft,) = drafts
-        made.copies[sha256 + UNPACKED] = copy = Copy(draft.size, draft.path, draft.view)
-        return aocx, copy
+        made.copies[known.sha256 + UNPACKED] = copy = Copy(draft.size, draft.path, draft.view)
+        return known, copy
 
     @contextmanager
     def _new_copies(self, *, make_room: bool) -> Iterator["_Made"]:

@@ -61,7 +61,7 @@ class StoreReader:
 
     def blank_path(self, interface_id: InterfaceId) -> str:
         """Where the blank bitstream of an interface id is expected."""
-        return self.library.blank_path(interface_id)
+        return self.library.store.blank_path(interface_id)
 
     async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
         """A verified bitstream.
@@ -74,7 +74,7 @@ class StoreReader:
             StoreUnavailableError: the store does not answer, or there is no room for a copy.
         """
         return await self._fetch(
-            self.library.path(interface_id, bitstream_id),
+            self.library.store.path(interface_id, bitstream_id),
             lambda: self.library.load(interface_id, bitstream_id),
             lambda: self.library.kept(interface_id, bitstream_id),
         )
@@ -86,7 +86,7 @@ class StoreReader:
             FpgaPluginError: as `load`.
         """
         return await self._fetch(
-            self.library.blank_path(interface_id),
+            self.library.store.blank_path(interface_id),
             lambda: self.library.blank(interface_id),
             lambda: self.library.kept(interface_id, None),
         )
@@ -119,7 +119,7 @@ class StoreReader:
         try:
             return await self._threads.run(
                 "",
-                lambda: self.library.list(read=False),
+                lambda: self.library.store.list(read=False),
                 seconds=ARRIVAL_SECONDS,
                 spare=SPARE_THREADS,
             )
@@ -135,7 +135,7 @@ class StoreReader:
         await asyncio.to_thread(self.library.save)
 
     async def _fetch(self, path: str, read: Callable[[], T], kept: Callable[[], T | None]) -> T:
-        relative = self.library.relative(path)
+        relative = self.library.store.relative(path)
         begun = asyncio.get_running_loop().time()
         try:
             return await self._threads.run(relative, read, seconds=LOOK_SECONDS)
@@ -145,7 +145,7 @@ class StoreReader:
                 log.warning(
                     "the store does not answer: a verified copy is used",
                     file=relative,
-                    hint=f"check the file system that holds {self.library.root}",
+                    hint=f"check the file system that holds {self.library.store.root}",
                 )
                 return copy
         left = begun + READ_SECONDS - asyncio.get_running_loop().time()
@@ -160,8 +160,8 @@ class StoreReader:
             self._late.add(relative)
             for ended in late.ended:
                 ended.add_done_callback(lambda _: self._answers(relative))
-        path = f"{self.library.root}/{relative}".rstrip("/")
-        check = f"check the file system that holds {self.library.root}: its server, its mount"
+        path = f"{self.library.store.root}/{relative}".rstrip("/")
+        check = f"check the file system that holds {self.library.store.root}: its server, its mount"
         if late.others:
             names = ", ".join(str(other or "the directory") for other in late.others[:_NAMED])
             more = " and others" if len(late.others) > _NAMED else ""

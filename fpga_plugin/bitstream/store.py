@@ -16,9 +16,10 @@ import os
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from fpga_plugin.bitstream.files import open_file, read_gbs, read_header
-from fpga_plugin.bitstream.formats import Contents, Kind, kind_of, read_packed
-from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_header
+from fpga_plugin.bitstream.aocx import Begin, read_aocx
+from fpga_plugin.bitstream.files import open_file
+from fpga_plugin.bitstream.formats import Kind, kind_of
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, Header, parse_header
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
 from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
@@ -84,14 +85,16 @@ class StoreEntry:
 
 
 class Store:
-    """Reads bitstreams from a directory; never writes."""
+    """Where bitstreams are, and what is there; reads only, and never an image to program it."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def path(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> str:
-        """Where a bitstream is expected."""
-        ending = "aocx" if len(bitstream_id) == AOCX_ID_DIGITS else "gbs"
+    def path(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> str:
+        """Where a bitstream is expected; None: the blank one."""
+        if bitstream_id is None:
+            return self.blank_path(interface_id)
+        ending = "aocx" if is_aocx(bitstream_id) else "gbs"
         return os.path.join(self.root, interface_id, f"{bitstream_id}.{ending}")
 
     def blank_path(self, interface_id: InterfaceId) -> str:
@@ -102,8 +105,14 @@ class Store:
         """A file's path from the root."""
         return os.path.relpath(path, self.root)
 
-    def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
-        """Read a bitstream.
+    def check(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> str:
+        """Check that a bitstream is what its path says; returns its path.
+
+        Nothing of it stays in memory, and who may write it is not asked.
+
+        Args:
+            interface_id: of the cards.
+            bitstream_id: its name; None: the blank bitstream.
 
         Raises:
             BitstreamNotFoundError: there is none; the message names the path.
@@ -111,20 +120,10 @@ class Store:
         """
         path = self.path(interface_id, bitstream_id)
         try:
-            return self._read(path, interface_id, bitstream_id)
+            self._check(path, interface_id, bitstream_id)
         except (FileNotFoundError, NotADirectoryError):
             self.not_found(path, interface_id)
-
-    def blank(self, interface_id: InterfaceId) -> Bitstream | None:
-        """Read the blank bitstream of an interface id; None when there is none.
-
-        Raises:
-            BitstreamError: the file cannot be used, or is for another interface id.
-        """
-        try:
-            return self._read(self.blank_path(interface_id), interface_id, None)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return path
 
     def list(self, *, read: bool = True) -> tuple[StoreEntry, ...]:
         """Everything that is, or seems meant to be, a bitstream; in order of path.
@@ -152,11 +151,15 @@ class Store:
             for entry in self._directory(name, read=read)
         )
 
-    def _read(
+    def _check(
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
-    ) -> Bitstream:
-        contents = read_contents(path, bitstream_id, inside=self.root)
-        return bitstream_of(path, contents, interface_id, bitstream_id)
+    ) -> tuple[Metadata, int]:
+        with open_file(path, inside=self.root) as opened:
+            file = Span.of_file(opened.file.fileno(), opened.size, path)
+            header, _ = check_contents(file, interface_id, bitstream_id)
+            if is_aocx(bitstream_id):
+                opened.check_read(opened.size)
+        return header.metadata, opened.size
 
     def not_found(self, path: str, interface_id: InterfaceId) -> NoReturn:
         """Raise the `BitstreamNotFoundError` that says how much of a path there is."""
@@ -200,57 +203,27 @@ class Store:
 
     def _entry(self, interface_id: InterfaceId, file: str, *, read: bool) -> StoreEntry:
         path = os.path.join(self.root, interface_id, file)
-        blank = file == f"{BLANK}.gbs"
-        bitstream_id = None
+        bitstream_id: BitstreamId | None = None
         metadata: Metadata | None = None
-        claimed: BitstreamId | None = None
-        size = None
+        size: int | None = None
         problem: FpgaPluginError | None = None
         try:
             _, bitstream_id = ids_of(path)
-            if is_aocx(bitstream_id) and read:
-                contents = read_contents(path, bitstream_id, inside=self.root, keep_image=False)
-                metadata, size = contents.metadata, os.stat(path).st_size
-                claimed = contents.bitstream_id
-            elif read:
-                header, size = read_header(path, inside=self.root)
-                metadata, claimed = header.metadata, None
-            if metadata is not None:
-                check_names(path, metadata, interface_id, bitstream_id, claimed=claimed)
+            if read:
+                metadata, size = self._check(path, interface_id, bitstream_id)
         except BitstreamError as error:
-            problem, metadata = error, None
+            problem = error
         except OSError:
             problem = BitstreamError(f"{path}: went away while it was read")
         return StoreEntry(
             path=path,
             interface_id=interface_id,
             bitstream_id=bitstream_id,
-            blank=blank,
+            blank=file == f"{BLANK}.gbs",
             size=size,
             metadata=metadata,
             problem=problem,
         )
-
-
-def bitstream_of(
-    path: str, contents: Contents, interface_id: InterfaceId, bitstream_id: BitstreamId | None
-) -> Bitstream:
-    """What a file has for the driver.
-
-    Raises:
-        BitstreamError: it is not what its path says.
-    """
-    metadata = contents.metadata
-    check_names(path, metadata, interface_id, bitstream_id, claimed=contents.bitstream_id)
-    return Bitstream(
-        path=path,
-        interface_id=interface_id,
-        bitstream_id=bitstream_id or BitstreamId(metadata.afu_id),
-        afu_id=metadata.afu_id,
-        image=contents.image,
-        clock_frequency_high=metadata.clock_frequency_high,
-        clock_frequency_low=metadata.clock_frequency_low,
-    )
 
 
 def ids_of(path: str) -> tuple[InterfaceId, BitstreamId | None]:
@@ -282,51 +255,42 @@ def is_aocx(bitstream_id: BitstreamId | None) -> bool:
     return bitstream_id is not None and len(bitstream_id) == AOCX_ID_DIGITS
 
 
-def read_contents(
-    path: str,
+def check_contents(
+    file: Span,
+    interface_id: InterfaceId,
     bitstream_id: BitstreamId | None,
     *,
-    inside: str | None = None,
-    keep_image: bool = True,
-) -> Contents:
-    """Read a file as what its name says that it is; only the image is in memory as a whole.
+    unpack: Begin | None = None,
+) -> tuple[Header, int]:
+    """Check that a file is of the format that its path says, and has the ids that its path says.
 
     Args:
-        path: the file.
-        bitstream_id: by its name.
-        inside: a directory that it must lie in, all links followed.
-        keep_image: False: an AOCX file's is unpacked and checked only.
+        file: its bytes; of a GBS file only the header is read, an AOCX file is unpacked.
+        interface_id: the name of its directory.
+        bitstream_id: its own name; None for a blank bitstream.
+        unpack: takes the GBS file that is packed in an AOCX file (`read_aocx`); None: it is only
+            checked.
+
+    Returns:
+        The header of the GBS file; and the bytes of that if it was packed, else 0.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no such file.
-        BitstreamError: it cannot be used.
+        BitstreamError: it is something else.
     """
-    if not is_aocx(bitstream_id):
-        gbs = read_gbs(path, inside=inside)
-        return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
-    with open_file(path, inside=inside) as original:
-        file = Span.of_file(original.file.fileno(), original.size, path)
-        check_kind(file, bitstream_id, where=path)
-        contents = read_packed(file, where=path, keep_image=keep_image)
-        original.check_read(original.size)
-    return contents
-
-
-def check_kind(file: Span, bitstream_id: BitstreamId | None, *, where: str) -> None:
-    """Check that a file is of the format that its name says, or of none that is known.
-
-    Raises:
-        BitstreamError: it is a GBS file, and its name is that of an AOCX file.
-    """
-    if not is_aocx(bitstream_id):
-        return  # whoever reads a GBS file's header says what else it is
     head = file.read(0, HEAD_BYTES)
+    if not is_aocx(bitstream_id):
+        header = parse_header(head, size=file.size, where=file.where)
+        check_names(file.where, header.metadata, interface_id, bitstream_id)
+        return header, 0
     if kind_of(head) is Kind.GBS:
-        parse_header(head, size=file.size, where=where)
+        parse_header(head, size=file.size, where=file.where)
         raise BitstreamError(
-            f"{where}: holds GBS, and its name is that of AOCX",
+            f"{file.where}: holds GBS, and its name is that of AOCX",
             hint="`fpga-plugin bitstream install` names files as the store expects them",
         )
+    aocx = read_aocx(file, where=file.where, begin=unpack)
+    check_names(file.where, aocx.header.metadata, interface_id, bitstream_id, claimed=aocx.hash)
+    return aocx.header, aocx.gbs_bytes
 
 
 def check_names(

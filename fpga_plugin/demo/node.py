@@ -15,6 +15,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TextIO, cast
 
+from fpga_plugin.bitstream.files import read_bytes
+from fpga_plugin.bitstream.formats import parse
 from fpga_plugin.bitstream.store import Store, StoreEntry
 from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 from fpga_plugin.daemon import Daemon
@@ -77,17 +79,14 @@ def scrubbable(store: Store, kinds: Iterable[InterfaceId]) -> frozenset[Interfac
     found = set()
     for interface_id in kinds:
         try:
-            blank = store.blank(interface_id)
+            store.check(interface_id, None)
         except FpgaPluginError:
             continue
-        if blank is not None:
-            found.add(interface_id)
+        found.add(interface_id)
     return frozenset(found)
 
 
-def made_for_real_cards(
-    store: Store, kinds: Container[InterfaceId], entries: Iterable[StoreEntry]
-) -> list[str]:
+def made_for_real_cards(kinds: Container[InterfaceId], entries: Iterable[StoreEntry]) -> list[str]:
     """Paths of the bitstreams that a simulated card programs and then shows another AFU id for.
 
     It cannot know what a circuit would answer, so it shows an image's first 16 bytes, which are
@@ -99,14 +98,10 @@ def made_for_real_cards(
         if interface_id is None or interface_id not in kinds or entry.problem is not None:
             continue
         try:
-            bitstream = (
-                store.blank(interface_id)
-                if entry.bitstream_id is None
-                else store.load(interface_id, entry.bitstream_id)
-            )
-        except FpgaPluginError:
+            contents = parse(read_bytes(entry.path), where=entry.path)
+        except (FpgaPluginError, OSError):
             continue  # the plugin will say so
-        if bitstream is not None and bitstream.image[:16].hex() != bitstream.afu_id:
+        if contents.image[:16].hex() != contents.afu_id:
             paths.append(entry.path)
     return paths
 

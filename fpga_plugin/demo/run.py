@@ -116,7 +116,7 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
     store = _store(options.bitstreams)
     entries = store.list()
     kinds = interface_ids(pod, entries)
-    if real := made_for_real_cards(store, kinds, entries):
+    if real := made_for_real_cards(kinds, entries):
         _note(
             f"{ids(real)}: made for real cards. A simulated one shows the first 16 bytes of an"
             " image as its AFU id, so programming these will fail (bitstreams/README.md tells how"

@@ -12,7 +12,7 @@ from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.build import is_guarded, open_hardware, open_trust
 from fpga_plugin.config.settings import Settings
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Region
 from fpga_plugin.ids import InterfaceId
@@ -142,12 +142,11 @@ def _no_blank(settings: Settings, wanted: set[InterfaceId]) -> Mapping[Interface
     reasons: dict[InterfaceId, str] = {}
     for interface_id in wanted:
         try:
-            if (blank := store.blank(interface_id)) is None:
-                reasons[interface_id] = f"no blank bitstream at {store.blank_path(interface_id)}"
-            else:
-                relative = store.relative(blank.path)
-                check_trust(store.root, relative, trust, guarded=guarded)
-                reasons[interface_id] = ""
+            relative = store.relative(store.check(interface_id, None))
+            check_trust(store.root, relative, trust, guarded=guarded)
+            reasons[interface_id] = ""
+        except BitstreamNotFoundError:
+            reasons[interface_id] = f"no blank bitstream at {store.blank_path(interface_id)}"
         except FpgaPluginError as error:
             reasons[interface_id] = str(error)
     return reasons

@@ -190,8 +190,8 @@ def test_install_puts_a_file_where_the_store_finds_it(run, store):
         assert run("install", file, *options)[0] == 0
 
     loaded = Store(str(store))
-    assert loaded.load(INTERFACE, AFU).afu_id == AFU
-    assert loaded.blank(INTERFACE) is not None
+    assert loaded.check(INTERFACE, AFU) == str(store / INTERFACE / SAMPLE.name)
+    assert loaded.check(INTERFACE, None)
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in store.glob("*/*"))
     assert sorted(path.name for path in store.glob("*/*")) == [SAMPLE.name, "blank.gbs"]
 

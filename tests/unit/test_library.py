@@ -19,6 +19,7 @@ from doubles.bitstreams import HASH, aocx
 
 from fpga_plugin.bitstream import draft, files, verified
 from fpga_plugin.bitstream import library as library_module
+from fpga_plugin.bitstream import store as store_module
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
@@ -229,23 +230,29 @@ def test_a_file_swapped_after_it_was_indexed_is_verified_again(make, root, place
 def test_a_file_that_is_swapped_while_it_is_verified_is_not_programmed(make, place, monkeypatch):
     put(place, gbs())
     library = make()
-    check = library_module.check_names
+    check = library_module.check_contents
 
     def meanwhile(*args, **kwargs):
         put(place, gbs(b"LOGIC"))
         return check(*args, **kwargs)
 
-    monkeypatch.setattr(library_module, "check_names", meanwhile)
+    monkeypatch.setattr(library_module, "check_contents", meanwhile)
     assert image(library) == b"logic"  # what was hashed and judged, not what lies there now
 
 
-def test_a_file_that_is_rewritten_while_it_is_copied_is_refused(make, place, copies, monkeypatch):
+@pytest.mark.parametrize("how", ["shorter", "same size"])
+def test_a_file_that_is_rewritten_while_it_is_copied_is_refused(
+    make, place, copies, monkeypatch, how
+):
     put(place, gbs(b"x" * (3 << 20)))
     library = make()
     take = library._copies.take
 
     def meanwhile(original, **more):
         def rewrite(done):
+            if how == "shorter":
+                os.truncate(place, original.size - 1)
+                return
             with place.open("r+b") as file:
                 file.seek(-5, os.SEEK_END)
                 file.write(b"LOGIC")
@@ -550,7 +557,7 @@ def test_nothing_of_a_file_that_is_not_trusted_is_parsed(make, packed, place, co
         raise AssertionError("parsed")
 
     library = make(mode=TrustMode.DIGEST)
-    for name in ("read_aocx", "parse_header", "check_names"):
+    for name in ("check_contents", "parse_header", "map_gbs", "check_names"):
         monkeypatch.setattr(library_module, name, never)
     for relative in (AOCX, RELATIVE):
         assert isinstance(library.examine(relative).problem, NotPermittedError)
@@ -582,7 +589,7 @@ def test_an_aocx_file_is_unpacked_once_into_a_copy_that_is_mapped(
     assert {path.name for path in copies.iterdir()} - {"index.json"} == names
     library.save()
     for later in (library, make()):  # a restart, too
-        monkeypatch.setattr(library_module, "read_aocx", None)
+        monkeypatch.setattr(store_module, "read_aocx", None)
         loaded = load_packed(later)
         assert loaded.image[:16].hex() == AFU
         assert loaded.image.nbytes == 16 + (3 << 20)

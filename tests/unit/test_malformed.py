@@ -93,7 +93,7 @@ def make(tmp_path):
 
 
 def put(library: Library, name: str | bytes, content: bytes) -> str:
-    path = os.path.join(library.root.encode(), INTERFACE.encode(), os.fsencode(name))
+    path = os.path.join(library.store.root.encode(), INTERFACE.encode(), os.fsencode(name))
     with open(path, "wb") as file:
         file.write(content)
         os.fchmod(file.fileno(), 0o644)
@@ -115,7 +115,9 @@ def test_the_store_says_the_same_of_a_file_as_the_reader(make):
         path = put(library, file, content)
         check(refusal(library, file).message, f"{path}: {MESSAGES[name]}")
         os.unlink(path)
-    assert [entry for entry in os.listdir(library.root + "/../verified") if len(entry) == 64] == []
+    assert [
+        entry for entry in os.listdir(library.store.root + "/../verified") if len(entry) == 64
+    ] == []
 
 
 OTHER = parse_afu_id("b" * 32)
@@ -150,7 +152,7 @@ NAMES = {
 def test_a_file_name_that_no_store_has_is_refused_with_what_is_wrong(make, name):
     library = make()
     path = put(library, name, GBS)
-    (entry,) = library.list(read=False)
+    (entry,) = library.store.list(read=False)
     assert entry.path == path
     assert entry.problem is not None
     told = refusal(library, os.path.basename(path))
@@ -229,7 +231,7 @@ INODES = {
 def test_what_is_no_file_of_the_operators_is_refused_with_what_it_is(make, name):
     create, expected = INODES[name]
     library = make()
-    path = os.path.join(library.root, INTERFACE, f"{AFU}.gbs")
+    path = os.path.join(library.store.root, INTERFACE, f"{AFU}.gbs")
     create(path)
     told = refusal(library, f"{AFU}.gbs")
     assert expected in told.message
@@ -272,7 +274,7 @@ def test_a_file_that_the_manifest_does_not_vouch_for_is_refused_with_the_reason(
     library = make(mode)
     put(library, f"{AFU}.gbs", GBS)
     if manifest is not None:
-        path = os.path.join(library.root, "manifest.json")
+        path = os.path.join(library.store.root, "manifest.json")
         with open(path, "wb") as file:
             file.write(manifest)
             os.fchmod(file.fileno(), 0o644)
