@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 
@@ -10,6 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So a shell starts what runs in the background; the programs under test would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _umockdev() -> str:

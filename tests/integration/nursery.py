@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import IO
@@ -35,15 +36,17 @@ class Forked:
         self.stderr = stderr
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
+        self._lock = threading.Lock()  # a test waits for its end while a reader of its log kills it
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                os.close(self._pidfd)
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    os.close(self._pidfd)
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
 
     def wait(self, timeout: float) -> int:
         """Wait for the end; raises subprocess.TimeoutExpired."""
@@ -54,9 +57,10 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended already."""
-        if self.poll() is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+        """Unless its end was seen already. It is seen nowhere but in `poll` and `wait`."""
+        with self._lock:
+            if self.returncode is None:
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
