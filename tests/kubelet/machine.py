@@ -24,7 +24,8 @@ PLUGIN_IN_A_POD = os.environ.get("FPGA_KUBELET_PLUGIN") == "pod"
 """Whether the plugin is the chart's pod and not a process: `make test-image`."""
 
 KUBELET_DIR = Path("/var/lib/kubelet")
-CHECKPOINT = KUBELET_DIR / "device-plugins/kubelet_internal_checkpoint"
+DEVICE_PLUGINS = KUBELET_DIR / "device-plugins"
+CHECKPOINT = DEVICE_PLUGINS / "kubelet_internal_checkpoint"
 PODRESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"
 PODS_API = KUBELET_DIR / "pods-api/pods-api.sock"
 CONTAINERD = "/run/containerd/containerd.sock"

@@ -9,6 +9,7 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 import urllib.request
 import uuid
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ from machine import (
     CGROUP,
     CHECKPOINT,
     CONTAINERD,
+    DEVICE_PLUGINS,
     IMAGE,
     INTERVAL,
     KUBELET_DIR,
@@ -81,9 +83,10 @@ class Kubelet:
         }
         self._config.write_text(json.dumps(config))
         self._process: Process | None = None
+        self._began = 0.0
 
     def start(self) -> None:
-        """Until it has read its folder and serves PodResources."""
+        """Until it has read its folder, and serves PodResources and its own socket."""
         self.manifests.mkdir(exist_ok=True)
         arguments = ["--config", self._config, "--hostname-override", "node", "--v=4"]
         # As Node Feature Discovery labels a node that has a card: the chart's pod asks for it.
@@ -91,8 +94,21 @@ class Kubelet:
         if self.control_plane is not None:
             arguments += ["--kubeconfig", self.control_plane.kubeconfig("kubelet")]
             arguments += ["--node-ip", ADDRESS]
+        self._began = time.time()
         self._process = Process("kubelet", PROGRAMS / "kubelet", *arguments)
         until(self._serves, "kubelet serves")
+
+    def until_its_first_second_is_over(self) -> None:
+        """A second as the status of a container counts them, which has whole ones."""
+        until(lambda: time.time() >= int(self._socket_born()) + 1, "kubelet's first second is over")
+
+    def _socket_born(self) -> float:
+        """When its own socket came to be; 0: not yet. Kubelet works on no pods before."""
+        try:
+            born = DEVICE_PLUGINS.joinpath("kubelet.sock").stat().st_ctime
+        except FileNotFoundError:
+            return 0.0
+        return born if born >= self._began else 0.0  # else another kubelet left it behind
 
     def _serves(self) -> bool:
         assert self._process is not None
@@ -102,7 +118,7 @@ class Kubelet:
             podresources()
         except (OSError, grpc.RpcError):
             return False
-        return True
+        return self._socket_born() > 0
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:

@@ -18,7 +18,7 @@ from daemon_support import (
     request,
 )
 from machine import until
-from node import Node, container
+from node import Node, Pod, container
 from records import podresources
 
 LATE = "localhost/late:1"
@@ -30,18 +30,24 @@ pods_api = pytest.mark.parametrize("make_node", ["pods-api"], indirect=True)
 api_server = pytest.mark.parametrize("make_node", ["api-server"], indirect=True)
 
 
-@api_server  # a pod that is a file cannot be deleted by force
-@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
-def test_a_force_deleted_pods_region_waits_for_its_processes(
-    make_node: Callable[..., Node],
-) -> None:
-    node = make_node("1x1")
+def forgotten_while_it_runs(node: Node) -> Pod:
+    """A pod that was deleted by force, and whose processes do not end."""
     pod = node.pod("asks", container(env=request()))
     pod.until_running()
     node.freeze(pod)
     pod.delete(grace=0)
     pod.until_gone()
     node.plugin.until_logged("scrub waits", region=P0)
+    return pod
+
+
+@api_server  # a pod that is a file cannot be deleted by force
+@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
+def test_a_force_deleted_pods_region_waits_for_its_processes(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node("1x1")
+    pod = forgotten_while_it_runs(node)
     assert not podresources(), "kubelet has forgotten it"
     node.until_offered(REGIONS, [])
     assert node.afu(P0) == AFU
@@ -68,12 +74,7 @@ def test_a_leftover_tree_of_cgroups_does_not_hide_that_a_pod_lives(
     make_node: Callable[..., Node],
 ) -> None:
     node = make_node("1x1")
-    pod = node.pod("asks", container(env=request()))
-    pod.until_running()
-    node.freeze(pod)
-    pod.delete(grace=0)
-    pod.until_gone()
-    node.plugin.until_logged("scrub waits", region=P0)
+    pod = forgotten_while_it_runs(node)
     assert node.afu(P0) == AFU
     node.freeze(pod, thaw=True)
     node.until_offered(CARDS, [CARD])
@@ -140,6 +141,8 @@ def test_a_container_that_started_without_prestart_is_reported(
     node.kubelet.end()
     node.plugin.stop()
     node.kubelet.start()
+    # The plugin tells of none that began in the same second as kubelet: a status has whole ones.
+    node.kubelet.until_its_first_second_is_over()
     node.runtime.kill(first)
     second = pod.until_running(after=first)
     plugin = node.start_plugin()
