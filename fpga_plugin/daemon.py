@@ -25,7 +25,6 @@ from fpga_plugin.build import (
     open_trust,
 )
 from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.environment import EnvSource, LazyEnvSource
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
@@ -42,7 +41,7 @@ from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.listeners import Listeners
 from fpga_plugin.operator.survey import Operation, Parts, Survey
 from fpga_plugin.pods.cgroup import PodCgroups
-from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.process.confinement import confine
@@ -59,6 +58,7 @@ from fpga_plugin.regions.reports import Report
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
 from fpga_plugin.stock.allocatable import AllocatableCheck
+from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 from fpga_plugin.stock.reconcile import Reconciler
 from fpga_plugin.telemetry.kube_events import Events, Poster
@@ -73,20 +73,6 @@ FOLD_SECONDS = 600.0
 
 KEEP_SECONDS = 30.0
 """How often an idle plugin looks whether its journal is still there."""
-
-
-def _pod_env_source(
-    settings: Settings, podresources: PodResourcesClient | None, cgroups: PodCgroups
-) -> EnvSource:
-    """What tells containers' environments on a stock kubelet."""
-    from fpga_plugin.stock.environment import PodEnvSource  # only where kubelet sends none
-
-    return PodEnvSource(
-        pods_socket=settings.pods_socket,
-        kubeconfig=settings.kubeconfig,
-        podresources=podresources,
-        cgroups=cgroups,
-    )
 
 
 def _event_poster(settings: Settings) -> Poster:
@@ -221,15 +207,19 @@ class Daemon:
         )
         journal.set_boot_id(boot_id)
         workers = self._workers = CardWorkers(self._locks.set_programming)
-        podresources = (
-            None
+        pods = PodDirectory(
+            kubelet_dir=settings.kubelet_dir,
+            prefix=settings.resource_prefix,
+            podresources=None
             if settings.podresources_socket is None
-            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
+            else PodResourcesClient(settings.podresources_socket, settings.resource_prefix),
+            pods_socket=settings.pods_socket,
+            kubeconfig=settings.kubeconfig,
         )
         recorder = self._recorder = EventRecorder(
             Events(lambda: _event_poster(settings)) if settings.events else None,
             node_name=settings.node_name,
-            podresources=podresources,
+            pods=pods,
             refused=self.survey.refused,
         )
         library = await asyncio.to_thread(open_library, settings, boot_id)
@@ -268,45 +258,38 @@ class Daemon:
         )
         queue.start(Scrubber(operations, recovery, queue))
         self.card_actions = CardActions(operations, recovery, inventory, queue)
-        identities = Identities(kubelet_dir=settings.kubelet_dir, prefix=settings.resource_prefix)
-        owners = Owners(ledger=ledger, identities=identities, kubelet_dir=settings.kubelet_dir)
-        envs = LazyEnvSource(lambda: _pod_env_source(settings, podresources, operations.cgroups))
+        owners = Owners(ledger, pods)
+        envs = StockEnvironment(pods, cgroups=operations.cgroups)
         reconciler = Reconciler(
             ledger=ledger,
-            identities=identities,
+            pods=pods,
             owners=owners,
-            podresources=podresources,
-            kubelet_dir=settings.kubelet_dir,
             interval=settings.reconcile_interval,
             queue=queue,
             release=self._released,
             resend=self._resend,
-            ended=envs.ended,
             allocatable=AllocatableCheck(
                 sent=lambda: {} if self.kubelet is None else self.kubelet.sent(),
                 reregister=self._reregister,
             ),
             missed=MissedPreStarts(
                 ledger=ledger,
-                identities=identities,
+                pods=pods,
                 kubelet_dir=settings.kubelet_dir,
-                pod=envs.pod,
-                told=recorder.missed_prestart,
+                recorder=recorder,
             ),
         )
         prestarts = PreStarts(
             ledger=ledger,
             backend=hardware.backend,
             store=store,
-            identities=identities,
+            pods=pods,
             cgroups=operations.cgroups,
             envs=envs,
             preparer=Preparer(operations, recovery, self._reads),
             queue=queue,
             recorder=recorder,
-            permission=Permission(
-                self._policy, pods_socket=settings.pods_socket, podresources=podresources
-            ),
+            permission=Permission(self._policy, pods),
             reads=self._reads,
         )
         claims = self.claims = ClaimService(
@@ -339,10 +322,9 @@ class Daemon:
             blanks=blanks,
             backend=hardware.backend,
             reconciler=reconciler,
-            envs=envs,
+            pods=pods,
             library=library,
             recovery=recovery,
-            podresources=podresources,
         )
         self._operations.update(operator_actions(self.card_actions))
         await self.kubelet.start()

@@ -5,11 +5,12 @@ gRPC statuses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.ids import ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
+from fpga_plugin.pods.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +31,18 @@ class Caller:
     """Whose container a PreStart is for: found out on the way, and logged with the call's answer.
 
     Attributes:
-        pod: its uid.
-        namespace: of the pod.
-        name: of the pod.
-        container: where the pod's containers ask for different things.
+        identity: as far as it is known by now.
     """
 
-    pod: PodUid | None = None
-    namespace: str = ""
-    name: str = ""
-    container: str = ""
+    identity: Identity = field(default_factory=Identity)
 
     def known(self) -> Mapping[str, str]:
         """What is known by now, as values of a log line."""
         values = {
-            "pod": self.pod or "",
-            "namespace": self.namespace,
-            "name": self.name,
-            "container": self.container,
+            "pod": self.identity.pod or "",
+            "namespace": self.identity.namespace,
+            "name": "" if self.identity.name is None else self.identity.name.name,
+            "container": self.identity.container,
         }
         return {key: value for key, value in values.items() if value}
 

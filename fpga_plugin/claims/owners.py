@@ -10,7 +10,6 @@ that of a pod that ended, so an entry counts only in a file that was written aft
 """
 
 import asyncio
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -20,8 +19,8 @@ import structlog
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, Stamp, read_stamp
-from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.checkpoint import Checkpoint, Stamp
+from fpga_plugin.pods.directory import PodDirectory
 
 log = structlog.get_logger()
 
@@ -52,14 +51,12 @@ class Owners:
 
     Args:
         ledger: has the claims.
-        identities: reads kubelet's checkpoint.
-        kubelet_dir: where the checkpoint lies.
+        pods: reads kubelet's checkpoint.
     """
 
-    def __init__(self, *, ledger: Ledger, identities: Identities, kubelet_dir: str) -> None:
+    def __init__(self, ledger: Ledger, pods: PodDirectory) -> None:
         self._ledger = ledger
-        self._identities = identities
-        self._path = os.path.join(kubelet_dir, FILE_NAME)
+        self._pods = pods
         self._grants: dict[DeviceId, _Grant] = {}
         self._wake = asyncio.Event()
         self._at_once = False
@@ -68,7 +65,7 @@ class Owners:
     def allocated(self, devices: Iterable[DeviceId]) -> None:
         """Allocate is about to be answered: what the checkpoint says by now is about others."""
         try:
-            stamp, known = read_stamp(self._path), True  # one system call
+            stamp, known = self._pods.stamp(), True  # one system call
         except FpgaPluginError:
             stamp, known = None, False
         for device in devices:
@@ -115,7 +112,7 @@ class Owners:
                 continue
             if checkpoint.stamp == grant.stamp:
                 continue
-            holders = checkpoint.owners(device)
+            holders = checkpoint.holders(device)
             pods = {holder.pod_uid for holder in holders if holder.resource == claim.resource}
             if len(pods) == 1:
                 (pod,) = pods
@@ -145,7 +142,7 @@ class Owners:
         if not asked:
             return
         try:
-            self.learn(asked, await self._identities.checkpoint())
+            self.learn(asked, await self._pods.checkpoint())
         except FpgaPluginError as error:  # a journal that cannot be written, too
             self._report(error)
         else:

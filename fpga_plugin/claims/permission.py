@@ -1,25 +1,22 @@
 """May it? Asks the operator's policy about a PreStart, for the namespace of the pod.
 
 No call of kubelet's carries a namespace. On a stock kubelet it comes with the pod's spec, which was
-read to learn what the container asks for. On an extended one it is asked for here: kubelet's Pods
-API tells it by uid, PodResources by device. PodResources knows no uids, but a device is in the
-hands of one pod at a time, the call is that pod's, and the claim that was there before the question
-has to be there after it. A guess is never made: what cannot be told is not permitted, yet.
-
-A namespace is asked for once a pod, and only if some rule depends on it.
+read to learn what the container asks for. On an extended one the directory of pods is asked for it,
+only if some rule depends on it. PodResources knows no uids, but a device is in the hands of one pod
+at a time, the call is that pod's, and the claim that was there before the question has to be there
+after it. A guess is never made: what cannot be told is not permitted, yet.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import structlog
 
 from fpga_plugin.errors import NoSourceError, NotPermittedError
-from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.policy.rules import Ask, Policy, parse_device_resource
 
@@ -28,36 +25,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-KEPT_PODS: Final = 512
-"""Pods whose namespace is remembered; kubelet runs 110 unless told otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    namespace: str
-    pod: str
-
 
 class Permission:
     """Belongs to the event loop.
 
     Args:
         policy: None: everything is permitted, and nothing is asked.
-        pods_socket: of kubelet's Pods API; None: it is not asked.
-        podresources: tells names of pods by device; None: it is not asked.
+        pods: tells names of pods.
     """
 
-    def __init__(
-        self,
-        policy: "PolicyFile | None",
-        *,
-        pods_socket: str | None = None,
-        podresources: PodResourcesClient | None = None,
-    ) -> None:
+    def __init__(self, policy: "PolicyFile | None", pods: PodDirectory) -> None:
         self._file = policy
-        self._pods_socket = pods_socket
-        self._podresources = podresources
-        self._names: OrderedDict[PodUid, _Name] = OrderedDict()
+        self._pods = pods
 
     @property
     def policy(self) -> Policy | None:
@@ -89,8 +68,16 @@ class Permission:
             return identity
         policy = await self._file.current()
         if policy.needs_namespace and not identity.namespace:
-            name = await self._name(identity, devices, same)
-            identity = replace(identity, namespace=name.namespace, name=name.pod)
+            try:
+                name = await self._pods.name(identity, devices, same)
+            except NoSourceError as error:
+                raise NoSourceError(
+                    f"{', '.join(devices[:3])}: the policy depends on the pod's namespace, and"
+                    f" nothing tells it: {error.message}",
+                    hint="mount the socket of kubelet's Pods API or of PodResources"
+                    " (FPGA_PLUGIN_PODS_SOCKET, FPGA_PLUGIN_PODRESOURCES_SOCKET)",
+                ) from error
+            identity = replace(identity, name=name)
             policy = self._file.policy  # it may have changed while others were asked
         self._judge(policy, identity, resource, devices, requests)
         return identity
@@ -128,59 +115,6 @@ class Permission:
                 f"{', '.join(devices[:3])}: {who} {may} have {ask}: {why}",
                 hint="ask the cluster's operator, or delete the pod",
             )
-
-    async def _name(
-        self, identity: Identity, devices: Sequence[DeviceId], same: Callable[[], None]
-    ) -> _Name:
-        if identity.pod is not None and (known := self._names.get(identity.pod)) is not None:
-            self._names.move_to_end(identity.pod)
-            return known
-        name = await self._ask(identity, devices)
-        same()  # else it may be the name of another pod that has the devices by now
-        if identity.pod is not None:
-            self._names[identity.pod] = name
-            if len(self._names) > KEPT_PODS:
-                self._names.popitem(last=False)
-        return name
-
-    async def _ask(self, identity: Identity, devices: Sequence[DeviceId]) -> _Name:
-        """Ask kubelet whose devices these are.
-
-        Raises:
-            NoSourceError: it does not tell.
-        """
-        problems = []
-        if self._pods_socket is not None and identity.pod is not None:
-            from fpga_plugin.pods.podsapi import PodsApi  # core/v1 messages: only where needed
-
-            try:
-                pod = await PodsApi(self._pods_socket).get(identity.pod)
-            except NoSourceError as error:
-                problems.append(error.message)
-            else:
-                return _Name(pod.namespace, pod.name)
-        if self._podresources is None:
-            problems.append("kubelet's PodResources API is switched off")
-        else:
-            wanted = frozenset[str](devices) | identity.held
-            try:
-                held = await self._podresources.list_devices()
-            except NoSourceError as error:
-                problems.append(error.message)
-            else:
-                found = {_Name(one.namespace, one.pod) for one in held if one.devices & wanted}
-                if len(found) == 1:
-                    return found.pop()
-                problems.append(
-                    f"kubelet's PodResources API shows {'several pods' if found else 'no pod'}"
-                    " with the devices"
-                )
-        raise NoSourceError(
-            f"{', '.join(devices[:3])}: the policy depends on the pod's namespace, and nothing"
-            f" tells it: {'; '.join(problems)}",
-            hint="mount the socket of kubelet's Pods API or of PodResources"
-            " (FPGA_PLUGIN_PODS_SOCKET, FPGA_PLUGIN_PODRESOURCES_SOCKET)",
-        )
 
 
 def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, ...]:

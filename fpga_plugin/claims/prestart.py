@@ -9,7 +9,7 @@ ids are read once more, and from then to the hand-over nothing is waited for.
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -39,7 +39,8 @@ from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, Ledger, card_of
 from fpga_plugin.ledger.records import Claim, RegionRecord
 from fpga_plugin.pods.cgroup import PodCgroups
-from fpga_plugin.pods.identity import Identities, Identity
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
 from fpga_plugin.regions.prepare import Plan, Preparer, Want
@@ -107,7 +108,7 @@ class PreStarts:
         ledger: Ledger,
         backend: Backend,
         store: StoreReader,
-        identities: Identities,
+        pods: PodDirectory,
         cgroups: PodCgroups,
         envs: EnvSource,
         preparer: Preparer,
@@ -119,7 +120,7 @@ class PreStarts:
         self._ledger = ledger
         self._backend = backend
         self._store = store
-        self._identities = identities
+        self._pods = pods
         self._cgroups = cgroups
         self._envs = envs
         self._preparer = preparer
@@ -189,8 +190,7 @@ class PreStarts:
             raise
         finally:
             if caller is not None:
-                caller.pod, caller.container = identity.pod, identity.container
-                caller.namespace, caller.name = identity.namespace, identity.name
+                caller.identity = identity
         self._envs.started(identity, devices)
 
     def _hand_over(
@@ -292,7 +292,7 @@ class PreStarts:
 
         `begun`: the claims when the call came.
         """
-        identity = await self._identities.identify(resource, devices)
+        identity = await self._pods.identify(resource, devices)
         self._check_same(begun)
         missing = [device for device in devices if device not in self._ledger.claims]
         if missing:
@@ -371,10 +371,7 @@ class PreStarts:
                 f"{', '.join(devices)} changed hands while the pod's spec was read",
                 hint="kubelet's next try begins anew, if the pod is still there",
             )
-        identity = replace(
-            identity, container=asked.container, namespace=asked.namespace, name=asked.name
-        )
-        return identity, asked.env
+        return asked
 
     async def _wants(
         self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]

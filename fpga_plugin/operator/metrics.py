@@ -160,7 +160,7 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
         "pod_source_answers",
         "Requests of containers that were read from elsewhere than the call, by source.",
         ["source"],
-        (((source,), number) for source, number in sorted(parts.envs.answers.items())),
+        (((source,), number) for source, number in sorted(parts.pods.answers.items())),
     )
 
 

@@ -1,8 +1,7 @@
 """Why pods did not get what they asked for: the last refusal of each, in bounded memory.
 
-A pod that kubelet tries again and again is one line with a count. What can be said of a pod is
-said by its uid, and by its name where somebody told it; refusals of pods that are not known are
-kept by their devices.
+A pod that kubelet tries again and again is one line with a count. Refusals of pods that are not
+known are kept by their devices.
 """
 
 import time
@@ -11,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.pods.names import PodName
 
 MAX_REFUSALS = 64
 """Pods whose last refusal is remembered; beyond that the oldest is forgotten."""
-
-MAX_NAMES = 1024
-"""Pods whose name is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,7 @@ class Refusal:
         status: gRPC status.
         message: what kubelet was told, so what the pod's Events say.
         pod: None where kubelet's records did not tell.
+        name: what the pod is called; None where that was not known.
     """
 
     at: float
@@ -42,14 +40,7 @@ class Refusal:
     status: str
     message: str
     pod: PodUid | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PodName:
-    """What a pod is called; both may be empty."""
-
-    namespace: str = ""
-    name: str = ""
+    name: PodName | None = None
 
 
 class Refusals:
@@ -58,7 +49,6 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._last: OrderedDict[object, Refusal] = OrderedDict()
-        self._names: OrderedDict[PodUid, PodName] = OrderedDict()
 
     def refused(
         self,
@@ -68,6 +58,7 @@ class Refusals:
         *,
         status: str,
         message: str,
+        name: PodName | None = None,
     ) -> None:
         """A call was refused."""
         key: object = tuple(devices) if pod is None else pod
@@ -82,20 +73,10 @@ class Refusals:
             status=status,
             message=message,
             pod=pod,
+            name=name,
         )
         while len(self._last) > MAX_REFUSALS:
             self._last.popitem(last=False)
-
-    def named(self, pod: PodUid, namespace: str, name: str) -> None:
-        """Somebody told what a pod is called."""
-        self._names.pop(pod, None)
-        self._names[pod] = PodName(namespace, name)
-        while len(self._names) > MAX_NAMES:
-            self._names.popitem(last=False)
-
-    def name(self, pod: PodUid | None) -> PodName:
-        """What a pod is called, as far as it is known."""
-        return PodName() if pod is None else self._names.get(pod, PodName())
 
     def latest(self) -> list[Refusal]:
         """The last refusal of each pod, newest first."""

@@ -9,7 +9,6 @@ from grpclib.const import Status
 
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
@@ -19,8 +18,8 @@ from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.operator.counters import Counters
 from fpga_plugin.operator.refusals import Refusals
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.process.sandbox import Measure
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.inventory import Inventory
@@ -49,10 +48,9 @@ class Parts:
     blanks: Blanks
     backend: Backend
     reconciler: Reconciler
-    envs: EnvSource
+    pods: PodDirectory
     library: Library
     recovery: Recovery
-    podresources: PodResourcesClient | None
 
 
 @dataclass(slots=True)
@@ -104,14 +102,13 @@ class Survey:
         self.counters.refused(error)
         if isinstance(error, NotFinishedError):
             return
-        if identity.pod is not None and identity.name:
-            self.refusals.named(identity.pod, identity.namespace, identity.name)
         self.refusals.refused(
             "PreStartContainer",
             identity.pod,
             devices[:MAX_DEVICES],
             status=error.status.name,
             message=str(error),
+            name=identity.name,
         )
 
     async def readings(self) -> Mapping[CardId, Readings]:

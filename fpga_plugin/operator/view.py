@@ -25,9 +25,14 @@ from fpga_plugin.operator.schema import (
     StatusView,
 )
 from fpga_plugin.operator.survey import Parts, Survey
+from fpga_plugin.pods.names import PodName
 
 NAMES_SECONDS = 1.0
 """How long kubelet may take to tell pods' names; without them there are uids."""
+
+
+UNKNOWN = PodName("", "")
+"""What a pod is called whose name nobody told."""
 
 
 async def view(survey: Survey) -> StatusView:
@@ -35,7 +40,7 @@ async def view(survey: Survey) -> StatusView:
     parts = survey.parts
     readings = await survey.readings()
     if parts is not None:
-        await _learn_names(survey, parts)
+        await _learn_names(parts)
     reasons = not_ready(survey)
     return {
         "version": __version__,
@@ -49,32 +54,33 @@ async def view(survey: Survey) -> StatusView:
             {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
         ],
         "resources": [] if parts is None else _resources(parts),
-        "cards": [] if parts is None else _cards(survey, parts, readings),
+        "cards": [] if parts is None else _cards(parts, readings),
         "problems": [] if parts is None else _problems(parts),
         "refusals": _refusals(survey),
     }
 
 
-async def _learn_names(survey: Survey, parts: Parts) -> None:
+async def _learn_names(parts: Parts) -> None:
     """Ask kubelet what the owners are called, unless all of them are known."""
-    claims = parts.ledger.claims
+    ledger, pods = parts.ledger, parts.pods
     unknown = {
-        claim.pod
-        for claim in claims.values()
-        if claim.pod is not None and not survey.refusals.name(claim.pod).name
+        device: (claim.pod, claim.generation)
+        for device, claim in ledger.claims.items()
+        if claim.pod is not None and pods.known(claim.pod) is None
     }
-    if not unknown or parts.podresources is None:
+    if not unknown:
         return
     try:
         async with asyncio.timeout(NAMES_SECONDS):
-            listed = await parts.podresources.list_devices()
+            holders = await pods.holders()
     except (FpgaPluginError, TimeoutError):
         return
-    for one in listed:
-        for device in one.devices:
-            claim = claims.get(DeviceId(device))
-            if claim is not None and claim.pod in unknown and claim.pod is not None:
-                survey.refusals.named(claim.pod, one.namespace, one.pod)
+    for device, (pod, generation) in unknown.items():
+        claim, names = ledger.claims.get(device), holders.get(device, ())
+        # Of another generation it may be the name of another pod, which has the device by now.
+        same = claim is not None and (claim.pod, claim.generation) == (pod, generation)
+        if same and len(names) == 1:
+            pods.learn(pod, *names)
 
 
 def _resources(parts: Parts) -> list[ResourceView]:
@@ -94,7 +100,7 @@ def _resources(parts: Parts) -> list[ResourceView]:
     return views
 
 
-def _cards(survey: Survey, parts: Parts, readings: Mapping[CardId, Readings]) -> list[CardView]:
+def _cards(parts: Parts, readings: Mapping[CardId, Readings]) -> list[CardView]:
     ledger = parts.ledger
     health = {
         device.id: device.healthy
@@ -103,13 +109,12 @@ def _cards(survey: Survey, parts: Parts, readings: Mapping[CardId, Readings]) ->
     }
     gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
     return [
-        _card(survey, parts, card_id, health, readings.get(card_id, Readings()))
+        _card(parts, card_id, health, readings.get(card_id, Readings()))
         for card_id in sorted(ledger.cards.keys() | gone)
     ]
 
 
 def _card(
-    survey: Survey,
     parts: Parts,
     card_id: CardId,
     health: Mapping[DeviceId, bool],
@@ -128,9 +133,7 @@ def _card(
         "note": _note(parts, card_id, card),
         "temperatures": dict(readings.temperatures),
         "power": dict(readings.power),
-        "regions": [
-            _region(survey, parts, region, health) for region in _present(parts, card_id, card)
-        ],
+        "regions": [_region(parts, region, health) for region in _present(parts, card_id, card)],
     }
 
 
@@ -177,9 +180,7 @@ def _memory_waits_for(parts: Parts, card_id: CardId) -> str:
     return ""
 
 
-def _region(
-    survey: Survey, parts: Parts, region: Region, health: Mapping[DeviceId, bool]
-) -> RegionView:
+def _region(parts: Parts, region: Region, health: Mapping[DeviceId, bool]) -> RegionView:
     ledger = parts.ledger
     record = ledger.record(region.id)
     claim = ledger.region_claim(region.id)
@@ -192,12 +193,12 @@ def _region(
         "reason": ledger.trouble(region.id) or record.reason,
         "afu_id": record.afu_id or "",
         "healthy": health.get(device, False),
-        "owner": None if claim is None else _owner(survey, claim),
+        "owner": None if claim is None else _owner(parts, claim),
     }
 
 
-def _owner(survey: Survey, claim: Claim) -> OwnerView:
-    name = survey.refusals.name(claim.pod)
+def _owner(parts: Parts, claim: Claim) -> OwnerView:
+    name = parts.pods.known(claim.pod) or UNKNOWN
     return {
         "device": claim.device,
         "resource": claim.resource,
@@ -219,7 +220,8 @@ def _problems(parts: Parts) -> list[ProblemView]:
 def _refusals(survey: Survey) -> list[RefusalView]:
     views: list[RefusalView] = []
     for one in survey.refusals.latest():
-        name = survey.refusals.name(one.pod)
+        known = None if survey.parts is None else survey.parts.pods.known(one.pod)
+        name = one.name or known or UNKNOWN
         views.append(
             {
                 "at": one.at,

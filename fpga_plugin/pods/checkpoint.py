@@ -9,15 +9,15 @@ not fully understand.
 From pkg/kubelet/cm/devicemanager/checkpoint: kubelet replaces the file by rename, after each
 admission that allocated something and after each device list that a plugin sends. Entries of dead
 pods may stay in it, but never for a device that has been allocated again. `DeviceIDs` is a map from
-NUMA node to ids (1.20 and later). The checksum covers Go's rendering of Go structs and cannot be
-verified here; the rename makes it unnecessary against torn writes.
+NUMA node to ids. The checksum covers Go's rendering of Go structs and cannot be verified here; the
+rename makes it unnecessary against torn writes.
 """
 
 import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -41,14 +41,6 @@ class CheckpointUnreadableError(NoSourceError):
     """The checkpoint is there, or should be, and cannot be understood: it says nothing."""
 
 
-class Holder(NamedTuple):
-    """A container that holds a device, as part of a resource."""
-
-    pod_uid: PodUid
-    container: str
-    resource: ResourceName
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
     """Devices of one resource that one container holds.
@@ -68,11 +60,6 @@ class CheckpointEntry:
     devices: frozenset[str]
     response: str = field(default="", repr=False)
 
-    @property
-    def holder(self) -> Holder:
-        """Who holds the devices."""
-        return Holder(self.pod_uid, self.container, self.resource)
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -90,9 +77,9 @@ class Checkpoint:
     stamp: Stamp | None = None
     boot_id: str = ""
 
-    def owners(self, device: str) -> frozenset[Holder]:
+    def holders(self, device: str) -> tuple[CheckpointEntry, ...]:
         """Every container that holds `device`; several of one pod where init containers do."""
-        return frozenset(entry.holder for entry in self.entries if device in entry.devices)
+        return tuple(entry for entry in self.entries if device in entry.devices)
 
 
 class _Entry(msgspec.Struct):

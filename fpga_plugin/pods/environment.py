@@ -14,12 +14,17 @@ may hide some, is refused rather than handed a blank region in silence.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fpga_plugin.errors import InvalidRequestError, quote
 from fpga_plugin.pods.pod import Container, Pod, Variable
-from fpga_plugin.pods.requests import REQUEST_PREFIXES, is_request_variable
+from fpga_plugin.pods.requests import (
+    REQUEST_PREFIXES,
+    FpgaRequest,
+    is_request_variable,
+    parse_requests,
+)
 
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 
@@ -49,6 +54,29 @@ class RequestVariables:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerRequests:
+    """What one container asks for, or why that cannot be served.
+
+    Attributes:
+        name: of the container.
+        passes_on: a plain init container: others may have its devices after it.
+        env: its FPGA_* request variables.
+        requests: what they ask for.
+        wrong: message and hint of the error that its variables are; None: there is none.
+    """
+
+    name: str
+    passes_on: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    requests: tuple[FpgaRequest, ...] = ()
+    wrong: tuple[str, str] | None = None
+
+    def same(self, other: "ContainerRequests") -> bool:
+        """Whether it makes no difference which of the two starts."""
+        return (self.requests, self.wrong) == (other.requests, other.wrong)
+
+
+@dataclass(frozen=True, slots=True)
 class _Value:
     """A variable's value.
 
@@ -61,6 +89,28 @@ class _Value:
     text: str = ""
     unknown: str = ""
     volatile: bool = False
+
+
+def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
+    """What each container of a pod asks for, in the order of their starts.
+
+    And whether that lasts as long as the pod: not where a label or annotation is in it, which may
+    change, nor in a static pod, whose whole spec may.
+    """
+    found = []
+    lasting = not pod.static
+    for container in (*pod.init, *pod.containers):
+        passes_on = container in pod.init and not container.restartable
+        asks = ContainerRequests(container.name, passes_on)
+        try:
+            variables = request_variables(pod, container)
+            lasting = lasting and not variables.volatile
+            requests = parse_requests(variables.env)
+        except InvalidRequestError as error:
+            found.append(replace(asks, wrong=(error.message, error.hint)))
+        else:
+            found.append(replace(asks, env=variables.env, requests=requests))
+    return tuple(found), lasting
 
 
 def request_variables(pod: Pod, container: Container) -> RequestVariables:

@@ -6,6 +6,7 @@ entry, because a missing entry means "released" to others.
 """
 
 import re
+from typing import NamedTuple
 
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import PodUid, ResourceName
@@ -14,6 +15,16 @@ _UID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _RESOURCE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _FPGAS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}", re.ASCII)
+
+
+class PodName(NamedTuple):
+    """What a pod is called."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 def parse_pod_uid(text: str) -> PodUid:

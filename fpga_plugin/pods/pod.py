@@ -12,7 +12,7 @@ from typing import Final
 
 from fpga_plugin.errors import NoSourceError, quote
 from fpga_plugin.ids import PodUid
-from fpga_plugin.pods.names import parse_name, parse_pod_uid
+from fpga_plugin.pods.names import PodName, parse_name, parse_pod_uid
 
 SANDBOX_CONDITION: Final = "PodReadyToStartContainers"
 """False while kubelet is about to make a sandbox; on by default since Kubernetes 1.29."""
@@ -144,6 +144,11 @@ class Pod:
     ended: bool = False
     sandbox: bool | None = None
     static: bool = False
+
+    @property
+    def full_name(self) -> PodName:
+        """With the namespace."""
+        return PodName(self.namespace, self.name)
 
     def state(self, container: str) -> State:
         """What kubelet says of a container; it waits where kubelet says nothing."""

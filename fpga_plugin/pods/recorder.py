@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from grpclib.const import Status
 
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
-from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.pods.names import PodName
 from fpga_plugin.telemetry.kube_events import Event, Events, Subject
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class EventRecorder:
     Args:
         events: where it goes; None: nowhere.
         node_name: the node's name; without it there is no news about the node.
-        podresources: tells names of pods; None: kubelet cannot be asked.
+        pods: tells names of pods.
         refused: is told of every PreStart that is not answered with OK.
     """
 
@@ -41,13 +42,13 @@ class EventRecorder:
         events: Events | None,
         *,
         node_name: str | None,
-        podresources: PodResourcesClient | None,
+        pods: PodDirectory,
         refused: Callable[[Identity, Sequence[DeviceId], FpgaPluginError], None] | None = None,
     ) -> None:
         self._told = refused
         self._events = events
         self._node = None if node_name is None else Subject("Node", node_name, "", node_name)
-        self._podresources = podresources
+        self._pods = pods
         self._lookups: set[asyncio.Task[None]] = set()
 
     def refused(
@@ -58,39 +59,30 @@ class EventRecorder:
             self._told(identity, devices, error)
         if self._events is None or isinstance(error, NotFinishedError) or identity.pod is None:
             return
-        if identity.name:
-            self._about_pod(identity, identity.namespace, identity.name, error)
-        elif self._podresources is not None and len(self._lookups) < MAX_LOOKUPS:
-            task = asyncio.create_task(self._look_up(self._podresources, identity, devices, error))
+        name = identity.name or self._pods.known(identity.pod)
+        if name is not None:
+            self._about_pod(identity.pod, name, error)
+        elif len(self._lookups) < MAX_LOOKUPS:
+            task = asyncio.create_task(self._look_up(identity.pod, devices, error))
             self._lookups.add(task)
             task.add_done_callback(self._lookups.discard)
 
     async def _look_up(
-        self,
-        podresources: PodResourcesClient,
-        identity: Identity,
-        devices: Sequence[DeviceId],
-        error: FpgaPluginError,
+        self, pod: PodUid, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
         """Find the name by the devices; where kubelet does not tell, the log has to do."""
         try:
-            held = await podresources.list_devices()
+            name = await self._pods.holder(devices)
         except FpgaPluginError:
             return
-        wanted = frozenset[str](devices)
-        names = {(one.namespace, one.pod) for one in held if wanted & one.devices}
-        if len(names) == 1:
-            ((namespace, name),) = names
-            self._about_pod(identity, namespace, name, error)
+        self._about_pod(pod, name, error)
 
-    def _about_pod(
-        self, identity: Identity, namespace: str, name: str, error: FpgaPluginError
-    ) -> None:
+    def _about_pod(self, pod: PodUid, name: PodName, error: FpgaPluginError) -> None:
         assert self._events is not None, "asked for before"
         failed = error.status in _FAILURES
         self._events.record(
             Event(
-                Subject("Pod", name, namespace, identity.pod or ""),
+                Subject("Pod", name.name, name.namespace, pod),
                 "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused",
                 "Programming",
                 str(error),

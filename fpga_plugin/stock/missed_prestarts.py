@@ -17,7 +17,6 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -27,7 +26,8 @@ from fpga_plugin.ids import DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import CLEAN, Condition
 from fpga_plugin.pods.checkpoint import CheckpointEntry
-from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.recorder import EventRecorder
 
 if TYPE_CHECKING:
     from fpga_plugin.pods.pod import Pod  # only where a pod was told
@@ -47,11 +47,9 @@ class MissedPreStarts:
 
     Args:
         ledger: knows the claims.
-        identities: reads kubelet's checkpoint.
+        pods: tells who holds what, and pods as they are now.
         kubelet_dir: where kubelet's socket is.
-        pod: tells a pod as it is now; raises NoSourceError.
-        told: is told of each that was found: pod, container, devices, and those of them on which
-            something of an earlier pod was left.
+        recorder: is told of each that was found.
         looks: see `LOOKS`.
     """
 
@@ -59,17 +57,15 @@ class MissedPreStarts:
         self,
         *,
         ledger: Ledger,
-        identities: Identities,
+        pods: PodDirectory,
         kubelet_dir: str,
-        pod: Callable[[PodUid, frozenset[str]], Awaitable["Pod"]],
-        told: Callable[["Pod", str, frozenset[str], frozenset[str]], None],
+        recorder: EventRecorder,
         looks: tuple[float, ...] = LOOKS,
     ) -> None:
         self._ledger = ledger
-        self._identities = identities
+        self._pods = pods
         self._socket = os.path.join(kubelet_dir, SOCKET)
-        self._pod = pod
-        self._told = told
+        self._recorder = recorder
         self._looks = looks
         self._opened: dict[ResourceName, float] = {}
         self._before: dict[DeviceId, int] = {}
@@ -137,7 +133,7 @@ class MissedPreStarts:
     async def _look(self, birth: float) -> NoSourceError | None:
         """Look once; returns the first reason why some pod could not be told."""
         try:
-            checkpoint = await self._identities.checkpoint()
+            checkpoint = await self._pods.checkpoint()
         except NoSourceError as error:
             return error
         held: dict[PodUid, list[CheckpointEntry]] = defaultdict(list)
@@ -148,7 +144,7 @@ class MissedPreStarts:
         for uid, entries in held.items():
             devices = frozenset[str]().union(*(entry.devices for entry in entries))
             try:
-                pod = await self._pod(uid, devices)
+                pod = await self._pods.pod(uid, devices)
             except NoSourceError as error:
                 problem = problem or error
             else:
@@ -187,4 +183,4 @@ class MissedPreStarts:
                 else "kubelet restarted and did not ask; its region was neither scrubbed nor"
                 " programmed anew: restart the container if that matters",
             )
-            self._told(pod, entry.container, entry.devices, unscrubbed)
+            self._recorder.missed_prestart(pod, entry.container, entry.devices, unscrubbed)

@@ -13,9 +13,8 @@ tried again: they must not end the daemon.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -25,8 +24,9 @@ from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, read_stamp
-from fpga_plugin.pods.identity import Identities, granted_nodes
+from fpga_plugin.pods.checkpoint import Checkpoint
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.identity import granted_nodes
 from fpga_plugin.pods.podresources import PodList, PodResourcesClient
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.stock.allocatable import AllocatableCheck
@@ -58,16 +58,14 @@ class Reconciler:
     """Belongs to the event loop.
 
     Args:
-        owners: learns whose claims these are from each life's first answer.
-        podresources: None where FPGA_PLUGIN_PODRESOURCES_SOCKET switches it off: then an open
+        pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
+        owners: learns whose claims these are from each life's first answer.
         interval: seconds between two Lists.
         queue: is in step with kubelet once its records were read, until another kubelet begins.
         release: ends the claim of a device.
         resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
-        ended: whether a pod is gone or has ended, by a source that tells pods; raises NoSourceError
-            where none can say. None: nobody can.
-        standing: compares what kubelet knows with what it was sent; None: nobody does.
+        allocatable: compares what kubelet knows with what it was sent; None: nobody does.
         missed: looks for containers that started without PreStart; None: nobody does.
     """
 
@@ -75,28 +73,23 @@ class Reconciler:
         self,
         *,
         ledger: Ledger,
-        identities: Identities,
+        pods: PodDirectory,
         owners: Owners,
-        podresources: PodResourcesClient | None,
-        kubelet_dir: str,
         interval: float,
         queue: CardQueue,
         release: Callable[[ResourceName, DeviceId], None],
         resend: Callable[[], None],
-        ended: Callable[[PodUid], Awaitable[bool]] | None = None,
         allocatable: AllocatableCheck | None = None,
         missed: MissedPreStarts | None = None,
     ) -> None:
         self._ledger = ledger
-        self._identities = identities
+        self._pods = pods
         self._owners = owners
-        self._podresources = podresources
-        self._checkpoint_path = os.path.join(kubelet_dir, FILE_NAME)
+        self._podresources = pods.podresources
         self._interval = interval
         self._queue = queue
         self._release = release
         self._resend = resend
-        self._ended = ended
         self._allocatable = allocatable
         self._missed = missed
         self._answered = False
@@ -218,7 +211,7 @@ class Reconciler:
             if self._podresources is not None:
                 await self._podresources.snapshot()
             unknown = self._owners.unknown()
-            checkpoint = await self._identities.checkpoint()
+            checkpoint = await self._pods.checkpoint()
             if epoch != self._ledger.epoch:
                 return False
             self._owners.learn(unknown, checkpoint)
@@ -331,7 +324,7 @@ class Reconciler:
             if checkpoint is not None:
                 self._waiting = None
                 self._learn_owners(checkpoint)
-                if self._release_all([d for d in ended if not checkpoint.owners(d)]):
+                if self._release_all([d for d in ended if not checkpoint.holders(d)]):
                     self._said = ""
         except NoSourceError as error:
             await self._settle_without(ended, error)
@@ -342,10 +335,10 @@ class Reconciler:
         Raises:
             NoSourceError: it cannot be read.
         """
-        stamp = await asyncio.to_thread(read_stamp, self._checkpoint_path)
+        stamp = await asyncio.to_thread(self._pods.stamp)
         self._resend()
         if await self._rewritten(stamp):
-            return await self._identities.checkpoint()
+            return await self._pods.checkpoint()
         if ended != self._waiting:
             log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
         self._said, self._waiting = "", ended  # it can be read
@@ -357,10 +350,10 @@ class Reconciler:
         told: dict[PodUid, bool] = {}
         problem = unreadable
         for pod in dict.fromkeys(claim.pod for claim in claims):
-            if pod is None or self._ended is None:
+            if pod is None:
                 continue
             try:
-                told[pod] = await self._ended(pod)
+                told[pod] = await self._pods.ended(pod)
             except NoSourceError as error:
                 problem = NoSourceError(f"{unreadable.message}; {error.message}")
             if not self._answered:
@@ -408,7 +401,7 @@ class Reconciler:
         deadline = loop.time() + REWRITE_WAIT
         now: object = stamp
         while loop.time() < deadline:
-            now = await asyncio.to_thread(read_stamp, self._checkpoint_path)
+            now = await asyncio.to_thread(self._pods.stamp)
             if now is not None and now != stamp:
                 return True
             await asyncio.sleep(REWRITE_POLL)

@@ -18,12 +18,13 @@ Where it is not known whether the pod keeps its sandbox (`Pod.sandbox` is None),
 proves anything: in a new one the first holder starts, whatever the status still quotes.
 
 A status that lags shows less than what happened. So a container that still runs, or has not run
-since, proves nothing, and what a lagging status proves has to hold for a while (stock/environment).
+since, proves nothing, and what a lagging status proves has to hold for a while (`next_container`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fpga_plugin.pods.environment import ContainerRequests
 from fpga_plugin.pods.pod import Phase, Pod, Run, State
 
 
@@ -44,36 +45,13 @@ class Start:
     before: Run | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A container that holds the devices.
-
-    Attributes:
-        name: unique in the pod.
-        passes_on: a plain init container: others may have its devices after it.
-    """
-
-    name: str
-    passes_on: bool
-
-
-def candidates(pod: Pod, names: Iterable[str]) -> tuple[Candidate, ...]:
-    """The named containers of a pod in the order in which they start."""
-    wanted = frozenset(names)
-    return tuple(
-        Candidate(container.name, container in pod.init and not container.restartable)
-        for container in (*pod.init, *pod.containers)
-        if container.name in wanted
-    )
-
-
-def first(holders: Sequence[Candidate]) -> str | None:
+def first(holders: Sequence[ContainerRequests]) -> str | None:
     """Proof 1: the first holder, if kubelet's rule of one after the other holds for them."""
     in_turn = all(holder.passes_on for holder in holders[:-1])
     return holders[0].name if holders and in_turn else None
 
 
-def refused(pod: Pod, holders: Sequence[Candidate], words: Sequence[str]) -> str | None:
+def refused(pod: Pod, holders: Sequence[ContainerRequests], words: Sequence[str]) -> str | None:
     """Proof 2: the holder that waits because of a refusal in these words.
 
     Args:
@@ -94,7 +72,7 @@ def refused(pod: Pod, holders: Sequence[Candidate], words: Sequence[str]) -> str
     return None
 
 
-def follows(pod: Pod, holders: Sequence[Candidate], last: Start) -> str | None:
+def follows(pod: Pod, holders: Sequence[ContainerRequests], last: Start) -> str | None:
     """Proof 3: who comes after the run that the last successful PreStart began.
 
     Args:

@@ -23,6 +23,7 @@ from fpga_plugin.operator.routes import Routes
 from fpga_plugin.operator.survey import Survey
 from fpga_plugin.operator.table import table
 from fpga_plugin.operator.view import StatusView, view
+from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.actions import CardActions
 
 _CARD = CardId("0000-10-00.0")
@@ -132,9 +133,13 @@ def _status_of(texts: list[str]) -> StatusView:
     message, namespace, name, method = (texts + [""] * 4)[:4]
     uid = PodUid("u")
     survey.refusals.refused(
-        method, uid, (DeviceId(_CARD),), status="INVALID_ARGUMENT", message=message
+        method,
+        uid,
+        (DeviceId(_CARD),),
+        status="INVALID_ARGUMENT",
+        message=message,
+        name=PodName(namespace, name),
     )
-    survey.refusals.named(uid, namespace, name)
     return asyncio.run(view(survey))
 
 

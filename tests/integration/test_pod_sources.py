@@ -34,18 +34,19 @@ from pods_support import (
     serving,
 )
 
-from fpga_plugin.claims.environment import LazyEnvSource
 from fpga_plugin.demo.pod import Pod
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.pods import directory as pod_directory
 from fpga_plugin.pods.apiserver import ApiServer
 from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podsapi import PodsApi
-from fpga_plugin.stock import environment as stock
-from fpga_plugin.stock.environment import PodEnvSource
+from fpga_plugin.stock import next_container
+from fpga_plugin.stock.environment import StockEnvironment
 
 OTHER_UID = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
 MIRROR = {"kubernetes.io/config.mirror": UID}
@@ -153,18 +154,22 @@ def list_socket(tmp_path):
     return tmp_path / "list.sock"
 
 
-def from_kubelet(socket) -> PodEnvSource:
-    return PodEnvSource(pods_socket=str(socket), kubeconfig="/nowhere", podresources=None)
+def directory(**sources) -> PodDirectory:
+    return PodDirectory(kubelet_dir="/nowhere", prefix=PREFIX, **sources)
 
 
-def from_api_server(kubeconfig, list_socket, *, settle=0.01, cgroups=None) -> PodEnvSource:
-    return PodEnvSource(
-        pods_socket=None,
-        kubeconfig=kubeconfig,
-        podresources=PodResourcesClient(str(list_socket), PREFIX),
-        cgroups=cgroups,
-        settle=settle,
-    )
+def from_kubelet(socket) -> StockEnvironment:
+    return StockEnvironment(directory(pods_socket=str(socket), kubeconfig="/nowhere"))
+
+
+def from_api_server(kubeconfig, list_socket, *, settle=0.01, cgroups=None) -> StockEnvironment:
+    listed = PodResourcesClient(str(list_socket), PREFIX)
+    pods = directory(kubeconfig=kubeconfig, podresources=listed)
+    return StockEnvironment(pods, cgroups=cgroups, settle=settle)
+
+
+async def env_of(source, who, *, fresh) -> Mapping[str, str]:
+    return (await source.ask(who, DEVICES, fresh=fresh))[1]
 
 
 async def unanswered(source, who, *, fresh=False) -> str:
@@ -183,16 +188,16 @@ def test_kubelet_tells_what_a_container_asks_for(socket):
         server = PodsServer(FakePod(app={"app": {"SECRET": "s"} | APP_ENV, "other": INIT_ENV}))
         async with serving(server, socket):
             source = from_kubelet(socket)
-            asked = await source.ask(identity(), DEVICES, fresh=True)
-            assert (asked.env, asked.container) == (APP_ENV, "")
-            assert (asked.namespace, asked.name) == ("tenant", "compress")
+            who, env = await source.ask(identity(), DEVICES, fresh=True)
+            assert (env, who.container) == (APP_ENV, "")
+            assert who.name == ("tenant", "compress")
             assert server.calls == [UID]
             # A restart asks nobody: the environment of a pod never changes.
-            assert (await source.ask(identity(), DEVICES, fresh=False)).env == APP_ENV
-            assert (await source.ask(identity("other"), DEVICES, fresh=False)).env == INIT_ENV
+            assert await env_of(source, identity(), fresh=False) == APP_ENV
+            assert await env_of(source, identity("other"), fresh=False) == INIT_ENV
             assert server.calls == [UID]
-            assert source.answers == {"pods-api": 1, "kept": 2}
-            assert "SECRET" not in repr(source._known)
+            assert source._pods.answers == {"pods-api": 1, "kept": 2}
+            assert "SECRET" not in repr(source._pods._known)
 
     run(story())
 
@@ -200,7 +205,7 @@ def test_kubelet_tells_what_a_container_asks_for(socket):
 def test_a_container_without_requests_asks_for_nothing(socket):
     async def story():
         async with serving(PodsServer(FakePod(app={"app": {"A": "b"}})), socket):
-            assert (await from_kubelet(socket).ask(identity(), DEVICES, fresh=True)).env == {}
+            assert await env_of(from_kubelet(socket), identity(), fresh=True) == {}
 
     run(story())
 
@@ -279,8 +284,8 @@ def test_a_request_out_of_a_field_that_may_change_is_read_anew(socket):
             source = from_kubelet(socket)
             for afu in (AFU, AFU_2):
                 pod.labels["afu"] = afu
-                asked = await source.ask(identity(), DEVICES, fresh=True)
-                assert asked.env["FPGA_AFU_1"] == afu
+                env = await env_of(source, identity(), fresh=True)
+                assert env["FPGA_AFU_1"] == afu
             pod.labels["afu"] = "none"
             with pytest.raises(InvalidRequestError, match="FPGA_AFU_1='none'"):
                 await source.ask(identity(), DEVICES, fresh=True)
@@ -294,9 +299,9 @@ def test_a_static_pod_is_read_anew(socket):
         pod = FakePod(annotations={"kubernetes.io/config.source": "file"})
         async with serving(PodsServer(pod), socket):
             source = from_kubelet(socket)
-            assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+            assert await env_of(source, identity(), fresh=True) == APP_ENV
             pod.app = {"app": INIT_ENV}
-            assert (await source.ask(identity(), DEVICES, fresh=True)).env == INIT_ENV
+            assert await env_of(source, identity(), fresh=True) == INIT_ENV
 
     run(story())
 
@@ -310,14 +315,15 @@ def test_a_malformed_request_is_the_containers_own_matter(socket):
             for _ in range(2):
                 with pytest.raises(InvalidRequestError, match="FPGA_REGION_1='x'"):
                     await source.ask(identity(), DEVICES, fresh=True)
-            assert (await source.ask(identity("fine"), DEVICES, fresh=True)).env == APP_ENV
+            assert await env_of(source, identity("fine"), fresh=True) == APP_ENV
             assert len(server.calls) == 1
 
     run(story())
 
 
 def test_what_is_remembered_of_pods_is_bounded(socket, monkeypatch):
-    monkeypatch.setattr(stock, "KEPT_PODS", 2)
+    monkeypatch.setattr(pod_directory, "KEPT_PODS", 2)
+    monkeypatch.setattr(next_container, "KEPT_PODS", 2)
 
     async def story():
         uids = [PodUid(f"uid-{n}") for n in range(4)]
@@ -326,7 +332,7 @@ def test_what_is_remembered_of_pods_is_bounded(socket, monkeypatch):
             for uid in uids:
                 await source.ask(identity(uid=uid), DEVICES, fresh=True)
                 source.refused(identity("app", "init", uid=uid), DEVICES, "words")
-            assert list(source._known) == list(source._trails) == uids[2:]
+            assert list(source._pods._known) == list(source._next._trails) == uids[2:]
 
     run(story())
 
@@ -337,17 +343,19 @@ def test_what_is_remembered_of_pods_is_bounded(socket, monkeypatch):
 def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, socket):
     async def story(api):
         async with serving(PodResources(compress=P0, other="0000-10-00.0-p1"), list_socket):
-            source = PodEnvSource(
-                pods_socket=str(socket),
-                kubeconfig=api.kubeconfig(tmp_path),
-                podresources=PodResourcesClient(str(list_socket), PREFIX),
+            source = StockEnvironment(
+                directory(
+                    pods_socket=str(socket),
+                    kubeconfig=api.kubeconfig(tmp_path),
+                    podresources=PodResourcesClient(str(list_socket), PREFIX),
+                )
             )
-            asked = await source.ask(identity(), DEVICES, fresh=True)
-            assert (asked.env, asked.namespace, asked.name) == (APP_ENV, "tenant", "compress")
+            who, env = await source.ask(identity(), DEVICES, fresh=True)
+            assert (env, who.name) == (APP_ENV, ("tenant", "compress"))
             # With the control plane away the pod's containers still restart.
             api.code = 500
-            assert (await source.ask(identity(), DEVICES, fresh=False)).env == APP_ENV
-            assert source.answers == {"api-server": 1, "kept": 1}
+            assert await env_of(source, identity(), fresh=False) == APP_ENV
+            assert source._pods.answers == {"api-server": 1, "kept": 1}
 
     with ApiServerDouble(FakePod()) as api:
         run(story(api))
@@ -423,9 +431,9 @@ def test_kubelet_tells_whether_a_pod_is_gone_or_has_ended(socket, told, ended):
                 setattr(pod if name == "phase" else server, name, value)
             if ended is None:
                 with pytest.raises(NoSourceError, match=f"whether pod {UID} is still there"):
-                    await source.ended(UID)
+                    await source._pods.ended(UID)
             else:
-                assert await source.ended(UID) is ended
+                assert await source._pods.ended(UID) is ended
 
     run(story())
 
@@ -443,11 +451,11 @@ def test_a_kubelet_that_does_not_have_its_pods_yet_ends_none(socket, after):
                 source.new_kubelet()
             pods, server.pods = server.pods, {}
             with pytest.raises(NoSourceError, match="nor did it since it started"):
-                await source.ended(UID)
+                await source._pods.ended(UID)
             server.pods = pods
-            assert not await source.ended(UID)
+            assert not await source._pods.ended(UID)
             server.pods = {}
-            assert await source.ended(UID)
+            assert await source._pods.ended(UID)
 
     run(story())
 
@@ -475,15 +483,15 @@ def test_the_api_server_tells_whether_a_pod_that_was_read_is_gone(
         async with serving(PodResources(compress=P0), list_socket):
             source = from_api_server(api.kubeconfig(tmp_path), list_socket)
             with pytest.raises(NoSourceError, match="its name is not known"):
-                await source.ended(UID)  # who has the devices now may be another pod
+                await source._pods.ended(UID)  # who has the devices now may be another pod
             await source.ask(identity(), DEVICES, fresh=True)
         for name, value in told.items():
             setattr(pod if name in {"uid", "phase"} else api, name, value)
         if ended is None:
             with pytest.raises(NoSourceError, match=f"whether pod {UID} is still there"):
-                await source.ended(UID)
+                await source._pods.ended(UID)
         else:
-            assert await source.ended(UID) is ended
+            assert await source._pods.ended(UID) is ended
 
     pod = FakePod()
     with ApiServerDouble(pod) as api:
@@ -497,7 +505,7 @@ def test_a_copy_of_a_static_pod_that_somebody_deleted_ends_nothing(tmp_path, lis
             await source.ask(identity(), DEVICES, fresh=True)
         api.pods.clear()
         with pytest.raises(NoSourceError, match="its name is not known"):
-            await source.ended(UID)
+            await source._pods.ended(UID)
 
     copy = FakePod(uid=OTHER_UID, annotations=MIRROR, owners=[OF_NODE])
     with ApiServerDouble(copy) as api:
@@ -550,7 +558,7 @@ def test_the_copy_of_a_static_pod_has_kubelets_uid_in_an_annotation(tmp_path, li
         async with serving(PodResources(compress=P0), list_socket):
             source = from_api_server(api.kubeconfig(tmp_path), list_socket)
             for _ in range(2):
-                assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+                assert await env_of(source, identity(), fresh=True) == APP_ENV
 
     copy = FakePod(uid=OTHER_UID, annotations=MIRROR, owners=[OF_NODE])
     with ApiServerDouble(copy) as api:
@@ -577,10 +585,10 @@ def test_a_pod_that_says_it_is_a_mirror_keeps_no_other_pods_device(tmp_path, lis
         async with serving(PodResources(compress=P0), list_socket):
             source = from_api_server(api.kubeconfig(tmp_path), list_socket)
             await source.ask(identity(), DEVICES, fresh=True)
-        assert not await source.ended(UID)
+        assert not await source._pods.ended(UID)
         (path,) = api.pods
         api.pods[path] = FakePod(uid=OTHER_UID, annotations=MIRROR)
-        assert await source.ended(UID)
+        assert await source._pods.ended(UID)
 
     with ApiServerDouble(FakePod()) as api:
         run(story(api))
@@ -591,7 +599,7 @@ def test_a_pod_that_says_it_is_static_is_asked_for_once(tmp_path, list_socket):
         async with serving(PodResources(compress=P0), list_socket):
             source = from_api_server(api.kubeconfig(tmp_path), list_socket)
             for _ in range(2):
-                assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
+                assert await env_of(source, identity(), fresh=True) == APP_ENV
 
     with ApiServerDouble(FakePod(annotations={"kubernetes.io/config.source": "file"})) as api:
         run(story(api))
@@ -634,9 +642,9 @@ class Life:
 
     async def start(self, expected: Mapping[str, str], container: str, *, fresh=False) -> None:
         who = identity(*BOTH)
-        asked = await self.source.ask(who, DEVICES, fresh=fresh)
-        assert (asked.env, asked.container) == (expected, container)
-        self.source.started(identity(*BOTH, container=asked.container), DEVICES)
+        who, env = await self.source.ask(who, DEVICES, fresh=fresh)
+        assert (env, who.container) == (expected, container)
+        self.source.started(who, DEVICES)
 
     async def refuse(self, starting: str) -> None:
         words = await unanswered(self.source, identity(*BOTH))
@@ -651,8 +659,8 @@ def test_containers_that_ask_for_the_same_need_no_status(socket):
         async with serving(server, socket):
             source = from_kubelet(socket)
             for fresh in (True, False, False):
-                asked = await source.ask(identity(*BOTH), DEVICES, fresh=fresh)
-                assert (asked.env, asked.container) == (APP_ENV, "")
+                who, env = await source.ask(identity(*BOTH), DEVICES, fresh=fresh)
+                assert (env, who.container) == (APP_ENV, "")
             assert len(server.calls) == 1
 
     run(story())
@@ -686,14 +694,14 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
             await life.start(INIT_ENV, "init", fresh=True)
             pod.ended("init", 1, started=time.time())
             now = time.time() + seconds
-            monkeypatch.setattr("fpga_plugin.stock.environment.time.time", lambda: now)
+            monkeypatch.setattr("fpga_plugin.stock.next_container.time.time", lambda: now)
             await life.start(INIT_ENV, "init")
             # It began anew and succeeded, which the status does not show yet: it is the app's turn.
             await life.refuse("app")
             pod.ended("init", started=now)
             await life.start(APP_ENV, "app")
 
-    monkeypatch.setattr("fpga_plugin.stock.environment.PATIENCE", 0.1)
+    monkeypatch.setattr("fpga_plugin.stock.next_container.PATIENCE", 0.1)
     pod = two()
     with ApiServerDouble(pod) as api:
         run(story(api, pod))
@@ -784,7 +792,7 @@ def on_an_old_kubelet(story, tmp_path, list_socket, monkeypatch) -> None:
         async with serving(PodResources(compress=P0), list_socket):
             await story(OldKubelet(api, pod, tmp_path, list_socket), pod)
 
-    monkeypatch.setattr("fpga_plugin.stock.environment.PATIENCE", 0.05)
+    monkeypatch.setattr("fpga_plugin.stock.next_container.PATIENCE", 0.05)
     pod = two()
     with ApiServerDouble(pod) as api:
         run(told(api, pod))
@@ -886,8 +894,8 @@ def test_another_refusal_in_between_still_tells_who_starts(socket):
             source = from_kubelet(socket)
             life = Life(source, pod)
             await life.refuse("app")
-            asked = await source.ask(identity(*BOTH), DEVICES, fresh=False)
-            assert asked.container == "app"
+            who, _ = await source.ask(identity(*BOTH), DEVICES, fresh=False)
+            assert who.container == "app"
             # The preparation then fails for a reason of its own.
             words = "region 0000-10-00.0-p0: somebody has it open"
             source.refused(identity(*BOTH, container="app"), DEVICES, words)
@@ -912,8 +920,8 @@ def test_a_container_of_two_resources_is_told_by_the_refusal_of_either(socket):
             pod.refused("app", str(caught.value))
             # Kubelet begins with the first resource again.
             await life.start(APP_ENV, "app")
-            asked = await source.ask(identity(*BOTH), others, fresh=False)
-            assert asked.container == "app"
+            who, _ = await source.ask(identity(*BOTH), others, fresh=False)
+            assert who.container == "app"
 
     run(story())
 
@@ -945,7 +953,7 @@ def test_a_wrong_request_of_one_container_is_that_containers_own(socket):
             words = await unanswered(source, identity(*BOTH))
             source.refused(identity(*BOTH), DEVICES, words)
             pod.refused("app", words)
-            assert (await source.ask(identity(*BOTH), DEVICES, fresh=False)).env == APP_ENV
+            assert await env_of(source, identity(*BOTH), fresh=False) == APP_ENV
 
     run(story())
 
@@ -991,7 +999,7 @@ def test_a_lagging_status_that_changes_its_mind_proves_nothing_yet(tmp_path, lis
 
     pod = two()
     with ApiServerDouble(pod) as api, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stock, "PATIENCE", 0.5)
+        patch.setattr(next_container, "PATIENCE", 0.5)
         run(story(api, pod))
 
 
@@ -1013,7 +1021,8 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
         "lightkube",
         "httpx2",
         "anyio",
-        "fpga_plugin.stock.environment",
+        "fpga_plugin.stock.next_container",
+        "fpga_plugin.pods.sources",
         "fpga_plugin.pods.pod",
         "fpga_plugin.pods.podsapi",
         "fpga_plugin.api.messages.core_v1",
@@ -1023,32 +1032,43 @@ def test_a_plugin_that_needs_no_source_has_imported_none():
 
 def test_the_pods_api_takes_no_http_client():
     fresh_python(
-        f"{STARTED} import fpga_plugin.stock.environment;"
+        f"{STARTED} import fpga_plugin.stock.next_container, fpga_plugin.pods.sources;"
         " assert not {'lightkube', 'httpx2', 'ssl'} & set(sys.modules)"
     )
 
 
-def test_the_source_is_made_at_the_first_question(socket):
-    async def story():
-        made = []
+def test_what_stock_kubelets_need_is_imported_at_the_first_question_in_a_thread(socket):
+    fresh_python(
+        f"""{STARTED}
+import asyncio, threading
+from fpga_plugin.errors import NoSourceError
+from fpga_plugin.ids import PodUid
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.stock.environment import StockEnvironment
 
-        def make():
-            made.append(threading.current_thread())
-            return from_kubelet(socket)
+who = Identity(PodUid("a"), frozenset("b"))
+source = StockEnvironment(PodDirectory(kubelet_dir="/nowhere", prefix="x", pods_socket="/nowhere"))
+source.started(who, ())
+source.refused(who, (), "words")
+source.new_kubelet()
+late = {{"fpga_plugin.stock.next_container", "fpga_plugin.pods.sources"}}
+assert not late & set(sys.modules)
+threads = {{}}
 
-        source = LazyEnvSource(make)
-        source.started(identity(*BOTH, container="init"), DEVICES)
-        source.refused(identity(*BOTH), DEVICES, "words")
-        source.new_kubelet()
-        assert (made, source.answers) == ([], {})
-        async with serving(PodsServer(FakePod()), socket):
-            for _ in range(2):
-                assert (await source.ask(identity(), DEVICES, fresh=True)).env == APP_ENV
-        assert source.answers == {"pods-api": 1, "kept": 1}
-        (thread,) = made
-        assert thread is not threading.main_thread()
+class Watch:
+    def find_spec(self, name, *_):
+        threads[name] = threading.current_thread()
 
-    run(story())
+sys.meta_path.insert(0, Watch())
+try:
+    asyncio.run(source.ask(who, (), fresh=True))
+except NoSourceError:
+    pass
+assert late <= set(threads), threads
+assert threading.main_thread() not in [threads[name] for name in late]
+"""
+    )
 
 
 @pytest.mark.needs("openssl")

@@ -18,12 +18,17 @@ from ledger_support import MemoryJournal, ProcessDiedError
 
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.environment import NoEnvSource
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
-from fpga_plugin.errors import CardGoneError, PortInUseError, PortPoisonedError, ProgrammingError
+from fpga_plugin.errors import (
+    CardGoneError,
+    NoSourceError,
+    PortInUseError,
+    PortPoisonedError,
+    ProgrammingError,
+)
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
@@ -41,6 +46,7 @@ from fpga_plugin.ids import (
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.pods.cgroup import PodPresence
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.policy.file import PolicyFile
@@ -58,7 +64,8 @@ from fpga_plugin.regions.workers import CardWorkers
 AFUS = (AFU, AfuId("a" * 32))
 FACTORY = AfuId("f0" * 16)
 INSTANCES = itertools.count(1)
-SILENT = EventRecorder(None, node_name=None, podresources=None)
+NOWHERE = PodDirectory(kubelet_dir="/nowhere", prefix=PREFIX)
+SILENT = EventRecorder(None, node_name=None, pods=NOWHERE)
 
 
 async def _at_once() -> None:
@@ -383,10 +390,23 @@ class KnownIdentity(Identity):
         return dict(self.nodes)
 
 
-class Checkpoint:
-    """`Identities` over the pods."""
+class NoEnvironments:
+    """`EnvSource`, where kubelet sends the environment or nobody knows it."""
+
+    async def ask(self, *_: object, **__: object) -> tuple[Identity, Mapping[str, str]]:
+        raise NoSourceError("kubelet sent no environment")
+
+    def started(self, *_: object) -> None:
+        """Nothing to do."""
+
+    refused = new_kubelet = started
+
+
+class Checkpoint(PodDirectory):
+    """`PodDirectory` over the pods."""
 
     def __init__(self, pods: list[Pod]) -> None:
+        super().__init__(kubelet_dir="/nowhere", prefix=PREFIX)
         self._pods = pods
 
     async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
@@ -529,27 +549,24 @@ class Plugin:
         )
         queue.start(Scrubber(operations, self.recovery, queue))
         self.actions = CardActions(operations, self.recovery, self.hardware, queue)
-        envs = NoEnvSource()
+        envs = NoEnvironments()
+        directory = Checkpoint(pods)
         prestarts = self.prestarts = PreStarts(
             ledger=ledger,
             backend=rack,
             store=images,  # type: ignore[arg-type]
-            identities=Checkpoint(pods),  # type: ignore[arg-type]
+            pods=directory,
             cgroups=operations.cgroups,
             envs=envs,
             preparer=Preparer(operations, self.recovery, Reads()),
             queue=queue,
             recorder=SILENT,
-            permission=Permission(policy),
+            permission=Permission(policy, directory),
             reads=Reads(),
         )
         self.claims = ClaimService(
             ledger=ledger,
-            owners=Owners(
-                ledger=ledger,
-                identities=Checkpoint(pods),  # type: ignore[arg-type]
-                kubelet_dir="/nowhere",
-            ),
+            owners=Owners(ledger, directory),
             lists=self.lists,
             prestarts=prestarts,
             queue=queue,

@@ -16,9 +16,10 @@ from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Snapshot
-from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.pod import Phase, Pod, State
 from fpga_plugin.pods.podresources import NoListReason, PodResourcesError
+from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.stock.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 
@@ -136,6 +137,34 @@ def test_a_kubelet_that_does_not_tell_is_not_asked_again():
 # -------------------------------------------------------------------- ungated
 
 
+class Directory(PodDirectory):
+    """Kubelet's checkpoint, and the world's pod."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(kubelet_dir=world.directory, prefix=PREFIX)
+        self.world = world
+
+    async def pod(self, uid: PodUid, held: frozenset[str]) -> Pod:
+        return await self.world.pod(uid, held)
+
+
+class Recorder(EventRecorder):
+    """Keeps what it is told."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(None, node_name=None, pods=Directory(world))
+        self.world = world
+
+    def missed_prestart(
+        self,
+        pod: Pod,
+        container: str,
+        devices: frozenset[str],
+        unscrubbed: frozenset[str] = frozenset(),
+    ) -> None:
+        self.world.told.append((pod.uid, container, devices, unscrubbed))
+
+
 class World:
     """A claim from before kubelet's restart, and a pod whose container began at some time."""
 
@@ -167,10 +196,9 @@ class World:
     def plugin(self) -> MissedPreStarts:
         return MissedPreStarts(
             ledger=self.ledger,
-            identities=Identities(kubelet_dir=self.directory, prefix=PREFIX),
+            pods=Directory(self),
             kubelet_dir=self.directory,
-            pod=self.pod,
-            told=lambda pod, *rest: self.told.append((pod.uid, *rest)),
+            recorder=Recorder(self),
             looks=(0.0, 0.001),
         )
 

@@ -228,7 +228,7 @@ def test_the_stamp_tells_a_rewrite_even_of_the_same_content(read, tmp_path):
     assert read_stamp(str(path)) == second.stamp
 
 
-def test_owners_are_all_containers_that_hold_the_device(read):
+def test_holders_are_all_containers_that_hold_the_device(read):
     found = read(
         document(
             entry(container="init", ids={"0": ["a"]}),
@@ -236,9 +236,10 @@ def test_owners_are_all_containers_that_hold_the_device(read):
             entry(uid=STATIC, ids={"-1": ["c"]}),
         )
     )
-    assert found.owners("a") == {(UID, "init", REGION), (UID, "app", REGION)}
-    assert found.owners("c") == {(STATIC, "app", REGION)}
-    assert found.owners("d") == frozenset()
+    init, app, static = found.entries
+    assert found.holders("a") == (init, app)
+    assert found.holders("c") == (static,)
+    assert found.holders("d") == ()
 
 
 junk = st.recursive(

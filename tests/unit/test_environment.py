@@ -14,7 +14,7 @@ from fpga_plugin.api.messages import core_v1
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods import apiserver, podsapi
-from fpga_plugin.pods.environment import request_variables
+from fpga_plugin.pods.environment import ContainerRequests, container_requests, request_variables
 from fpga_plugin.pods.pod import (
     UNKNOWN_REFERENCE,
     Container,
@@ -29,7 +29,7 @@ from fpga_plugin.pods.pod import (
     resource_field,
     secret_key,
 )
-from fpga_plugin.stock.turn import Candidate, Start, candidates, first, follows, refused
+from fpga_plugin.stock.turn import Start, first, follows, refused
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION, AFU = "FPGA_REGION_1", "FPGA_AFU_1"
@@ -452,10 +452,10 @@ def test_a_mirror_of_no_uid_is_not_understood():
 # -------------------------------------------------------------------- whose turn it is
 
 INIT_1, INIT_2, SIDECAR, APP = (
-    Candidate("init-1", passes_on=True),
-    Candidate("init-2", passes_on=True),
-    Candidate("sidecar", passes_on=False),
-    Candidate("app", passes_on=False),
+    ContainerRequests("init-1", passes_on=True),
+    ContainerRequests("init-2", passes_on=True),
+    ContainerRequests("sidecar", passes_on=False),
+    ContainerRequests("app", passes_on=False),
 )
 SPEC = {
     "init": (Container("init-1"), Container("init-2"), Container("sidecar", restartable=True)),
@@ -479,9 +479,10 @@ def status(*, sandbox=True, **states):
     return pod(**SPEC, sandbox=sandbox, states=named)
 
 
-def test_holders_are_in_the_order_of_their_starts():
-    everyone = ["app", "sidecar", "init-2", "init-1", "no-such"]
-    assert candidates(status(), everyone) == (INIT_1, INIT_2, SIDECAR, APP)
+def test_containers_are_in_the_order_of_their_starts():
+    found, lasting = container_requests(status())
+    assert found == (INIT_1, INIT_2, SIDECAR, APP, ContainerRequests("other"))
+    assert lasting
 
 
 @pytest.mark.parametrize(
@@ -492,7 +493,7 @@ def test_holders_are_in_the_order_of_their_starts():
         ([INIT_1], "init-1"),
         ([APP], "app"),
         ([SIDECAR, APP], None),  # kubelet gives no device to two that stay
-        ([APP, Candidate("other", passes_on=False)], None),
+        ([APP, ContainerRequests("other")], None),
         ([], None),
     ],
 )

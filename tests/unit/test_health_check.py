@@ -18,6 +18,7 @@ from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Condition, Snapshot
 from fpga_plugin.operator import metrics
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions import reads
 from fpga_plugin.regions.blanks import Blanks
@@ -58,7 +59,9 @@ class Node:
             selects=lambda _: True,
             debugged=self.debugged,
             queue=CardQueue(interval=2.0),
-            recorder=EventRecorder(None, node_name=None, podresources=None),
+            recorder=EventRecorder(
+                None, node_name=None, pods=PodDirectory(kubelet_dir="/nowhere", prefix="x")
+            ),
             reads=CardReads(),
         )
         check = self.inventory.check

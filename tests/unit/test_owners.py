@@ -16,7 +16,7 @@ from fpga_plugin.claims.owners import Owners
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.checkpoint import FILE_NAME
-from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.directory import PodDirectory
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")
@@ -41,8 +41,7 @@ class World:
         directory = str(self.path.parent)
         self.owners = Owners(
             ledger=self.ledger,
-            identities=Identities(kubelet_dir=directory, prefix=PREFIX),
-            kubelet_dir=directory,
+            pods=PodDirectory(kubelet_dir=directory, prefix=PREFIX),
         )
 
     def write(self, *entries: tuple[str, DeviceId], resource: ResourceName = REGIONS) -> None:
@@ -97,7 +96,7 @@ def test_an_allocate_while_the_file_is_read_is_not_about_what_was_read(world: Wo
     world.allocate()
     world.write((A, P0))
     asked = world.owners.unknown()
-    checkpoint = asyncio.run(world.owners._identities.checkpoint())
+    checkpoint = asyncio.run(world.owners._pods.checkpoint())
     world.allocate()  # a's pod failed, this is another's
     world.owners.learn(asked, checkpoint)
     assert world.pod() is None
@@ -232,9 +231,9 @@ def test_with_every_pod_known_nothing_is_read(world: World, monkeypatch) -> None
     async def read() -> object:
         nonlocal reads
         reads += 1
-        return await Identities.checkpoint(world.owners._identities)
+        return await PodDirectory.checkpoint(world.owners._pods)
 
-    monkeypatch.setattr(world.owners._identities, "checkpoint", read)
+    monkeypatch.setattr(world.owners._pods, "checkpoint", read)
 
     async def story() -> None:
         for _ in range(50):

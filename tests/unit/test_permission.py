@@ -11,6 +11,7 @@ from doubles.kubelet import Kubelet
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.errors import NotPermittedError, RefusedError
 from fpga_plugin.ids import PodUid
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
 
@@ -44,7 +45,8 @@ def policy(tmp_path: Path) -> PolicyFile:
 def test_the_successors_namespace_permits_the_caller_nothing(policy: PolicyFile):
     kubelet = Kubelet("/nowhere", ("successor", P0))
     kubelet.namespace = "team-a"
-    permission = Permission(policy, podresources=kubelet)  # type: ignore[arg-type]
+    pods = PodDirectory(kubelet_dir="/nowhere", prefix="x", podresources=kubelet)  # type: ignore[arg-type]
+    permission = Permission(policy, pods)
 
     async def ask(check: Callable[[], None] = same) -> Identity:
         return await permission.check(CALLER, REGIONS, [P0], [], check)

@@ -19,7 +19,7 @@ from fpga_plugin.ids import DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Snapshot
-from fpga_plugin.pods.identity import Identities
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import (
     NoListReason,
     PodResourcesError,
@@ -56,14 +56,16 @@ class World:
         self.kubelet = Kubelet(directory)
         self.queue = Queue()
         self.released: list[DeviceId] = []
-        identities = Identities(kubelet_dir=directory, prefix=PREFIX)
-        self.owners = Owners(ledger=self.ledger, identities=identities, kubelet_dir=directory)
+        pods = self.pods = PodDirectory(
+            kubelet_dir=directory,
+            prefix=PREFIX,
+            podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
+        )
+        self.owners = Owners(self.ledger, pods)
         self.reconciler = Reconciler(
             ledger=self.ledger,
-            identities=identities,
+            pods=pods,
             owners=self.owners,
-            podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
-            kubelet_dir=directory,
             interval=0.01,
             queue=self.queue,  # type: ignore[arg-type]
             release=self._release,
@@ -248,7 +250,7 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
             raise NoSourceError("nobody tells pods")
         return gone
 
-    world.reconciler._ended = ended
+    world.pods.ended = ended  # type: ignore[method-assign]
     world.play(lambda: bool(world.queue.told))
     with open(world.kubelet.path, "w") as file:
         file.write('{"Data": {"PodDevice')
@@ -279,7 +281,7 @@ def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory:
     async def ended(_pod: PodUid) -> bool:
         return True
 
-    world.reconciler._ended = ended
+    world.pods.ended = ended  # type: ignore[method-assign]
     world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
     world.ledger.bind_pod([DeviceId(REGION)], POD)
@@ -304,7 +306,7 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
         world.reconciler.epoch_changed("k2")
         return True
 
-    world.reconciler._ended = ended
+    world.pods.ended = ended  # type: ignore[method-assign]
     world.play(lambda: bool(world.queue.told))
     for number, device in enumerate((REGION, SECOND)):
         world.ledger.allocate(RESOURCE, [device])

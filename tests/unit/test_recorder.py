@@ -13,14 +13,16 @@ from fpga_plugin.errors import (
     ProgrammingError,
 )
 from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.recorder import MAX_LOOKUPS, EventRecorder
 from fpga_plugin.telemetry.kube_events import Event, Subject
 
 CARD = CardId("0000-3b-00.0")
 DEVICES = (DeviceId(f"{CARD}-p0"),)
 POD = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
-NAMED = Identity(pod=POD, namespace="tenant", name="compress")
+NAMED = Identity(pod=POD, name=PodName("tenant", "compress"))
 UNNAMED = Identity(pod=POD)
 REFUSAL = InvalidRequestError("FPGA_REGION_1: not an interface id")
 
@@ -35,6 +37,10 @@ class Sink(list[Event]):
         pass
 
 
+def directory(kubelet: Kubelet | None) -> PodDirectory:
+    return PodDirectory(kubelet_dir="/nowhere", prefix="x", podresources=kubelet)  # type: ignore[arg-type]
+
+
 def told(
     story: Callable[[EventRecorder], Awaitable[None]],
     kubelet: Kubelet | None = None,
@@ -43,7 +49,7 @@ def told(
 ) -> list[Event]:
     async def main() -> list[Event]:
         sink = Sink()
-        recorder = EventRecorder(sink, node_name=node, podresources=kubelet)  # type: ignore[arg-type]
+        recorder = EventRecorder(sink, node_name=node, pods=directory(kubelet))  # type: ignore[arg-type]
         await story(recorder)
         while recorder._lookups:
             await asyncio.wait(recorder._lookups)
@@ -123,7 +129,7 @@ def test_the_node_hears_of_its_cards() -> None:
 def test_where_events_are_off_nothing_is_asked() -> None:
     async def main() -> None:
         kubelet = Kubelet("/nowhere", ("compress", DEVICES[0]))
-        recorder = EventRecorder(None, node_name="node-1", podresources=kubelet)  # type: ignore[arg-type]
+        recorder = EventRecorder(None, node_name="node-1", pods=directory(kubelet))
         recorder.refused(UNNAMED, DEVICES, REFUSAL)
         recorder.card_failed(CARD, "gone")
         await recorder.close()

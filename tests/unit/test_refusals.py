@@ -3,7 +3,7 @@
 import itertools
 
 from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.operator.refusals import MAX_NAMES, MAX_REFUSALS, Refusals
+from fpga_plugin.operator.refusals import MAX_REFUSALS, Refusals
 
 P0 = DeviceId("0000-10-00.0-p0")
 
@@ -43,12 +43,3 @@ def test_the_oldest_is_forgotten_when_there_are_too_many():
     assert len(pods) == MAX_REFUSALS
     assert pods[0] == str(MAX_REFUSALS + 4)
     assert "4" not in pods
-
-
-def test_names_are_bounded_too():
-    kept = refusals()
-    for number in range(MAX_NAMES + 1):
-        kept.named(PodUid(str(number)), "ns", f"pod-{number}")
-    assert kept.name(PodUid("0")).name == ""
-    assert kept.name(PodUid("1")).name == "pod-1"
-    assert kept.name(None).name == ""

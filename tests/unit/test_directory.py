@@ -1,0 +1,194 @@
+"""What the directory keeps of pods, and what it makes of a name."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from doubles.cards import PREFIX, REGIONS, device, make_card
+from doubles.kubelet import Kubelet
+from ledger_support import MemoryJournal
+
+from fpga_plugin.errors import NoSourceError
+from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.operator.view import _learn_names
+from fpga_plugin.pods import directory
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.pods.pod import Container, Pod, PodSourceError, Variable
+from fpga_plugin.pods.sources import PodSources
+
+CARD = make_card(2)
+P0, P1 = device(CARD, 0), device(CARD, 1)
+A, B = PodUid("a"), PodUid("b")
+NAME = PodName("tenant", "compress")
+
+
+class ApiServer(PodSources):
+    """Only an API server, whose pods are by name."""
+
+    def __init__(self, *pods: Pod) -> None:
+        super().__init__(pods_socket=None, kubeconfig=None)
+        self.pods = {pod.full_name: pod for pod in pods}
+
+    async def _api(self):
+        async def get(namespace: str, name: str) -> Pod:
+            if (found := self.pods.get(PodName(namespace, name))) is None:
+                raise PodSourceError("the API server is away")
+            return found
+
+        return SimpleNamespace(get=get)
+
+
+def pod(uid: PodUid = A, **fields) -> Pod:
+    return Pod(
+        namespace=NAME.namespace, name=NAME.name, uid=uid, containers=(Container("app"),), **fields
+    )
+
+
+def of(listed: Kubelet | None = None, *pods: Pod) -> PodDirectory:
+    made = PodDirectory(kubelet_dir="/nowhere", prefix=PREFIX, podresources=listed)  # type: ignore[arg-type]
+    made._sources = ApiServer(*pods)
+    return made
+
+
+def test_a_name_is_asked_for_once_whoever_needs_it() -> None:
+    listed = Kubelet("/nowhere", ("compress", P0))
+    pods = of(listed, pod())
+
+    async def story() -> None:
+        assert await pods.name(Identity(A), [P0], lambda: None) == NAME
+        assert await pods.name(Identity(A), [P0], lambda: None) == NAME
+        assert (await pods.read(A, frozenset({P0}))).pod == pod()
+
+    asyncio.run(story())
+    assert pods.known(A) == NAME
+    assert listed.calls == 1
+
+
+def test_the_name_of_a_pod_that_nobody_knows_is_nobodys() -> None:
+    pods = of(Kubelet("/nowhere", ("compress", P0)))
+    asyncio.run(pods.name(Identity(), [P0], lambda: None))
+    assert not pods._known
+    assert pods.known(None) is None
+
+
+def test_a_name_alone_ends_no_pod() -> None:
+    """PodResources may have told a static pod's: its copy at the API server may be deleted."""
+    pods = of(Kubelet("/nowhere", ("compress", P0)))
+    asyncio.run(pods.name(Identity(A), [P0], lambda: None))
+    with pytest.raises(NoSourceError, match="its name is not known"):
+        asyncio.run(pods.ended(A))
+
+
+def test_the_name_of_a_static_pod_that_was_read_ends_nothing_either() -> None:
+    pods = of(Kubelet("/nowhere", ("compress", P0)), pod(static=True))
+    asyncio.run(pods.requests(A, frozenset({P0})))
+    assert pods.known(A) == NAME
+    with pytest.raises(NoSourceError, match="its name is not known"):
+        asyncio.run(pods.ended(A))
+
+
+def test_a_name_that_is_told_later_does_not_make_it_forget_what_a_pod_asks_for() -> None:
+    pods = of(Kubelet("/nowhere", ("compress", P0)), pod())
+
+    async def story() -> None:
+        known, answer = await pods.requests(A, frozenset({P0}))
+        assert answer is not None
+        pods.learn(A, NAME)
+        await pods.read(A, frozenset({P0}))
+        assert await pods.requests(A, frozenset({P0})) == (known, None)
+
+    asyncio.run(story())
+
+
+def test_a_name_by_which_the_api_server_tells_another_pod_is_asked_for_again() -> None:
+    listed = Kubelet("/nowhere", ("compress", P0))
+    pods = of(listed, pod(B))
+    pods.learn(A, NAME)
+    with pytest.raises(NoSourceError, match="is another one"):
+        asyncio.run(pods.read(A, frozenset({P0})))
+    assert listed.calls == 0
+    pods._sources = ApiServer(pod())
+    asyncio.run(pods.read(A, frozenset({P0})))
+    assert listed.calls == 1
+
+
+def test_what_a_pod_asks_for_is_kept_while_the_api_server_is_away() -> None:
+    pods = of(Kubelet("/nowhere", ("compress", P0)), pod())
+    asyncio.run(pods.requests(A, frozenset({P0})))
+    pods._sources = ApiServer()
+    with pytest.raises(NoSourceError):
+        asyncio.run(pods.read(A, frozenset({P0})))
+    assert asyncio.run(pods.requests(A, frozenset({P0})))[1] is None
+
+
+def test_the_pod_that_was_asked_for_the_longest_ago_is_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(directory, "KEPT_PODS", 2)
+    pods = of(None, pod())
+    for uid in (A, B):
+        pods.learn(uid, NAME)
+    asyncio.run(pods.name(Identity(A), [P0], lambda: None))
+    pods.learn(PodUid("c"), NAME)
+    assert list(pods._known) == [A, "c"]
+
+
+def test_no_value_of_a_variable_is_kept_but_requests() -> None:
+    secret = Container("app", (Variable("PASSWORD", "hunter2"),))
+    pods = of(
+        Kubelet("/nowhere", ("compress", P0)),
+        Pod(namespace="tenant", name="compress", uid=A, init=(secret,)),
+    )
+    asyncio.run(pods.requests(A, frozenset({P0})))
+    assert pods._known[A].requests
+    assert "hunter2" not in repr([one.env for one in pods._known[A].requests])
+
+
+# ------------------------------------------------------------------ names of owners
+
+
+def owners(listed: Kubelet, *claims: tuple[DeviceId, PodUid]) -> SimpleNamespace:
+    journal = MemoryJournal()
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="")
+    ledger.card_found(CARD, {}, None)
+    ledger.reconciled([CARD.id])
+    for one, uid in claims:
+        ledger.allocate(REGIONS, [one])
+        ledger.bind_pod([one], uid)
+    return SimpleNamespace(ledger=ledger, pods=of(listed))
+
+
+def test_the_names_of_all_owners_are_asked_for_at_once_and_only_if_one_is_not_known() -> None:
+    listed = Kubelet("/nowhere", ("one", P0), ("two", P1))
+    parts = owners(listed, (P0, A), (P1, B))
+    for _ in range(2):
+        asyncio.run(_learn_names(parts))
+    assert parts.pods.known(A) == ("tenant", "one")
+    assert parts.pods.known(B) == ("tenant", "two")
+    assert listed.calls == 1
+
+
+@pytest.mark.parametrize("heir", [None, B])
+def test_a_name_that_was_told_while_the_device_changed_hands_is_nobodys(heir) -> None:
+    listed = Kubelet("/nowhere", ("heir", P0))
+    parts = owners(listed, (P0, A))
+
+    def change_hands() -> None:
+        parts.ledger.release([P0])
+        if heir is not None:
+            parts.ledger.allocate(REGIONS, [P0])
+            parts.ledger.bind_pod([P0], heir)
+
+    listed.on_call = change_hands
+    asyncio.run(_learn_names(parts))
+    assert parts.pods.known(A) is None
+    assert parts.pods.known(B) is None
+
+
+def test_a_device_that_several_pods_are_shown_with_tells_no_name() -> None:
+    listed = Kubelet("/nowhere", ("one", P0))
+    parts = owners(listed, (P0, A))
+    listed.held.add(("two", P0))
+    asyncio.run(_learn_names(parts))
+    assert parts.pods.known(A) is None
