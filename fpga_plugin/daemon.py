@@ -33,7 +33,7 @@ from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
-from fpga_plugin.ids import CardId, DeviceId, InterfaceId, ResourceName
+from fpga_plugin.ids import CardId, InterfaceId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
@@ -57,7 +57,6 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import Report
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 from fpga_plugin.stock.reconcile import Reconciler
@@ -164,7 +163,7 @@ class Daemon:
         self._reads = CardReads()
         self._tasks: list[asyncio.Task[None]] = []
         self.failed = False
-        self.kubelet: KubeletLink | None = None
+        self.kubelet = KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=self._called)
 
     async def start(self) -> None:
         """From nothing to serving kubelet.
@@ -253,7 +252,7 @@ class Daemon:
             settings.recovery,
             operations=operations,
             inventory=inventory,
-            announced=self._announced,
+            link=self.kubelet,
             queue=queue,
         )
         queue.start(Scrubber(operations, recovery, queue))
@@ -261,17 +260,13 @@ class Daemon:
         owners = Owners(ledger, pods)
         envs = StockEnvironment(pods, cgroups=operations.cgroups)
         reconciler = Reconciler(
+            settings,
             ledger=ledger,
+            queue=queue,
+            link=self.kubelet,
             pods=pods,
             owners=owners,
-            interval=settings.reconcile_interval,
-            queue=queue,
-            release=self._released,
-            resend=self._resend,
-            allocatable=AllocatableCheck(
-                sent=lambda: {} if self.kubelet is None else self.kubelet.sent(),
-                reregister=self._reregister,
-            ),
+            envs=envs,
             missed=MissedPreStarts(
                 ledger=ledger,
                 pods=pods,
@@ -303,9 +298,6 @@ class Daemon:
             ),
             prestarts=prestarts,
             queue=queue,
-            envs=envs,
-            epoch_changed=reconciler.epoch_changed,
-            stream_opened=lambda resource: self._stream_opened(reconciler, resource),
         )
         index = self._index = StoreIndex(store, self._store_changed)
         await index.watch()
@@ -313,7 +305,6 @@ class Daemon:
         self._say_what_is_missing()
         if ledger.rebinding:
             await recovery.resume()
-        self.kubelet = KubeletLink(claims, kubelet_dir=settings.kubelet_dir, on_call=self._called)
         self.survey.parts = Parts(
             ledger=ledger,
             claims=claims,
@@ -327,7 +318,7 @@ class Daemon:
             recovery=recovery,
         )
         self._operations.update(operator_actions(self.card_actions))
-        await self.kubelet.start()
+        await self.kubelet.start(claims, reconciler)
         if self._policy is not None:
             self._policy.start()
         self._tasks = [
@@ -386,26 +377,6 @@ class Daemon:
         if self._on_call is not None:
             self._on_call(*call)
 
-    def _stream_opened(self, reconciler: Reconciler, resource: ResourceName) -> None:
-        self.survey.counters.registrations.add(resource)
-        reconciler.stream_opened(resource)
-
-    def _released(self, resource: ResourceName, device: DeviceId) -> None:
-        self.survey.counters.reconciled += 1
-        self.claims.deallocate(resource, [device])
-
-    async def _announced(self) -> None:
-        if self.kubelet is not None:
-            await self.kubelet.announced()
-
-    def _reregister(self, resource: ResourceName) -> None:
-        if self.kubelet is not None:
-            self.kubelet.reregister(resource)
-
-    def _resend(self) -> None:
-        if self.kubelet is not None:
-            self.kubelet.resend()
-
     def _store_changed(self, interface_id: InterfaceId | None) -> None:
         self.blanks.forget(interface_id)
         for card in self.ledger.cards.values():
@@ -446,8 +417,7 @@ class Daemon:
         for watcher in (self._events, self._index, self._policy):
             if watcher is not None:
                 watcher.close()
-        if self.kubelet is not None:
-            await self.kubelet.stop()
+        await self.kubelet.stop()
         if hasattr(self, "_workers"):
             self._workers.close()
         if hasattr(self, "claims"):

@@ -91,8 +91,16 @@ class DevicePluginCalls(Protocol):
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended. Work follows in the background."""
 
+
+class KubeletLives(Protocol):
+    """Who has to know of kubelet's lives. All of it runs on the event loop."""
+
     def kubelet_epoch(self, epoch: str) -> None:
-        """A life of kubelet began or was found, told by its socket's identity."""
+        """A life of kubelet began or was found, told by its socket's identity.
+
+        Raises:
+            FpgaPluginError: it cannot be written down; it is told again.
+        """
 
     def stream_opened(self, resource: ResourceName) -> None:
         """Kubelet opened ListAndWatch for the resource and was sent its list."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from fpga_plugin.claims.calls import Caller, Grant
-from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.ids import DeviceId, ResourceName, device_variable
@@ -18,6 +17,7 @@ from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.preferred import preferred
 from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.regions.release import release
 
 log = structlog.get_logger()
 
@@ -31,9 +31,6 @@ class ClaimService:
         lists: what is advertised of it.
         prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
-        envs: is told of each life of kubelet.
-        epoch_changed: is told of it too.
-        stream_opened: is told that kubelet has a resource's list.
     """
 
     def __init__(
@@ -44,18 +41,12 @@ class ClaimService:
         lists: DeviceLists,
         prestarts: PreStarts,
         queue: CardQueue,
-        envs: EnvSource,
-        epoch_changed: Callable[[str], None],
-        stream_opened: Callable[[ResourceName], None],
     ) -> None:
         self._ledger = ledger
         self._owners = owners
         self._lists = lists
         self._prestarts = prestarts
         self._queue = queue
-        self._envs = envs
-        self._epoch_changed = epoch_changed
-        self._stream_opened = stream_opened
 
     # ---------------------------------------------------------------- lists
 
@@ -70,17 +61,6 @@ class ClaimService:
     def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after every change of resources or lists; returns how to stop that."""
         return self._ledger.subscribe(lambda _: changed())
-
-    def kubelet_epoch(self, epoch: str) -> None:
-        """A life of kubelet began or was found."""
-        if self._ledger.kubelet_epoch(epoch):
-            log.info("kubelet's life began", epoch=epoch)
-            self._envs.new_kubelet()
-            self._epoch_changed(epoch)
-
-    def stream_opened(self, resource: ResourceName) -> None:
-        """Kubelet opened ListAndWatch and has the list."""
-        self._stream_opened(resource)
 
     # ---------------------------------------------------------------- quick calls
 
@@ -125,19 +105,7 @@ class ClaimService:
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended."""
-        claimed = self._claimed(resource, ids)
-        pods = {device: self._ledger.claims[device].pod for device in claimed}
-        released = self._ledger.release(claimed)
-        self._prestarts.forget(released)
-        for device in released:
-            log.info("released", device=device, resource=resource, pod=pods[device])
-            self._queue.add(card_of(device))
-
-    def _claimed(self, resource: ResourceName, ids: Sequence[str]) -> list[DeviceId]:
-        """Those of `ids` that are claimed under this resource, each once."""
-        devices = [DeviceId(text) for text in dict.fromkeys(ids)]
-        claims = self._ledger.claims
-        return [d for d in devices if (claim := claims.get(d)) and claim.resource == resource]
+        release(self._ledger, self._queue, resource, ids)
 
     # ---------------------------------------------------------------- PreStart
 

@@ -7,7 +7,7 @@ at a time, the call is that pod's, and the claim that was there before the quest
 after it. A guess is never made: what cannot be told is not permitted, yet.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import structlog
 
 from fpga_plugin.errors import NoSourceError, NotPermittedError
 from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.requests import FpgaRequest
@@ -49,7 +50,7 @@ class Permission:
         resource: ResourceName,
         devices: Sequence[DeviceId],
         requests: Sequence[FpgaRequest],
-        same: Callable[[], None],
+        lease: Lease,
     ) -> Identity:
         """Refuse what the policy does not allow; returns the identity, with its namespace if known.
 
@@ -58,7 +59,7 @@ class Permission:
             resource: of the call.
             devices: of the call.
             requests: everything that the container asks for.
-            same: raises when the devices' claims are no longer those of the call.
+            lease: on the claims of the call.
 
         Raises:
             NotPermittedError: the message names the rule.
@@ -69,7 +70,7 @@ class Permission:
         policy = await self._file.current()
         if policy.needs_namespace and not identity.namespace:
             try:
-                name = await self._pods.name(identity, devices, same)
+                name = await self._pods.name(identity, devices, lease.check)
             except NoSourceError as error:
                 raise NoSourceError(
                     f"{', '.join(devices[:3])}: the policy depends on the pod's namespace, and"

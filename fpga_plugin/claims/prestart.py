@@ -8,7 +8,7 @@ ids are read once more, and from then to the hand-over nothing is waited for.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,6 +29,7 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.ids import (
     AfuId,
     BitstreamId,
+    CardId,
     DeviceId,
     InterfaceId,
     PodUid,
@@ -36,8 +37,9 @@ from fpga_plugin.ids import (
     ResourceName,
 )
 from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, Ledger, card_of
-from fpga_plugin.ledger.records import Claim, RegionRecord
+from fpga_plugin.ledger.records import RegionRecord
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
@@ -82,7 +84,7 @@ class _Key:
     """
 
     epoch: str
-    claims: frozenset[tuple[DeviceId, int]]
+    lease: Lease
     identity: Identity
     requests: tuple[FpgaRequest, ...]
 
@@ -130,6 +132,7 @@ class PreStarts:
         self._reads = reads
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        ledger.subscribe(self._changed)
 
     async def serve(
         self,
@@ -149,26 +152,25 @@ class PreStarts:
         budget = answer_within(time_left)
         devices = self._ledger.check_devices(resource, ids)
         self._ledger.prestart_seen(devices)
-        begun = {d: claim for d in devices if (claim := self._ledger.claims.get(d)) is not None}
+        begun = self._ledger.lease(devices)
         identity = Identity()
         late = "preparation is not finished"
         try:
             try:
                 async with asyncio.timeout(budget):
                     identity = await self._identify(resource, devices, begun)
-                    claims = self._claims(devices)
+                    lease = self._lease(devices)
                     identity, env = await self._ask(identity, devices, env)
                     requests = await _parse(env)
-                    same = partial(self._check_same, {claim.device: claim for claim in claims})
                     identity = await self._permission.check(
-                        identity, resource, devices, requests, same
+                        identity, resource, devices, requests, lease
                     )
-                    preparation = await self._find_or_begin(identity, claims, requests)
+                    preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
-                    await self._permission.check(identity, resource, devices, requests, same)
+                    await self._permission.check(identity, resource, devices, requests, lease)
                     policy = self._permission.policy
                     observed: dict[RegionId, AfuId | None] = {}
                     if preparation.error is None:
@@ -206,6 +208,7 @@ class PreStarts:
         Raises:
             FpgaPluginError: it failed, or something came between.
         """
+        preparation.key.lease.check()
         if (
             self._preparations.get(devices) is not preparation
             or preparation.key.epoch != self._ledger.epoch
@@ -219,7 +222,7 @@ class PreStarts:
         if preparation.error is not None:
             raise preparation.error
         self._preparer.check_result(preparation.plan, preparation.records, observed)
-        self._ledger.started(preparation.plan.claims)
+        self._ledger.started(preparation.plan.lease.claims)
 
     def _drop(self, devices: frozenset[DeviceId]) -> None:
         """What was prepared for these devices serves no later call."""
@@ -243,21 +246,16 @@ class PreStarts:
     async def _find_or_begin(
         self,
         identity: Identity,
-        claims: tuple[Claim, ...],
+        lease: Lease,
         requests: tuple[FpgaRequest, ...],
     ) -> _Preparation:
-        devices = tuple(claim.device for claim in claims)
-        key = _Key(
-            self._ledger.epoch,
-            frozenset((claim.device, claim.generation) for claim in claims),
-            identity,
-            requests,
-        )
+        devices = lease.devices
+        key = _Key(self._ledger.epoch, lease, identity, requests)
         existing = self._preparations.get(frozenset(devices))
         if existing is not None and existing.key == key:
             return existing
         wants = await self._wants(devices, requests)
-        plan = Plan(claims, identity.pod, wants)
+        plan = Plan(lease, identity.pod, wants)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
         existing = self._preparations.get(frozenset(devices))
@@ -273,27 +271,28 @@ class PreStarts:
         self._preparations[frozenset(devices)] = preparation
         return preparation
 
-    def _claims(self, devices: tuple[DeviceId, ...]) -> tuple[Claim, ...]:
-        found = tuple(c for d in devices if (c := self._ledger.claims.get(d)) is not None)
-        if len(found) != len(devices):
+    def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
+        lease = self._ledger.lease(devices)
+        if len(lease.claims) != len(devices):
             raise RefusedError(
                 f"the claim of {', '.join(devices)} ended before its container started",
                 hint=DELETE_THE_POD,
             )
-        return found
+        return lease
 
     async def _identify(
         self,
         resource: ResourceName,
         devices: tuple[DeviceId, ...],
-        begun: Mapping[DeviceId, Claim],
+        begun: Lease,
     ) -> Identity:
         """Who asks; makes the claims that kubelet's records show and the ledger lacks.
 
         `begun`: the claims when the call came.
         """
         identity = await self._pods.identify(resource, devices)
-        self._check_same(begun)
+        # Once other claims are in place, the records tell of their owner, not of the caller.
+        begun.check()
         missing = [device for device in devices if device not in self._ledger.claims]
         if missing:
             if identity.pod is None:
@@ -309,7 +308,7 @@ class PreStarts:
             claims = (self._ledger.claims.get(device) for device in devices)
             regions = [region for claim in claims if claim for region, _ in claim.nodes]
             await asyncio.to_thread(self._look_at_cgroup, identity.pod, regions)
-            self._check_same(begun)
+            begun.check()
             self._ledger.bind_pod(devices, identity.pod)
         self._refuse_mixture(identity)
         return identity
@@ -318,20 +317,6 @@ class PreStarts:
         # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
         self._cgroups.expect(pod)
         self._cgroups.entered(pod, regions)
-
-    def _check_same(self, begun: Mapping[DeviceId, Claim]) -> None:
-        """Once other claims are in place, kubelet's records tell of their owner, not of the caller.
-
-        Raises:
-            RefusedError: they are.
-        """
-        for device, claim in begun.items():
-            current = self._ledger.claims.get(device)
-            if current is None or current.generation != claim.generation:
-                raise RefusedError(
-                    f"the claim of {device} ended before its container started",
-                    hint=DELETE_THE_POD,
-                )
 
     def _refuse_mixture(self, identity: Identity) -> None:
         """Region and whole card of one interface id in one container: not supported."""
@@ -363,10 +348,10 @@ class PreStarts:
             return identity, env
         if self._ledger.sends_env:
             return identity, {}
-        claims = self._claims(devices)
-        fresh = not any(claim.used for claim in claims)
+        lease = self._lease(devices)
+        fresh = not any(claim.used for claim in lease.claims)
         asked = await self._envs.ask(identity, devices, fresh=fresh)
-        if [c.generation for c in self._claims(devices)] != [c.generation for c in claims]:
+        if self._lease(devices) != lease:
             raise NotFinishedError(
                 f"{', '.join(devices)} changed hands while the pod's spec was read",
                 hint="kubelet's next try begins anew, if the pod is still there",
@@ -413,14 +398,14 @@ class PreStarts:
         except FpgaPluginError as error:
             preparation.error = error
         except Exception:
-            log.exception("preparation failed", devices=[claim.device for claim in plan.claims])
+            log.exception("preparation failed", devices=plan.lease.devices)
             preparation.error = FpgaPluginError(
                 "preparation failed for an unexpected reason",
                 hint="the plugin's log has the details; please report it",
             )
         log.info(
             "prepared" if preparation.error is None else "preparation failed",
-            devices=[claim.device for claim in plan.claims],
+            devices=plan.lease.devices,
             pod=plan.pod,
             bitstreams={
                 region: None if want is None else want.bitstream.bitstream_id
@@ -428,18 +413,18 @@ class PreStarts:
             },
             error=None if preparation.error is None else str(preparation.error),
         )
-        devices = frozenset(claim.device for claim in plan.claims)
+        devices = frozenset(plan.lease.devices)
         if self._preparations.get(devices) is preparation:
             preparation.expiry = asyncio.get_running_loop().call_later(
                 UNCLAIMED_FOR, self._expire, devices
             )
-        for card in {card_of(claim.device) for claim in plan.claims}:
+        for card in set(map(card_of, plan.lease.devices)):
             self._queue.add(card)
 
-    def forget(self, ended: Iterable[DeviceId]) -> None:
-        """The claims on these devices ended: what was prepared for them serves nobody."""
-        gone = frozenset(ended)
-        for devices in [d for d in self._preparations if d & gone]:
+    def _changed(self, _card: CardId | None) -> None:
+        """What was prepared for claims that ended serves nobody, and is not kept."""
+        ended = [d for d, one in self._preparations.items() if not one.key.lease.holds]
+        for devices in ended:
             self._drop(devices)
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from grpclib.server import Stream
 
-from fpga_plugin.claims.calls import DevicePluginCalls
+from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
@@ -47,9 +47,12 @@ class DeviceStreams:
         lost: set when, after that, the last stream ended.
     """
 
-    def __init__(self, resource: ResourceName, calls: DevicePluginCalls) -> None:
+    def __init__(
+        self, resource: ResourceName, calls: DevicePluginCalls, lives: KubeletLives
+    ) -> None:
         self._resource = resource
         self._calls = calls
+        self._lives = lives
         self._cursors: set[_Cursor] = set()
         self._log = _log.bind(resource=resource)
         self.opened = asyncio.Event()
@@ -111,6 +114,6 @@ class DeviceStreams:
     def _open(self) -> None:
         self.opened.set()
         try:
-            self._calls.stream_opened(self._resource)
+            self._lives.stream_opened(self._resource)
         except Exception:  # noqa: BLE001  # a defect behind must not cost kubelet its list
             self._log.exception("unexpected error when a stream opened")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 from grpclib.server import Server
 
-from fpga_plugin.claims.calls import DevicePluginCalls
+from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import Codec
 from fpga_plugin.deviceplugin.http2 import CONFIGURATION, CallHandler, CalmProtocol, Connections
@@ -43,11 +43,12 @@ class Endpoint:
         calls: DevicePluginCalls,
         directory: str,
         *,
+        lives: KubeletLives,
         on_call: CallObserver | None = None,
         dropped: Tally | None = None,
     ) -> None:
         self.name = ""
-        self.streams = DeviceStreams(resource, calls)
+        self.streams = DeviceStreams(resource, calls, lives)
         self._resource = resource
         self._calls = calls
         self._directory = directory

@@ -1,15 +1,19 @@
-"""All of the plugin's resources towards kubelet: the one thing that the daemon starts and stops."""
+"""All of the plugin's resources towards kubelet, behind one object (`regions.link.Link`).
+
+It is made before what serves kubelet's calls, which uses it, and gets that when it starts.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from fpga_plugin.claims.calls import DevicePluginCalls
+from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.registration import Epochs, Registration, ResourceStatus, Timing
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.tally import Labels, Tally
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""
@@ -22,7 +26,6 @@ class KubeletLink:
     """Serves and registers every resource, each in a task of its own.
 
     Args:
-        calls: what kubelet's calls do.
         kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
             service waits for it and says so in `status`; call `sockets.check_directory` first to
             refuse the start instead.
@@ -35,18 +38,17 @@ class KubeletLink:
 
     def __init__(
         self,
-        calls: DevicePluginCalls,
         *,
         kubelet_dir: str,
         on_call: CallObserver | None = None,
         timing: Timing | None = None,
     ) -> None:
-        self._calls = calls
         self._on_call = on_call
         self.dropped = Tally()
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
-        self._epochs = Epochs(calls)
+        self._calls: DevicePluginCalls | None = None
+        self._epochs: Epochs | None = None
         self._registrations: dict[ResourceName, Registration] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -56,12 +58,25 @@ class KubeletLink:
         """How each resource stands with kubelet."""
         return {name: one.status for name, one in self._registrations.items()}
 
-    async def start(self) -> None:
-        """Begin to serve; returns before kubelet has heard of it."""
+    @property
+    def opened(self) -> Iterable[tuple[Labels, int]]:
+        """How often the stream of each resource was opened."""
+        return () if self._epochs is None else self._epochs.opened.items()
+
+    async def start(self, calls: DevicePluginCalls, lives: KubeletLives) -> None:
+        """Begin to serve; returns before kubelet has heard of it.
+
+        Args:
+            calls: what kubelet's calls do.
+            lives: is told of each life of kubelet.
+        """
         remove_stale_sockets(self._directory.path)
         self._directory.start()
-        self._unsubscribe = self._calls.subscribe(self._add_resources)
-        self._add_resources()
+        epochs = self._epochs = Epochs(lives)
+        add = partial(self._add_resources, calls, epochs)
+        self._calls = calls
+        self._unsubscribe = calls.subscribe(add)
+        add()
 
     async def stop(self) -> None:
         """End every stream, connection and socket; kubelet then shows the devices as Unhealthy."""
@@ -83,15 +98,18 @@ class KubeletLink:
 
     def sent(self) -> Mapping[ResourceName, frozenset[str]]:
         """The healthy devices of each list that kubelet holds a stream for and has been sent."""
+        if (calls := self._calls) is None:
+            return {}
         return {
-            name: frozenset(device.id for device in self._calls.devices(name) if device.healthy)
+            name: frozenset(device.id for device in calls.devices(name) if device.healthy)
             for name, one in self._registrations.items()
             if one.status.registered and one.status.streaming and not one.behind
         }
 
     def reregister(self, resource: ResourceName) -> None:
         """Register a resource anew, on another socket."""
-        self._registrations[resource].renew("kubelet has lost its devices")
+        if (registration := self._registrations.get(resource)) is not None:
+            registration.renew("kubelet has lost its devices")
 
     async def announced(self) -> None:
         """Wait until kubelet was sent every list as it is now, or `ANNOUNCE_LIMIT`.
@@ -104,16 +122,16 @@ class KubeletLink:
                 return
             await asyncio.sleep(ANNOUNCE_POLL)
 
-    def _add_resources(self) -> None:
-        for resource in self._calls.resources():
+    def _add_resources(self, calls: DevicePluginCalls, epochs: Epochs) -> None:
+        for resource in calls.resources():
             if resource in self._registrations:
                 continue
             registration = Registration(
                 resource,
-                self._calls,
+                calls,
                 self._directory,
                 timing=self._timing,
-                epochs=self._epochs,
+                epochs=epochs,
                 on_call=self._on_call,
                 dropped=self.dropped,
             )

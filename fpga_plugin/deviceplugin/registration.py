@@ -29,7 +29,7 @@ from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from fpga_plugin.api.messages.v1beta1 import RegisterRequest, RegistrationStub
-from fpga_plugin.claims.calls import DevicePluginCalls
+from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.servicer import OPTIONS, CallObserver
@@ -143,7 +143,7 @@ class Registration:
                 epoch = await self._kubelet()
                 began = asyncio.get_running_loop().time()
                 try:
-                    self._epochs.found(epoch)
+                    self._epochs.kubelet_epoch(epoch)
                     await self._life(epoch)
                 except FpgaPluginError as error:
                     self._problem = str(error)
@@ -200,6 +200,7 @@ class Registration:
             self._resource,
             self._calls,
             self._directory.path,
+            lives=self._epochs,
             on_call=self._on_call,
             dropped=self._dropped,
         )
@@ -306,17 +307,27 @@ async def register(directory: str, resource: ResourceName, endpoint: str, second
 
 
 class Epochs:
-    """Tells `calls` of each life of kubelet once, however many resources find it."""
+    """Tells of each life of kubelet once, however many resources find it (`KubeletLives`).
 
-    def __init__(self, calls: DevicePluginCalls) -> None:
-        self._calls = calls
+    Attributes:
+        opened: how often each resource's stream was opened.
+    """
+
+    def __init__(self, lives: KubeletLives) -> None:
+        self._lives = lives
         self._last = ""
+        self.opened = Tally()
 
-    def found(self, epoch: str) -> None:
+    def kubelet_epoch(self, epoch: str) -> None:
         """A registration is about to go to this life of kubelet."""
         if epoch != self._last:
-            self._calls.kubelet_epoch(epoch)
+            self._lives.kubelet_epoch(epoch)
             self._last = epoch
+
+    def stream_opened(self, resource: ResourceName) -> None:
+        """Kubelet has the resource's list."""
+        self.opened.add(resource)
+        self._lives.stream_opened(resource)
 
 
 class _Delays:

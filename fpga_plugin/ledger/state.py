@@ -26,6 +26,7 @@ from fpga_plugin.ids import (
     parse_device_id,
 )
 from fpga_plugin.ledger.journal import JournalError, JournalWriter
+from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
 from fpga_plugin.ledger.records import (
     CLEAN,
@@ -257,6 +258,12 @@ class LedgerState:
     def claims_on(self, card: CardId) -> list[Claim]:
         """Claims on the card or on any of its regions."""
         return list(self._by_card.get(card, {}).values())
+
+    def lease(self, devices: Iterable[DeviceId]) -> Lease:
+        """Of the claims on these devices, those that there are."""
+        claims = tuple(claim for d in devices if (claim := self.claims.get(d)) is not None)
+        generations = frozenset((claim.device, claim.generation) for claim in claims)
+        return Lease(generations, claims, self.claims)
 
     def mode(self, card: CardId) -> Mode:
         """How the card is used."""

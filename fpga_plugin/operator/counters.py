@@ -38,10 +38,6 @@ class Counters:
         """By outcome: `clean` or `failed`."""
         self.failures = Tally()
         """By operation (`prestart`, `prepare`, `scrub`) and kind of error."""
-        self.registrations = Tally()
-        """By resource."""
-        self.reconciled = 0
-        """Claims that ended because kubelet's records no longer showed them."""
         self.http_dropped = Tally()
         """HTTP connections that were closed before they had their answer, by reason."""
         self.port_failures = Tally()

@@ -48,7 +48,7 @@ def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Met
         yield from _kubelet(survey.parts)
         yield from _regions(survey.parts)
         yield from _cards(survey.parts)
-        yield from _releases(survey, survey.parts)
+        yield from _releases(survey.parts)
         yield from _recoveries(survey.parts)
         yield from _bitstreams(survey.parts)
         yield from _best_effort(survey, survey.parts)
@@ -98,12 +98,6 @@ def _counted(survey: Survey) -> Iterator[Metric]:
         counters.port_failures.items(),
     )  # fmt: skip
     yield _counter(
-        "registrations",
-        "How often kubelet opened the stream of a resource's device list.",
-        ["resource"],
-        counters.registrations.items(),
-    )
-    yield _counter(
         "http_connections_dropped",
         "HTTP connections that were closed before they had their answer, by reason.",
         ["reason"],
@@ -149,6 +143,12 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
         "Whether kubelet's records could not be read at the last try: nothing is released.",
         [],
         [((), int(bool(parts.reconciler.problem)))],
+    )
+    yield _counter(
+        "registrations",
+        "How often kubelet opened the stream of a resource's device list.",
+        ["resource"],
+        parts.kubelet.opened,
     )
     yield _counter(
         "kubelet_connections_dropped",
@@ -236,8 +236,8 @@ def _cards(parts: Parts) -> Iterator[Metric]:
     )
 
 
-def _releases(survey: Survey, parts: Parts) -> Iterator[Metric]:
-    ends, reconciled = parts.ledger.ends, survey.counters.reconciled
+def _releases(parts: Parts) -> Iterator[Metric]:
+    ends, reconciled = parts.ledger.ends, parts.reconciler.released
     yield _counter(
         "releases",
         "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",

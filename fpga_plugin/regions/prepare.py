@@ -19,8 +19,9 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
-from fpga_plugin.ledger.records import Claim, Condition, RegionRecord
+from fpga_plugin.ledger.records import Condition, RegionRecord
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.reads import CardReads
@@ -46,12 +47,12 @@ class Plan:
     """One PreStart's work.
 
     Attributes:
-        claims: of the call's devices, as they were when the plan was made.
+        lease: on the claims of the call's devices, as they were when the plan was made.
         pod: their owner, if kubelet's records tell.
         wants: what each region is to become; None: blank.
     """
 
-    claims: tuple[Claim, ...]
+    lease: Lease
     pod: PodUid | None
     wants: Mapping[RegionId, Want | None]
 
@@ -160,14 +161,9 @@ class Preparer:
             RefusedError: it does not.
         """
         ledger = self._operations.ledger
-        for claim in plan.claims:
-            current = ledger.claims.get(claim.device)
-            if current is None or current.generation != claim.generation:
-                raise RefusedError(
-                    f"the claim of {claim.device} ended before its container started",
-                    hint=DELETE_THE_POD,
-                )
-            ledger.check_nodes(current)
+        plan.lease.check()
+        for claim in plan.lease.claims:
+            ledger.check_nodes(claim)
             if (why := ledger.foreign.get(card_of(claim.device))) is not None:
                 raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
         for region in plan.wants:
@@ -189,14 +185,14 @@ class Preparer:
             self.check(plan, mending=True)
             card = self._operations.ledger.cards[card_id]
             if self._mendable(card, plan):
-                await self._recovery.rebind(card, owner={c.device for c in plan.claims})
+                await self._recovery.rebind(card, owner=frozenset(plan.lease.devices))
             try:
                 await self._attempt(plan, card_id, region_ids)
             except HardwareError as error:
                 if not self._poisoned(plan, card_id):
                     raise
                 # Its ports are closed again by now.
-                if not await self._recovery.rebind(card, owner={c.device for c in plan.claims}):
+                if not await self._recovery.rebind(card, owner=frozenset(plan.lease.devices)):
                     raise type(error)(error.message, hint=self._recovery.advice(card)) from error
                 await self._attempt(plan, card_id, region_ids)
             return {region: self._operations.ledger.record(region) for region in region_ids}
@@ -248,7 +244,7 @@ class Preparer:
         reports: Mapping[RegionId, Report],
     ) -> None:
         operations, ledger = self._operations, self._operations.ledger
-        used = {region for claim in plan.claims if claim.used for region, _ in claim.nodes}
+        used = {region for claim in plan.lease.claims if claim.used for region, _ in claim.nodes}
         dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
         blank: Bitstream | None = None
         if dirty:

@@ -128,7 +128,7 @@ class CardQueue:
                     outcome = Outcome.WAIT
                 if outcome is Outcome.DONE:
                     retry = FIRST_RETRY
-                elif outcome is Outcome.WAIT and not again.is_set():
+                elif outcome is Outcome.WAIT:
                     try:
                         async with asyncio.timeout(retry):
                             await again.wait()

@@ -11,7 +11,7 @@ pause, and it doubles.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.link import Link
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 
@@ -51,7 +52,7 @@ class Recovery:
         policy: what the operator allows.
         operations: what is done to a card.
         inventory: scans a card anew and tells the ledger.
-        announced: returns once kubelet was sent the lists as they are now.
+        link: to kubelet, which has to have the lists before the driver is taken off.
         queue: where a card that may be tried again is added.
     """
 
@@ -61,13 +62,13 @@ class Recovery:
         *,
         operations: CardOperations,
         inventory: Inventory,
-        announced: Callable[[], Awaitable[None]],
+        link: Link,
         queue: CardQueue,
     ) -> None:
         self._policy = policy
         self._operations = operations
         self._inventory = inventory
-        self._announced = announced
+        self._link = link
         self._queue = queue
         self._attempts: dict[CardId, _Attempt] = {}
         self._asked: set[CardId] = set()
@@ -154,7 +155,7 @@ class Recovery:
         log.warning("rebinding the driver of a card", card=card.id)
         try:
             self._ledger.set_rebinding(card.id, rebinding=True)
-            await self._announced()
+            await self._link.announced()
             if why := await self._hindrance(card, owner):
                 log.info("card not rebound", card=card.id, reason=why)
                 self._ledger.set_rebinding(card.id, rebinding=False)

@@ -11,7 +11,6 @@ round of the reconciler; not on a node where nothing happens.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -19,6 +18,7 @@ import structlog
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.pods.podresources import NoListReason, PodResourcesClient, PodResourcesError
+from fpga_plugin.regions.link import Link
 
 log = structlog.get_logger()
 
@@ -42,18 +42,13 @@ class AllocatableCheck:
     """Belongs to the event loop.
 
     Args:
-        sent: the healthy devices of each list that kubelet holds a stream for and has been sent.
-        reregister: registers a resource anew.
+        link: knows what kubelet was sent, and registers a resource anew.
+        podresources: asks kubelet what it knows.
     """
 
-    def __init__(
-        self,
-        *,
-        sent: Callable[[], Mapping[ResourceName, frozenset[str]]],
-        reregister: Callable[[ResourceName], None],
-    ) -> None:
-        self._sent = sent
-        self._reregister = reregister
+    def __init__(self, link: Link, podresources: PodResourcesClient) -> None:
+        self._link = link
+        self._podresources = podresources
         self._served = True
         self._left = 0
         self._unanswered = 0
@@ -78,18 +73,18 @@ class AllocatableCheck:
         self._left = QUIET
         self._unanswered = 0
 
-    async def look(self, podresources: PodResourcesClient) -> None:
+    async def look(self) -> None:
         """Compare once, and mend what has differed for long enough."""
         if not self._served:
             return
-        before = self._sent()
+        before = self._link.sent()
         try:
-            known = await podresources.allocatable()
+            known = await self._podresources.allocatable()
         except PodResourcesError as error:
             self._no_answer(error)
             return
         self._unanswered = 0
-        now = self._sent()
+        now = self._link.sent()
         for resource in self._differing.keys() - now.keys():
             del self._differing[resource]  # no stream: its registration is somebody's work already
         # A list that was sent meanwhile is another question.
@@ -129,4 +124,4 @@ class AllocatableCheck:
             devices=[quote(device) for device in sorted(sent ^ known)[:SHOWN]],
             tries=tries + 1,
         )
-        self._reregister(resource)
+        self._link.reregister(resource)

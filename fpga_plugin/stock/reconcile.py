@@ -14,23 +14,26 @@ tried again: they must not end the daemon.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.claims.owners import Owners
+from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import granted_nodes
 from fpga_plugin.pods.podresources import PodList, PodResourcesClient
+from fpga_plugin.regions.link import Link
 from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.regions.release import release
+from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.allocatable import AllocatableCheck
-from fpga_plugin.stock.foreign import entries_of, foreign_entries, is_device_id
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 
 log = structlog.get_logger()
@@ -55,76 +58,88 @@ class _Absence:
 
 
 class Reconciler:
-    """Belongs to the event loop.
+    """Belongs to the event loop; is told of kubelet's lives (`KubeletLives`).
 
     Args:
+        settings: the seconds between two Lists.
+        ledger: whose claims end.
+        queue: is in step with kubelet once its records were read, until another kubelet begins.
+        link: sends the lists to kubelet again, which makes it rewrite its checkpoint.
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
         owners: learns whose claims these are from each life's first answer.
-        interval: seconds between two Lists.
-        queue: is in step with kubelet once its records were read, until another kubelet begins.
-        release: ends the claim of a device.
-        resend: sends the lists to kubelet again, which makes it rewrite its checkpoint.
-        allocatable: compares what kubelet knows with what it was sent; None: nobody does.
-        missed: looks for containers that started without PreStart; None: nobody does.
+        envs: forgets with each life of kubelet which container started last.
+        missed: looks for containers that started without PreStart.
+
+    Attributes:
+        last_read: Unix time at which kubelet's records were last read; 0: never.
+        released: how many claims ended because the records no longer show them.
     """
 
     def __init__(
         self,
+        settings: Settings,
         *,
         ledger: Ledger,
+        queue: CardQueue,
+        link: Link,
         pods: PodDirectory,
         owners: Owners,
-        interval: float,
-        queue: CardQueue,
-        release: Callable[[ResourceName, DeviceId], None],
-        resend: Callable[[], None],
-        allocatable: AllocatableCheck | None = None,
-        missed: MissedPreStarts | None = None,
+        envs: EnvSource,
+        missed: MissedPreStarts,
     ) -> None:
         self._ledger = ledger
-        self._pods = pods
-        self._owners = owners
-        self._podresources = pods.podresources
-        self._interval = interval
         self._queue = queue
-        self._release = release
-        self._resend = resend
-        self._allocatable = allocatable
+        self._link = link
+        self._pods = pods
+        self._podresources = pods.podresources
+        self._owners = owners
+        self._envs = envs
         self._missed = missed
+        self._adoption = Adoption(ledger)
+        self._allocatable = (
+            None if pods.podresources is None else AllocatableCheck(link, pods.podresources)
+        )
+        self._interval = settings.reconcile_interval
         self._answered = False
         self._streaming = False
         self._wake = asyncio.Event()
         self._absences: dict[DeviceId, _Absence] = {}
         self._said = ""
         self._waiting: list[DeviceId] | None = None
-        self._not_adopted: dict[CardId, str] = {}
-        self.last_read = 0.0  # Unix time at which kubelet's records were last read; 0: never
+        self.last_read = 0.0
+        self.released = 0
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
-    def epoch_changed(self, _epoch: str) -> None:
-        """Another kubelet: what is in use is not known until it has answered."""
+    def kubelet_epoch(self, epoch: str) -> None:
+        """A life of kubelet began or was found; of another one, what is in use is not known yet.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        if not self._ledger.kubelet_epoch(epoch):
+            return
+        log.info("kubelet's life began", epoch=epoch)
         self._answered = False
         self._streaming = False
         self._absences.clear()
+        self._envs.new_kubelet()
         self._owners.new_kubelet()
         if self._allocatable is not None:
             self._allocatable.new_kubelet()
-        if self._missed is not None:
-            self._missed.new_kubelet()
+        self._missed.new_kubelet()
         self._queue.unsync()
         self._wake.set()
 
     def stream_opened(self, resource: ResourceName) -> None:
         """Kubelet talks to us."""
         self._streaming = True
-        if self._missed is not None:
-            self._missed.stream_opened(resource)
+        self._missed.stream_opened(resource)
         self._changed()
 
     def _card_changed(self, card: CardId | None) -> None:
         if card is not None:
-            self._not_adopted.pop(card, None)  # what stood in the way may be gone
+            self._adoption.card_changed(card)
         self._changed()
 
     def _changed(self) -> None:
@@ -146,35 +161,30 @@ class Reconciler:
                     await self._compare_records()
         finally:
             self._unsubscribe()
-            if self._missed is not None:
-                self._missed.close()
+            self._missed.close()
 
     async def _compare_records(self) -> None:
         """Once, and the wait until there is reason to do it again."""
         # Where the records of a new card cannot be read, others' claims may still end.
-        unread = self._new_cards() and not await self._read_records()
-        if self._podresources is not None and (self._ledger.claims or self._doubtful()):
+        unread = self._adoption.new_cards and not await self._read_records()
+        if self._podresources is not None and (self._ledger.claims or self._adoption.doubtful):
             await self._round(self._podresources)
-            await self._compare(self._podresources)
+            await self._compare_lists()
             await asyncio.sleep(self._interval)
-        elif self._doubtful():
+        elif self._adoption.doubtful:
             await self._settle([])
             await asyncio.sleep(self._interval)
-        elif self._podresources is not None and self._standing_due:
+        elif self._allocatable is not None and self._allocatable.due:
             await asyncio.sleep(self._interval)
-            await self._compare(self._podresources)
+            await self._compare_lists()
         elif unread:
             await asyncio.sleep(self._interval)
         else:
             await self._wake.wait()
 
-    @property
-    def _standing_due(self) -> bool:
-        return self._allocatable is not None and self._allocatable.due
-
-    async def _compare(self, podresources: PodResourcesClient) -> None:
+    async def _compare_lists(self) -> None:
         if self._allocatable is not None:
-            await self._allocatable.look(podresources)
+            await self._allocatable.look()
 
     @property
     def problem(self) -> str:
@@ -200,7 +210,7 @@ class Reconciler:
         self._answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
         self._queue.sync()
-        if self._missed is not None and journalled:  # else nobody knows who was served
+        if journalled:  # else nobody knows who was served
             self._missed.look()
         return True
 
@@ -215,72 +225,13 @@ class Reconciler:
             if epoch != self._ledger.epoch:
                 return False
             self._owners.learn(unknown, checkpoint)
-            self._learn_owners(checkpoint)
+            self._adoption.adopt(checkpoint)
         except FpgaPluginError as error:
             self._report(error)
             return False
         self._said = ""
         self.last_read = time.time()
         return True
-
-    def _new_cards(self) -> bool:
-        """Whether there is a card of which kubelet's records were not read yet."""
-        present = self._ledger.unreconciled & self._ledger.cards.keys()
-        return bool(present - self._not_adopted.keys())
-
-    def _doubtful(self) -> bool:
-        """Whether kubelet's records name somebody who keeps a card from being given out."""
-        return bool(self._ledger.foreign or self._not_adopted)
-
-    def _learn_owners(self, checkpoint: Checkpoint) -> None:
-        """Make the claims that kubelet's records show and the journal lost.
-
-        A stale entry is released later. What cannot become a claim keeps its card from being given
-        out, and is tried again until it can, or kubelet has forgotten it.
-
-        Raises:
-            JournalError: they cannot be written down.
-        """
-        ledger = self._ledger
-        cards = ledger.unreconciled & ledger.cards.keys()
-        known = ledger.reconciled_cards()
-        problems: dict[CardId, str] = {}
-        for entry in checkpoint.entries:
-            for device in sorted(map(DeviceId, filter(is_device_id, entry.devices))):
-                # Of a card that is not there yet the pod holds nodes, which another card may get.
-                if device not in ledger.claims and card_of(device) not in known:
-                    try:
-                        ledger.adopt(entry.resource, device, entry.pod_uid, granted_nodes(entry))
-                    except JournalError:
-                        raise
-                    except FpgaPluginError as error:
-                        if card_of(device) in cards:  # else it is asked about when it comes
-                            problems[card_of(device)] = f"{device} of pod {entry.pod_uid}: {error}"
-                    else:
-                        log.warning("claim adopted", device=device, pod=entry.pod_uid)
-        for card, problem in problems.items():
-            if self._not_adopted.get(card) != problem:
-                log.warning("claim not adopted", card=card, error=problem)
-        self._not_adopted = problems
-        ledger.reconciled(cards - problems.keys())
-        self._look_for_foreign(checkpoint)
-
-    def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
-        """Keep back the cards of which another plugin's pods may have devices."""
-        foreign = foreign_entries(checkpoint)
-        cards: dict[CardId, str] = {}
-        for card in self._ledger.cards.values():
-            for entry in entries_of(card, foreign):
-                cards[card.id] = (
-                    f"pod {entry.pod_uid} holds devices of {entry.resource} that another plugin"
-                    " gave it; drain the node of such pods"
-                )
-        if cards != self._ledger.foreign:
-            for card_id, reason in cards.items():
-                log.warning("card left alone", card=card_id, reason=reason)
-            self._ledger.set_foreign(cards)
-            if self._answered:
-                self._queue.sync()
 
     async def _round(self, podresources: PodResourcesClient) -> None:
         ledger = self._ledger
@@ -298,7 +249,7 @@ class Reconciler:
             return
         self._count(before, listed)
         ended = [d for d, absence in self._absences.items() if absence.count >= NEEDED_LISTS]
-        if ended or self._doubtful():
+        if ended or self._adoption.doubtful:
             await self._settle(ended)
         else:
             self._said, self._waiting = "", None
@@ -323,7 +274,7 @@ class Reconciler:
             checkpoint = await self._fresh_checkpoint(ended)
             if checkpoint is not None:
                 self._waiting = None
-                self._learn_owners(checkpoint)
+                self._adoption.adopt(checkpoint)
                 if self._release_all([d for d in ended if not checkpoint.holders(d)]):
                     self._said = ""
         except NoSourceError as error:
@@ -336,7 +287,7 @@ class Reconciler:
             NoSourceError: it cannot be read.
         """
         stamp = await asyncio.to_thread(self._pods.stamp)
-        self._resend()
+        self._link.resend()
         if await self._rewritten(stamp):
             return await self._pods.checkpoint()
         if ended != self._waiting:
@@ -379,7 +330,7 @@ class Reconciler:
             if self._ledger.activity[device] != absence.activity:
                 continue
             try:
-                self._release(claim.resource, device)
+                release(self._ledger, self._queue, claim.resource, [device])
             except JournalError as error:
                 all_ended = False
                 if self._said != str(error):
@@ -392,6 +343,7 @@ class Reconciler:
                         hint="it is tried again",
                     )
             else:
+                self.released += 1
                 log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
         return all_ended
 

@@ -288,8 +288,8 @@ class Kubelet(RegistrationBase):
 
 @asynccontextmanager
 async def plugin(directory: Path, calls: Calls, *, timing: Timing = QUICK, on_call=None):
-    service = KubeletLink(calls, kubelet_dir=str(directory), timing=timing, on_call=on_call)
-    await service.start()
+    service = KubeletLink(kubelet_dir=str(directory), timing=timing, on_call=on_call)
+    await service.start(calls, calls)
     try:
         yield service
     finally:

@@ -147,7 +147,7 @@ def test_the_quick_encoding_is_the_ordinary_one(count):
 def test_every_method_of_the_service_is_served_with_its_types():
     async def mappings():
         calls = Calls(Changes())
-        served = Servicer(REGIONS, calls, DeviceStreams(REGIONS, calls)).__mapping__()
+        served = Servicer(REGIONS, calls, DeviceStreams(REGIONS, calls, calls)).__mapping__()
         return served, api.DevicePluginBase().__mapping__()
 
     served, generated = asyncio.run(mappings())
@@ -607,8 +607,9 @@ def test_a_kubelet_that_does_not_answer_is_given_up_and_does_not_delay_the_end(t
             async with plugin(tmp_path, Calls(changes), timing=timing) as service:
                 await changes.until(lambda: len(one.requests) == 3)
                 assert "did not answer Register within 0.05 s" in service.status[REGIONS].problem
-            service = KubeletLink(Calls(changes), kubelet_dir=str(tmp_path))
-            await service.start()
+            calls = Calls(changes)
+            service = KubeletLink(kubelet_dir=str(tmp_path))
+            await service.start(calls, calls)
             await changes.until(lambda: len(one.requests) > 3)
             began = time.monotonic()
             await service.stop()
@@ -699,8 +700,8 @@ def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(tmp_path
         calls.lists[CARDS] = ()
         async with kubelet(tmp_path, changes) as one:
             before = asyncio.all_tasks()
-            service = KubeletLink(calls, kubelet_dir=str(tmp_path), timing=QUICK)
-            await service.start()
+            service = KubeletLink(kubelet_dir=str(tmp_path), timing=QUICK)
+            await service.start(calls, calls)
             await changes.until(lambda: one.streams() and one.streams(CARDS, ids=[]))
             calls.prestart_waits = asyncio.Event()
             prestart = asyncio.create_task(

@@ -68,7 +68,7 @@ class Scene:
     def power_on(self) -> None:
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.plugin.claims.kubelet_epoch("life 1"))
+        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
         self.plugin.kubelet_answers()
         self.plugin.work()
         assert all(r.condition is Condition.BLANK for r in self.ledger.regions.values())

@@ -21,7 +21,7 @@ from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
-from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
+from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
     CardGoneError,
     NoSourceError,
@@ -60,16 +60,14 @@ from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
+from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+from fpga_plugin.stock.reconcile import Reconciler
 
 AFUS = (AFU, AfuId("a" * 32))
 FACTORY = AfuId("f0" * 16)
 INSTANCES = itertools.count(1)
 NOWHERE = PodDirectory(kubelet_dir="/nowhere", prefix=PREFIX)
 SILENT = EventRecorder(None, node_name=None, pods=NOWHERE)
-
-
-async def _at_once() -> None:
-    pass
 
 
 # ------------------------------------------------------------------ time and threads
@@ -467,6 +465,22 @@ class Reads(CardReads):
         return await asyncio.to_thread(lambda: {c: function(c) for c in wanted}), frozenset()
 
 
+class NoLink:
+    """`Link` to a kubelet that has every list at once."""
+
+    def sent(self) -> Mapping[ResourceName, frozenset[str]]:
+        return {}
+
+    def resend(self) -> None:
+        """It has them."""
+
+    def reregister(self, resource: ResourceName) -> None:
+        """It has them."""
+
+    async def announced(self) -> None:
+        """It has them."""
+
+
 class Images:
     """`StoreReader` with every accelerator and, unless it was taken away, a blank."""
 
@@ -544,7 +558,7 @@ class Plugin:
             recovery,
             operations=operations,
             inventory=self.hardware,
-            announced=_at_once,
+            link=NoLink(),
             queue=queue,
         )
         queue.start(Scrubber(operations, self.recovery, queue))
@@ -564,15 +578,25 @@ class Plugin:
             permission=Permission(policy, directory),
             reads=Reads(),
         )
+        owners = Owners(ledger, directory)
         self.claims = ClaimService(
             ledger=ledger,
-            owners=Owners(ledger, directory),
+            owners=owners,
             lists=self.lists,
             prestarts=prestarts,
             queue=queue,
+        )
+        self.lives = Reconciler(
+            Settings(),
+            ledger=ledger,
+            queue=queue,
+            link=NoLink(),
+            pods=directory,
+            owners=owners,
             envs=envs,
-            epoch_changed=lambda _: queue.unsync(),
-            stream_opened=lambda _: None,
+            missed=MissedPreStarts(
+                ledger=ledger, pods=directory, kubelet_dir="/nowhere", recorder=SILENT
+            ),
         )
 
     def kubelet_answers(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -38,12 +39,15 @@ class Sent:
         self.kubelet = Kubelet()
         self.kubelet.known = dict(self.lists)
         self.renewed: list[ResourceName] = []
-        self.standing = AllocatableCheck(sent=lambda: self.lists, reregister=self.renewed.append)
+        self.standing = AllocatableCheck(
+            SimpleNamespace(sent=lambda: self.lists, reregister=self.renewed.append),
+            self.kubelet,  # type: ignore[arg-type]
+        )
         self.standing.new_kubelet()
 
     def look(self, times: int = 1) -> None:
         for _ in range(times):
-            asyncio.run(self.standing.look(self.kubelet))  # type: ignore[arg-type]
+            asyncio.run(self.standing.look())
 
 
 def test_lists_that_do_not_differ_are_not_compared_again():

@@ -41,7 +41,7 @@ class Stream:
 
 async def fed(story):
     calls, stream = Calls(), Stream()
-    streams = DeviceStreams(RESOURCE, calls)
+    streams = DeviceStreams(RESOURCE, calls, calls)
     feeding = asyncio.create_task(streams.feed(stream))
 
     def change():

@@ -831,3 +831,34 @@ def test_env_is_known_of_one_kubelet_only(ledger: Ledger) -> None:
     assert ledger.sends_env
     ledger.kubelet_epoch("life 2")
     assert not ledger.sends_env
+
+
+# ------------------------------------------------------------------ leases
+
+
+def test_a_lease_holds_as_long_as_the_devices_have_the_same_claims(ledger: Ledger) -> None:
+    ledger.allocate(REGIONS, [P0, P1])
+    lease = ledger.lease([P0, P1])
+    assert lease.devices == (P0, P1)
+    start(ledger, P0)
+    ledger.bind_pod([P0], POD_A)
+    assert lease == ledger.lease([P1, P0])
+    lease.check()
+    ledger.bind_pod([P0], POD_B)
+    assert not lease.holds
+    assert lease != ledger.lease([P0, P1])
+    with pytest.raises(RefusedError, match=f"the claim of {P0} ended before its container"):
+        lease.check()
+
+
+def test_a_lease_ends_with_any_of_its_claims_and_covers_those_that_there_are(
+    ledger: Ledger,
+) -> None:
+    ledger.allocate(REGIONS, [P1])
+    lease = ledger.lease([P0, P1])
+    assert lease.devices == (P1,)
+    ledger.allocate(REGIONS, [P0])
+    lease.check()
+    ledger.release([P1])
+    with pytest.raises(RefusedError, match=str(P1)):
+        lease.check()

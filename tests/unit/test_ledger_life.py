@@ -129,7 +129,7 @@ class Life(RuleBasedStateMachine):
         self.tell_epoch()
 
     def tell_epoch(self) -> None:
-        self.attempt(lambda: self.plugin.claims.kubelet_epoch(f"life {self.epoch}"))
+        self.attempt(lambda: self.plugin.lives.kubelet_epoch(f"life {self.epoch}"))
 
     def attempt(self, function) -> object:
         """One of kubelet's calls; an error that kubelet would see is its answer."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubles.cards import REGIONS, device, make_card
@@ -49,7 +50,8 @@ def test_the_successors_namespace_permits_the_caller_nothing(policy: PolicyFile)
     permission = Permission(policy, pods)
 
     async def ask(check: Callable[[], None] = same) -> Identity:
-        return await permission.check(CALLER, REGIONS, [P0], [], check)
+        lease = SimpleNamespace(check=check)
+        return await permission.check(CALLER, REGIONS, [P0], [], lease)
 
     with pytest.raises(RefusedError, match="ended before"):
         asyncio.run(ask(changed_hands))

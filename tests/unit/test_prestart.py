@@ -225,7 +225,7 @@ def test_a_successor_does_not_start_on_what_its_predecessors_call_prepared(scene
 
 def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(scene: Scene):
     task = scene.prepare(scene.admit(scene.regions[0]), AFU)
-    scene.plugin.call(lambda: scene.plugin.claims.kubelet_epoch("life 2"))
+    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
     scene.refused(task, NotFinishedError)
 
 
@@ -323,14 +323,18 @@ def test_each_result_has_its_own_time(scene: Scene, *, fetched: bool):
     assert scene.plugin.loop.time() == half + prestart.UNCLAIMED_FOR
 
 
-def test_an_ended_claim_keeps_no_image_in_memory(scene: Scene):
+@pytest.mark.parametrize("end", ["Deallocate", "an Allocate for another pod"])
+def test_an_ended_claim_keeps_no_image_in_memory(scene: Scene, end: str):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)
     task.cancel()
     scene.plugin.work()
     (image,) = scene.images.loaded
     assert image() is not None
-    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    if end == "Deallocate":
+        scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    else:
+        scene.admit(region)
     del task
     gc.collect()
     assert image() is None

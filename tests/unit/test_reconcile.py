@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -13,9 +13,10 @@ from doubles.kubelet import POD, Kubelet
 from structlog.testing import capture_logs
 
 from fpga_plugin.claims.owners import Owners
+from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import DeviceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Snapshot
@@ -43,6 +44,26 @@ class Queue:
     def unsync(self) -> None:
         self.told.append(False)
 
+    def add(self, _card: CardId) -> None:
+        """Nothing is scrubbed here."""
+
+
+class Linked(Kubelet):
+    """The link to it, too; it tells nobody what it knows."""
+
+    async def allocatable(self) -> dict[ResourceName, frozenset[str]]:
+        raise PodResourcesError("not served", reason=NoListReason.NOT_SERVED)
+
+    def sent(self) -> dict[ResourceName, frozenset[str]]:
+        return {}
+
+
+class Nobody:
+    """Takes every word and does nothing."""
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_: None
+
 
 class World:
     def __init__(self, directory: str, *, fresh: bool = False, polled: bool = True) -> None:
@@ -53,9 +74,10 @@ class World:
         self.ledger.kubelet_epoch("k1")
         if not fresh:
             self.ledger.reconciled(self.ledger.cards)
-        self.kubelet = Kubelet(directory)
+        self.kubelet = Linked(directory)
         self.queue = Queue()
         self.released: list[DeviceId] = []
+        self._claimed: set[DeviceId] = set()
         pods = self.pods = PodDirectory(
             kubelet_dir=directory,
             prefix=PREFIX,
@@ -63,18 +85,21 @@ class World:
         )
         self.owners = Owners(self.ledger, pods)
         self.reconciler = Reconciler(
+            Settings(kubelet_dir=directory, resource_prefix=PREFIX, reconcile_interval=0.01),
             ledger=self.ledger,
+            queue=self.queue,  # type: ignore[arg-type]
+            link=self.kubelet,  # type: ignore[arg-type]
             pods=pods,
             owners=self.owners,
-            interval=0.01,
-            queue=self.queue,  # type: ignore[arg-type]
-            release=self._release,
-            resend=self.kubelet.resend,
+            envs=Nobody(),  # type: ignore[arg-type]
+            missed=Nobody(),  # type: ignore[arg-type]
         )
+        self.ledger.subscribe(self._note_released)
 
-    def _release(self, _resource: ResourceName, device: DeviceId) -> None:
-        self.released.append(device)
-        self.ledger.release([device])
+    def _note_released(self, _card: object) -> None:
+        ended = [d for d in self._claimed if d not in self.ledger.claims]
+        self._claimed = set(self.ledger.claims)
+        self.released += ended
 
     def play(self, until: Callable[[], bool]) -> None:
         async def run() -> None:
@@ -167,7 +192,7 @@ def test_an_unreadable_checkpoint_releases_nothing(directory: str) -> None:
         with open(world.kubelet.path, "w") as file:
             file.write("{" * (1 + next(stamps)))
 
-    world.reconciler._resend = garbage
+    world.kubelet.resend = garbage
     world.play(lambda: world.kubelet.resends > 2)
     assert world.released == []
 
@@ -187,8 +212,9 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
         if os.path.isdir(kubelet_dir):
             os.rename(kubelet_dir, kubelet_dir + ".gone")
 
+    resend = world.kubelet.resend
     if when == "after that":
-        world.reconciler._resend = go
+        world.kubelet.resend = go
     else:
         world.kubelet.on_call = go
     world.play(lambda: "is not there" in world.reconciler.problem)
@@ -198,7 +224,7 @@ def test_a_kubelet_directory_that_goes_releases_nothing_and_is_reported(
     assert "is not there" in world.reconciler.problem
 
     os.rename(kubelet_dir + ".gone", kubelet_dir)
-    world.kubelet.on_call, world.reconciler._resend = lambda: None, world.kubelet.resend
+    world.kubelet.on_call, world.kubelet.resend = lambda: None, resend
     world.play(lambda: world.released == [REGION])
 
 
@@ -209,18 +235,18 @@ def test_a_claim_that_cannot_be_ended_is_tried_again_and_told_once(directory: st
     world.ledger.allocate(RESOURCE, [REGION])
     tries = []
 
-    def full(_resource: ResourceName, device: DeviceId) -> None:
-        tries.append(device)
+    def full(devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
+        tries.extend(devices)
         raise JournalError("the journal cannot be written (No space left on device)")
 
-    world.reconciler._release = full
+    release, world.ledger.release = world.ledger.release, full
     with capture_logs() as logs:
         world.play(lambda: len(tries) > 3)
     told = [line for line in logs if line["event"] == "claim cannot be ended"]
     assert [line["device"] for line in told] == [REGION]
     assert "No space left" in world.reconciler.problem
 
-    world.reconciler._release = world._release
+    world.ledger.release = release
     world.play(lambda: world.released == [REGION] and not world.reconciler.problem)
 
 
@@ -229,7 +255,7 @@ def test_what_cannot_be_read_is_told_once_not_each_time(directory: str) -> None:
     world.play(lambda: bool(world.queue.told))
     world.ledger.allocate(RESOURCE, [REGION])
 
-    world.reconciler._resend = world.kubelet.spoil
+    world.kubelet.resend = world.kubelet.spoil
     with capture_logs() as logs:
         world.play(lambda: world.kubelet.resends > 3)
     told = [line for line in logs if line["log_level"] == "warning"]
@@ -260,7 +286,7 @@ def test_where_the_checkpoint_cannot_be_read_a_source_of_pods_decides(
         world.kubelet.resends += 1
         os.utime(world.kubelet.path, ns=(world.kubelet.resends, world.kubelet.resends))
 
-    world.reconciler._resend = rewrite
+    world.kubelet.resend = rewrite
     world.ledger.allocate(RESOURCE, [REGION])
     world.play(lambda: world.kubelet.resends > 2)
     assert asked == [], "a claim without a pod is held"
@@ -289,7 +315,7 @@ def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory:
     region = Region(late.id, 0, "/dev/dfl-port.7", "/sys/devices/x/dfl-port.7")
     world.ledger.card_found(replace(late, regions=(region,)), {}, BLANK)
     world.kubelet.spoil()
-    world.reconciler._resend = world.kubelet.spoil
+    world.kubelet.resend = world.kubelet.spoil
     world.play(lambda: world.released == [REGION])
     assert world.ledger.unreconciled == {late.id}
 
@@ -302,8 +328,7 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
 
     async def ended(pod: PodUid) -> bool:
         asked.append(pod)
-        world.ledger.kubelet_epoch("k2")
-        world.reconciler.epoch_changed("k2")
+        world.reconciler.kubelet_epoch("k2")
         return True
 
     world.pods.ended = ended  # type: ignore[method-assign]
@@ -312,7 +337,7 @@ def test_another_kubelet_does_not_wait_for_what_was_asked_about_the_last_ones_po
         world.ledger.allocate(RESOURCE, [device])
         world.ledger.bind_pod([DeviceId(device)], PodUid(f"{POD[:-1]}{number}"))
 
-    world.reconciler._resend = world.kubelet.spoil
+    world.kubelet.resend = world.kubelet.spoil
     world.play(lambda: False in world.queue.told)
     assert len(asked) == 1
     assert world.released == []
@@ -343,8 +368,7 @@ def test_lists_of_two_kubelets_do_not_add_up(directory: str) -> None:
 
 def restart_kubelet(world: World, epoch: str) -> None:
     """As the plugin hears of it."""
-    world.ledger.kubelet_epoch(epoch)
-    world.reconciler.epoch_changed(epoch)
+    world.reconciler.kubelet_epoch(epoch)
 
 
 def test_another_kubelet_shuts_the_gate_until_it_has_answered(directory: str) -> None:
@@ -402,15 +426,17 @@ def test_a_call_while_the_checkpoint_is_rewritten_keeps_the_claim(
     world = World(directory)
     world.ledger.allocate(RESOURCE, [REGION])
 
+    resend_as_ever = world.kubelet.resend
+
     def resend() -> None:
-        world.kubelet.resend()
+        resend_as_ever()
         if call == "Allocate":
             world.ledger.allocate(RESOURCE, [REGION])
         else:
             world.ledger.prestart_seen([DeviceId(REGION)])
         world.kubelet.show(REGION)
 
-    world.reconciler._resend = resend
+    world.kubelet.resend = resend
     world.play(lambda: world.kubelet.resends > 0 and world.kubelet.calls > 8)
     assert world.released == []
 
@@ -419,12 +445,14 @@ def test_another_kubelet_while_the_checkpoint_is_rewritten_keeps_the_claim(direc
     world = World(directory)
     world.ledger.allocate(RESOURCE, [REGION])
 
+    resend_as_ever = world.kubelet.resend
+
     def resend() -> None:
-        world.kubelet.resend()
+        resend_as_ever()
         restart_kubelet(world, "k2")
         world.kubelet.show(REGION)
 
-    world.reconciler._resend = resend
+    world.kubelet.resend = resend
     world.play(lambda: world.kubelet.resends > 0 and not world.reconciler.answered)
     assert world.released == []
 

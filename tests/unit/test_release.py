@@ -52,7 +52,7 @@ class World:
         return self
 
     def restart_kubelet(self, epoch: str) -> None:
-        self.plugin.call(lambda: self.plugin.claims.kubelet_epoch(epoch))
+        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch(epoch))
 
     def answer(self) -> None:
         self.plugin.call(self.plugin.queue.sync)
@@ -247,7 +247,7 @@ def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make) -> N
 
     def restart() -> None:
         world.on_touch = lambda: None
-        world.plugin.loop.call_soon(world.plugin.claims.kubelet_epoch, "life 2")
+        world.plugin.loop.call_soon(world.plugin.lives.kubelet_epoch, "life 2")
 
     world.on_touch = restart
     world.settle()

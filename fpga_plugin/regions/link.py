@@ -1,0 +1,25 @@
+"""The link to kubelet, as work on cards and reconciling use it; a door implements it."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from fpga_plugin.ids import ResourceName
+
+
+class Link(Protocol):
+    """Brings the device lists to kubelet. Belongs to the event loop; may be asked before it begins.
+
+    `deviceplugin.link.KubeletLink` is one.
+    """
+
+    def sent(self) -> Mapping[ResourceName, frozenset[str]]:
+        """The healthy devices of each list that kubelet holds a stream for and has been sent."""
+
+    def resend(self) -> None:
+        """Send every list again: kubelet rewrites its checkpoint for each list that it gets."""
+
+    def reregister(self, resource: ResourceName) -> None:
+        """Register a resource anew, on another socket."""
+
+    async def announced(self) -> None:
+        """Wait until kubelet was sent every list as it is now, if not for long."""

@@ -1,0 +1,30 @@
+"""The end of claims that kubelet tells (Deallocate) or that its records show (reconcile)."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.regions.queue import CardQueue
+
+log = structlog.get_logger()
+
+
+def release(ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Sequence[str]) -> None:
+    """End the claims of these devices under a resource; others are passed over.
+
+    What their owners left is scrubbed in the background.
+
+    Raises:
+        JournalError: nothing has ended.
+    """
+    claims = {DeviceId(text): ledger.claims.get(DeviceId(text)) for text in ids}
+    pods = {
+        device: claim.pod
+        for device, claim in claims.items()
+        if claim is not None and claim.resource == resource
+    }
+    for device in ledger.release(pods):
+        log.info("released", device=device, resource=resource, pod=pods[device])
+        queue.add(card_of(device))
