@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from doubles import LIMIT
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
@@ -34,7 +35,6 @@ from fpga_plugin.ledger.devices import AdvertisedDevice
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
 CARDS = ResourceName(f"fpga.intel.com/fpga-{INTERFACE}")
-LIMIT = 10.0
 
 # Delays so long that nothing but an event can bring a test to its end in time.
 EVENTS_ONLY = Timing(first_delay=60, last_delay=60, recheck=60)

@@ -260,7 +260,7 @@ async def serving(service, path):
         yield
     finally:
         server.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT):
             await server.wait_closed()
 
 

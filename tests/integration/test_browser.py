@@ -150,7 +150,7 @@ class Browser:
     def close(self):
         self._watchdog.cancel()
         self._kill()
-        self.process.wait(10)
+        self.process.wait(LIMIT)
         os.close(self._send)
         os.close(self._receive)
         shutil.rmtree(self.folder, ignore_errors=True)

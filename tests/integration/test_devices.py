@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from daemon_support import P0, Node
+from daemon_support import LIMIT, P0, Node
 
 
 def devices(node: Node, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -16,7 +16,7 @@ def devices(node: Node, *options: str) -> "subprocess.CompletedProcess[str]":
         env=others | dict(node.settings),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=LIMIT,
         check=True,
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from daemon_support import AFU, AFU_2, ID, NO_REQUEST, P0, REGIONS, Node, Refused, request
+from daemon_support import AFU, AFU_2, ID, LIMIT, NO_REQUEST, P0, REGIONS, Node, Refused, request
 from doubles.bitstreams import elf
 
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
@@ -139,7 +139,7 @@ def test_whatever_a_prestart_carries_is_refused_and_the_next_one_is_served():
         )
         for name, message in HOSTILE.items():
             with pytest.raises(grpc.RpcError) as caught:
-                call(message, timeout=20)
+                call(message, timeout=LIMIT)
             told = caught.value.details() or ""
             codes = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}
             assert caught.value.code().name in codes, (name, told)
@@ -171,7 +171,7 @@ def test_a_preferred_allocation_whose_size_is_no_number_is_refused(size):
             "/v1beta1.DevicePlugin/GetPreferredAllocation"
         )
         with pytest.raises(grpc.RpcError) as caught:
-            call(_field(1, _field(1, P0.encode()) + size), timeout=20)
+            call(_field(1, _field(1, P0.encode()) + size), timeout=LIMIT)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert _field(1, P0.encode()) in call(
             _field(1, _field(1, P0.encode()) + b"\x18\1"), timeout=20
@@ -187,7 +187,7 @@ def test_variables_that_are_made_of_each_other_do_not_fill_the_plugins_memory():
         )
         message = _prestart({**GOOD, b"LAUGHS": b"ha" * 100_000_000})
         with pytest.raises(grpc.RpcError) as caught:
-            call(message, timeout=20)
+            call(message, timeout=LIMIT)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "at most 4194304 are read: the container's environment" in caught.value.details()
         status = Path(f"/proc/{node.plugin.process.pid}/status").read_text()

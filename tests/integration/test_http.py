@@ -15,6 +15,7 @@ from daemon_support import (
     CARDS,
     HEALTHY,
     ID,
+    LIMIT,
     P0,
     P1,
     REGIONS,
@@ -37,7 +38,7 @@ def address(plugin):
 
 def ask(plugin, path, *, method="GET", **headers):
     """The answer's head and body."""
-    connection = http.client.HTTPConnection(address(plugin), timeout=20)
+    connection = http.client.HTTPConnection(address(plugin), timeout=LIMIT)
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping
 
 import pytest
-from daemon_support import AFU, AFU_2, BLANK, P0, Node
+from daemon_support import AFU, AFU_2, BLANK, LIMIT, P0, Node
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import (
@@ -77,7 +77,7 @@ class ApiServerDouble:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 double.asked.append((self.path, self.headers.get("Authorization", "")))
-                double.go_on.wait(10)
+                double.go_on.wait(LIMIT)
                 double.before()
                 pod = double.pods.get(self.path)
                 code = 404 if pod is None else double.code
@@ -138,7 +138,7 @@ def identity(*containers: str, uid: PodUid | None = UID, container: str = "") ->
 
 def run(story):
     async def limited():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             return await story
 
     return asyncio.run(limited())
@@ -1124,7 +1124,7 @@ def test_a_stock_kubelets_pod_is_programmed_with_the_bitstream_of_its_env():
         assert node.afu(region) == AFU_2
         (address,) = node.plugin.until_logged("serving metrics")["addresses"]
         url = f"http://{address}/metrics"
-        told = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
+        told = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=LIMIT).read())
         counted = re.findall(rb'fpga_plugin_pod_source_answers_total{source="(.*)"} (.*)', told)
         assert {name: float(number) for name, number in counted} == {b"kept": 1, b"pods-api": 1}
         mark = node.plugin.mark

@@ -5,6 +5,7 @@ import contextlib
 import os
 
 import pytest
+from doubles import LIMIT
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
@@ -56,7 +57,7 @@ async def serving(kubelet, path):
         yield server
     finally:
         server.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT):
             await server.wait_closed()
 
 
@@ -326,7 +327,7 @@ def test_calls_overlap_and_leave_no_connection(path):
             client = PodResourcesClient(str(path), PREFIX)
             before = len(os.listdir("/proc/self/fd"))
             await asyncio.gather(*(client.list_devices() for _ in range(10)))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT):
                 # No event tells that a socket was closed.
                 while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - see above
                     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from daemon_support import CARD, HEALTHY, P0, REGIONS, Node, Refused, eventually, request
+from daemon_support import CARD, HEALTHY, LIMIT, P0, REGIONS, Node, Refused, eventually, request
 from test_http import address, get
 
 MONITORING = Path(__file__).parents[2] / "deploy/monitoring"
@@ -72,7 +72,7 @@ class Prometheus:
         asked = urllib.parse.urlencode({"query": expression})
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.port}/api/v1/query?{asked}", timeout=10
+                f"http://127.0.0.1:{self.port}/api/v1/query?{asked}", timeout=LIMIT
             ) as answer:
                 return json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
@@ -84,7 +84,7 @@ class Prometheus:
 
     def stop(self):
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(LIMIT)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from daemon_support import (
     CARD,
     CARDS,
     HEALTHY,
+    LIMIT,
     NO_REQUEST,
     P0,
     P1,
@@ -297,7 +298,7 @@ def test_it_runs_with_nowhere_to_log_to():
             node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(LIMIT) == 0
 
 
 # -------------------------------------------------------------------- two at once

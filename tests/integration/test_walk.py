@@ -19,6 +19,7 @@ from daemon_support import (
     BLANK,
     CARDS,
     HEALTHY,
+    LIMIT,
     NO_REQUEST,
     REGIONS,
     Node,
@@ -154,7 +155,7 @@ class Walk:
         hurry = self.random.random() < 0.2
         try:
             self.kubelet.prestart(
-                device, env=env, resource=resource_of(device), timeout=0.1 if hurry else 20
+                device, env=env, resource=resource_of(device), timeout=0.1 if hurry else LIMIT
             )
         except Refused as refused:
             words = ("is gone", "went while", "numbering changed", "also in the hands")

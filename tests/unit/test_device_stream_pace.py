@@ -2,6 +2,8 @@
 
 import asyncio
 
+from doubles import LIMIT
+
 from fpga_plugin.deviceplugin.device_stream import AT_ONCE, PAUSE, DeviceStreams
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.ids import DeviceId, ResourceName
@@ -33,7 +35,7 @@ class Stream:
         self.recorder.set()
 
     async def until(self, message):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             while message not in self.sent:
                 self.recorder.clear()
                 await self.recorder.wait()

@@ -5,6 +5,7 @@ import hashlib
 from datetime import timedelta
 
 import pytest
+from doubles import LIMIT
 from test_library import BITSTREAM, INTERFACE, gbs, put
 from test_seen import NOW, Node, clock  # noqa: F401  # a fixture
 from test_signatures import FILE
@@ -71,7 +72,7 @@ def test_everything_is_judged_anew_when_the_manifest_expires(library, clock, mon
         await asyncio.sleep(0.05)
         assert changed.empty()
         clock.time = NOW + timedelta(days=2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             assert await changed.get() is None  # any blank bitstream may have changed
         await asyncio.sleep(0.05)
         assert changed.empty()  # once

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from doubles import LIMIT
 
 from fpga_plugin.config.settings import ScrubPolicy, SimulatedGroup
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -185,7 +186,7 @@ def silent(node, card, name):
 
     def hung(found):
         if card in {found, getattr(found, "id", None)}:
-            gate.wait(20)
+            gate.wait(LIMIT)
         return read(found)
 
     setattr(node.backend, name, hung)
@@ -216,7 +217,7 @@ def test_a_card_that_does_not_answer_is_out_of_service_and_the_others_are_looked
                 "0000-11-00.0-p1",
             }
             gate.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(LIMIT):
                 while set(failing) != {REGION}:
                     await node.inventory.check_all()
 
@@ -230,7 +231,7 @@ def test_a_card_that_does_not_answer_at_the_start_holds_up_no_other_and_is_found
             assert set(node.ledger.cards) == {"0000-10-00.0", "0000-12-00.0"}
             assert node.inventory.problems["0000-11-00.0"].message == reads.SILENT
             gate.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(LIMIT):
                 while len(node.ledger.cards) < 3:
                     await node.inventory.check_all()
                     await asyncio.sleep(0.01)

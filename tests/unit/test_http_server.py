@@ -6,13 +6,12 @@ import socket
 import stat
 
 import pytest
+from doubles import LIMIT
 from structlog.testing import capture_logs
 
 from fpga_plugin.operator.connections import Connections
 from fpga_plugin.operator.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
 from fpga_plugin.telemetry.tally import Tally
-
-LIMIT = 10.0
 
 
 async def echo(request: Request) -> Response:

@@ -2,14 +2,13 @@
 
 import asyncio
 
+from doubles import LIMIT
 from structlog.testing import capture_logs
 
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.operator import SOCKET
 from fpga_plugin.operator.listeners import RECHECK, Listeners
 from fpga_plugin.operator.survey import Survey
-
-LIMIT = 10.0
 
 
 def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):

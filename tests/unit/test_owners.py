@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from doubles import LIMIT
 from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.kubelet import entry, write_checkpoint
 from ledger_support import MemoryJournal
@@ -178,7 +179,7 @@ def test_claims_that_ended_are_forgotten(world: World) -> None:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT):
         while not holds():  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.001)
 

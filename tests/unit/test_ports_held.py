@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from doubles import LIMIT
 from doubles.cards import make_card
 
 from fpga_plugin.errors import PortInUseError
@@ -31,7 +32,7 @@ class Backend:
     def open_port(self, _card, region):
         if self.slow == "open":
             self.opening.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(LIMIT)
         if self.fails and self.open:
             raise PortInUseError("somebody has it open")
         self.open.append(region.id)
@@ -40,7 +41,7 @@ class Backend:
         finally:
             if self.slow == "close":
                 self.closing.set()
-                assert self.go_on.wait(20)
+                assert self.go_on.wait(LIMIT)
             self.open.remove(region.id)
 
 

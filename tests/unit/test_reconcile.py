@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+from doubles import LIMIT
 from doubles.cards import BLANK, PREFIX, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
@@ -105,7 +106,7 @@ class World:
         async def run() -> None:
             task = asyncio.create_task(self.reconciler.run())
             self.reconciler.stream_opened(RESOURCE)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT):
                 while not until():  # noqa: ASYNC110  # what is waited for has no event
                     await asyncio.sleep(0.001)
             task.cancel()

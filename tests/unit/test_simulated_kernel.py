@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from doubles import LIMIT
 
 from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.dfl.kernel import Kernel
@@ -515,7 +516,7 @@ def test_unbinding_under_an_open_port_is_a_kernel_oops(kernel, directory, tenant
 
 def test_prs_of_two_cards_overlap(directory):
     both = threading.Barrier(2)
-    kernel = make(directory, sleep=lambda _: both.wait(10))
+    kernel = make(directory, sleep=lambda _: both.wait(LIMIT))
     threads = [
         threading.Thread(target=program, args=(kernel, f"/dev/dfl-fme.{n}", 0)) for n in range(2)
     ]
@@ -540,7 +541,7 @@ def test_prs_of_one_card_come_one_after_the_other(kernel, directory, sleeper):
     sleeper.during = during
     mine, _keep = argument(0, IMAGE)
     kernel.ioctl(first, FME_PORT_PR, mine)
-    other.join(10)
+    other.join(LIMIT)
     assert len(sleeper.seconds) == 2
     assert state(directory, REGION)["afu_id"] == AFU
 
@@ -569,7 +570,7 @@ def test_opening_closing_and_locked_attributes_of_the_fme_wait_for_a_pr(kernel, 
     sleeper.during = during
     program(kernel, "/dev/dfl-fme.0", 1)
     for thread in waiting:
-        thread.join(10)
+        thread.join(LIMIT)
     assert len(done) == 3
 
 
@@ -598,7 +599,7 @@ def test_reads_from_many_threads_are_safe_while_cards_come_and_go(kernel, direct
         program(kernel, "/dev/dfl-fme.0", 0)
     stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert unexpected == []
 
 
@@ -606,5 +607,5 @@ def run(threads):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert not any(thread.is_alive() for thread in threads)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from doubles import LIMIT
 from test_store import AFU, INTERFACE, OTHER_INTERFACE
 
 from fpga_plugin.bitstream.watch import look_at_store
@@ -270,7 +271,7 @@ def kernel_watches() -> int:
 
 async def watches(count: int) -> None:
     """Wait until this process has so many."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT):
         while kernel_watches() != count:  # noqa: ASYNC110  # nobody announces it
             await asyncio.sleep(0.01)
 
