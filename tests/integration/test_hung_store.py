@@ -32,14 +32,15 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @contextmanager
-def mounted(node: Node) -> Iterator[FuseStore]:
-    """The samples' store, on a file system that hangs on demand; the node is down at the end."""
+def mounted() -> Iterator[tuple[Node, FuseStore]]:
+    """A node with the samples' store on a file system that hangs on demand."""
+    node = Node("1x2")
     source = node.own_store()
     mountpoint = node.folder / "mounted"
     node.set(bitstream_dir=str(mountpoint))
     with node, FuseStore(source, mountpoint) as store:
         try:
-            yield store
+            yield node, store
         finally:
             for life in node.lives:
                 if life.process.poll() is None:
@@ -47,9 +48,9 @@ def mounted(node: Node) -> Iterator[FuseStore]:
 
 
 def indexed(node: Node) -> None:
-    """Wait until every file of the store has been verified."""
-    copies = node.state_dir / "verified"
-    eventually((copies / "index.json").exists)
+    """The plugin runs, and every file of the store has been verified."""
+    node.up()
+    eventually((node.state_dir / "verified" / "index.json").exists)
 
 
 def refusal(node: Node, device: str, afu: str, *, timeout: float = LIMIT) -> Refused:
@@ -69,8 +70,7 @@ def another(node: Node, number: int) -> str:
 
 
 def test_a_file_that_hangs_is_refused_by_name_and_costs_no_other_pod_anything():
-    node = Node("1x2")
-    with mounted(node) as store:
+    with mounted() as (node, store):
         store.hang(f"{AFU_2}.gbs")
         node.up()
         node.kubelet.allocate(P0)
@@ -90,9 +90,7 @@ def test_a_file_that_hangs_is_refused_by_name_and_costs_no_other_pod_anything():
 
 
 def test_what_was_verified_is_programmed_and_scrubbed_while_the_whole_store_hangs():
-    node = Node("1x2")
-    with mounted(node) as store:
-        node.up()
+    with mounted() as (node, store):
         indexed(node)
         node.kubelet.allocate(P0)
         node.kubelet.allocate(P1)
@@ -114,9 +112,7 @@ def test_what_was_verified_is_programmed_and_scrubbed_while_the_whole_store_hang
 
 
 def test_many_files_that_hang_take_few_threads_and_the_message_says_which_and_what_to_check():
-    node = Node("1x2")
-    with mounted(node) as store:
-        node.up()
+    with mounted() as (node, store):
         indexed(node)
         node.kubelet.allocate(P0)
         node.kubelet.allocate(P1)
@@ -139,14 +135,13 @@ def test_many_files_that_hang_take_few_threads_and_the_message_says_which_and_wh
 
 
 def test_a_store_that_hangs_at_the_start_is_taken_up_when_it_answers():
-    node = Node("1x2")
-    with mounted(node) as store:
+    with mounted() as (node, store):
         store.hang(CONTENTS)
         node.kubelet.start()
         node.start()
-        node.kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY}, limit=60)
+        node.kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY})
         store.answer()
-        node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY}, limit=60)
+        node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request(AFU_3))
         assert node.afu(P0) == AFU_3
@@ -154,9 +149,7 @@ def test_a_store_that_hangs_at_the_start_is_taken_up_when_it_answers():
 
 def test_a_file_that_changed_is_not_served_from_its_copy():
     """The store still says that the file is another one, and gives nothing of it."""
-    node = Node("1x2")
-    with mounted(node) as store:
-        node.up()
+    with mounted() as (node, store):
         indexed(node)
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request(AFU))
@@ -169,8 +162,7 @@ def test_a_file_that_changed_is_not_served_from_its_copy():
 
 
 def test_the_end_of_the_plugin_waits_for_no_read_that_hangs():
-    node = Node("1x2")
-    with mounted(node) as store:
+    with mounted() as (node, store):
         node.up()
         store.hang(EVERYTHING)
         node.kubelet.allocate(P0)

@@ -260,14 +260,14 @@ def test_the_checkpoint_tells_that_another_pod_has_the_region_now():
 
 def slow(node: Node) -> None:
     """From here on a PR takes longer than `hasty` waits: by as much as a busy machine may need."""
-    node.set(simulated_pr_seconds="2")
+    node.set(simulated_pr_seconds="4")
     node.again()
     node.kubelet.allocate(P0)
 
 
 def hasty(node: Node) -> None:
     """A PreStart that is answered before its preparation is done: at half of its time."""
-    words = refusal(node.kubelet.prestart, P0, env=request(), timeout=2)
+    words = refusal(node.kubelet.prestart, P0, env=request(), timeout=4)
     assert words.startswith("UNAVAILABLE")
     assert P0 in words
 

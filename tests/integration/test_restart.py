@@ -87,7 +87,7 @@ def test_sigterm_during_a_pr_waits_for_it_and_nothing_is_lost():
 
 def test_a_successor_waits_for_a_predecessor_in_a_pr_and_says_why():
     with Node().up() as node:
-        node.set(simulated_pr_seconds="1.5")
+        node.set(simulated_pr_seconds="5")  # until it is stopped, on a busy machine
         first = node.again()
         node.kubelet.allocate(P0)
         call = node.kubelet.begin_prestart(P0, env=request())

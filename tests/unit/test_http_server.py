@@ -307,12 +307,13 @@ def test_answers_that_nobody_reads_make_room_for_others():
         ask = b"GET /large HTTP/1.0\r\n\r\n"
         held = []
         for _ in range(4):
-            held.append(await begin(listener.addresses[0], ask))
-            await asyncio.sleep(0.05)
+            reader, writer = await begin(listener.addresses[0], ask)
+            held.append(writer)
+            await reader.readexactly(1)  # nobody reads the rest
         async with asyncio.timeout(LIMIT):
             await connected(listener, 2)
         answer = await exchange(listener.addresses[0], WHOLE)
-        for _, writer in held:
+        for writer in held:
             writer.transport.abort()
         return answer
 
