@@ -215,9 +215,9 @@ class Settings:
         "/sys/fs/cgroup",
         parse_path,
         _OR_EMPTY,
-        "Where the pods' cgroups (v1 or v2) are. They tell that a pod's processes are gone before "
+        "Where the pods' cgroups (v1 or v2) are. They show that a pod's processes are gone before "
         "its region is scrubbed.",
-        empty="not known, kubelet's word is taken for it",
+        empty="the plugin relies on kubelet instead",
     )
     kubelet_dir: str = _setting(
         "FPGA_PLUGIN_KUBELET_DIR",
@@ -263,11 +263,11 @@ class Settings:
         "any",
         choice(TrustMode),
         allowed_words(TrustMode),
-        "Which bitstreams may be programmed. `any`: those that the store's manifest.json does not "
-        "name, too. `digest`: only those that it names. `signed`: only those that a manifest "
-        "names which has an Ed25519 signature, is the newest that this node has seen and has not "
-        "expired; and accelerators with a signature of their own that none ever named. What the "
-        "manifest names must match it in every mode.",
+        "Which bitstreams may be programmed. `any`: also those that the store's manifest.json does "
+        "not name. `digest`: only those that it names. `signed`: only those that it names, if it "
+        "has an Ed25519 signature, is the newest manifest that this node has seen and has not "
+        "expired; and accelerators with a signature of their own that no signed manifest ever "
+        "named. In every mode, what the manifest names must match it.",
     )
     keys_dir: str | None = _optional(
         "FPGA_PLUGIN_KEYS_DIR",
@@ -282,8 +282,8 @@ class Settings:
         "4Gi",
         parse_size,
         "bytes, or a number with Ki, Mi, Gi or Ti",
-        "How large all verified copies of bitstreams in the state directory may be together. Those "
-        "not used for longest go first; what has no copy is hashed again when it is used.",
+        "How large all verified copies of bitstreams in the state directory may be together. The "
+        "least recently used go first. A bitstream without a copy is hashed at each use.",
     )
     policy_file: str | None = _optional(
         "FPGA_PLUGIN_POLICY_FILE",
@@ -323,9 +323,9 @@ class Settings:
         "auto",
         choice(SandboxMode),
         allowed_words(SandboxMode),
-        "`auto`: once started, the plugin forbids itself the system calls (seccomp) and files "
-        "(Landlock) that it has no use for, as far as the kernel can. `off`: for kernels where "
-        "that goes wrong, and for a kubeconfig that runs a program.",
+        "`auto`: once started, the plugin gives up the system calls (seccomp) and files (Landlock) "
+        "that it does not need, as far as the kernel can. `off`: for kernels where that goes "
+        "wrong, and for a kubeconfig that runs a program.",
     )
     reconcile_interval: float = _setting(
         "FPGA_PLUGIN_RECONCILE_INTERVAL",
@@ -339,7 +339,7 @@ class Settings:
         "30",
         seconds(0.01, 3600),
         "seconds, 0.01 to 3600",
-        "How often the hardware's signals that come without an event are read.",
+        "How often the hardware's signals are read for which the kernel sends no event.",
     )
     http_address: HttpAddress | None = _optional(
         "FPGA_PLUGIN_HTTP_ADDRESS",
