@@ -1,0 +1,66 @@
+""".ci/run, on a Makefile whose targets fail when they are told to."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from doubles import LIMIT
+from repository import ROOT
+
+GOOD = "@echo CI=$$CI SEED=$$SEED"
+GOOD_THE_SECOND_TIME = "@[ -e $@.done ] || { touch $@.done; exit 1; }"
+BAD = "@exit 1"
+TARGETS = {
+    "demo": GOOD,
+    "test": GOOD_THE_SECOND_TIME,
+    "test-kernel": GOOD_THE_SECOND_TIME,
+    "test-kubelet": GOOD,
+    "test-image": BAD,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> "subprocess.CompletedProcess[str]":
+    folder: Path = tmp_path_factory.mktemp("repository")
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
+    (folder / "Makefile").write_text("".join(f"{t}:\n\t{do}\n" for t, do in TARGETS.items()))
+    env = {name: text for name, text in os.environ.items() if name not in {"SEED", "MAKEFLAGS"}}
+    return subprocess.run(
+        [folder / ".ci" / "run"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+
+
+def verdict(run, tier: str) -> str:
+    """A tier's line of the table, behind its times."""
+    (line,) = [line for line in run.stdout.splitlines() if line.split()[:1] == [tier]]
+    return line.partition(" min  ")[2]
+
+
+def test_a_second_try_is_a_defect_and_said_last(run):
+    assert verdict(run, "test-kernel").startswith("ok at the second try")
+    defects = [line for line in run.stdout.splitlines() if line.startswith("DEFECT: ")]
+    assert [line.split()[1] for line in defects] == ["test-kernel", "test-image"]
+    assert run.stdout.endswith(f"{defects[-1]}\n")
+
+
+def test_only_the_tiers_on_real_programs_have_one(run):
+    assert verdict(run, "test") == "FAILED (exit code 2)"
+
+
+def test_a_tier_that_fails_twice_fails_and_so_does_all(run):
+    assert verdict(run, "test-image") == "FAILED (exit code 2)"
+    assert run.returncode == 1
+
+
+def test_every_tier_runs_with_the_same_examples_and_one_that_is_not_there_is_left_out(run):
+    assert run.stdout.count("CI=true SEED=20261121\n") == 2
+    assert "fuzz" not in run.stdout
+    assert verdict(run, "test-kubelet") == "ok"
