@@ -133,7 +133,9 @@ def test_a_refused_start_names_no_pod_where_kubelets_records_tell_none():
 
 def test_a_start_refused_to_one_pod_is_not_logged_as_the_next_pods():
     """When it is answered, the claim and kubelet's records are the successor's."""
-    with Node(simulated_pr_seconds="0.5").up() as node:
+    with Node().up() as node:
+        node.set(simulated_pr_seconds="1")  # until the devices are the next pod's
+        node.again()
         mark = node.plugin.mark
         owned(node, POD, P0)
         call = node.kubelet.begin_prestart(P0, env=request())

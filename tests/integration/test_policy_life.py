@@ -14,6 +14,7 @@ from daemon_support import (
     BLANK,
     CARD,
     CARDS,
+    LIMIT,
     NO_REQUEST,
     P0,
     P1,
@@ -229,13 +230,15 @@ def test_a_new_version_is_taken_and_a_broken_one_is_not():
 
 
 def test_a_policy_that_forbids_it_meanwhile_is_obeyed():
-    with node(ALLOW_ALL, simulated_pr_seconds="1") as (n, policy):
+    with node(ALLOW_ALL) as (n, policy):
         n.up()
+        n.set(simulated_pr_seconds="3")  # until it has read the policy
+        n.again()
         n.kubelet.allocate(P0)
         call = n.kubelet.begin_prestart(P0, env=request(AFU))
         n.plugin.until_logged("call", method="Allocate")
         policy.set(DENY_ALL)
-        assert "the default is deny" in call.exception(20).details()
+        assert "the default is deny" in call.exception(LIMIT).details()
 
 
 def test_a_wrong_policy_at_the_start_is_a_wrong_setting():
