@@ -44,7 +44,7 @@ from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 from fpga_plugin.process.file_identity import Version, version_at
 from fpga_plugin.process.trusted_files import RENAME, being_written
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.instruments import Counter
 
 log = structlog.get_logger()
 
@@ -117,7 +117,7 @@ class Library:
         """
         self.store = Store(root)
         self.trust = trust
-        self.verifications = Tally()  # files that were read and judged, by outcome
+        self.verifications = Counter()  # files that were read and judged, by outcome
         self._guarded = guarded
         self._boot_id = boot_id
         self._lock = threading.Lock()

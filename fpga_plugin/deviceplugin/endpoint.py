@@ -21,7 +21,7 @@ from fpga_plugin.deviceplugin.http2 import CONFIGURATION, CallHandler, CalmProto
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket, socket_identity
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.instruments import Counter
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""
@@ -45,7 +45,7 @@ class Endpoint:
         *,
         lives: KubeletLives,
         on_call: CallObserver | None = None,
-        dropped: Tally | None = None,
+        dropped: Counter | None = None,
     ) -> None:
         self.name = ""
         self.streams = DeviceStreams(resource, calls, lives)
@@ -109,7 +109,7 @@ class _ClosingServer(Server):
     has no public way to a connection (its issues 107 and 148).
     """
 
-    def __init__(self, handlers: list[Servicer], dropped: Tally | None) -> None:
+    def __init__(self, handlers: list[Servicer], dropped: Counter | None) -> None:
         super().__init__(handlers, codec=Codec(), config=CONFIGURATION)
         self._connections = Connections(dropped)
 

@@ -30,8 +30,8 @@ from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.frame_buffer import FrameBuffer
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame
 
-from fpga_plugin.telemetry.seldom import Seldom
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.instruments import Counter
+from fpga_plugin.telemetry.rate_limit import RateLimit
 
 RESETS: Final = 200
 RESETS_A_SECOND: Final = 20.0
@@ -171,10 +171,10 @@ class Connections:
         dropped: counts those that were closed for what they sent, by reason.
     """
 
-    def __init__(self, dropped: Tally | None = None) -> None:
-        self._dropped = Tally() if dropped is None else dropped
+    def __init__(self, dropped: Counter | None = None) -> None:
+        self._dropped = Counter() if dropped is None else dropped
         self._open: dict[CalmProtocol, None] = {}
-        self._said = Seldom()
+        self._rate_limit = RateLimit()
 
     def enter(self, protocol: "CalmProtocol") -> None:
         """One came: where there are too many, the oldest on which nothing is asked has to go.
@@ -195,7 +195,7 @@ class Connections:
         """Close one for what it does."""
         self.leave(protocol)
         self._dropped.add(reason)
-        if closed := self._said.happened():
+        if closed := self._rate_limit.happened():
             _log.warning(
                 "a connection to a socket for kubelet is closed", reason=reason, closed=closed
             )

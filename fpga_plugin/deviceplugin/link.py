@@ -13,7 +13,7 @@ from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.telemetry.tally import Labels, Tally
+from fpga_plugin.telemetry.instruments import Counter, Labels
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""
@@ -44,7 +44,7 @@ class KubeletLink:
         timing: Timing | None = None,
     ) -> None:
         self._on_call = on_call
-        self.dropped = Tally()
+        self.dropped = Counter()
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
         self._calls: DevicePluginCalls | None = None

@@ -37,7 +37,7 @@ from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory, so
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.instruments import Counter
 
 VERSION = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
@@ -93,7 +93,7 @@ class Registration:
         timing: Timing,
         epochs: "Epochs",
         on_call: CallObserver | None = None,
-        dropped: Tally | None = None,
+        dropped: Counter | None = None,
     ) -> None:
         self._resource = resource
         self._calls = calls
@@ -316,7 +316,7 @@ class Epochs:
     def __init__(self, lives: KubeletLives) -> None:
         self._lives = lives
         self._last = ""
-        self.opened = Tally()
+        self.opened = Counter()
 
     def kubelet_epoch(self, epoch: str) -> None:
         """A registration is about to go to this life of kubelet."""

@@ -15,8 +15,8 @@ from typing import Final
 
 import structlog
 
-from fpga_plugin.telemetry.seldom import Seldom
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.instruments import Counter
+from fpga_plugin.telemetry.rate_limit import RateLimit
 
 MAX_CONNECTIONS: Final = 256
 """At a time and listener."""
@@ -88,14 +88,14 @@ class Connections:
         most: int = MAX_CONNECTIONS,
         most_from_one: int = MAX_FROM_ONE,
         most_unread: int = MAX_UNREAD,
-        dropped: Tally | None = None,
+        dropped: Counter | None = None,
     ) -> None:
         self._most = most
         self._most_from_one = most_from_one
         self._most_unread = most_unread
-        self._dropped = Tally() if dropped is None else dropped
+        self._dropped = Counter() if dropped is None else dropped
         self._connections: dict[Connection, None] = {}  # in the order of their coming
-        self._said = Seldom()
+        self._rate_limit = RateLimit()
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -137,7 +137,7 @@ class Connections:
         oldest.transport.abort()
         oldest.task.cancel()
         self._dropped.add(reason)
-        if closed := self._said.happened():
+        if closed := self._rate_limit.happened():
             log.warning(
                 "too many HTTP connections: the oldest unfinished ones are closed",
                 reason=reason,

@@ -12,7 +12,7 @@ from grpclib.const import Status
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.regions.reports import Report
-from fpga_plugin.telemetry.tally import Durations, Tally
+from fpga_plugin.telemetry.instruments import Counter, Histogram
 
 CALL_BUCKETS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),  # Allocate: tenths of a millisecond
@@ -28,19 +28,19 @@ class Counters:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self.calls = Tally()
+        self.calls = Counter()
         """By method and status."""
-        self.call_seconds = Durations(CALL_BUCKETS)
+        self.call_seconds = Histogram(CALL_BUCKETS)
         """By method."""
-        self.program_seconds = Durations(PR_BUCKETS)
+        self.program_seconds = Histogram(PR_BUCKETS)
         """By image: `bitstream` or `blank`."""
-        self.scrub_seconds = Durations(PR_BUCKETS)
+        self.scrub_seconds = Histogram(PR_BUCKETS)
         """By outcome: `clean` or `failed`."""
-        self.failures = Tally()
+        self.failures = Counter()
         """By operation (`prestart`, `prepare`, `scrub`) and kind of error."""
-        self.http_dropped = Tally()
+        self.http_dropped = Counter()
         """HTTP connections that were closed before they had their answer, by reason."""
-        self.port_failures = Tally()
+        self.port_failures = Counter()
         """By card: work on a region that failed."""
 
     def call(

@@ -23,7 +23,7 @@ from fpga_plugin.operator.prometheus import (
     render,
 )
 from fpga_plugin.operator.survey import Parts, Survey
-from fpga_plugin.telemetry.tally import Durations, Labels
+from fpga_plugin.telemetry.instruments import Histogram, Labels
 
 PREFIX = "fpga_plugin"
 
@@ -341,7 +341,7 @@ def _counter(
     return family
 
 
-def _histogram(name: str, help_: str, labels: list[str], durations: Durations) -> Metric:
+def _histogram(name: str, help_: str, labels: list[str], durations: Histogram) -> Metric:
     family = HistogramMetricFamily(f"{PREFIX}_{name}", help_, labels=labels)
     for values, times in durations.items():
         buckets: list[tuple[str, float]] = []

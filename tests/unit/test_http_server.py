@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.operator.connections import Connections
 from fpga_plugin.operator.http import HEAD_SECONDS, MAX_HEAD, Listener, Request, Response, text
-from fpga_plugin.telemetry.tally import Tally
+from fpga_plugin.telemetry.instruments import Counter
 
 
 async def echo(request: Request) -> Response:
@@ -123,7 +123,7 @@ def test_a_client_that_does_not_finish_its_requests_head_is_ended_soon():
     async def test(listener):
         return await exchange(listener.addresses[0], b"GET / HT")  # never the rest
 
-    dropped = Tally()
+    dropped = Counter()
     connections = Connections(dropped=dropped)
     assert serve(test, connections=connections, head_seconds=0.05, seconds=3600) == b""
     assert dict(dropped.items()) == {("slow_request",): 1}
@@ -135,7 +135,7 @@ def test_a_client_that_does_not_finish_its_body_has_the_time_of_a_whole_request(
         sent = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
         return await exchange(listener.addresses[0], sent)
 
-    dropped = Tally()
+    dropped = Counter()
     connections = Connections(dropped=dropped)
     assert serve(test, connections=connections, head_seconds=3600, seconds=0.05) == b""
     assert dict(dropped.items()) == {("slow_request",): 1}
@@ -180,7 +180,7 @@ async def ended(reader) -> bool:
 
 
 def test_at_the_limit_the_oldest_unfinished_connection_makes_room_for_the_new_one():
-    dropped = Tally()
+    dropped = Counter()
 
     async def test(listener):
         held = []
@@ -251,7 +251,7 @@ def test_where_all_are_being_answered_the_new_one_is_still_not_refused():
 
 
 def test_a_flood_from_one_address_ends_its_own_connections_alone():
-    dropped = Tally()
+    dropped = Counter()
 
     async def test(listener):
         other = await begin(listener.addresses[0], HALF, source="127.0.0.2")
@@ -298,7 +298,7 @@ def test_a_prober_at_the_flooders_address_is_answered_each_time():
 
 
 def test_answers_that_nobody_reads_make_room_for_others():
-    dropped = Tally()
+    dropped = Counter()
 
     async def large(request):
         return Response(200, b"a" * (8 << 20 if request.path == "/large" else 1))

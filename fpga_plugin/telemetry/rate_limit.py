@@ -1,4 +1,4 @@
-"""A message that a stranger can cause as often as he likes is logged once a minute."""
+"""A limit on log lines that a stranger can cause: each message at most once a minute."""
 
 import time
 from collections.abc import Callable
@@ -8,8 +8,8 @@ SECONDS: Final = 60.0
 """Between two lines of one message."""
 
 
-class Seldom:
-    """Says when a line is due, and for how many events it stands.
+class RateLimit:
+    """Says when a line is due, and how many events it stands for.
 
     Args:
         seconds: between two lines.

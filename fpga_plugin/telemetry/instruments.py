@@ -1,11 +1,11 @@
-"""What is counted while the plugin works: numbers by label, and times by bucket.
+"""Counters and histograms: what is counted while the plugin works, by label.
 
 Plain dictionaries: counting begins with kubelet's first call, and the library that writes metrics
 is imported when they are first asked for, so that a start does not wait for it.
 """
 
+import collections
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,11 +13,11 @@ Labels = tuple[str, ...]
 """Values of a metric's labels, in the metric's own order. Closed sets only: nothing of a pod's."""
 
 
-class Tally:
+class Counter:
     """A number that only grows, for each combination of labels."""
 
     def __init__(self) -> None:
-        self._numbers: Counter[Labels] = Counter()
+        self._numbers: collections.Counter[Labels] = collections.Counter()
 
     def add(self, *labels: str, number: int = 1) -> None:
         """Count `number` more."""
@@ -29,8 +29,8 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Times:
-    """Times of one combination of labels.
+class Buckets:
+    """How often something took how long, for one combination of labels.
 
     Attributes:
         counts: how many fell into each bucket, the last of which has no upper bound.
@@ -42,7 +42,7 @@ class Times:
 
 
 @dataclass(slots=True)
-class Durations:
+class Histogram:
     """How long something took, for each combination of labels.
 
     Attributes:
@@ -50,16 +50,16 @@ class Durations:
     """
 
     bounds: Sequence[float]
-    _times: dict[Labels, Times] = field(default_factory=dict)
+    _buckets: dict[Labels, Buckets] = field(default_factory=dict)
 
     def add(self, seconds: float, *labels: str) -> None:
         """Something took so long."""
-        times = self._times.get(labels)
-        if times is None:
-            times = self._times[labels] = Times([0] * (len(self.bounds) + 1))
-        times.counts[bisect_left(self.bounds, seconds)] += 1
-        times.total += seconds
+        buckets = self._buckets.get(labels)
+        if buckets is None:
+            buckets = self._buckets[labels] = Buckets([0] * (len(self.bounds) + 1))
+        buckets.counts[bisect_left(self.bounds, seconds)] += 1
+        buckets.total += seconds
 
-    def items(self) -> Iterator[tuple[Labels, Times]]:
+    def items(self) -> Iterator[tuple[Labels, Buckets]]:
         """Each combination that was measured, in the order of its labels."""
-        return iter(sorted(self._times.items()))
+        return iter(sorted(self._buckets.items()))
