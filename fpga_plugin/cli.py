@@ -3,8 +3,8 @@
 Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
 plugin holds the lock. Each command imports what it needs when it runs: `run` should not pay for
 `demo`. Importing is four fifths of the time from exec to registration, and most of the memory of an
-idle plugin (`make bench`). Nobody who types a command is shown a traceback for what is his
-terminal's doing: Ctrl-C, a pipe that was closed, a full disk.
+idle plugin (`make bench`). Ctrl-C, a closed pipe and a full disk are no defects of the plugin: they
+end a command with one line, not with a traceback.
 """
 # ruff: noqa: T201  # a command prints
 
@@ -83,12 +83,12 @@ def _printed(command: Callable[["argparse.Namespace"], int], args: "argparse.Nam
 
 
 def _drop_output() -> None:
-    """What is buffered would be tried again at exit, and Python complain."""
+    """Drop what is buffered: Python would try to write it at exit, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_standard_streams() -> None:
-    """Whoever started us without some of them (`>&-`) must not find our files in their places."""
+    """Open those that are closed (`>&-`): the next file that we open would take their place."""
     if sys.stdin is not None and sys.stdout is not None and sys.stderr is not None:
         return
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
@@ -251,7 +251,7 @@ def _import_daemon() -> Callable[[Settings], Coroutine[Any, Any, None]]:
 
 
 def _log_errors() -> None:
-    """What a command cannot use, such as a broken key, goes to standard error as text."""
+    """Log to standard error, as text, what a command cannot use, such as a broken key."""
     from fpga_plugin.telemetry.logs import configure_logging
 
     configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)

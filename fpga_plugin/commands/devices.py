@@ -1,7 +1,4 @@
-"""`fpga-plugin devices`: what is on this node, as hardware, store and journal tell.
-
-Only looks, so this works beside a running daemon.
-"""
+"""`fpga-plugin devices`: prints what is on this node (`operator/node.py`)."""
 
 from typing import TypedDict
 

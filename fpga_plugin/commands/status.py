@@ -21,9 +21,9 @@ WATCH_SECONDS: Final = 1.0
 
 _CLEAR = "\x1b[H\x1b[J"  # cursor home, clear to the end of the screen (ECMA-48)
 _OPERATIONS: Final = {
-    "drain": "nobody new gets it; who has it keeps it",
+    "drain": "give it to no new pod; pods that have it keep it",
     "undrain": "bring it back into service",
-    "retry": "look at it again now, and try again what failed",
+    "retry": "check it again now, and try again what failed",
 }
 
 
@@ -55,8 +55,8 @@ def add_card_parser(commands: "Commands") -> None:
         operation = operations.add_parser(
             word,
             help=meaning,
-            description=f"{meaning.capitalize()}. Then it says who still has something of the card,"
-            " and whether it may be pulled.",
+            description=f"{meaning.capitalize()}. Then print which pods still have something of"
+            " the card, and whether it may be pulled.",
         )
         operation.add_argument("card", metavar="CARD", help="its id, such as 0000-3b-00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
@@ -77,7 +77,7 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _run_card(args: argparse.Namespace, settings: Settings) -> int:
-    """Have something done to a card."""
+    """Ask for an operation on a card, and print the card's state."""
     body = {"operation": args.operation, "card": args.card}
     state = ask(settings.state_dir, "POST", "/card", body)
     print(json.dumps(state, indent=2) if args.json else card_table(state))
@@ -109,7 +109,7 @@ def _watch(state_dir: str, *, as_json: bool) -> None:
 
 
 def _steady(status: Any) -> str:
-    """What is worth another line where the screen is not redrawn: no clock and no sensor."""
+    """What has to change before another line is printed: not the clock, and no sensor."""
     kept = {key: value for key, value in status.items() if key != "time"}
     kept["cards"] = [
         {k: v for k, v in card.items() if k not in {"temperatures", "power"}}

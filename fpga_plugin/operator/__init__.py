@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: metrics, health, and who has what."""
+"""Status, metrics and health of the running daemon, and what is on a node."""
 
 from typing import Final
 

@@ -32,11 +32,11 @@ class _Connection(http.client.HTTPConnection):
 
 
 def ask(state_dir: str, method: str, path: str, body: object = None) -> Any:
-    """What the daemon of this state directory answers.
+    """Ask the daemon of this state directory; returns its answer.
 
     Raises:
         NoDaemonError: none runs, or this user may not ask it.
-        RefusedError: it refused; in its own words.
+        RefusedError: it refused; with its message.
     """
     where = os.path.join(state_dir, SOCKET)
     connection = _Connection(state_dir)
@@ -46,18 +46,16 @@ def ask(state_dir: str, method: str, path: str, body: object = None) -> Any:
         answer = json.loads(response.read())
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         raise NoDaemonError(
-            f"no fpga-plugin runs here: nobody answers on {where}",
+            f"no fpga-plugin runs here: nothing listens on {where}",
             hint="start it with `fpga-plugin run`, or name its state directory in"
             " FPGA_PLUGIN_STATE_DIR; in a cluster: kubectl exec into the plugin's pod of the node",
         ) from None
     except PermissionError:
-        raise NoDaemonError(
-            f"{where} may be used by root alone", hint="try again with sudo -E"
-        ) from None
+        raise NoDaemonError(f"only root may use {where}", hint="try again with sudo -E") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoDaemonError(
             f"the fpga-plugin behind {where} did not answer: {error or type(error).__name__}",
-            hint="its log tells what it is doing; it may just be starting or ending",
+            hint="see its log; it may be starting or ending",
         ) from error
     finally:
         connection.close()

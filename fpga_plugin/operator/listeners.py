@@ -1,8 +1,8 @@
-"""The two listeners, as the daemon starts and ends them.
+"""Starts and ends the two HTTP listeners: the TCP address and the socket in the state directory.
 
-They begin a moment after the plugin's own start and import what they need only then: registration
-waits for neither. A port that is taken is no reason not to serve kubelet: it is said loudly and
-tried again.
+They begin, and import what they need, a moment after the plugin's own start: registration does not
+wait for them. If the address is taken, the plugin serves kubelet all the same, logs an error and
+tries again.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Listeners:
 
     Args:
         survey: what is shown.
-        operations: what may be done to a card, by its word; may be filled later.
+        operations: what may be done to a card, by its command; may be filled later.
         recheck: seconds between two looks whether the status socket is still there.
     """
 
@@ -72,8 +72,8 @@ class Listeners:
             lambda routes: routes.public,
             lambda listener: listener.open_tcp(address.host, address.port),
             f"FPGA_PLUGIN_HTTP_ADDRESS={address.host}:{address.port}",
-            hint="another process has the address, or it is not this node's:"
-            " FPGA_PLUGIN_HTTP_ADDRESS names another, or switches it off when empty",
+            hint="another process has the address, or it is not this node's: set"
+            " FPGA_PLUGIN_HTTP_ADDRESS to another one, or to nothing to serve none",
         )
         log.info("serving metrics", addresses=listener.addresses)
 
@@ -86,8 +86,8 @@ class Listeners:
                 lambda routes: routes.local,
                 lambda listener: listener.open_unix(directory, SOCKET),
                 os.path.join(directory, SOCKET),
-                hint="see to what is in its place: `fpga-plugin status` and `card` have nobody to"
-                " ask, and probes that ask there fail",
+                hint="remove what is in its place: without the socket `fpga-plugin status`, `card`"
+                " and the pod's probes fail",
             )
             while listener.in_place:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(self._recheck)

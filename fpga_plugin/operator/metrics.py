@@ -39,7 +39,7 @@ def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Met
     )
     yield _gauge(
         "confined",
-        "Whether a measure of the sandbox holds: what the process has taken from itself.",
+        "Whether a measure of the sandbox holds.",
         ["measure"],
         [((one.name,), int(one.holds)) for one in survey.sandbox],
     )
@@ -158,7 +158,7 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
     )
     yield _counter(
         "pod_source_answers",
-        "Requests of containers that were read from elsewhere than the call, by source.",
+        "Containers' requests that were not in the call, by the source that they were read from.",
         ["source"],
         (((source,), number) for source, number in sorted(parts.pods.answers.items())),
     )
@@ -269,7 +269,7 @@ def _bitstreams(parts: Parts) -> Iterator[Metric]:
 
 
 def _best_effort(survey: Survey, parts: Parts) -> Iterator[Metric]:
-    """Where scrubbing is weaker than it should be it must be seen."""
+    """What shows that scrubbing is weaker than required."""
     ledger = parts.ledger
     best_effort = survey.settings.scrub is ScrubPolicy.BEST_EFFORT
     interfaces = sorted({card.interface_id for card in ledger.cards.values()})

@@ -1,8 +1,8 @@
-"""Which path answers what, on the TCP address and on the local socket.
+"""The routes of the HTTP server, on the TCP address and on the local socket.
 
-Over TCP everything only looks: anybody who reaches the node's address may ask, by a name that is
-the node's (`hosts`). What changes something is served on the local socket alone, whose file only
-its owner may open; so is what kubelet's probes ask, so that nobody else can hold them up.
+What TCP serves changes nothing: anybody who reaches the node's address may ask, by a name that is
+the node's (`hosts`). Requests that change something are served on the local socket alone, which
+only its owner may open. So are kubelet's probes, so that no flood of others can delay them.
 """
 
 import json
@@ -28,7 +28,7 @@ class Routes:
 
     Args:
         survey: what is shown.
-        operations: what may be done to a card, by its word; only asked on the local socket.
+        operations: what may be done to a card, by its command; only on the local socket.
     """
 
     def __init__(self, survey: Survey, operations: Mapping[str, Operation] | None = None) -> None:
@@ -80,7 +80,7 @@ class Routes:
         if answer is None:
             return _json(404, {"error": "this plugin does not know that request", "hint": ""})
         if request.method not in methods:
-            error = {"error": f"{request.path} takes {' and '.join(methods)} alone", "hint": ""}
+            error = {"error": f"{request.path} takes only {' and '.join(methods)}", "hint": ""}
             return _json(405, error, headers=_allow(methods))
         return await answer(request)
 
@@ -116,7 +116,7 @@ class Routes:
                 raise NotFinishedError("the plugin is starting: try again in a moment")
             operation = self._operations.get(word)
             if operation is None:
-                raise InvalidRequestError(f"nothing called {quote(word)} can be done to a card")
+                raise InvalidRequestError(f"there is no operation {quote(word)}")
             return _json(200, await operation(card))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})

@@ -1,7 +1,7 @@
-"""The status for people at a terminal: as wide as it is, and no wider.
+"""The status as text, fitted to the terminal's width.
 
-Names of pods and messages come from others: what is not printable is shown as `?`, so that nobody's
-name can move the cursor.
+Names of pods and messages are foreign text: what is not printable is shown as `?`, so that no name
+can move the cursor.
 """
 
 import textwrap
@@ -23,7 +23,7 @@ from fpga_plugin.operator.schema import (
 
 MIN_WIDTH: Final = 60
 NO_LIMIT: Final = 10_000
-"""Where the output is no terminal: nothing is cut, for whoever reads it next."""
+"""Where the output is no terminal: nothing is cut."""
 
 _SHORT_AFU = 12
 _FEW_SENSORS: Final = 3
@@ -75,7 +75,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
 
 
 def _sandbox(measures: Sequence[MeasureView], width: int) -> list[str]:
-    """What the process has taken from itself; what is missing of it as notes."""
+    """Which measures of the sandbox hold; notes about those that do not."""
     held = [f"{one['name']} ({one['detail']})" for one in measures if one["holds"]]
     lines = _wrapped(f"confined by {', '.join(held)}", width, "  ", "    ") if held else []
     missing = [f"{one['name']}: {one['detail']}" for one in measures if not one["holds"]]
@@ -91,7 +91,7 @@ def span(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Foreign text, without what moves a cursor."""
+    """Foreign text without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -103,12 +103,12 @@ def _noted(notes: Iterable[str], width: int) -> list[str]:
 
 
 def skipped(problem: ProblemView) -> str:
-    """Why a card is left alone, and what helps."""
+    """Why a card is skipped, and what helps."""
     return ": ".join(filter(None, (problem["error"], problem["hint"])))
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    """Paths and ids have hyphens, and are copied: no line ends inside one that fits."""
+    """Wrapped text. Readers copy paths and ids, which have hyphens: no line breaks at one."""
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     )
@@ -247,7 +247,7 @@ def card_table(state: CardStateView) -> str:
 
 
 def _from(since: float | None) -> str:
-    """Since when somebody has something; in UTC, as the log has it."""
+    """Since when a pod has a device; in UTC, as in the log."""
     if since is None:
         return ""
     return f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%SZ}"
