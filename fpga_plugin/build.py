@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpga_plugin.bitstream.seen import SeenManifests
+from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import BackendKind, Settings
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError

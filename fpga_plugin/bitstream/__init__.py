@@ -1,1 +1,11 @@
-"""Bitstreams: their files, the store, and the command that looks after both."""
+"""Bitstreams: from a name to verified, trusted bytes. One path, each module a step of it:
+
+    index, watch       a file arrives, or is asked for: `reader` reads it in a bounded thread
+    store              its path follows from its ids; `files` opens it, if nobody else may write it
+    copies, staging    it is copied and hashed in one pass; only the copy counts from here on
+    trust              manifest, signatures and keys judge the digest; nothing is parsed before
+    formats            the copy is parsed (`gbs`, `aocx`), unpacked, and compared with its path
+
+`library` takes these steps, remembers the verdicts, and maps the copy for the driver. The other
+modules make files and stores for people: `install`, `pack`, `signing`, and the commands' `actions`.
+"""

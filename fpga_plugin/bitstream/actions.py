@@ -12,12 +12,12 @@ import os
 import sys
 from dataclasses import replace
 
-from fpga_plugin.bitstream.checks import check_signed, check_trust, digest_of
 from fpga_plugin.bitstream.files import (
     MAX_FILE_BYTES,
     Progress,
     no_progress,
     read_bytes,
+    read_digest,
     write_atomically,
 )
 from fpga_plugin.bitstream.formats import Contents, parse
@@ -26,7 +26,7 @@ from fpga_plugin.bitstream.install import install, no_file, remove
 from fpga_plugin.bitstream.manifest import in_utc
 from fpga_plugin.bitstream.metadata import Metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.bitstream.seen import SeenManifests
+from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import ENDING, is_blank
 from fpga_plugin.bitstream.signing import (
     Renewed,
@@ -37,7 +37,7 @@ from fpga_plugin.bitstream.signing import (
     statement_of,
 )
 from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
-from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.bitstream.trust import Trust, check_signed
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
@@ -176,11 +176,9 @@ def _judged(store: Store, entry: StoreEntry, args: argparse.Namespace) -> tuple[
     """An entry as the plugin would judge it; and why it is trusted."""
     if entry.problem is not None:
         return entry, ""
-    own = args.bitstream_guarded and _is_own(store.root, args)
-    relative = store.relative(entry.path)
     try:
-        trust = check_trust(
-            store.root, relative, _trust(store, args), guarded=own, progress=_progress(entry.path)
+        trust = _trust(store, args).check_file(
+            store.relative(entry.path), progress=_progress(entry.path)
         )
     except (BitstreamError, BitstreamNotFoundError, NotPermittedError) as error:
         return replace(entry, metadata=None, problem=error), ""
@@ -201,7 +199,7 @@ def _check_trust(file: str, args: argparse.Namespace) -> str:
     path = os.path.abspath(file)
     place = path_in_store(path)
     root = None if place is None else os.path.dirname(os.path.dirname(path))
-    content = digest_of(path, inside=root, guarded=False, progress=_progress(file))
+    content = read_digest(path, inside=root, guarded=False, progress=_progress(file))
     trust = ""
     if root is not None and place is not None:
         trust = _trust(Store(root), args).check(place, content)

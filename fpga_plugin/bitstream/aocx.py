@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.elf import Section, sections
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Header, parse_header
-from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import BitstreamId
 
@@ -70,7 +70,7 @@ class Aocx:
 
 
 def read_aocx(
-    file: Span, *, where: str, limit: int = MAX_GBS_BYTES, begin: Begin | None = None
+    file: ByteRange, *, where: str, limit: int = MAX_GBS_BYTES, begin: Begin | None = None
 ) -> Aocx:
     """Read a whole AOCX file, a piece at a time.
 
@@ -108,7 +108,7 @@ def read_aocx(
     )
 
 
-def _section(found: Iterable[Section], name: str, where: str) -> Span:
+def _section(found: Iterable[Section], name: str, where: str) -> ByteRange:
     for section in found:
         if section.name == name:
             return section.content
@@ -119,7 +119,7 @@ def _section(found: Iterable[Section], name: str, where: str) -> Span:
 
 
 def _unpack(
-    packed: Span, *, inside: str, where: str, limit: int, begin: Begin | None
+    packed: ByteRange, *, inside: str, where: str, limit: int, begin: Begin | None
 ) -> tuple[Header, int]:
     """The GBS file of one gzip member, no longer than it says itself: its header and its size.
 
@@ -159,7 +159,7 @@ def _unpack(
     return header, size
 
 
-def _pieces(packed: Span, inside: str) -> Iterator[bytes]:
+def _pieces(packed: ByteRange, inside: str) -> Iterator[bytes]:
     """What a gzip member unpacks to, a piece at a time; its checksum and size are compared."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     taken = 0

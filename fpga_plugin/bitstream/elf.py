@@ -9,7 +9,7 @@ Any bytes give a value or a `BitstreamError`, in time and memory that grow with 
 import struct
 from dataclasses import dataclass, field
 
-from fpga_plugin.bitstream.span import Span
+from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.errors import BitstreamError, quote
 
 MAGIC = b"\x7fELF"
@@ -64,10 +64,10 @@ class Section:
     """
 
     name: str
-    content: Span = field(repr=False)
+    content: ByteRange = field(repr=False)
 
 
-def sections(file: Span, *, where: str) -> tuple[Section, ...]:
+def sections(file: ByteRange, *, where: str) -> tuple[Section, ...]:
     """The sections of an ELF file that have content, in the order of its table.
 
     Args:
@@ -142,7 +142,7 @@ def _layout(head: bytes, where: str) -> _Layout:
     return layout
 
 
-def _content(file: Span, header: tuple[int, ...], number: int, where: str) -> Span:
+def _content(file: ByteRange, header: tuple[int, ...], number: int, where: str) -> ByteRange:
     start, size = header[4], header[5]
     if start + size > file.size:
         raise BitstreamError(
@@ -153,7 +153,7 @@ def _content(file: Span, header: tuple[int, ...], number: int, where: str) -> Sp
     return file.part(start, size)
 
 
-def _name(names: Span, at: int, number: int, where: str) -> str:
+def _name(names: ByteRange, at: int, number: int, where: str) -> str:
     raw, end, _ = names.read(at, MAX_NAME_BYTES + 1).partition(b"\0")
     if not end:
         raise BitstreamError(

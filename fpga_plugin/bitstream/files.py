@@ -1,4 +1,4 @@
-"""Files of bitstreams, read and written without surprises.
+"""Files of bitstreams: opened, hashed and written without surprises.
 
 How a file is opened so that nothing else can be meant by it, `process.trusted_files` says; writing
 shows a reader either the old file or the whole new one. All of it blocks: call it from a thread.
@@ -6,15 +6,13 @@ shows a reader either the old file or the whole new one. All of it blocks: call 
 
 import contextlib
 import io
-import mmap
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, parse_header
-from fpga_plugin.bitstream.room import Room
-from fpga_plugin.errors import BitstreamError
-from fpga_plugin.process.trusted_files import Original, opened
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.process.trusted_files import TrustedFile, open_trusted
 
 MAX_FILE_BYTES = 1 << 30
 """Whole-device images of large FPGAs stay well below 1 GiB."""
@@ -28,6 +26,22 @@ Progress = Callable[[int, int], None]
 _PIECE = 4 << 20
 """Bytes between two words of progress."""
 
+_HASHED_PIECE = 1 << 20
+"""Bytes hashed at a time: large enough that hashing dominates, small beside the plugin's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the bytes of a file are known by.
+
+    Attributes:
+        sha256: of all of them, 64 hex digits.
+        size: how many.
+    """
+
+    sha256: str
+    size: int
+
 
 def no_progress(_done: int, _size: int) -> None:
     """Tell nobody."""
@@ -35,47 +49,69 @@ def no_progress(_done: int, _size: int) -> None:
 
 def open_file(
     path: str, *, inside: str | None, guarded: bool = False, limit: int = MAX_FILE_BYTES
-) -> AbstractContextManager[Original]:
-    """Open a file of at most so many bytes; `trusted_files.opened` has the rest.
+) -> AbstractContextManager[TrustedFile]:
+    """Open a file of at most so many bytes; `trusted_files.open_trusted` has the rest.
 
     `guarded` where the file is to be trusted: nobody asks who may write what is only looked at.
     """
-    return opened(path, inside=inside, guarded=guarded, limit=limit)
+    return open_trusted(path, inside=inside, guarded=guarded, limit=limit)
 
 
-def map_gbs(path: str, *, room: Room) -> Gbs:
-    """A whole GBS file that nobody ever writes to: the image is mapped, not copied.
-
-    Copying 32 MiB would take as long as a twentieth of their reconfiguration. So the driver copies
-    them from the page cache, in the ioctl and before it takes the card (dfl-fme-pr.c, fme_pr).
-    What cannot be read from the disk then is the ioctl's EFAULT; here reading only begins.
+def digest_of(
+    file: TrustedFile,
+    *,
+    write: Callable[[memoryview], None] | None = None,
+    progress: Progress = no_progress,
+) -> Content:
+    """Hash a file from its beginning to its end.
 
     Args:
-        path: the file.
-        room: memory for it where its file system has no mappings.
+        file: it, open.
+        write: gets its bytes, a piece at a time.
+        progress: is told how far it is.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no such file.
-        BitstreamError: it is no GBS file that can be used.
-        StoreUnavailableError: it cannot be mapped, and the memory has no room for it.
+        BitstreamError: it changed meanwhile.
     """
-    with open_file(path, inside=None) as original:
-        start = original.file.read(min(original.size, HEAD_BYTES))
-        header = parse_header(start, size=original.size, where=path)
-        descriptor = original.file.fileno()
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        # Writable, for ctypes gives no address of other memory; as it is private and nobody writes,
-        # no page of it is ever copied.
-        try:
-            whole = memoryview(mmap.mmap(descriptor, original.size, flags=mmap.MAP_PRIVATE))
-        except (OSError, ValueError) as error:  # no mappings there; a file that was cut
-            whole = room.take(original.size, path, f"it cannot be mapped: {error}")
-            original.file.seek(0)
-            done = 0
-            while count := original.file.readinto(whole[done:]):
-                done += count
-            original.check_read(done)
-    return Gbs(metadata=header.metadata, image=whole[header.image_offset :])
+    import hashlib  # libcrypto comes with it, 4 MiB: not where all verdicts are known
+
+    digest = hashlib.sha256()
+    done = 0
+    buffer = memoryview(bytearray(min(_HASHED_PIECE, file.size + 1)))
+    while count := file.file.readinto(buffer):
+        done += count
+        if done > file.size:
+            break
+        piece = buffer[:count]
+        digest.update(piece)
+        if write is not None:
+            write(piece)
+        progress(done, file.size)
+    file.check_read(done)
+    return Content(digest.hexdigest(), done)
+
+
+def read_digest(
+    path: str, *, inside: str | None, guarded: bool, progress: Progress = no_progress
+) -> Content:
+    """Open and hash a file.
+
+    Raises:
+        BitstreamNotFoundError: there is none.
+        BitstreamError: it must not be used, or changed while it was read.
+    """
+    try:
+        with open_file(path, inside=inside, guarded=guarded) as file:
+            return digest_of(file, progress=progress)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
+
+
+def content_of(data: bytes) -> Content:
+    """What bytes in memory are known by."""
+    import hashlib  # as above
+
+    return Content(hashlib.sha256(data).hexdigest(), len(data))
 
 
 def read_bytes(
@@ -87,11 +123,11 @@ def read_bytes(
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it is no regular file, cannot be read, or has more than `limit` bytes.
     """
-    with open_file(path, inside=None, limit=limit) as original:
+    with open_file(path, inside=None, limit=limit) as opened:
         data = io.BytesIO()  # gives out what it holds without another copy of it
-        while piece := original.file.read(min(_PIECE, original.size - data.tell())):
+        while piece := opened.file.read(min(_PIECE, opened.size - data.tell())):
             data.write(piece)
-            progress(data.tell(), original.size)
+            progress(data.tell(), opened.size)
         return data.getvalue()
 
 

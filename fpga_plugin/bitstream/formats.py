@@ -9,10 +9,10 @@ import io
 from dataclasses import dataclass, field
 
 from fpga_plugin.bitstream.aocx import Begin, read_aocx
+from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.elf import MAGIC as ELF_MAGIC
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_gbs, parse_header
 from fpga_plugin.bitstream.metadata import Metadata
-from fpga_plugin.bitstream.span import Span
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId
 
 
@@ -72,7 +72,7 @@ def parse(data: bytes, *, where: str, keep_image: bool = True) -> Contents:
     if kind_of(data) is Kind.AOCX:
         unpacked = io.BytesIO()
         begin: Begin | None = (lambda _size: unpacked.write) if keep_image else None
-        aocx = read_aocx(Span.of_bytes(data, where), where=where, begin=begin)
+        aocx = read_aocx(ByteRange.of_bytes(data, where), where=where, begin=begin)
         image = unpacked.getbuffer()[aocx.header.image_offset :] if keep_image else b""
         return Contents(Kind.AOCX, aocx.hash, aocx.header.metadata, image, aocx.sections)
     if not keep_image:

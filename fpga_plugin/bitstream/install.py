@@ -9,9 +9,10 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from fpga_plugin.bitstream.checks import check_signed
 from fpga_plugin.bitstream.files import (
+    Content,
     Progress,
+    content_of,
     no_progress,
     read_bytes,
     sync_directory,
@@ -21,8 +22,7 @@ from fpga_plugin.bitstream.formats import Contents, Kind, parse
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import remove_signature
 from fpga_plugin.bitstream.store import BLANK, Store
-from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Content, Trust
-from fpga_plugin.bitstream.verified import in_memory
+from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Trust, check_signed
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 
@@ -73,7 +73,7 @@ def install(
     interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
     path = store.path(interface_id, None if blank else bitstream_id)
     relative = store.relative(path)
-    content = in_memory(data).content
+    content = content_of(data)
     signature = _signature(file)
     if signature is not None and trust.keys_dir is not None:
         check_signed(os.path.abspath(file), relative, content, trust.keys_dir)

@@ -25,11 +25,11 @@ import msgspec
 import structlog
 
 from fpga_plugin.bitstream.aocx import Write
-from fpga_plugin.bitstream.draft import Draft
-from fpga_plugin.bitstream.files import map_gbs, open_file
+from fpga_plugin.bitstream.byte_range import ByteRange
+from fpga_plugin.bitstream.copies import UNPACKED, Copies, Copy, map_gbs
+from fpga_plugin.bitstream.files import Content, open_file
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, parse_header
-from fpga_plugin.bitstream.room import Room
-from fpga_plugin.bitstream.span import Span
+from fpga_plugin.bitstream.staging import MemoryQuota, StagedFile
 from fpga_plugin.bitstream.store import (
     Bitstream,
     Store,
@@ -38,8 +38,7 @@ from fpga_plugin.bitstream.store import (
     ids_of,
     is_aocx,
 )
-from fpga_plugin.bitstream.trust import Content, Trust
-from fpga_plugin.bitstream.verified import UNPACKED, Copies, Copy
+from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 from fpga_plugin.process.file_identity import Version, version_at
@@ -102,7 +101,7 @@ class Library:
         boot_id: str,
         trust: Trust,
         guarded: bool,
-        room: Room | None = None,
+        memory: MemoryQuota | None = None,
     ) -> None:
         """Take up what was verified since the node booted.
 
@@ -113,7 +112,7 @@ class Library:
             boot_id: of this boot.
             trust: judges the files.
             guarded: refuse what others may write.
-            room: memory for what the disk does not take.
+            memory: for what the disk does not take.
         """
         self.store = Store(root)
         self.trust = trust
@@ -127,7 +126,7 @@ class Library:
         self._in_use: weakref.WeakValueDictionary[tuple[str, str], Bitstream] = (
             weakref.WeakValueDictionary()
         )
-        self._copies = Copies(directory, limit, room=room)
+        self._copies = Copies(directory, limit, memory=memory)
         self._verdicts = self._restore()
         self._copies.only({verdict.sha256 for verdict in self._verdicts.values()})
 
@@ -296,7 +295,7 @@ class Library:
         known: Verdict,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
-        made: "_Made",
+        made: "_NewCopies",
     ) -> Copy | None:
         """What the driver gets of a good file, from its copy; None where that is gone."""
         file = self._copies.find(known.sha256, known.size)
@@ -306,7 +305,7 @@ class Library:
             return found
         if file is None:
             return None
-        with file.span(path) as packed:
+        with file.byte_range(path) as packed:
             return self._check(packed, known, interface_id, bitstream_id, made)[1]
 
     def _bitstream(
@@ -317,14 +316,14 @@ class Library:
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
     ) -> Bitstream:
-        """The bytes of a copy that is checked; never those of the original."""
+        """The bytes of a copy that is checked; never those of the store's file."""
         if copy.view is not None:
             header = parse_header(bytes(copy.view[:HEAD_BYTES]), size=copy.size, where=path)
             gbs = Gbs(header.metadata, copy.view[header.image_offset :])
         else:
             assert copy.path is not None, "on the disk or in memory"
             try:
-                gbs = map_gbs(copy.path, room=self._copies.room)
+                gbs = map_gbs(copy.path, memory=self._copies.memory)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFinishedError(
                     f"{path}: its verified copy was removed while it was read",
@@ -357,8 +356,8 @@ class Library:
             self._doubt(relative)
             return None
         try:
-            with open_file(path, inside=self.store.root, guarded=self._guarded) as original:
-                if original.version != known.version:
+            with open_file(path, inside=self.store.root, guarded=self._guarded) as opened:
+                if opened.version != known.version:
                     self._doubt(relative)
                     return None
         except BaseException:
@@ -403,7 +402,7 @@ class Library:
         relative: str,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
-        made: "_Made",
+        made: "_NewCopies",
     ) -> tuple[Verdict, Copy | None]:
         """Read and judge a file as it is now; returns what the driver gets, if it is good.
 
@@ -416,20 +415,20 @@ class Library:
         with self._lock:
             changes = self._changes
         trust = self.trust.version(relative)  # before the judging: a change in between shows
-        with open_file(path, inside=self.store.root, guarded=self._guarded) as original:
-            if being_written(original.file):
+        with open_file(path, inside=self.store.root, guarded=self._guarded) as opened:
+            if being_written(opened.file):
                 raise NotFinishedError(
                     f"{path}: still being written",
                     hint=f"it is used when whoever writes it has closed it; {RENAME}",
                 )
-            copy = self._copies.take(original, make_room=made.make_room)
+            copy = self._copies.take(opened, make_room=made.make_room)
             made.copies[copy.sha256] = copy
-            known = Verdict(original.version, trust, copy.sha256, copy.size)
+            known = Verdict(opened.version, trust, copy.sha256, copy.size)
         try:
             # First: nothing that is not trusted is parsed.
             known = self._judge(relative, known, copy.content)
             if known.problem is None:
-                with copy.span(path) as file:
+                with copy.byte_range(path) as file:
                     known, packed = self._check(file, known, interface_id, bitstream_id, made)
                 copy = packed or copy
         except BitstreamError as error:
@@ -446,11 +445,11 @@ class Library:
 
     def _check(
         self,
-        file: Span,
+        file: ByteRange,
         known: Verdict,
         interface_id: InterfaceId,
         bitstream_id: BitstreamId | None,
-        made: "_Made",
+        made: "_NewCopies",
     ) -> tuple[Verdict, Copy | None]:
         """Whether a copy is of what its path says; and the GBS file that was packed in it.
 
@@ -459,25 +458,25 @@ class Library:
             StoreUnavailableError: there is no room for the GBS file.
         """
         with ExitStack() as stack:
-            drafts: list[Draft] = []
+            staged: list[StagedFile] = []
 
             def unpack(size: int) -> Write:
-                draft = self._copies.draft(size, where=file.where, make_room=made.make_room)
-                drafts.append(stack.enter_context(draft))
-                return drafts[0].write
+                gbs_file = self._copies.stage(size, where=file.where, make_room=made.make_room)
+                staged.append(stack.enter_context(gbs_file))
+                return staged[0].write
 
             _, unpacked = check_contents(file, interface_id, bitstream_id, unpack=unpack)
         known = replace(known, checked=True, unpacked=unpacked)
-        if not drafts:
+        if not staged:
             return known, None
-        (draft,) = drafts
-        made.copies[known.sha256 + UNPACKED] = copy = Copy(draft.size, draft.path, draft.view)
+        (gbs_file,) = staged
+        copy = made.copies[known.sha256 + UNPACKED] = Copy.of(gbs_file)
         return known, copy
 
     @contextmanager
-    def _new_copies(self, *, make_room: bool) -> Iterator["_Made"]:
+    def _new_copies(self, *, make_room: bool) -> Iterator["_NewCopies"]:
         """Collects copies; those that are left at the end go into the cache if there is room."""
-        made = _Made(self._copies, make_room=make_room)
+        made = _NewCopies(self._copies, make_room=make_room)
         try:
             yield made
         except BaseException:
@@ -510,7 +509,7 @@ def _bare(error: FpgaPluginError) -> FpgaPluginError:
     return type(error)(error.message, hint=error.hint)
 
 
-class _Made:
+class _NewCopies:
     """Copies that one call made.
 
     Attributes:

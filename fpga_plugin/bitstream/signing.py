@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 
-from fpga_plugin.bitstream.checks import digest_of
 from fpga_plugin.bitstream.files import (
     Progress,
     no_progress,
     read_bytes,
+    read_digest,
     sync_directory,
     write_atomically,
 )
@@ -218,7 +218,7 @@ def _files(store: Store, progress: Progress) -> dict[str, ManifestFile]:
                 entry.problem.message,
                 hint=f"repair or remove it first. {entry.problem.hint}".rstrip(),
             )
-        content = digest_of(entry.path, inside=store.root, guarded=False, progress=progress)
+        content = read_digest(entry.path, inside=store.root, guarded=False, progress=progress)
         file = ManifestFile(store.relative(entry.path), content.sha256, content.size)
         files[file.path] = file
     return files

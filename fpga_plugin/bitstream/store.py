@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from fpga_plugin.bitstream.aocx import Begin, read_aocx
+from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.files import open_file
 from fpga_plugin.bitstream.formats import Kind, kind_of
 from fpga_plugin.bitstream.gbs import HEAD_BYTES, Header, parse_header
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
-from fpga_plugin.bitstream.span import Span
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
 from fpga_plugin.ids import (
     AfuId,
@@ -155,7 +155,7 @@ class Store:
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
     ) -> tuple[Metadata, int]:
         with open_file(path, inside=self.root) as opened:
-            file = Span.of_file(opened.file.fileno(), opened.size, path)
+            file = ByteRange.of_file(opened.file.fileno(), opened.size, path)
             header, _ = check_contents(file, interface_id, bitstream_id)
             if is_aocx(bitstream_id):
                 opened.check_read(opened.size)
@@ -256,7 +256,7 @@ def is_aocx(bitstream_id: BitstreamId | None) -> bool:
 
 
 def check_contents(
-    file: Span,
+    file: ByteRange,
     interface_id: InterfaceId,
     bitstream_id: BitstreamId | None,
     *,

@@ -10,10 +10,10 @@ knows what, so nothing of its store is trusted until it can. Signatures count un
 elsewhere there may be no keys.
 
 Under `signed` a manifest is that of its time: an older one than this node has seen, or one that has
-expired, counts as not signed (`bitstream.seen`). What a signed manifest ever named is trusted only
-while the present one names it: to take a file out of the manifest revokes it, whatever signature
-lies beside it, and so does removing the manifest. A blank bitstream needs the manifest always: what
-deprograms every region is not left to a single file's signature.
+expired, counts as not signed (`bitstream.seen_manifests`). What a signed manifest ever named is
+trusted only while the present one names it: to take a file out of the manifest revokes it, whatever
+signature lies beside it, and so does removing the manifest. A blank bitstream needs the manifest
+always: what deprograms every region is not left to a single file's signature.
 
 A verdict holds as long as its `version` does; a PreStart compares the two and judges nothing.
 """
@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from fpga_plugin.bitstream.files import Content, Progress, content_of, no_progress, read_digest
 from fpga_plugin.bitstream.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -35,7 +36,7 @@ from fpga_plugin.bitstream.manifest import (
     manifest_path,
     parse_manifest,
 )
-from fpga_plugin.bitstream.seen import SeenManifests
+from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import (
     ENDING,
     SIGNATURE_BYTES,
@@ -58,19 +59,6 @@ MAX_SIGNATURE_BYTES = 4096
 
 _RENEW = "`fpga-plugin bitstream sign --manifest`"
 _RENEW_SIGNED = "`fpga-plugin bitstream sign --key PEM --manifest`"
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What the bytes of a file are known by.
-
-    Attributes:
-        sha256: of all of them, 64 hex digits.
-        size: how many.
-    """
-
-    sha256: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +162,23 @@ class Trust:
                 if named is not None and known.signer:
                     return f"named by the manifest, signed with {known.signer}"
                 return self._check_signed(path, relative, content, known)
+
+    def check_file(self, relative: str, *, progress: Progress = no_progress) -> str:
+        """Hash and judge a file; returns what `check` does.
+
+        Args:
+            relative: its path from the store's root.
+            progress: of the hashing.
+
+        Raises:
+            BitstreamNotFoundError: there is none.
+            BitstreamError: it must not be used, or changed while it was read.
+            NotPermittedError: it is not trusted.
+            NotFinishedError: that cannot be told just now.
+        """
+        path = os.path.join(self._root, relative)
+        content = read_digest(path, inside=self._root, guarded=self._guarded, progress=progress)
+        return self.check(relative, content)
 
     def check_named(self, relative: str, content: Content) -> None:
         """Compare a file with what the manifest says of it, if it does.
@@ -333,9 +338,7 @@ class Trust:
 
     def _signed_manifest(self, path: str, data: bytes, manifest: Manifest) -> _Manifest:
         """Whose signature a manifest has, if it may be used now."""
-        import hashlib  # libcrypto comes with it: see bitstream/verified.py
-
-        content = Content(hashlib.sha256(data).hexdigest(), len(data))
+        content = content_of(data)
         name, reason = self.check_signature(path, MANIFEST, content)
         hint = f"the operator writes and signs it anew with {_RENEW_SIGNED}"
         if name and manifest.version is None:
@@ -406,3 +409,25 @@ def _compare(path: str, named: ManifestFile, content: Content) -> None:
             f"{path}: its SHA-256 is {content.sha256} where {MANIFEST} says {named.sha256}",
             hint=f"put the right file there, or renew the manifest with {_RENEW}",
         )
+
+
+def check_signed(path: str, place: str, content: Content, keys_dir: str | None) -> str:
+    """Check the signature beside a file, wherever it lies; returns by whom it is signed.
+
+    Args:
+        path: the file.
+        place: its path in a store, for which it has to be signed.
+        content: what is in it.
+        keys_dir: where the public keys are.
+
+    Raises:
+        NotPermittedError: it is not good.
+    """
+    trust = Trust(os.path.dirname(path), TrustMode.SIGNED, keys_dir, guarded=False)
+    name, reason = trust.check_signature(path, place, content)
+    if not name:
+        raise NotPermittedError(
+            f"{path}: {reason}",
+            hint="sign it with `fpga-plugin bitstream sign --key PEM FILE`, or take the right file",
+        )
+    return f"signed with {name}"

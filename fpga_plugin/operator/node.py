@@ -8,9 +8,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fpga_plugin.bitstream.checks import check_trust
 from fpga_plugin.bitstream.store import Store
-from fpga_plugin.build import is_guarded, open_hardware, open_trust
+from fpga_plugin.build import open_hardware, open_trust
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
@@ -137,13 +136,11 @@ def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
 def _no_blank(settings: Settings, wanted: set[InterfaceId]) -> Mapping[InterfaceId, str]:
     """Why there is no blank bitstream to use, for each interface id; empty where there is one."""
     store = Store(settings.bitstream_dir)
-    guarded = is_guarded(settings)
     trust = open_trust(settings, owner=False)
     reasons: dict[InterfaceId, str] = {}
     for interface_id in wanted:
         try:
-            relative = store.relative(store.check(interface_id, None))
-            check_trust(store.root, relative, trust, guarded=guarded)
+            trust.check_file(store.relative(store.check(interface_id, None)))
             reasons[interface_id] = ""
         except BitstreamNotFoundError:
             reasons[interface_id] = f"no blank bitstream at {store.blank_path(interface_id)}"

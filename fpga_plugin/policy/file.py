@@ -18,7 +18,7 @@ from fpga_plugin.errors import BitstreamError
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
 from fpga_plugin.process.file_identity import Version, version_at
-from fpga_plugin.process.trusted_files import opened
+from fpga_plugin.process.trusted_files import open_trusted
 from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
 
 log = structlog.get_logger()
@@ -40,8 +40,8 @@ def read_policy(path: str, *, guarded: bool = False) -> Policy:
 
 def _read(path: str, *, guarded: bool) -> tuple[Policy, Version]:
     try:
-        with opened(path, inside=None, guarded=guarded, limit=MAX_BYTES) as original:
-            raw = original.file.read(MAX_BYTES + 1)
+        with open_trusted(path, inside=None, guarded=guarded, limit=MAX_BYTES) as opened:
+            raw = opened.file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(
             f"policy file {path} cannot be read: {error.strerror}",
@@ -50,7 +50,7 @@ def _read(path: str, *, guarded: bool) -> tuple[Policy, Version]:
     except BitstreamError as error:
         raise PolicyError(f"policy file {error.message}", hint=error.hint) from error
     try:
-        return parse_policy(raw, as_json=path.endswith(".json")), original.version
+        return parse_policy(raw, as_json=path.endswith(".json")), opened.version
     except PolicyError as error:
         raise PolicyError(f"policy file {path}: {error.message}", hint=error.hint) from error
 

@@ -11,7 +11,7 @@ import structlog
 
 import fpga_plugin
 from fpga_plugin.config.settings import SandboxMode, Settings
-from fpga_plugin.process.reach import rules
+from fpga_plugin.process.file_rules import rules
 from fpga_plugin.process.sandbox import Measure, landlock, seccomp
 from fpga_plugin.process.sandbox.capabilities import PrivilegesError, drop_privileges
 

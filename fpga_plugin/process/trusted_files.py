@@ -33,7 +33,7 @@ _MAX_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class TrustedFile:
     """An open file.
 
     Attributes:
@@ -63,7 +63,9 @@ class Original:
 
 
 @contextlib.contextmanager
-def opened(path: str, *, inside: str | None, guarded: bool, limit: int) -> Iterator[Original]:
+def open_trusted(
+    path: str, *, inside: str | None, guarded: bool, limit: int
+) -> Iterator[TrustedFile]:
     """Open a regular file.
 
     Args:
@@ -110,7 +112,7 @@ def opened(path: str, *, inside: str | None, guarded: bool, limit: int) -> Itera
         os.close(looked)
     with file:
         try:
-            yield Original(path, file, found.st_size, version_of(found))
+            yield TrustedFile(path, file, found.st_size, version_of(found))
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -122,11 +124,11 @@ def read_small(path: str, *, inside: str | None, guarded: bool, limit: int) -> b
         FileNotFoundError, NotADirectoryError: there is no such file.
         BitstreamError: it must not be used, or it changed while it was read.
     """
-    with opened(path, inside=inside, guarded=guarded, limit=limit) as original:
+    with open_trusted(path, inside=inside, guarded=guarded, limit=limit) as opened:
         data = b""
-        while len(data) <= limit and (piece := original.file.read(limit + 1 - len(data))):
+        while len(data) <= limit and (piece := opened.file.read(limit + 1 - len(data))):
             data += piece
-        if len(data) > limit or original.changed():
+        if len(data) > limit or opened.changed():
             raise BitstreamError(f"{path}: changed while it was read", hint=RENAME)
         return data
 

@@ -19,7 +19,7 @@ from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.gbs import parse_gbs
 from fpga_plugin.bitstream.manifest import MAX_VERSION, parse_manifest, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.bitstream.seen import SeenManifests
+from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id, parse_interface_id

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from doubles import LIMIT
 from test_library import BITSTREAM, INTERFACE, gbs, put
-from test_seen import NOW, Node, clock  # noqa: F401  # a fixture
+from test_seen_manifests import NOW, Node, clock  # noqa: F401  # a fixture
 from test_signatures import FILE
 
 from fpga_plugin.bitstream import index as index_module

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from doubles.bitstreams import HASH, aocx
 
-from fpga_plugin.bitstream import draft, files, verified
+from fpga_plugin.bitstream import copies as copies_module
 from fpga_plugin.bitstream import library as library_module
+from fpga_plugin.bitstream import staging
 from fpga_plugin.bitstream import store as store_module
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.bitstream.room import Room
+from fpga_plugin.bitstream.staging import MemoryQuota
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
@@ -70,7 +71,7 @@ def copies(tmp_path):
 @pytest.fixture
 def make(root, copies):
     def make(
-        *, limit=1 << 30, boot_id="boot", mode=TrustMode.ANY, guarded=True, keys=None, room=None
+        *, limit=1 << 30, boot_id="boot", mode=TrustMode.ANY, guarded=True, keys=None, memory=None
     ):
         trust = Trust(str(root), mode, keys and str(keys), guarded=guarded)
         return Library(
@@ -80,7 +81,7 @@ def make(root, copies):
             boot_id=boot_id,
             trust=trust,
             guarded=guarded,
-            room=room,
+            memory=memory,
         )
 
     return make
@@ -170,14 +171,14 @@ def test_the_image_is_the_copy_itself_and_outlives_its_removal(make, place, copi
 
 
 def test_a_file_system_without_mappings_still_serves(make, place, monkeypatch):
-    mmap = files.mmap.mmap
+    mmap = copies_module.mmap.mmap
 
     def unable(descriptor, *args, **more):
         if descriptor == -1:
             return mmap(descriptor, *args, **more)
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    monkeypatch.setattr(files.mmap, "mmap", unable)
+    monkeypatch.setattr(copies_module.mmap, "mmap", unable)
     put(place, gbs())
     assert image(make()) == b"logic"
 
@@ -249,7 +250,7 @@ def test_a_file_that_is_rewritten_while_it_is_copied_is_refused(
     take = library._copies.take
 
     def meanwhile(original, **more):
-        def rewrite(done):
+        def rewrite(_done, _size):
             if how == "shorter":
                 os.truncate(place, original.size - 1)
                 return
@@ -406,7 +407,7 @@ def test_a_full_disk_still_serves_and_judges(make, root, place, copies, monkeypa
         raise OSError(28, "No space left on device")
 
     if failing == "open":
-        monkeypatch.setattr(verified.os, "open", _failing_below(str(copies), full))
+        monkeypatch.setattr(copies_module.os, "open", _failing_below(str(copies), full))
     else:
         fdopen = os.fdopen
 
@@ -414,7 +415,7 @@ def test_a_full_disk_still_serves_and_judges(make, root, place, copies, monkeypa
             file = fdopen(*args, **kwargs)
             return _Full(file)
 
-        monkeypatch.setattr(verified.os, "fdopen", writer)
+        monkeypatch.setattr(copies_module.os, "fdopen", writer)
     assert image(library) == b"logic"
     name(root, gbs(b"LOGIC"))
     with pytest.raises(NotPermittedError):
@@ -621,7 +622,7 @@ def test_what_a_death_while_unpacking_left_is_removed_at_the_next_start(make, pa
                 os.kill(os.getpid(), signal.SIGKILL)
             return len(piece)
 
-        draft.os.write = dying
+        staging.os.write = dying
         load_packed(library)
 
     pid = os.fork()
@@ -667,7 +668,7 @@ def test_a_disk_that_gets_full_while_unpacking_leaves_the_rest_to_the_memory(
             raise OSError(28, "No space left on device")
         return write(descriptor, piece)
 
-    monkeypatch.setattr(draft.os, "write", full)
+    monkeypatch.setattr(staging.os, "write", full)
     loaded = load_packed(library)
     assert bytes(loaded.image) == bytes.fromhex(AFU) + bytes(3 << 20)
     assert left_over(copies) == []
@@ -677,10 +678,10 @@ def test_a_disk_that_gets_full_while_unpacking_leaves_the_rest_to_the_memory(
 def test_a_file_that_neither_disk_nor_memory_has_room_for_is_refused_and_taken_up_later(
     make, packed, copies, monkeypatch
 ):
-    room = Room(3 << 20)
-    library = make(room=room)
-    free = verified._free
-    monkeypatch.setattr(verified, "_free", lambda _: 1000)
+    memory = MemoryQuota(3 << 20)
+    library = make(memory=memory)
+    free = copies_module._free
+    monkeypatch.setattr(copies_module, "_free", lambda _: 1000)
     for _ in range(3):  # what was refused leaves no memory taken
         with pytest.raises(StoreUnavailableError) as caught:
             load_packed(library)
@@ -690,33 +691,33 @@ def test_a_file_that_neither_disk_nor_memory_has_room_for_is_refused_and_taken_u
     assert "1/2 of the limit of 6291456" in caught.value.message
     del caught
     gc.collect()
-    assert room._held == 0
+    assert memory._held == 0
     assert left_over(copies) == []
-    monkeypatch.setattr(verified, "_free", free)
+    monkeypatch.setattr(copies_module, "_free", free)
     assert load_packed(library).image.nbytes == 16 + (3 << 20)  # it was no verdict on the file
 
 
 def test_memory_is_given_back_when_nobody_uses_what_it_held(make, packed, monkeypatch):
-    room = Room(10 << 20)
-    library = make(room=room)
-    monkeypatch.setattr(verified, "_free", lambda _: 1000)
+    memory = MemoryQuota(10 << 20)
+    library = make(memory=memory)
+    monkeypatch.setattr(copies_module, "_free", lambda _: 1000)
     loaded = load_packed(library)
     assert load_packed(library) is loaded  # all who use it at the same time share it
-    assert 3 * MIB < room._held < 4 * MIB
+    assert 3 * MIB < memory._held < 4 * MIB
     del loaded
-    assert room._held == 0
+    assert memory._held == 0
 
 
 def test_a_file_that_is_refused_leaves_nothing_in_memory(make, root, monkeypatch):
     put(root / AOCX, aocx(name=b"f" * 40))
-    room = Room(10 << 20)
-    library = make(room=room)
-    monkeypatch.setattr(verified, "_free", lambda _: 1000)
+    memory = MemoryQuota(10 << 20)
+    library = make(memory=memory)
+    monkeypatch.setattr(copies_module, "_free", lambda _: 1000)
     assert "has the hash f" in str(library.examine(AOCX).problem)
     name(root, b"x")
     assert library.examine(AOCX).problem is not None
     gc.collect()
-    assert room._held == 0
+    assert memory._held == 0
 
 
 def test_a_full_disk_has_room_for_what_is_asked_for_where_older_copies_go(
@@ -724,14 +725,14 @@ def test_a_full_disk_has_room_for_what_is_asked_for_where_older_copies_go(
 ):
     put(root / INTERFACE / f"{OTHER_AFU}.gbs", gbs(afu=OTHER_AFU))
     put(place, gbs())
-    library = make(room=Room(0))
+    library = make(memory=MemoryQuota(0))
     library.examine(f"{INTERFACE}/{OTHER_AFU}.gbs")
     before = kept(copies)
 
     def free(directory):
         return 0 if kept(copies) & before else 1 << 30
 
-    monkeypatch.setattr(verified, "_free", free)
+    monkeypatch.setattr(copies_module, "_free", free)
     with pytest.raises(StoreUnavailableError):
         library.examine(RELATIVE)  # what only arrives pushes nothing out
     assert image(library) == b"logic"
@@ -739,10 +740,10 @@ def test_a_full_disk_has_room_for_what_is_asked_for_where_older_copies_go(
 
 
 def test_copies_on_a_file_system_in_memory_are_limited_by_the_memory(make, packed, monkeypatch):
-    monkeypatch.setattr(verified, "lies_in_memory", lambda _: True)
+    monkeypatch.setattr(copies_module, "lies_in_memory", lambda _: True)
     with pytest.raises(StoreUnavailableError, match="its file system is in memory, and takes 1024"):
-        load_packed(make(room=Room(2048)))
-    assert load_packed(make(room=Room(20 << 20))).image.nbytes == 16 + (3 << 20)
+        load_packed(make(memory=MemoryQuota(2048)))
+    assert load_packed(make(memory=MemoryQuota(20 << 20))).image.nbytes == 16 + (3 << 20)
 
 
 def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):

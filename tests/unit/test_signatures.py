@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fpga_plugin.bitstream.files import content_of
 from fpga_plugin.bitstream.manifest import (
     MAX_VERSION,
     ManifestFile,
@@ -20,7 +21,6 @@ from fpga_plugin.bitstream.manifest import (
 )
 from fpga_plugin.bitstream.signatures import load_keys, sign, signer, statement
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.bitstream.verified import in_memory
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotPermittedError
 
@@ -159,7 +159,7 @@ def judge(
     path: str = FILE,
 ) -> str:
     trust = Trust(str(root), mode, keys and str(keys))
-    return trust.check(path, in_memory(content).content)
+    return trust.check(path, content_of(content))
 
 
 def refusal(*args, **kwargs) -> str:
@@ -182,7 +182,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def named(root: Path, content: bytes = b"content") -> bytes:
-    known = in_memory(content).content
+    known = content_of(content)
     data = write_manifest([ManifestFile(FILE, known.sha256, known.size)])
     write(root / "manifest.json", data)
     return data
@@ -279,7 +279,7 @@ def test_a_blank_bitstream_is_trusted_by_a_signed_manifest_alone(root, keys, key
     sign_manifest(root, key)
     told = refusal(root, TrustMode.SIGNED, keys, content, BLANK)
     assert "manifest.json does not name it" in told
-    known = in_memory(content).content
+    known = content_of(content)
     data = write_manifest([ManifestFile(BLANK, known.sha256, known.size)])
     write(root / "manifest.json", data)
     told = refusal(root, TrustMode.SIGNED, keys, content, BLANK)
@@ -301,7 +301,7 @@ def test_what_a_signed_manifest_revokes_is_refused_whatever_its_own_signature(ro
 
 
 def test_a_manifest_without_a_version_counts_as_unsigned(root, keys, key):
-    known = in_memory(b"content").content
+    known = content_of(b"content")
     write(root / "manifest.json", text_1(entry(sha256=known.sha256, size=known.size)))
     sign_manifest(root, key)
     assert "it has no version" in refusal(root, TrustMode.SIGNED, keys)

@@ -8,7 +8,7 @@ import yaml
 
 import fpga_plugin
 from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, Settings
-from fpga_plugin.process.reach import rules
+from fpga_plugin.process.file_rules import rules
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 WRITES = ~(READ | Right.EXECUTE)

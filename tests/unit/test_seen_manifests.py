@@ -8,11 +8,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_signatures import FILE, INTERFACE, public_pem, signature, write
 
-from fpga_plugin.bitstream import seen as seen_module
+from fpga_plugin.bitstream import seen_manifests as seen_module
 from fpga_plugin.bitstream import trust as trust_module
+from fpga_plugin.bitstream.files import Content
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.seen import SEEN, Seen, SeenManifests
-from fpga_plugin.bitstream.trust import Content, Trust
+from fpga_plugin.bitstream.seen_manifests import SEEN, Seen, SeenManifests
+from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotFinishedError, NotPermittedError
 

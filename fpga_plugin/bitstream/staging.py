@@ -1,15 +1,20 @@
-"""A private file that is being written: on the disk or, where the disk takes none, in memory.
+"""A private file while it is written: on the disk or, where the disk takes none, in memory.
 
 A file on the disk has no name that anybody looks for until it is whole; what a killed process left
-of one is removed at the next start (`fpga_plugin.bitstream.verified`).
+of one is removed at the next start (`bitstream.copies`). Memory is a share of the pod's, and no
+more: each file in it is an anonymous mapping, which goes back to the system when nobody uses it.
 """
 
 import contextlib
+import mmap
 import os
+import threading
+import weakref
 from collections.abc import Callable
 
-from fpga_plugin.bitstream.room import Room
-from fpga_plugin.bitstream.span import Span
+from fpga_plugin.bitstream.byte_range import ByteRange
+from fpga_plugin.errors import StoreUnavailableError
+from fpga_plugin.process.memory import memory_limit
 
 COPY_MODE = 0o400
 
@@ -18,8 +23,59 @@ _PIECE = 1 << 20
 NoDisk = Callable[[OSError], None]
 """Is told why the disk took no copy."""
 
+SHARE = 2
+"""All bitstreams that are held in memory may have this part of the limit: a half."""
 
-class Draft:
+
+class MemoryQuota:
+    """Gives out memory up to a limit. Thread-safe."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        """Take nothing yet.
+
+        Args:
+            limit: bytes, of all together; None: by the memory limit of this process.
+        """
+        self._memory = memory_limit() if limit is None else limit * SHARE
+        self.limit = self._memory // SHARE
+        self._lock = threading.RLock()  # a garbage collection may give back while one takes
+        self._held = 0
+
+    def take(self, size: int, where: str, why: str) -> memoryview:
+        """Memory of so many bytes, which is given back when the last view of it goes.
+
+        Args:
+            size: in bytes.
+            where: the file that it is for, for the message.
+            why: it has to be in memory, for the message.
+
+        Raises:
+            StoreUnavailableError: it would be too much.
+        """
+        with self._lock:
+            if self._held + size > self.limit:
+                held = f", and {self._held} are taken" if self._held else ""
+                raise StoreUnavailableError(
+                    f"{where}: its {size} bytes cannot be copied to the disk ({why}), and at most"
+                    f" {self.limit} bytes are held in memory{held}: 1/{SHARE} of the limit"
+                    f" of {self._memory}",
+                    hint="make room in FPGA_PLUGIN_STATE_DIR, or raise the pod's memory limit",
+                )
+            self._held += size
+        try:
+            mapping = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except BaseException:
+            self._give_back(size)
+            raise
+        weakref.finalize(mapping, self._give_back, size)
+        return memoryview(mapping)[:size]
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self._held -= size
+
+
+class StagedFile:
     """Takes the bytes of a file in order. Belongs to one thread at a time.
 
     Attributes:
@@ -29,7 +85,7 @@ class Draft:
     """
 
     def __init__(
-        self, path: str | OSError, size: int, *, where: str, room: Room, no_disk: NoDisk
+        self, path: str | OSError, size: int, *, where: str, memory: MemoryQuota, no_disk: NoDisk
     ) -> None:
         """Create the file.
 
@@ -37,7 +93,7 @@ class Draft:
             path: a name that nothing has; or why there is to be none on the disk.
             size: bytes that it is to have.
             where: what it is a copy of, for messages.
-            room: gives the memory.
+            memory: what there is of it.
             no_disk: is told why the disk took nothing.
 
         Raises:
@@ -47,7 +103,7 @@ class Draft:
         self.path: str | None = None
         self.view: memoryview | None = None
         self._where = where
-        self._room = room
+        self._memory = memory
         self._no_disk = no_disk
         self._done = 0
         self._descriptor = -1
@@ -99,9 +155,9 @@ class Draft:
         """Go on in memory, with what the disk took already."""
         self._no_disk(error)
         try:
-            view = self._room.take(self.size, self._where, error.strerror or str(error))
+            view = self._memory.take(self.size, self._where, error.strerror or str(error))
             if self._done:
-                written = Span.of_file(self._descriptor, self._done, self._where)
+                written = ByteRange.of_file(self._descriptor, self._done, self._where)
                 at = 0
                 for piece in written.pieces(_PIECE):
                     view[at : at + len(piece)] = piece

@@ -6,8 +6,8 @@
 
 A file of the store is read once, into a temporary file of our own that is hashed as it is written.
 What is judged is that copy; only when it is found good is it renamed to `<sha256>`. From then on
-nobody needs the original, and whoever replaces it replaces nothing that is programmed. A copy is
-never in memory as a whole, unless the disk has no room for it (`fpga_plugin.bitstream.room`).
+nobody needs the store's file, and whoever replaces it replaces nothing that is programmed. A copy
+is never in memory as a whole, unless the disk has no room for it (`bitstream.staging`).
 
 The copies are a cache of one boot. Writing them waits for no disk: the death of the process loses
 nothing that was written, and after a power cut, which could, the boot is another one and all of
@@ -16,21 +16,28 @@ them are made anew. The directory is the plugin's alone (mode 0700); root can do
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import structlog
 
-from fpga_plugin.bitstream.draft import Draft
-from fpga_plugin.bitstream.room import SHARE, Room
-from fpga_plugin.bitstream.span import Span
-from fpga_plugin.bitstream.trust import Content
+from fpga_plugin.bitstream.byte_range import ByteRange
+from fpga_plugin.bitstream.files import (
+    Content,
+    Progress,
+    digest_of,
+    no_progress,
+    open_file,
+)
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, Gbs, parse_header
+from fpga_plugin.bitstream.staging import SHARE, MemoryQuota, StagedFile
 from fpga_plugin.errors import StoreUnavailableError
 from fpga_plugin.process.memory import lies_in_memory
-from fpga_plugin.process.trusted_files import Original
+from fpga_plugin.process.trusted_files import TrustedFile
 
 log = structlog.get_logger()
 
@@ -45,12 +52,6 @@ MEMORY_SHARE = 4
 
 _DIGITS = 64
 """Of a SHA-256 in hex, which is what the name of a copy is."""
-
-_PIECE = 1 << 20
-"""Bytes read at a time: large enough that hashing dominates, small beside the plugin's memory."""
-
-Progress = Callable[[int], None]
-"""Is told of the bytes done so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +70,24 @@ class Copy:
     view: memoryview | None = None
     sha256: str = ""
 
+    @classmethod
+    def of(cls, staged: StagedFile, sha256: str = "") -> "Copy":
+        """What was written whole."""
+        return cls(staged.size, staged.path, staged.view, sha256)
+
     @contextlib.contextmanager
-    def span(self, where: str) -> Iterator[Span]:
+    def byte_range(self, where: str) -> Iterator[ByteRange]:
         """Its bytes, to be read a piece at a time.
 
         Raises:
             StoreUnavailableError: it cannot be read, or was removed.
         """
         if self.path is None:
-            yield Span.of_bytes(self.view or b"", where)
+            yield ByteRange.of_bytes(self.view or b"", where)
             return
         try:
             with open(self.path, "rb", buffering=0) as file:
-                yield Span.of_file(file.fileno(), self.size, where)
+                yield ByteRange.of_file(file.fileno(), self.size, where)
         except OSError as error:
             raise StoreUnavailableError(
                 f"{where}: its private copy {self.path} cannot be read: {error.strerror}",
@@ -97,16 +103,16 @@ class Copy:
 class Copies:
     """The directory of copies. Thread-safe; all of it blocks."""
 
-    def __init__(self, directory: str, limit: int, *, room: Room | None = None) -> None:
+    def __init__(self, directory: str, limit: int, *, memory: MemoryQuota | None = None) -> None:
         """Create the directory, and remove what a killed process left half made.
 
         Args:
             directory: below the state directory.
             limit: bytes that all copies may have together; 0: none is kept.
-            room: for what the disk does not take.
+            memory: for what the disk does not take.
         """
         self.directory = directory
-        self.room = room or Room()
+        self.memory = memory or MemoryQuota()
         self._lock = threading.Lock()
         self._number = 0
         self._full = False
@@ -120,17 +126,17 @@ class Copies:
             self._no_disk(error)
         self._most: int | None = None
         if lies_in_memory(directory):
-            self._most = self.room.limit * SHARE // MEMORY_SHARE
+            self._most = self.memory.limit * SHARE // MEMORY_SHARE
             limit = min(limit, self._most)
         self._limit = limit
 
     def take(
-        self, original: Original, progress: Progress | None = None, *, make_room: bool = False
+        self, opened: TrustedFile, progress: Progress = no_progress, *, make_room: bool = False
     ) -> Copy:
         """Copy a file and hash it, in one pass.
 
         Args:
-            original: the file.
+            opened: the file.
             progress: is told how far it is.
             make_room: remove copies that were not used for longest, if the disk is full.
 
@@ -138,32 +144,32 @@ class Copies:
             BitstreamError: the file changed meanwhile.
             StoreUnavailableError: there is no room for it.
         """
-        with self.draft(original.size, where=original.path, make_room=make_room) as draft:
-            digest = _copy(original, draft.write, progress)
-        return Copy(draft.size, draft.path, draft.view, digest)
+        with self.stage(opened.size, where=opened.path, make_room=make_room) as staged:
+            content = digest_of(opened, write=staged.write, progress=progress)
+        return Copy.of(staged, content.sha256)
 
     @contextlib.contextmanager
-    def draft(self, size: int, *, where: str, make_room: bool) -> Iterator[Draft]:
+    def stage(self, size: int, *, where: str, make_room: bool) -> Iterator[StagedFile]:
         """A new private file, which is gone again if the block fails.
 
         Raises:
             StoreUnavailableError: there is no room for it.
         """
         short = self._short_of(size, make_room=make_room)
-        draft = Draft(
+        staged = StagedFile(
             short or self._temporary(),
             size,
             where=where,
-            room=self.room,
+            memory=self.memory,
             no_disk=self._no_disk,
         )
         try:
-            yield draft
+            yield staged
         except BaseException:
-            draft.drop()
+            staged.drop()
             raise
-        draft.close()
-        if draft.path is not None:
+        staged.close()
+        if staged.path is not None:
             self._full = False
 
     def _short_of(self, size: int, *, make_room: bool) -> OSError | None:
@@ -184,7 +190,7 @@ class Copies:
         """Take a copy that was found good into the cache; returns whether it is there.
 
         Args:
-            copy: by `take` or `draft`.
+            copy: by `take` or `stage`.
             name: what it is called: its digest; with `UNPACKED`, that of the file it was in.
             make_room: remove those that were not used for longest, if there is no room.
         """
@@ -266,33 +272,39 @@ class Copies:
             )
 
 
-def _copy(
-    original: Original, write: Callable[[memoryview], None], progress: Progress | None
-) -> str:
-    """Hash a file and hand its bytes on; returns the digest."""
-    import hashlib  # libcrypto comes with it, 4 MiB: not where all verdicts are known
+def map_gbs(path: str, *, memory: MemoryQuota) -> Gbs:
+    """A whole GBS file that nobody ever writes to: the image is mapped, not copied.
 
-    digest = hashlib.sha256()
-    done = 0
-    buffer = memoryview(bytearray(min(_PIECE, original.size + 1)))
-    while count := original.file.readinto(buffer):
-        done += count
-        if done > original.size:
-            break
-        piece = buffer[:count]
-        digest.update(piece)
-        write(piece)
-        if progress is not None:
-            progress(done)
-    original.check_read(done)
-    return digest.hexdigest()
+    Copying 32 MiB would take as long as a twentieth of their reconfiguration. So the driver copies
+    them from the page cache, in the ioctl and before it takes the card (dfl-fme-pr.c, fme_pr).
+    What cannot be read from the disk then is the ioctl's EFAULT; here reading only begins.
 
+    Args:
+        path: the file.
+        memory: for it where its file system has no mappings.
 
-def in_memory(data: bytes) -> Copy:
-    """Bytes that are private already."""
-    import hashlib  # as above
-
-    return Copy(len(data), view=memoryview(data), sha256=hashlib.sha256(data).hexdigest())
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such file.
+        BitstreamError: it is no GBS file that can be used.
+        StoreUnavailableError: it cannot be mapped, and the memory has no room for it.
+    """
+    with open_file(path, inside=None) as opened:
+        start = opened.file.read(min(opened.size, HEAD_BYTES))
+        header = parse_header(start, size=opened.size, where=path)
+        descriptor = opened.file.fileno()
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        # Writable, for ctypes gives no address of other memory; as it is private and nobody writes,
+        # no page of it is ever copied.
+        try:
+            whole = memoryview(mmap.mmap(descriptor, opened.size, flags=mmap.MAP_PRIVATE))
+        except (OSError, ValueError) as error:  # no mappings there; a file that was cut
+            whole = memory.take(opened.size, path, f"it cannot be mapped: {error}")
+            opened.file.seek(0)
+            done = 0
+            while count := opened.file.readinto(whole[done:]):
+                done += count
+            opened.check_read(done)
+    return Gbs(metadata=header.metadata, image=whole[header.image_offset :])
 
 
 def _free(directory: str) -> int | None:

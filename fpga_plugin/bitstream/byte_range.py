@@ -15,7 +15,7 @@ ReadAt = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteRange:
     """Some bytes of a file.
 
     Attributes:
@@ -31,13 +31,13 @@ class Span:
     where: str
 
     @classmethod
-    def of_bytes(cls, data: bytes | memoryview, where: str) -> "Span":
+    def of_bytes(cls, data: bytes | memoryview, where: str) -> "ByteRange":
         """All of what is in memory."""
         view = memoryview(data)
         return cls(lambda at, count: bytes(view[at : at + count]), 0, len(view), where)
 
     @classmethod
-    def of_file(cls, descriptor: int, size: int, where: str) -> "Span":
+    def of_file(cls, descriptor: int, size: int, where: str) -> "ByteRange":
         """The first `size` bytes of an open file, which has to stay open."""
         return cls(lambda at, count: _read_at(descriptor, at, count), 0, size, where)
 
@@ -54,9 +54,9 @@ class Span:
             raise BitstreamError(f"{self.where}: got shorter while it was read")
         return data
 
-    def part(self, at: int, size: int) -> "Span":
+    def part(self, at: int, size: int) -> "ByteRange":
         """Some of these bytes; the caller has looked that they are there."""
-        return Span(self.read_at, self.start + at, size, self.where)
+        return ByteRange(self.read_at, self.start + at, size, self.where)
 
     def pieces(self, count: int) -> Iterator[bytes]:
         """All of them in order, at most so many at a time."""
