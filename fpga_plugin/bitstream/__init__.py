@@ -1,4 +1,6 @@
-"""Bitstreams: from a name to verified, trusted bytes. One path, each module a step of it:
+"""Bitstreams: one path from a name to verified, trusted bytes.
+
+Each module is a step of it:
 
     index, watch       a file arrives, or is asked for: `reader` reads it in a bounded thread
     store              its path follows from its ids; `files` opens it, if nobody else may write it
