@@ -111,6 +111,7 @@ def _open_journal(settings: Settings) -> Journal:
     elif journal.set_aside is not None:
         log.error(
             "journal unreadable: beginning a new one",
+            reason=journal.reason,
             moved_to=journal.set_aside,
             hint="every region without an owner is scrubbed; kubelet's records name the owners",
         )
@@ -204,7 +205,6 @@ class Daemon:
             boot_id=boot_id,
             scrub=settings.scrub,
         )
-        journal.set_boot_id(boot_id)
         workers = self._workers = CardWorkers(self._locks.set_programming)
         pods = PodDirectory(
             kubelet_dir=settings.kubelet_dir,

@@ -12,7 +12,7 @@ from fpga_plugin.ledger.names import (
     names_kind_of,
     nodes_among,
 )
-from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Loan, pods
+from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Epoch, Loan, pods
 from fpga_plugin.ledger.state import LedgerState
 
 
@@ -27,7 +27,7 @@ class Claims(LedgerState):
         """
         if epoch == self.epoch:
             return False
-        change = Change(epoch=epoch, strays=dict.fromkeys(self.strays, 0))
+        change = Change(epochs={Epoch.KUBELET: epoch}, strays=dict.fromkeys(self.strays, 0))
         for device, claim in self.claims.items():
             if not claim.exposed:
                 change.claims[device] = replace(claim, exposed=True)
@@ -42,7 +42,7 @@ class Claims(LedgerState):
     def env_seen(self) -> None:
         """This kubelet sent a non-empty environment."""
         if not self.sends_env:
-            self._commit(Change(env_epoch=self.epoch))
+            self._commit(Change(epochs={Epoch.ENVIRONMENT: self.epoch}))
 
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> tuple[Claim, ...]:
         """Grant devices: all of them, or none.
@@ -191,7 +191,8 @@ class Claims(LedgerState):
             since=self._clock(),
         )
         change = Change(claims={device: claim}, strays={device: 0})
-        change.resources = {resource} - self.resources  # kubelet re-admits its pods by this name
+        if resource not in self.resources:
+            change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region, _ in nodes:
             record = self.record(region)
             if record.condition in CLEAN:

@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 import structlog
 
-from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ledger import rows
-from fpga_plugin.ledger.records import Change, Snapshot
+from fpga_plugin.ledger.records import Change
 from fpga_plugin.ledger.salvage import salvaged
 from fpga_plugin.process.file_identity import Inode, inode_at
 
@@ -25,8 +25,6 @@ log = structlog.get_logger()
 
 JOURNAL_FILE: Final = "journal.sqlite3"
 """In the state directory."""
-
-SCHEMA_VERSION: Final = 1
 
 _FILES: Final = ("", "-wal", "-shm")
 """What the names of a database's files end with."""
@@ -57,18 +55,21 @@ class Journal:
         snapshot: what it held when it was opened.
         left_out: rows that made no sense and were taken out of it, for people.
         set_aside: where an unreadable predecessor was moved to, or a copy of it as it was.
+        reason: why an unreadable predecessor was moved there; empty where none was.
     """
 
     def __init__(self, path: str) -> None:
         """Open and read the journal; an unreadable one is moved aside and named in `set_aside`.
 
-        Of one that can be read, rows that make no sense are left out (`salvage`).
+        So is one that another version of the plugin wrote in another form. Of one that can be
+        read, rows that make no sense are left out (`salvage`).
 
         Raises:
-            JournalError: the directory cannot be written, or a newer plugin wrote the journal.
+            JournalError: the directory or the journal cannot be written.
         """
         self.path = path
         self.set_aside: str | None = None
+        self.reason = ""
         self.left_out: tuple[str, ...] = ()
         self._inode: Inode | None = None
         try:
@@ -79,6 +80,7 @@ class Journal:
                     raise
                 # What is on the regions is then unknown, which is a state that the plugin handles:
                 # everything without an owner is dirty, and kubelet's records name the owners.
+                self.reason = str(error)
                 self.set_aside = self._room_for_another()
                 for suffix in _FILES:
                     if os.path.exists(path + suffix):
@@ -130,11 +132,11 @@ class Journal:
             _restrict(self.path + suffix)
             _restrict(f"{self.path}.unreadable{suffix}")
 
-    def _open(self) -> tuple[sqlite3.Connection, Snapshot]:
+    def _open(self) -> tuple[sqlite3.Connection, Change]:
         db = self._connect()
         try:
             self._set_up(db)
-            self._prepare(db)
+            rows.prepare(db)
             return db, self._load(db)
         except BaseException:
             db.close()
@@ -147,21 +149,7 @@ class Journal:
         db.execute("PRAGMA wal_autocheckpoint = 0")
         self._inode = inode_at(self.path)
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        # Looked at before anything is written: it may be a newer plugin's.
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-            self._check_schema(db)
-        db.execute("BEGIN IMMEDIATE")
-        for statement in rows.SCHEMA.split(";"):
-            db.execute(statement)
-        if db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone() is None:
-            db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
-        # A file that can be read and not written is better known now than by the first Allocate.
-        db.execute("UPDATE meta SET value = value WHERE key = 'schema'")
-        db.execute("COMMIT")
-        rows.check_tables(db)
-
-    def _load(self, db: sqlite3.Connection) -> Snapshot:
+    def _load(self, db: sqlite3.Connection) -> Change:
         loaded = rows.load(db)
         good = salvaged(loaded)
         if good is not loaded:
@@ -169,7 +157,7 @@ class Journal:
             self.left_out = good.left_out
         return good.snapshot
 
-    def _rewrite(self, db: sqlite3.Connection, snapshot: Snapshot) -> None:
+    def _rewrite(self, db: sqlite3.Connection, snapshot: Change) -> None:
         """Take out what was left out, all of it or nothing; a copy of before is kept."""
         self.set_aside = self._room_for_another()
         _create(self.set_aside)  # SQLite fills an empty file
@@ -178,15 +166,6 @@ class Journal:
         for statement, values in rows.replacement(snapshot):
             db.executemany(statement, values)
         db.execute("COMMIT")
-
-    def _check_schema(self, db: sqlite3.Connection) -> None:
-        row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        if row is not None and row[0] != str(SCHEMA_VERSION):
-            raise JournalError(
-                f"journal {self.path} has schema {quote(row[0])}, this plugin writes"
-                f" {SCHEMA_VERSION}",
-                hint="run the plugin version that wrote it, or drain the node and remove it",
-            )
 
     def keep(self) -> None:
         """Put the journal back if somebody removed it; what cannot be mended now is logged."""
@@ -231,10 +210,6 @@ class Journal:
         os.replace(new, self.path)
         self._db = self._connect()
         self._set_up(self._db)
-
-    def set_boot_id(self, boot_id: str) -> None:
-        """Note in which boot the conditions hold from now on."""
-        self._transaction([("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?)", [(boot_id,)])])
 
     def write(self, change: Change) -> None:
         """Make a change durable (`JournalWriter`)."""

@@ -10,21 +10,22 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.journal import JOURNAL_FILE, JournalError
-from fpga_plugin.ledger.records import Ownership
+from fpga_plugin.ledger.records import Condition, Ownership
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Ids are as they are written there, unchecked.
+    """Who has what.
 
     Attributes:
         owners: CLAIMED or STARTED, by the device that is claimed.
         conditions: condition and reason, by region.
     """
 
-    owners: Mapping[str, str] = field(default_factory=dict)
-    conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    owners: Mapping[str, Ownership] = field(default_factory=dict)
+    conditions: Mapping[str, tuple[Condition, str]] = field(default_factory=dict)
 
 
 def peek(state_dir: str) -> Peek:
@@ -41,14 +42,18 @@ def peek(state_dir: str) -> Peek:
     how = "mode=ro" if os.path.exists(f"{path}-wal") else "mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(f"file:{path}?{how}", uri=True, timeout=1.0)) as db:
-            claims = db.execute("SELECT device, started FROM claims").fetchall()
-            regions = db.execute("SELECT region, condition, reason FROM regions").fetchall()
-    except sqlite3.Error as error:
+            rows.check(db)
+            loaded = rows.load(db)
+        if loaded.left_out:  # a device may look free because of it
+            msg = f"rows make no sense, such as {loaded.left_out[0]}"
+            raise ValueError(msg)  # noqa: TRY301  # one error for all that keeps it from being read
+    except (sqlite3.Error, ValueError) as error:
         raise JournalError(
             f"journal {path} cannot be read: {error}",
             hint="run this as the plugin's user; a damaged journal is set aside at the next start",
         ) from error
+    told = loaded.snapshot
     return Peek(
-        {device: Ownership.STARTED if started else Ownership.CLAIMED for device, started in claims},
-        {region: (condition, reason) for region, condition, reason in regions},
+        {device: claim.ownership for device, claim in told.claims.items() if claim is not None},
+        {region: (record.condition, record.reason) for region, record in told.regions.items()},
     )

@@ -31,7 +31,9 @@ class Presence(LedgerState):
         instance tells. What was journalled holds where the hardware agrees; everything else is
         DIRTY.
         """
-        change = Change(resources=set(resource_names(self._prefix, card)) - self.resources)
+        change = Change()
+        names = set(resource_names(self._prefix, card)) - self.resources
+        change.resources = dict.fromkeys(names, True)
         before = self.cards.get(card.id)
         self._new_to_journal(change, card)
         known = {} if before is None else {region.id: region for region in before.regions}

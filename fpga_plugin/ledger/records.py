@@ -1,13 +1,40 @@
 """What the ledger remembers: claims and the condition of regions, as values.
 
-These are also the rows of the journal: everything in them outlives the process.
+These are also the rows of the journal: everything in them outlives the process. What the types say
+of sizes and forms holds for what is read from there (`rows`); between fields, `rows` looks itself.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
 
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+
+Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
+"""Far more than the longest reason."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+"""PreStarts or PostStops of one claim."""
+
+Time: TypeAlias = Annotated[float, Meta(ge=0, lt=1e11)]
+"""Seconds since 1970, up to the year 5138; Python's dates end later."""
+
+Uid: TypeAlias = Annotated[PodUid, Meta(min_length=1, max_length=1 << 16)]
+"""A pod's uid; what may be in it was looked at where kubelet told it."""
+
+Node: TypeAlias = Annotated[str, Meta(pattern=r"^/[!-~]{1,254}\Z")]
+"""Path of a device node."""
+
+Afu: TypeAlias = Annotated[AfuId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+
+Resource: TypeAlias = Annotated[
+    ResourceName,
+    Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}\Z"),
+]
+"""Kubelet's rule for the domain, and this plugin's own names: a name from here gets registered."""
 
 
 class Ownership(enum.StrEnum):
@@ -55,9 +82,9 @@ class RegionRecord:
 
     region: RegionId
     condition: Condition
-    reason: str = ""
-    afu_id: AfuId | None = None
-    former: frozenset[PodUid] = frozenset()
+    reason: Text = ""
+    afu_id: Afu | None = None
+    former: frozenset[Uid] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +106,23 @@ class Claim:
         prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
             by then and will report its removal. Begins with the strays of earlier claims.
         poststops: PostStops seen.
-        generation: differs between any two claims of one life of the plugin; not journalled.
+        generation: differs between any two claims of one life of the plugin; what the journal says
+            of it means nothing in the next one.
         since: Unix time of the grant, for people; 0 where it is not known.
     """
 
     device: DeviceId
-    resource: ResourceName
-    nodes: tuple[tuple[RegionId, str], ...]
+    resource: Resource
+    nodes: tuple[tuple[RegionId, Node], ...]
     started: bool = False
     touched: bool = False
     exposed: bool = False
-    pod: PodUid | None = None
-    epoch: str = ""
-    prestarts: int = 0
-    poststops: int = 0
+    pod: Uid | None = None
+    epoch: Text = ""
+    prestarts: Count = 0
+    poststops: Count = 0
     generation: int = field(default=0, compare=False)
-    since: float = field(default=0.0, compare=False)
+    since: Time = field(default=0.0, compare=False)
 
     @property
     def ownership(self) -> Ownership:
@@ -123,74 +151,55 @@ class Loan:
         node: the device node.
     """
 
-    pod: PodUid
+    pod: Uid
     region: RegionId
-    node: str
+    node: Node
+
+
+class Epoch(enum.StrEnum):
+    """Whose life a value of `Change.epochs` names."""
+
+    BOOT = "boot"
+    """The node's: in it the conditions held."""
+    KUBELET = "kubelet"
+    """Kubelet's last known one."""
+    ENVIRONMENT = "environment"
+    """Kubelet's, in which it last sent an environment in PreStart."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What one transaction writes; None and False delete."""
+    """What one transaction writes; None, False, 0 and "" delete.
 
-    claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
-    regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
-    debts: dict[CardId, bool] = field(default_factory=dict)
-    resources: set[ResourceName] = field(default_factory=set)
-    strays: dict[DeviceId, int] = field(default_factory=dict)
-    drained: dict[CardId, bool] = field(default_factory=dict)
-    rebinding: dict[CardId, bool] = field(default_factory=dict)
-    unreconciled: dict[CardId, bool] = field(default_factory=dict)
-    loans: dict[Loan, bool] = field(default_factory=dict)
-    epoch: str | None = None
-    env_epoch: str | None = None
-
-    def __bool__(self) -> bool:
-        return bool(
-            self.claims
-            or self.regions
-            or self.debts
-            or self.resources
-            or self.strays
-            or self.drained
-            or self.rebinding
-            or self.unreconciled
-            or self.loans
-            or self.epoch is not None
-            or self.env_epoch is not None
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The journal's content at start.
+    All that the journal holds is one, too: the change that makes an empty journal say so. Each
+    field is a kind of row (`rows`).
 
     Attributes:
-        boot_id: in which the conditions held; empty where there is no journal yet.
-        epoch: kubelet's last known life.
-        env_epoch: the life in which kubelet last sent an environment in PreStart.
+        epochs: of node and kubelet.
         claims: in force.
         regions: conditions.
         debts: cards with an open memory debt.
-        resources: every resource ever registered.
-        strays: PostStops of ended claims that may still come, by device.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
         unreconciled: cards of which kubelet's records may show owners that the journal lacks.
         loans: nodes in the hands of pods whose claims ended.
+        resources: every resource ever registered.
+        strays: PostStops of ended claims that may still come.
     """
 
-    boot_id: str = ""
-    epoch: str = ""
-    env_epoch: str = ""
-    claims: tuple[Claim, ...] = ()
-    regions: tuple[RegionRecord, ...] = ()
-    debts: frozenset[CardId] = frozenset()
-    resources: frozenset[ResourceName] = frozenset()
-    strays: Mapping[DeviceId, int] = field(default_factory=dict)
-    drained: frozenset[CardId] = frozenset()
-    rebinding: frozenset[CardId] = frozenset()
-    unreconciled: frozenset[CardId] = frozenset()
-    loans: frozenset[Loan] = frozenset()
+    epochs: dict[Epoch, str] = field(default_factory=dict)
+    claims: dict[DeviceId, Claim | None] = field(default_factory=dict)
+    regions: dict[RegionId, RegionRecord] = field(default_factory=dict)
+    debts: dict[CardId, bool] = field(default_factory=dict)
+    drained: dict[CardId, bool] = field(default_factory=dict)
+    rebinding: dict[CardId, bool] = field(default_factory=dict)
+    unreconciled: dict[CardId, bool] = field(default_factory=dict)
+    loans: dict[Loan, bool] = field(default_factory=dict)
+    resources: dict[ResourceName, bool] = field(default_factory=dict)
+    strays: dict[DeviceId, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) for each in fields(self))
 
 
 def pods(uids: Iterable[PodUid | None]) -> frozenset[PodUid]:

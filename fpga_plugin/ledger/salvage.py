@@ -7,7 +7,7 @@ claims were lost, as without a journal. What would take something away from some
 drained cards, memory debts, FAULTED regions, former owners.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fpga_plugin.ids import CardId
@@ -18,35 +18,32 @@ from fpga_plugin.ledger.rows import Loaded
 
 def salvaged(loaded: Loaded) -> Loaded:
     """A journal's content without what cannot be; the same object where all of it can."""
-    left_out = list(loaded.left_out)
-    impossible = _impossible(loaded.snapshot.claims)
-    left_out += [
-        f"claims on card {card}: as a whole and by region at the same time"
-        for card in sorted(impossible)
-    ]
-    if not left_out:
-        return loaded
-    snapshot = replace(
-        loaded.snapshot,
-        claims=tuple(c for c in loaded.snapshot.claims if card_of(c.device) not in impossible),
-        regions=tuple(_doubted(record) for record in loaded.snapshot.regions),
-        unreconciled=frozenset(
-            {
-                *(card_of(record.region) for record in loaded.snapshot.regions),
-                *(card_of(claim.device) for claim in loaded.snapshot.claims),
-                *loaded.snapshot.unreconciled,
-            }
+    told = loaded.snapshot
+    claims = [claim for claim in told.claims.values() if claim is not None]
+    impossible = _impossible(claims)
+    left_out = (
+        *loaded.left_out,
+        *(
+            f"claims on card {card}: as a whole and by region at the same time"
+            for card in sorted(impossible)
         ),
     )
-    return Loaded(snapshot, tuple(left_out))
+    if not left_out:
+        return loaded
+    cards = {*map(card_of, told.regions), *map(card_of, told.claims)}
+    snapshot = replace(
+        told,
+        claims={c.device: c for c in claims if card_of(c.device) not in impossible},
+        regions={region: _doubted(record) for region, record in told.regions.items()},
+        unreconciled=told.unreconciled | dict.fromkeys(cards, True),
+    )
+    return Loaded(snapshot, left_out)
 
 
-def _impossible(claims: Iterable[Claim]) -> set[CardId]:
+def _impossible(claims: Sequence[Claim]) -> set[CardId]:
     """Cards that are claimed as a whole and by region (invariant 1)."""
-    kinds: dict[CardId, set[bool]] = {}
-    for claim in claims:
-        kinds.setdefault(card_of(claim.device), set()).add(is_card(claim.device))
-    return {card for card, found in kinds.items() if len(found) > 1}
+    whole = {card_of(claim.device) for claim in claims if is_card(claim.device)}
+    return whole & {card_of(claim.device) for claim in claims if not is_card(claim.device)}
 
 
 def _doubted(record: RegionRecord) -> RegionRecord:

@@ -9,7 +9,7 @@ question independent of how many claims there are.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fpga_plugin.config.settings import ScrubPolicy
@@ -33,11 +33,11 @@ from fpga_plugin.ledger.records import (
     Change,
     Claim,
     Condition,
+    Epoch,
     Loan,
     Mode,
     Ownership,
     RegionRecord,
-    Snapshot,
 )
 
 
@@ -62,7 +62,7 @@ class LedgerState:
         *,
         prefix: str,
         journal: JournalWriter,
-        snapshot: Snapshot,
+        snapshot: Change,
         boot_id: str,
         scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
     ) -> None:
@@ -79,51 +79,52 @@ class LedgerState:
         self._generations = itertools.count(1)
         self._clock = time.time  # nothing is decided by it: it is shown
         self._listeners: list[Callable[[CardId | None], None]] = []
-        same_boot = snapshot.boot_id == boot_id
         self.cards: dict[CardId, Card] = {}
         self.claims: dict[DeviceId, Claim] = {}
         self.regions: dict[RegionId, RegionRecord] = {}
-        self.debts: set[CardId] = set(snapshot.debts)
-        self.drained: set[CardId] = set(snapshot.drained)
-        self.rebinding: set[CardId] = set(snapshot.rebinding)
-        self.unreconciled: set[CardId] = set(snapshot.unreconciled)
+        self.debts: set[CardId] = set()
+        self.drained: set[CardId] = set()
+        self.rebinding: set[CardId] = set()
+        self.unreconciled: set[CardId] = set()
         self.loans: dict[str, set[Loan]] = {}  # by node
-        for loan in snapshot.loans if same_boot else ():
-            self.loans.setdefault(loan.node, set()).add(loan)
-        self.resources: set[ResourceName] = set(snapshot.resources)
-        self.strays: dict[DeviceId, int] = dict(snapshot.strays) if same_boot else {}
-        self.epoch = snapshot.epoch
-        self.env_epoch = snapshot.env_epoch
+        self.resources: set[ResourceName] = set()
+        self.strays: dict[DeviceId, int] = {}
+        self.epoch = ""
+        self.env_epoch = ""
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
         self._seen: set[RegionId] = set()
+        self._inherited: set[DeviceId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
         self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
         self._begun: dict[RegionId, Begun] = {}
+        self._apply(replace(snapshot, claims=self._numbered(snapshot.claims)))
         # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
-        self._inherited = {claim.device for claim in snapshot.claims}
-        change = Change()
-        if not same_boot:
-            change.strays = dict.fromkeys(snapshot.strays, 0)
-            change.loans = dict.fromkeys(snapshot.loans, False)
-        for claim in snapshot.claims:
-            taken = replace(
-                _claim_at_start(claim, same_boot=same_boot), generation=next(self._generations)
-            )
+        self._inherited = set(self.claims)
+        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == boot_id
+        change = Change(epochs={} if same_boot else {Epoch.BOOT: boot_id})
+        for claim in self.claims.values():
+            taken = _claim_at_start(claim, same_boot=same_boot)
             if taken != claim:
                 change.claims[claim.device] = taken
-            self.claims[claim.device] = taken
-            self._index(taken)
-        for record in snapshot.regions:
-            self.regions[record.region] = _record_at_start(record, scrub, same_boot=same_boot)
-            if self.regions[record.region] != record:
-                change.regions[record.region] = self.regions[record.region]
-        if change:
-            journal.write(change)
+        for record in self.regions.values():
+            taken_up = _record_at_start(record, scrub, same_boot=same_boot)
+            if taken_up != record:
+                change.regions[record.region] = taken_up
+        if not same_boot:
+            change.strays = dict.fromkeys(self.strays, 0)
+            change.loans = dict.fromkeys(snapshot.loans, False)
+        self._commit(change)
+
+    def _numbered(self, claims: Mapping[DeviceId, Claim | None]) -> dict[DeviceId, Claim | None]:
+        return {
+            device: claim and replace(claim, generation=next(self._generations))
+            for device, claim in claims.items()
+        }
 
     # ---------------------------------------------------------------- listeners, commits
 
@@ -166,12 +167,10 @@ class LedgerState:
             self.strays.pop(device, None)
             if number:
                 self.strays[device] = number
-        new_resources = change.resources - self.resources
+        new_resources = change.resources.keys() - self.resources
         self.resources |= new_resources
-        if change.epoch is not None:
-            self.epoch = change.epoch
-        if change.env_epoch is not None:
-            self.env_epoch = change.env_epoch
+        self.epoch = change.epochs.get(Epoch.KUBELET, self.epoch)
+        self.env_epoch = change.epochs.get(Epoch.ENVIRONMENT, self.env_epoch)
         if new_resources:
             self._notify(None)
         for card in cards:

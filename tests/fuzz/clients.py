@@ -15,7 +15,7 @@ from fpga_plugin.config.settings import Settings
 from fpga_plugin.ids import CardId, DeviceId, PodUid
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Snapshot
+from fpga_plugin.ledger.records import Change
 from fpga_plugin.operator.card_operations import operations
 from fpga_plugin.operator.http import Listener, Request, Response
 from fpga_plugin.operator.page import page
@@ -48,7 +48,7 @@ def _routes() -> Routes:
     ledger = Ledger(
         prefix="fpga.intel.com",
         journal=NoJournal(),
-        snapshot=Snapshot(drained=frozenset({_CARD})),
+        snapshot=Change(drained={_CARD: True}),
         boot_id="boot",
     )
     actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory(), _Idle())

@@ -5,19 +5,19 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing, suppress
+from typing import Any
 
 import msgspec
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, make_card
 from target import Target
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change, Claim, Condition, RegionRecord
+from fpga_plugin.ledger.records import Change, Claim, Condition, Epoch, RegionRecord
 
 # Memory, where there is some: a journal is opened some hundred times a second.
 _SCRATCH = tempfile.TemporaryDirectory(
@@ -46,7 +46,6 @@ _KEPT = tuple(
 
 def _make_sound() -> bytes:
     journal = Journal(_SOUND)
-    journal.set_boot_id("boot")
     free, faulted = _OURS.regions[0].id, _OTHER.regions[1].id
     journal.write(
         Change(
@@ -57,8 +56,8 @@ def _make_sound() -> bytes:
             },
             debts={_OTHER.id: True},
             drained={_OTHER.id: True},
-            resources={REGIONS},
-            epoch="1",
+            resources={REGIONS: True},
+            epochs={Epoch.BOOT: "boot", Epoch.KUBELET: "1"},
             unreconciled={_OTHER.id: True},
         )
     )
@@ -79,7 +78,6 @@ def _clear() -> None:
 def _use(journal: Journal) -> None:
     """A short life upon what was read; then it is read again as it was written."""
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    journal.set_boot_id("boot")
     for card in (_OURS, _OTHER):
         ledger.card_found(card, {region.id: AFU for region in card.regions}, AFU)
         kinds = {claim.device == card.id for claim in ledger.claims_on(card.id)}
@@ -106,44 +104,44 @@ def _use(journal: Journal) -> None:
     with closing(again := Journal(_PATH)):
         assert not again.left_out
         assert again.set_aside is None
-        assert {claim.device for claim in again.snapshot.claims} == remembered
+        assert again.snapshot.claims.keys() == remembered
 
 
 def _rows(data: bytes) -> None:
-    """JSON, `{table: [row, ...]}`: rows of anything but the other card.
+    """JSON, `[[kind, key, value], ...]`: rows of anything but the other card.
 
-    Text that begins with `b:` is a blob of the rest, `t:` text of those bytes, UTF-8 or not.
+    Text that begins with `b:` is a blob of the rest, `t:` text of those bytes, UTF-8 or not. What
+    is no text is written as JSON.
     """
     try:
-        tables = msgspec.json.decode(data, type=dict[str, list[list[int | float | str | None]]])
+        found = msgspec.json.decode(data, type=list[tuple[str, str, Any]])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return
     _clear()
     shutil.copyfile(_SOUND, _PATH)
     with closing(sqlite3.connect(_PATH)) as db:
-        for table in tables.keys() & rows._COLUMNS.keys():
-            for row in tables[table]:
-                if row and not str(row[0]).startswith(("schema", _OTHER.id)):
-                    with suppress(sqlite3.Error, OverflowError, UnicodeError):
-                        _insert(db, table, row)
+        for kind, key, value in found:
+            if not key.startswith(_OTHER.id):
+                with suppress(sqlite3.Error, UnicodeError):
+                    _insert(db, kind, key, value)
         db.commit()
     journal = Journal(_PATH)
     assert journal.set_aside is None or journal.left_out
-    kept = {claim.device: claim for claim in journal.snapshot.claims}
-    assert all(kept[claim.device] == claim for claim in _KEPT)
-    assert _OTHER.id in journal.snapshot.drained & journal.snapshot.debts
-    conditions = {record.region: record.condition for record in journal.snapshot.regions}
-    assert conditions[_OTHER.regions[1].id] is Condition.FAULTED
+    assert all(journal.snapshot.claims[claim.device] == claim for claim in _KEPT)
+    assert _OTHER.id in journal.snapshot.drained
+    assert _OTHER.id in journal.snapshot.debts
+    assert journal.snapshot.regions[_OTHER.regions[1].id].condition is Condition.FAULTED
     _use(journal)
 
 
-def _insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> None:
+def _insert(db: sqlite3.Connection, kind: str, key: str, value: object) -> None:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     marks, values = [], []
-    for value in row:
-        kind, rest = (value[:2], value[2:]) if isinstance(value, str) else ("", "")
-        marks.append("CAST(? AS TEXT)" if kind == "t:" else "?")
-        values.append(rest.encode("latin-1") if kind in {"t:", "b:"} else value)
-    db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join(marks)})", values)
+    for each in (kind, key, text):
+        form, rest = each[:2], each[2:]
+        marks.append("CAST(? AS TEXT)" if form == "t:" else "?")
+        values.append(rest.encode("latin-1") if form in {"t:", "b:"} else each)
+    db.execute(f"INSERT OR REPLACE INTO journal VALUES ({', '.join(marks)})", values)
 
 
 def _file(data: bytes) -> None:
@@ -156,47 +154,40 @@ def _file(data: bytes) -> None:
     _clear()
     with open(_PATH, "wb") as file:
         file.write(data)
-    try:
-        journal = Journal(_PATH)
-    except JournalError as error:
-        if "has schema" in error.message:  # another plugin's, it seems
-            return
-        raise
-    _use(journal)
+    _use(Journal(_PATH))
 
 
-_ROW = {
-    "claims": [
-        [
-            *(_OURS.regions[0].id, REGIONS, f'[["{_OURS.regions[0].id}", "/dev/dfl-port.16"]]'),
-            *(1, 1, 0, "pod", "1", 1, 0),
-        ]
-    ],
-    "regions": [[_OURS.regions[1].id, "BLANK", "", AFU, '["pod"]']],
-    "debts": [[_OURS.id]],
-    "strays": [[_OURS.regions[0].id, 2]],
-    "since": [[_OURS.regions[0].id, 1.5]],
-    "rebinding": [[_OURS.id]],
-    "resources": [[WHOLE]],
-    "meta": [["epoch", "2"], ["boot_id", "boot"]],
-    "unreconciled": [[_OURS.id]],
-    "loans": [["pod", _OURS.regions[0].id, "/dev/dfl-port.16"]],
-}
-_WHOLE_ROW = {
-    "claims": [
-        *_ROW["claims"],
-        [_OURS.id, WHOLE, f'[["{_OURS.regions[0].id}", "/a"]]', 0, 0, 0, None, "", 0, 9],
-    ],
-    "drained": [["t:\u00ff"], ["b:x"], [None], [9e99]],
-}
+def _claim(device: str, resource: str, **fields: object) -> list[object]:
+    nodes = [[_OURS.regions[0].id, "/dev/dfl-port.16"]]
+    claim = Claim(DeviceId(device), ResourceName(resource), nodes=())
+    return ["claims", device, msgspec.to_builtins(claim) | {"nodes": nodes} | fields]
+
+
+_REGION = _OURS.regions[0].id
+_ROWS: list[list[object]] = [
+    _claim(_REGION, REGIONS, started=True, touched=True, pod="pod", epoch="1", prestarts=1),
+    ["regions", _REGION, msgspec.to_builtins(RegionRecord(_REGION, Condition.BLANK, "", AFU))],
+    ["debts", _OURS.id, True],
+    ["strays", _REGION, 2],
+    ["rebinding", _OURS.id, True],
+    ["resources", WHOLE, True],
+    ["epochs", "kubelet", '"2"'],
+    ["unreconciled", _OURS.id, True],
+    ["loans", f'{{"pod":"pod","region":"{_REGION}","node":"/dev/dfl-port.16"}}', True],
+]
+_WHOLE_ROWS = [
+    *_ROWS[:1],
+    _claim(_OURS.id, WHOLE, poststops=9),
+    *(["drained", key, True] for key in ("t:\u00ff", "b:x", "", _OURS.id)),
+]
 
 TARGETS = {
     "journal-rows": Target(
         _rows,
-        (json.dumps(_ROW).encode(), json.dumps(_WHOLE_ROW).encode(), b"{}"),
+        (json.dumps(_ROWS).encode(), json.dumps(_WHOLE_ROWS).encode(), b"[]"),
         tuple(
             f'"{word}"'.encode()
-            for word in (*rows._COLUMNS, *Condition, _OURS.id, *(r.id for r in _OURS.regions))
+            for word in (*rows._KINDS, *Condition, _OURS.id, *(r.id for r in _OURS.regions))
         ),
     ),
     "journal-file": Target(

@@ -694,7 +694,7 @@ class Node:
         self.plugin.kill()
         self.take_driver_off(card)
         with contextlib.closing(sqlite3.connect(self.state_dir / "journal.sqlite3")) as db, db:
-            db.execute("INSERT INTO rebinding VALUES (?)", (card,))
+            db.execute("INSERT INTO journal VALUES ('rebinding', ?, 'true')", (card,))
 
     def plug(self, card: str) -> None:
         (self.simulated / "cards" / card).touch()

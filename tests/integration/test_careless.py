@@ -57,14 +57,12 @@ def test_rows_that_make_no_sense_cost_a_scrub_and_no_pod_its_region():
         n.kubelet.prestart(P0, env=request(AFU))
         n.plugin.kill()
         with sqlite3.connect(n.state_dir / "journal.sqlite3") as db:
-            db.execute("INSERT INTO debts VALUES ('\x1b[31m nonsense')")
-            db.execute(f"INSERT INTO drained VALUES ('{CARD}')")
+            db.execute("INSERT INTO journal VALUES ('debts', '\x1b[31m nonsense', 'true')")
+            db.execute(f"INSERT INTO journal VALUES ('drained', '{CARD}', 'true')")
         db.close()
         plugin = n.restarted()
         said = plugin.until_logged("rows of the journal make no sense and are left out")
-        assert said["rows"] == [
-            "debts, card '?[31m nonsense': not a PCI address (such as 0000:3b:00.0)"
-        ]
+        assert said["rows"] == ["debts '?[31m nonsense': not a PCI address (such as 0000:3b:00.0)"]
         assert said["copy"].endswith("journal.sqlite3.unreadable")
         plugin.until_logged("region scrubbed", region=P1)
         # Drained: what is free is not offered; the tenant keeps what it has.

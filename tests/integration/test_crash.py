@@ -6,8 +6,11 @@ one that is clean is not programmed again.
 """
 
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from daemon_support import (
@@ -29,6 +32,8 @@ from daemon_support import (
     Refused,
     request,
 )
+
+SCHEMA_1 = Path(__file__).with_name("journal-schema-1.sql")
 
 
 @dataclass(frozen=True)
@@ -321,6 +326,32 @@ def test_without_journal_and_checkpoint_everything_is_scrubbed():
         with pytest.raises(Refused, match="delete the pod") as refused:
             node.kubelet.prestart(P0, env=request())
         assert refused.value.code == "FAILED_PRECONDITION"
+
+
+def test_a_journal_of_another_version_is_set_aside_and_a_running_tenant_is_adopted():
+    with Node().up() as node:
+        answer = node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request())
+        node.kubelet.checkpoint(("uid-1", "app", REGIONS, [P0], answer))
+        node.plugin.kill()
+        for file in node.state_dir.glob("journal.sqlite3*"):
+            file.unlink()
+        with closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
+            db.executescript(SCHEMA_1.read_text())
+        plugin = node.restarted()
+        said = plugin.until_logged("journal unreadable: beginning a new one")
+        assert said["reason"] == "another version of the plugin wrote it (schema 0, not 2)"
+        with closing(sqlite3.connect(said["moved_to"])) as db:
+            assert db.execute("SELECT device FROM claims").fetchall() == [(P0,)]
+        adopted = plugin.until_logged("claim adopted")
+        assert (adopted["device"], adopted["pod"]) == (P0, "uid-1")
+        # The tenant keeps its image; the other region is nobody's, and not known to be clean.
+        node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        assert (node.scrubs(P0), node.scrubs(P1)) == (0, 1)
+        assert node.afu(P0) == AFU
+        node.kubelet.deallocate(P0)
+        plugin.until_logged("region scrubbed", region=P0)
+        node.kubelet.until(CARDS, {CARD: HEALTHY})
 
 
 def test_an_unreadable_journal_is_set_aside_and_everything_scrubbed():

@@ -49,7 +49,7 @@ def run(node: Node, cgroups: Cgroups, device: str) -> None:
 
 def debts(node: Node) -> list[str]:
     with sqlite3.connect(node.state_dir / "journal.sqlite3") as db:
-        return [card for (card,) in db.execute("SELECT card FROM debts")]
+        return [card for (card,) in db.execute("SELECT key FROM journal WHERE kind = 'debts'")]
 
 
 def lose_journal(node: Node) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -270,18 +269,6 @@ def test_a_directory_that_cannot_be_made_is_named(name: str, tmp_path: Path):
         assert str(file) in said
         assert f"FPGA_PLUGIN_{name.upper()}" in said
         assert "Traceback" not in said
-
-
-def test_a_journal_of_a_newer_plugin_is_left_alone():
-    with Node().up() as node:
-        assert node.plugin.stop() == 0
-        path = node.state_dir / "journal.sqlite3"
-        with sqlite3.connect(path) as db:
-            db.execute("UPDATE meta SET value = '999' WHERE key = 'schema'")
-        db.close()
-        said = failed_start(node, 1)
-        assert str(path) in said
-        assert "999" in said
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

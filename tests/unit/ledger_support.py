@@ -1,7 +1,7 @@
 """Ledgers and journals for tests of the ledger and of the life of a claim."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields
 
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS
 
@@ -13,11 +13,10 @@ from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.records import (
     Change,
-    Claim,
     Condition,
+    Epoch,
     Loan,
     RegionRecord,
-    Snapshot,
 )
 
 
@@ -35,8 +34,8 @@ class MemoryJournal:
         died: the process died at a write.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self.snapshot = Snapshot() if snapshot is None else snapshot
+    def __init__(self, snapshot: Change | None = None) -> None:
+        self.snapshot = Change() if snapshot is None else snapshot
         self.failing = 0
         self.dies_in: int | None = None
         self.dies_after = False
@@ -57,80 +56,43 @@ class MemoryJournal:
         self.writes += 1
         self.snapshot = applied(self.snapshot, change)
 
-    def set_boot_id(self, boot_id: str) -> None:
-        self.snapshot = replace(self.snapshot, boot_id=boot_id)
 
-
-def applied(snapshot: Snapshot, change: Change) -> Snapshot:
+def applied(snapshot: Change, change: Change) -> Change:
     """What a change makes of the journal's content: the meaning of `JournalWriter.write`."""
-    claims: dict[DeviceId, Claim | None] = {c.device: c for c in snapshot.claims}
-    claims.update(change.claims)
-    regions = {r.region: r for r in snapshot.regions} | change.regions
-    debts = dict.fromkeys(snapshot.debts, True) | change.debts
-    strays = dict(snapshot.strays) | change.strays
-    drained = dict.fromkeys(snapshot.drained, True) | change.drained
-    rebinding = dict.fromkeys(snapshot.rebinding, True) | change.rebinding
-    unreconciled = dict.fromkeys(snapshot.unreconciled, True) | change.unreconciled
-    loans = dict.fromkeys(snapshot.loans, True) | change.loans
-    return replace(
-        snapshot,
-        epoch=snapshot.epoch if change.epoch is None else change.epoch,
-        env_epoch=snapshot.env_epoch if change.env_epoch is None else change.env_epoch,
-        claims=tuple(c for c in claims.values() if c is not None),
-        regions=tuple(regions.values()),
-        debts=frozenset(card for card, open_ in debts.items() if open_),
-        resources=snapshot.resources | change.resources,
-        strays={device: number for device, number in strays.items() if number},
-        drained=frozenset(card for card, out in drained.items() if out),
-        rebinding=frozenset(card for card, off in rebinding.items() if off),
-        unreconciled=frozenset(card for card, on in unreconciled.items() if on),
-        loans=frozenset(loan for loan, on in loans.items() if on),
-    )
+    result = Change()
+    for kind in fields(Change):
+        merged = getattr(snapshot, kind.name) | getattr(change, kind.name)
+        setattr(result, kind.name, {key: value for key, value in merged.items() if value})
+    return result
 
 
-def content(snapshot: Snapshot) -> tuple[object, ...]:
-    """A snapshot without the order of its rows."""
-    return (
-        snapshot.boot_id,
-        snapshot.epoch,
-        snapshot.env_epoch,
-        {c.device: c for c in snapshot.claims},
-        {r.region: r for r in snapshot.regions},
-        snapshot.debts,
-        snapshot.resources,
-        dict(snapshot.strays),
-        snapshot.drained,
-        snapshot.rebinding,
-        snapshot.unreconciled,
-        snapshot.loans,
-    )
-
-
-def remembered(ledger: Ledger, boot_id: str) -> tuple[object, ...]:
-    """What the ledger has in memory, in the same form."""
-    return (
-        boot_id,
-        ledger.epoch,
-        ledger.env_epoch,
-        dict(ledger.claims),
-        dict(ledger.regions),
-        frozenset(ledger.debts),
-        frozenset(ledger.resources),
-        dict(ledger.strays),
-        ledger.drained,
-        ledger.rebinding,
-        ledger.unreconciled,
-        frozenset[Loan]().union(*ledger.loans.values()),
+def remembered(ledger: Ledger, boot_id: str) -> Change:
+    """What the ledger has in memory, as the journal ought to have it."""
+    epochs = {
+        Epoch.BOOT: boot_id,
+        Epoch.KUBELET: ledger.epoch,
+        Epoch.ENVIRONMENT: ledger.env_epoch,
+    }
+    return Change(
+        epochs={epoch: told for epoch, told in epochs.items() if told},
+        claims=dict(ledger.claims),
+        regions=dict(ledger.regions),
+        debts=dict.fromkeys(ledger.debts, True),
+        drained=dict.fromkeys(ledger.drained, True),
+        rebinding=dict.fromkeys(ledger.rebinding, True),
+        unreconciled=dict.fromkeys(ledger.unreconciled, True),
+        loans=dict.fromkeys(frozenset[Loan]().union(*ledger.loans.values()), True),
+        resources=dict.fromkeys(ledger.resources, True),
+        strays=dict(ledger.strays),
     )
 
 
 def make_ledger(
-    *cards: Card, snapshot: Snapshot | None = None, boot_id: str = "boot", blank: bool = True
+    *cards: Card, snapshot: Change | None = None, boot_id: str = "boot", blank: bool = True
 ) -> tuple[Ledger, MemoryJournal]:
     """A ledger that has found `cards`, their regions BLANK unless told otherwise."""
     journal = MemoryJournal(snapshot)
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
-    journal.set_boot_id(boot_id)
     ledger.kubelet_epoch("life 1")
     for card in cards:
         found(ledger, card)
@@ -142,7 +104,6 @@ def make_ledger(
 def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Ledger:
     """The ledger after the plugin's restart."""
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
-    journal.set_boot_id(boot_id)
     for card in cards:
         found(ledger, card)
     return ledger

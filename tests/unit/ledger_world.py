@@ -530,7 +530,6 @@ class Plugin:
             boot_id=rack.boot_id(),
             scrub=scrub,
         )
-        journal.set_boot_id(rack.boot_id())
         workers = _Workers(self)
         blanks = Blanks(images, scrub)
         operations = CardOperations(

@@ -16,7 +16,7 @@ from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Snapshot
+from fpga_plugin.ledger.records import Change
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.pod import Phase, Pod, State
 from fpga_plugin.pods.podresources import NoListReason, PodResourcesError
@@ -173,9 +173,7 @@ class World:
     """A claim from before kubelet's restart, and a pod whose container began at some time."""
 
     def __init__(self, directory: str) -> None:
-        self.ledger = Ledger(
-            prefix=PREFIX, journal=NoJournal(), snapshot=Snapshot(boot_id="b"), boot_id="b"
-        )
+        self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
         card = make_card(0, nodes=(0,))
         self.ledger.card_found(card, {}, None)
         self.ledger.reconciled([card.id])

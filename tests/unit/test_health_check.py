@@ -17,7 +17,7 @@ from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import AfuId, InterfaceId, RegionId
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Condition, Snapshot
+from fpga_plugin.ledger.records import Change, Condition
 from fpga_plugin.operator import metrics
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.recorder import EventRecorder
@@ -49,7 +49,7 @@ class Node:
         hardware = simulated_backend(str(folder), groups, pr_seconds=0, owner=True)
         self.backend = hardware.backend
         self.ledger = Ledger(
-            prefix="fpga.intel.com", journal=NoJournal(), snapshot=Snapshot(), boot_id="boot"
+            prefix="fpga.intel.com", journal=NoJournal(), snapshot=Change(), boot_id="boot"
         )
         self.workers = CardWorkers()
         self.inventory = Inventory(

@@ -17,7 +17,6 @@ from doubles.cards import (
 )
 from ledger_support import (
     MemoryJournal,
-    content,
     found,
     make_ledger,
     make_lists,
@@ -192,7 +191,7 @@ def test_a_failing_journal_grants_nothing() -> None:
     journal.failing = 1
     with pytest.raises(JournalError, match="disk is full"):
         ledger.allocate(REGIONS, [P0])
-    assert remembered(ledger, "boot") == before == content(journal.snapshot)
+    assert remembered(ledger, "boot") == before == journal.snapshot
     ledger.allocate(REGIONS, [P0])
 
 
@@ -799,8 +798,7 @@ def test_an_image_outlives_the_plugin_only_with_its_owner(*, owned: bool) -> Non
     ledger, journal = make_ledger(CARD)
     used(ledger)
     if not owned:
-        record = journal.snapshot.regions
-        journal.snapshot = replace(journal.snapshot, claims=(), regions=record)
+        journal.snapshot = replace(journal.snapshot, claims={})
     again = reopened(journal)
     again.card_found(CARD, {R0: AFU, R1: BLANK}, BLANK)
     assert condition(again) is (Condition.PROGRAMMED if owned else Condition.DIRTY)
@@ -814,7 +812,7 @@ def test_after_a_boot_claims_stay_unstarted_and_nothing_is_clean() -> None:
     claim = again.claims[P0]
     assert (claim.started, claim.touched, claim.exposed, claim.pod) == (False, False, True, POD_A)
     assert {condition(again, r) for r in (R0, R1)} == {Condition.DIRTY}
-    assert content(journal.snapshot) == remembered(again, "another")
+    assert journal.snapshot == remembered(again, "another")
     third = reopened(journal, CARD, boot_id="another")
     assert third.claims == again.claims
 

@@ -41,7 +41,7 @@ from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import card_of, is_card
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.records import Condition, Epoch
 
 INDEX = st.integers(0, 7)
 JOBS = st.sampled_from([99, 99, 0, 1, 2, 3, 5])
@@ -159,8 +159,8 @@ class Life(RuleBasedStateMachine):
             pod.call = None
         before = self.journal.snapshot
         self.begin_plugin()
-        if before.boot_id == boot:
-            for record in before.regions:
+        if before.epochs.get(Epoch.BOOT) == boot:
+            for record in before.regions.values():
                 clean = record.condition is Condition.BLANK and record.afu_id == BLANK
                 if clean and self.images.has_blank and self.rack.slot(record.region).afu == BLANK:
                     now = self.plugin.ledger.record(record.region).condition

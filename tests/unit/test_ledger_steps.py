@@ -14,14 +14,14 @@ import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_support import MemoryJournal, content, listed, make_lists, remembered, table
+from ledger_support import MemoryJournal, listed, make_lists, remembered, table
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
-from fpga_plugin.ledger.records import Change, Condition, Snapshot
+from fpga_plugin.ledger.records import Change, Condition
 
 NUMBERS = (1, 2)
 PORTS = 3
@@ -67,10 +67,6 @@ class Both:
         self.real.write(change)
         self.model.write(change)
 
-    def set_boot_id(self, boot_id: str) -> None:
-        self.real.set_boot_id(boot_id)
-        self.model.set_boot_id(boot_id)
-
 
 class Steps(RuleBasedStateMachine):
     @initialize(found=st.booleans())
@@ -84,18 +80,17 @@ class Steps(RuleBasedStateMachine):
                 self.ledger.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
                 self.ledger.reconciled([card.id])
 
-    def open(self, expected: Snapshot | None = None) -> None:
+    def open(self, expected: Change | None = None) -> None:
         self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
         assert self.journal.real.set_aside is None
         if expected is not None:
-            assert content(self.journal.real.snapshot) == content(expected)
+            assert self.journal.real.snapshot == expected
         self.ledger = Ledger(
             prefix=PREFIX,
             journal=self.journal,
             snapshot=self.journal.real.snapshot,
             boot_id=f"boot {self.boot}",
         )
-        self.journal.set_boot_id(f"boot {self.boot}")
         self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in VIEWS]
         self.lost = False
 
@@ -293,8 +288,7 @@ class Steps(RuleBasedStateMachine):
         self.boot += boots
         self.open(ended.model.snapshot)
         if not boots:
-            claims = {c.device: c for c in ended.model.snapshot.claims}
-            assert self.ledger.claims == claims
+            assert self.ledger.claims == ended.model.snapshot.claims
 
     @precondition(lambda self: not self.journal.failing)
     @rule()
@@ -319,8 +313,8 @@ class Steps(RuleBasedStateMachine):
             assert remembered(self.ledger, "") == before
         except FpgaPluginError:
             # Allocate ends a claim that only stands in the way; nothing else is changed.
-            claims = remembered(self.ledger, "")[3]
-            assert claims.items() <= before[3].items()
+            claims = remembered(self.ledger, "").claims
+            assert claims.items() <= before.claims.items()
         return None
 
     # -------------------------------------------------------------- what always holds
@@ -363,16 +357,16 @@ class Steps(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         memory = remembered(self.ledger, f"boot {self.boot}")
-        written = content(self.journal.model.snapshot)
+        written = self.journal.model.snapshot
         if not self.lost:
             assert memory == written
             return
-        assert memory[:3] == written[:3]
-        assert uncounted(memory[3]) == uncounted(written[3])
+        assert memory.epochs == written.epochs
+        assert uncounted(memory.claims) == uncounted(written.claims)
         for region, record in self.ledger.regions.items():
-            if record != written[4].get(region):
+            if record != written.regions.get(region):
                 assert record.condition in {Condition.DIRTY, Condition.FAULTED}
-        assert memory[5] >= written[5]
+        assert memory.debts.keys() >= written.debts.keys()
 
 
 TestSteps = pytest.mark.long(Steps.TestCase)

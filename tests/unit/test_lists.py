@@ -209,7 +209,7 @@ def test_a_claim_of_what_is_not_advertised_any_more_is_listed_as_long_as_it_last
 def test_resources_of_another_prefix_are_not_registered() -> None:
     ledger, journal = make_ledger(CARD)
     old = ResourceName("example.com/region-" + "0" * 32)
-    resources = journal.snapshot.resources | {old}
+    resources = journal.snapshot.resources | {old: True}
     journal = MemoryJournal(replace(journal.snapshot, resources=resources))
     ledger = reopened(journal, CARD)
     assert make_lists(ledger).resources() == (WHOLE, REGIONS)
@@ -222,8 +222,8 @@ def test_a_resource_of_another_prefix_is_registered_while_its_devices_are_owned(
     (claim,) = ledger.claims.values()
     snapshot = replace(
         journal.snapshot,
-        resources=frozenset({old}),
-        claims=(replace(claim, resource=old),),
+        resources={old: True},
+        claims={P0: replace(claim, resource=old)},
     )
     ledger = reopened(MemoryJournal(snapshot), CARD)
     lists = make_lists(ledger)

@@ -20,7 +20,7 @@ from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Snapshot
+from fpga_plugin.ledger.records import Change
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import (
     NoListReason,
@@ -68,9 +68,7 @@ class Nobody:
 
 class World:
     def __init__(self, directory: str, *, fresh: bool = False, polled: bool = True) -> None:
-        self.ledger = Ledger(
-            prefix=PREFIX, journal=NoJournal(), snapshot=Snapshot(boot_id="b"), boot_id="b"
-        )
+        self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
         self.ledger.card_found(CARD, {}, BLANK)
         self.ledger.kubelet_epoch("k1")
         if not fresh:
