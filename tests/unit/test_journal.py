@@ -15,6 +15,7 @@ from fpga_plugin.ids import PodUid, RegionId, ResourceName
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.peek import peek
 from fpga_plugin.ledger.records import Change, Claim, Condition, Epoch, Loan, RegionRecord
 from fpga_plugin.ledger.rows import SCHEMA_VERSION
 
@@ -247,6 +248,14 @@ def test_a_damaged_database_is_set_aside(path: str) -> None:
     begins_anew(path)
 
 
+def test_pages_that_do_not_fit_together_are_set_aside_though_they_can_be_read(path: str) -> None:
+    lived(path)
+    with open(path, "r+b") as file:
+        file.seek(36)
+        file.write((7).to_bytes(4))  # free pages, of which there are none
+    begins_anew(path)
+
+
 def test_a_journal_that_says_it_is_for_readers_only_is_set_aside(path: str) -> None:
     lived(path)
     with open(path, "r+b") as file:
@@ -391,6 +400,8 @@ NONSENSE = [
     loan(P0, "zzz"),
     loan("/dev", "dev"),
     loan('"pod"', '"pad"'),
+    loan('"pod"', ' "pod"'),
+    loan("}", ',"more":1}'),
     row("resources", "fpga.intel.com/x\n../y", "true"),
     row("resources", f"{REGIONS}\n", "true"),
     row("epochs", "kubelet", "7"),
@@ -552,6 +563,24 @@ def test_a_locked_journal_is_not_taken_for_an_unreadable_one(path: str) -> None:
     holder.close()
     assert not os.path.exists(f"{path}.unreadable")
     assert Journal(path).snapshot.claims
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (row("drained", P0, "true"), "rows make no sense, such as drained"),
+        (f"PRAGMA user_version = {SCHEMA_VERSION + 1}", "another version of the plugin wrote it"),
+    ],
+)
+def test_who_only_looks_sees_all_of_it_or_is_told(path: str, damage: str, why: str) -> None:
+    ledger = lived(path)
+    found = peek(os.path.dirname(path))
+    assert found.owners == {claim.device: claim.ownership for claim in ledger.claims.values()}
+    assert found.conditions == {r.region: (r.condition, r.reason) for r in ledger.regions.values()}
+    run(path, damage)
+    with pytest.raises(JournalError, match=f"cannot be read: {why}"):
+        peek(os.path.dirname(path))
+    assert not os.path.exists(f"{path}.unreadable")
 
 
 # ------------------------------------------------------------------ a new journal
