@@ -67,6 +67,12 @@ def test_a_name_is_asked_for_once_whoever_needs_it() -> None:
     assert listed.calls == 1
 
 
+@pytest.mark.parametrize("held", [(), (("one", P0), ("two", P1))])
+def test_devices_that_are_not_one_pods_tell_no_name(held) -> None:
+    with pytest.raises(NoSourceError, match=r"shows (no pod|several pods) with the devices"):
+        asyncio.run(of(Kubelet("/nowhere", *held)).holder([P0, P1]))
+
+
 def test_the_name_of_a_pod_that_nobody_knows_is_nobodys() -> None:
     pods = of(Kubelet("/nowhere", ("compress", P0)))
     asyncio.run(pods.name(Identity(), [P0], lambda: None))

@@ -22,7 +22,8 @@ from fpga_plugin.telemetry.kube_events import Event, Subject
 CARD = CardId("0000-3b-00.0")
 DEVICES = (DeviceId(f"{CARD}-p0"),)
 POD = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
-NAMED = Identity(pod=POD, name=PodName("tenant", "compress"))
+NAME = PodName("tenant", "compress")
+NAMED = Identity(pod=POD, name=NAME)
 UNNAMED = Identity(pod=POD)
 REFUSAL = InvalidRequestError("FPGA_REGION_1: not an interface id")
 
@@ -90,6 +91,18 @@ def test_a_pod_without_a_name_is_looked_up_by_its_devices() -> None:
     kubelet = Kubelet("/nowhere", ("other", "0000-3b-00.0-p1"), ("compress", DEVICES[0]))
     (event,) = told(refuse(UNNAMED, REFUSAL), kubelet)
     assert event.subject == Subject("Pod", "compress", "tenant", POD)
+
+
+def test_a_pod_whose_name_is_known_is_not_looked_up() -> None:
+    kubelet = Kubelet("/nowhere")
+
+    async def story(recorder: EventRecorder) -> None:
+        recorder._pods.learn(POD, NAME)
+        recorder.refused(UNNAMED, DEVICES, REFUSAL)
+
+    (event,) = told(story, kubelet)
+    assert event.subject == Subject("Pod", "compress", "tenant", POD)
+    assert kubelet.calls == 0
 
 
 def test_a_pod_that_kubelet_does_not_tell_gets_no_event() -> None:
