@@ -1,4 +1,4 @@
-"""Bitstreams: one path from a name to verified, trusted bytes.
+"""Bitstreams: from a name to verified, trusted bytes, by one path.
 
 Each module is a step of it:
 
@@ -8,6 +8,6 @@ Each module is a step of it:
     trust              manifest, signatures and keys judge the digest; nothing is parsed before
     formats            the copy is parsed (`gbs`, `aocx`), unpacked, and compared with its path
 
-`library` takes these steps, remembers the verdicts, and maps the copy for the driver. The other
+`library` takes these steps, remembers what came out (`verdicts`), and maps the copy. The other
 modules make files and stores for people: `install`, `pack`, `signing`, and the commands' `actions`.
 """

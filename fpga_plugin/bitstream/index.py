@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import structlog
 
-from fpga_plugin.bitstream.library import Verdict
 from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.bitstream.watch import KEYS, look_at_store
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (

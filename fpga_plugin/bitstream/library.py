@@ -10,18 +10,16 @@ changed is verified again before anything of it is used, and what was refused is
 Who asks for the same content gets the same bitstream as long as anybody uses it: an image may have
 tens of MiB, and at the first start on a node all its cards are scrubbed at the same time.
 
-Verdicts are kept in `<directory>/index.json` too, for a restart of the plugin within one boot.
+What is known of files is kept in `bitstream.verdicts`.
 """
 
-import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import msgspec
 import structlog
 
 from fpga_plugin.bitstream.aocx import Write
@@ -39,54 +37,14 @@ from fpga_plugin.bitstream.store import (
     is_aocx,
 )
 from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.bitstream.verdicts import Verdict, Verdicts
 from fpga_plugin.errors import BitstreamError, FpgaPluginError, NotFinishedError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
-from fpga_plugin.process.file_identity import Version, version_at
+from fpga_plugin.process.file_identity import version_at
 from fpga_plugin.process.trusted_files import RENAME, being_written
 from fpga_plugin.telemetry.instruments import Counter
 
 log = structlog.get_logger()
-
-INDEX = "index.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is known of a file.
-
-    Attributes:
-        version: of the file when it was read.
-        trust: what its trust depended on.
-        sha256: of its content; empty where it could not be read.
-        size: in bytes.
-        problem: why it is not used; None: it is good.
-        checked: it was parsed, and is what its path says.
-        unpacked: bytes of the GBS file that was packed in it; 0 where there is none.
-    """
-
-    version: Version
-    trust: str
-    sha256: str = ""
-    size: int = 0
-    problem: FpgaPluginError | None = None
-    checked: bool = False
-    unpacked: int = 0
-
-
-class _Line(msgspec.Struct, frozen=True):
-    version: tuple[int, ...]
-    trust: str
-    sha256: str
-    size: int
-    unpacked: int = 0
-
-
-class _Index(msgspec.Struct, frozen=True):
-    boot_id: str
-    files: dict[str, _Line]
-
-
-_INDEX = msgspec.json.Decoder(_Index)  # made at import: see pods/checkpoint.py
 
 
 class Library:
@@ -118,17 +76,14 @@ class Library:
         self.trust = trust
         self.verifications = Counter()  # files that were read and judged, by outcome
         self._guarded = guarded
-        self._boot_id = boot_id
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[threading.Lock, int]] = {}
-        self._changes = 0
-        self._confirmed: set[str] = set()
         self._in_use: weakref.WeakValueDictionary[tuple[str, str], Bitstream] = (
             weakref.WeakValueDictionary()
         )
         self._copies = Copies(directory, limit, memory=memory)
-        self._verdicts = self._restore()
-        self._copies.only({verdict.sha256 for verdict in self._verdicts.values()})
+        self._verdicts = Verdicts(directory, boot_id)
+        self._copies.only(self._verdicts.good_digests())
 
     def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
         """A verified bitstream, in memory.
@@ -175,8 +130,7 @@ class Library:
         """
         path = self.store.path(interface_id, bitstream_id)
         relative = self.store.relative(path)
-        with self._lock:
-            known = self._verdicts.get(relative) if relative in self._confirmed else None
+        known = self._verdicts.confirmed(relative)
         if known is None or known.problem is not None:
             return None
         with self._new_copies(make_room=True) as made:
@@ -209,62 +163,21 @@ class Library:
 
     def forget(self, relative: str) -> None:
         """Verify a file anew when it is next asked for, even if it looks the same."""
-        with self._lock:
-            self._changes += 1
-            self._verdicts.pop(relative, None)
-            self._confirmed.discard(relative)
+        self._verdicts.forget(relative)
 
     def doubt(self) -> None:
         """Any file, or its trust, may be another by now: the store must say before one is used."""
-        with self._lock:
-            self._changes += 1
-            self._confirmed.clear()
+        self._verdicts.doubt_all()
 
     def tidy(self, present: Iterable[str]) -> None:
         """Forget all files but these, remove the copies of no file, and save the verdicts."""
-        with self._lock:
-            keep = set(present)
-            self._verdicts = {k: v for k, v in self._verdicts.items() if k in keep}
-            self._confirmed &= keep
-            digests = {v.sha256 for v in self._verdicts.values() if v.problem is None}
-        self._copies.only(digests)
+        self._verdicts.only(present)
+        self._copies.only(self._verdicts.good_digests())
         self.save()
 
     def save(self) -> None:
         """Keep the verdicts for the next start; they can always be made again."""
-        with self._lock:
-            files = {
-                relative: _Line(
-                    known.version, known.trust, known.sha256, known.size, known.unpacked
-                )
-                for relative, known in self._verdicts.items()
-                if known.problem is None
-            }
-        path = os.path.join(self._copies.directory, INDEX)
-        with contextlib.suppress(OSError):
-            with open(f"{path}.new", "wb") as file:
-                file.write(msgspec.json.encode(_Index(self._boot_id, files)))
-            os.rename(f"{path}.new", path)
-
-    def _restore(self) -> dict[str, Verdict]:
-        try:
-            with open(os.path.join(self._copies.directory, INDEX), "rb") as file:
-                index = _INDEX.decode(file.read())
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return {}
-        if index.boot_id != self._boot_id:
-            return {}
-        return {
-            relative: Verdict(
-                line.version,
-                line.trust,
-                line.sha256,
-                line.size,
-                checked=True,
-                unpacked=line.unpacked,
-            )
-            for relative, line in index.files.items()
-        }
+        self._verdicts.save()
 
     def _fetch(
         self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
@@ -347,47 +260,34 @@ class Library:
 
     def _known(self, path: str, relative: str) -> Verdict | None:
         """The verdict, if it still holds."""
-        with self._lock:
-            known = self._verdicts.get(relative)
-            changes = self._changes
+        changes = self._verdicts.changes
+        known = self._verdicts.get(relative)
         if known is None:
             return None
         if version_at(path) != known.version:  # before it is opened, which may hang
-            self._doubt(relative)
+            self._verdicts.doubt(relative)
             return None
         try:
             with open_file(path, inside=self.store.root, guarded=self._guarded) as opened:
                 if opened.version != known.version:
-                    self._doubt(relative)
+                    self._verdicts.doubt(relative)
                     return None
         except BaseException:
-            self._doubt(relative)
+            self._verdicts.doubt(relative)
             raise
         trust = self.trust.version(relative)
         if trust == known.trust:
-            self._learn(relative, known, changes)
+            self._verdicts.learn(relative, known, changes)
             return known
         # The file is the same: only its trust is judged anew, by the digest that is known.
-        self._doubt(relative)
+        self._verdicts.doubt(relative)
         copy = self._copies.find(known.sha256, known.size) if known.checked else None
         if copy is None:
             return None
         known = replace(known, trust=trust, problem=None)
         known = self._judge(relative, known, copy.content)
-        self._learn(relative, known, changes)
+        self._verdicts.learn(relative, known, changes)
         return known
-
-    def _learn(self, relative: str, known: Verdict, changes: int) -> None:
-        """Remember what the store said; `changes`: how many were reported before it was asked."""
-        with self._lock:
-            self._verdicts[relative] = known
-            if changes == self._changes:
-                self._confirmed.add(relative)
-
-    def _doubt(self, relative: str) -> None:
-        """The store said that its last word on a file does not hold."""
-        with self._lock:
-            self._confirmed.discard(relative)
 
     def _judge(self, relative: str, known: Verdict, content: Content) -> Verdict:
         try:
@@ -412,8 +312,7 @@ class Library:
             NotFinishedError: it is still being written.
             StoreUnavailableError: there is no room for a copy.
         """
-        with self._lock:
-            changes = self._changes
+        changes = self._verdicts.changes
         trust = self.trust.version(relative)  # before the judging: a change in between shows
         with open_file(path, inside=self.store.root, guarded=self._guarded) as opened:
             if being_written(opened.file):
@@ -433,7 +332,7 @@ class Library:
                 copy = packed or copy
         except BitstreamError as error:
             known = replace(known, problem=_bare(error))
-        self._learn(relative, known, changes)
+        self._verdicts.learn(relative, known, changes)
         with self._lock:
             self.verifications.add("good" if known.problem is None else known.problem.kind)
         if known.problem is not None:

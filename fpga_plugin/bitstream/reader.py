@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import structlog
 
-from fpga_plugin.bitstream.library import Library, Verdict
+from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
+from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.errors import StoreUnavailableError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 from fpga_plugin.process.threads import LateError, Threads

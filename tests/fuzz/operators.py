@@ -15,13 +15,14 @@ from fpga_plugin import ids
 from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.elf import sections
 from fpga_plugin.bitstream.formats import parse
-from fpga_plugin.bitstream.library import INDEX, Library
+from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
 from fpga_plugin.bitstream.metadata import parse_metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstream.signatures import load_keys
 from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.bitstream.verdicts import INDEX
 from fpga_plugin.config.settings import TrustMode, load_settings
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError

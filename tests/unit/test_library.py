@@ -501,7 +501,7 @@ def test_ids_that_pods_make_up_leave_nothing_behind(make):
     for number in range(200):
         with pytest.raises(BitstreamNotFoundError):
             library.load(INTERFACE, parse_bitstream_id(f"{number:032x}"))
-    assert library._verdicts == {}
+    assert library._verdicts._known == {}
 
 
 def test_a_mislabelled_file_is_refused_with_its_own_path(make, place):
