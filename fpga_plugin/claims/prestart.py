@@ -10,44 +10,36 @@ ids are read once more, and from then to the hand-over nothing is waited for.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import structlog
 
-from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.claims.calls import Caller
 from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.claims.permission import Permission
+from fpga_plugin.claims.wants import Wants
 from fpga_plugin.errors import (
-    CardGoneError,
     FpgaPluginError,
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.ids import (
     AfuId,
-    BitstreamId,
     CardId,
     DeviceId,
-    InterfaceId,
     PodUid,
     RegionId,
     ResourceName,
 )
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.lease import Lease
-from fpga_plugin.ledger.ledger import DELETE_THE_POD, Ledger, card_of
+from fpga_plugin.ledger.ledger import DELETE_THE_POD
 from fpga_plugin.ledger.records import RegionRecord
-from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
-from fpga_plugin.regions.prepare import Plan, Preparer, Want
-from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.regions.reads import CardReads
+from fpga_plugin.pods.requests import FpgaRequest, parse_requests
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import Plan, Preparer
 
 log = structlog.get_logger()
 
@@ -102,37 +94,40 @@ class _Preparation:
 
 
 class PreStarts:
-    """Belongs to the event loop."""
+    """Belongs to the event loop.
+
+    Args:
+        operations: has the ledger, and pods' cgroups.
+        preparer: does the work on the regions.
+        wants: tells what a container's requests mean for them.
+        pods: tells who asks.
+        envs: tells what the container asks for, where kubelet does not send it.
+        permission: the operator's policy.
+        recorder: is told of refusals.
+    """
 
     def __init__(
         self,
-        *,
-        ledger: Ledger,
-        backend: Backend,
-        store: StoreReader,
-        pods: PodDirectory,
-        cgroups: PodCgroups,
-        envs: EnvSource,
+        operations: CardOperations,
         preparer: Preparer,
-        queue: CardQueue,
-        recorder: EventRecorder,
+        wants: Wants,
+        *,
+        pods: PodDirectory,
+        envs: EnvSource,
         permission: Permission,
-        reads: CardReads,
+        recorder: EventRecorder,
     ) -> None:
-        self._ledger = ledger
-        self._backend = backend
-        self._store = store
-        self._pods = pods
-        self._cgroups = cgroups
-        self._envs = envs
+        self._ledger = operations.ledger
+        self._cgroups = operations.cgroups
         self._preparer = preparer
-        self._queue = queue
-        self._recorder = recorder
+        self._wants = wants
+        self._pods = pods
+        self._envs = envs
         self._permission = permission
-        self._reads = reads
+        self._recorder = recorder
         self._preparations: dict[frozenset[DeviceId], _Preparation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        ledger.subscribe(self._changed)
+        self._ledger.subscribe(self._changed)
 
     async def serve(
         self,
@@ -254,7 +249,7 @@ class PreStarts:
         existing = self._preparations.get(frozenset(devices))
         if existing is not None and existing.key == key:
             return existing
-        wants = await self._wants(devices, requests)
+        wants = await self._wants.of(devices, requests)
         plan = Plan(lease, identity.pod, wants)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
@@ -358,39 +353,6 @@ class PreStarts:
             )
         return asked
 
-    async def _wants(
-        self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]
-    ) -> dict[RegionId, Want | None]:
-        targets = [
-            Target(
-                region=region.id,
-                device=device,
-                interface_id=self._ledger.cards[card_of(device)].interface_id,
-            )
-            for device in devices
-            for region in self._ledger.regions_of(device)
-        ]
-        wants: dict[RegionId, Want | None] = {}
-        loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
-        for region_id, request in assign(requests, targets).items():
-            if request is None:
-                wants[region_id] = None
-                continue
-            region = self._ledger.region(region_id)
-            card = self._ledger.cards.get(card_of(region_id))
-            if region is None or card is None:
-                raise CardGoneError(f"region {region_id} is gone", hint=DELETE_THE_POD)
-            if request.settings != DriverSettings():
-                limits = await self._reads.run(
-                    card.id, partial(self._backend.clock_limits, card, region)
-                )
-                check_limits(request, limits, region_id)
-            name = (request.interface_id, request.bitstream_id)
-            if name not in loaded:
-                loaded[name] = await self._store.load(*name)
-            wants[region_id] = Want(loaded[name], request.settings)
-        return wants
-
     async def _carry_out(self, preparation: _Preparation) -> None:
         plan = preparation.plan
         try:
@@ -418,8 +380,6 @@ class PreStarts:
             preparation.expiry = asyncio.get_running_loop().call_later(
                 UNCLAIMED_FOR, self._expire, devices
             )
-        for card in set(map(card_of, plan.lease.devices)):
-            self._queue.add(card)
 
     def _changed(self, _card: CardId | None) -> None:
         """What was prepared for claims that ended serves nobody, and is not kept."""

@@ -25,6 +25,7 @@ from fpga_plugin.demo.pod import Pod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import InterfaceId, parse_interface_id
+from fpga_plugin.plugin import Plugin
 from fpga_plugin.telemetry.logs import configure_logging
 
 RESOURCE_PREFIX = "fpga.intel.com"
@@ -42,12 +43,12 @@ class Node:
     """A running node.
 
     Attributes:
-        daemon: the plugin.
+        plugin: the real one.
         kubelet: its kubelet.
         scrubbable: interface ids whose regions can become Healthy: the store has a blank bitstream.
     """
 
-    daemon: Daemon
+    plugin: Plugin
     kubelet: KubeletDouble
     scrubbable: frozenset[InterfaceId]
 
@@ -133,17 +134,16 @@ async def running_node(
         stack.push_async_callback(kubelet.stop)
         daemon = Daemon(
             load_settings(_environment(folder, store, kinds)),
-            on_call=recorder.on_call,
-            on_report=recorder.on_report,
+            observer=recorder,
         )
-        await daemon.start()
+        plugin = await daemon.start()
         stack.push_async_callback(daemon.stop)
-        recorder.watch(daemon.ledger)
+        recorder.watch(plugin.ledger)
         # Kubelet goes first: lists that end are not worth a line.
         stack.push_async_callback(kubelet.stop)
         stack.callback(recorder.mute)
         usable = await asyncio.to_thread(scrubbable, store, kinds)
-        yield Node(daemon, kubelet, usable)
+        yield Node(plugin, kubelet, usable)
 
 
 def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Recorder:
         if self._sink is not None:
             self._sink(self.seconds, event)
 
-    def on_call(  # noqa: PLR0917  # the observer that the daemon calls
+    def called(  # noqa: PLR0917  # the observer that the daemon calls
         self,
         method: str,
         resource: ResourceName,
@@ -70,7 +70,7 @@ class Recorder:
         """The daemon answered a call."""
         self.emit(Call(method, resource, tuple(devices), status.name, message, seconds))
 
-    def on_report(self, report: Report) -> None:
+    def reported(self, report: Report) -> None:
         """The daemon worked on a region."""
         assert self._ledger is not None, "regions are watched before anything is done to them"
         # The daemon goes on using its report.

@@ -85,8 +85,8 @@ class Story:
             "Nothing is known of the regions after a boot, so each is scrubbed before it is"
             " offered: reset, blank bitstream, memory cleared, verified.",
         )
-        daemon = self.node.daemon
-        for resource in daemon.claims.resources():
+        plugin = self.node.plugin
+        for resource in plugin.claims.resources():
             with self._limit(f"{resource} was not registered"):
                 await self.node.kubelet.wait_for(resource, timeout=SETTLE_SECONDS)
         await self._until_settled()
@@ -224,7 +224,7 @@ class Story:
 
     async def _until_settled(self) -> None:
         """The plugin has nothing left to do on any region that nobody owns."""
-        ledger = self.node.daemon.ledger
+        ledger = self.node.plugin.ledger
         changed = asyncio.Event()
         unsubscribe = ledger.subscribe(lambda _: changed.set())
         try:
@@ -237,7 +237,7 @@ class Story:
             unsubscribe()
 
     def _settled(self) -> bool:
-        ledger = self.node.daemon.ledger
+        ledger = self.node.plugin.ledger
         for card in ledger.cards.values():
             records = [
                 ledger.record(region.id)
@@ -258,14 +258,14 @@ class Story:
 
     async def _kubelet_has_lists(self) -> None:
         """Kubelet's lists are the plugin's."""
-        for resource in self.node.daemon.claims.resources():
+        for resource in self.node.plugin.claims.resources():
             with self._limit(f"kubelet has an old list of {resource}"):
                 await self.node.kubelet.wait_for(resource, self._is_present, timeout=SETTLE_SECONDS)
         if self.output.failed is not None:
             raise self.output.failed
 
     def _is_present(self, listed: DeviceList) -> bool:
-        present = self.node.daemon.claims.devices(listed.resource)
+        present = self.node.plugin.claims.devices(listed.resource)
         return [(d.id, d.healthy) for d in present] == [
             (device, device in listed.healthy) for device in listed.ids
         ]

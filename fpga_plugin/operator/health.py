@@ -26,12 +26,12 @@ async def not_live(*, seconds: float = THREAD_SECONDS) -> str:
 
 def not_ready(survey: Survey) -> list[str]:
     """Why kubelet is not served, one reason a line; empty while it is."""
-    parts = survey.parts
-    if parts is None:
+    plugin = survey.plugin
+    if plugin is None:
         return [survey.phase]
     return [
         f"{resource}: {status.problem or _step(registered=status.registered)}"
-        for resource, status in sorted(parts.kubelet.status.items())
+        for resource, status in sorted(plugin.link.status.items())
         if not (status.registered and status.streaming)
     ]
 

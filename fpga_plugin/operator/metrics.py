@@ -22,7 +22,8 @@ from fpga_plugin.operator.prometheus import (
     process_metrics,
     render,
 )
-from fpga_plugin.operator.survey import Parts, Survey
+from fpga_plugin.operator.survey import Survey
+from fpga_plugin.plugin import Plugin
 from fpga_plugin.telemetry.instruments import Histogram, Labels
 
 PREFIX = "fpga_plugin"
@@ -44,14 +45,14 @@ def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Met
         [((one.name,), int(one.holds)) for one in survey.sandbox],
     )
     yield from _counted(survey)
-    if survey.parts is not None:
-        yield from _kubelet(survey.parts)
-        yield from _regions(survey.parts)
-        yield from _cards(survey.parts)
-        yield from _releases(survey.parts)
-        yield from _recoveries(survey.parts)
-        yield from _bitstreams(survey.parts)
-        yield from _best_effort(survey, survey.parts)
+    if survey.plugin is not None:
+        yield from _kubelet(survey.plugin)
+        yield from _regions(survey.plugin)
+        yield from _cards(survey.plugin)
+        yield from _releases(survey.plugin)
+        yield from _recoveries(survey.plugin)
+        yield from _bitstreams(survey.plugin)
+        yield from _best_effort(survey, survey.plugin)
     yield from _sensors(readings)
     yield from process_metrics()
 
@@ -105,8 +106,8 @@ def _counted(survey: Survey) -> Iterator[Metric]:
     )
 
 
-def _kubelet(parts: Parts) -> Iterator[Metric]:
-    status = sorted(parts.kubelet.status.items())
+def _kubelet(plugin: Plugin) -> Iterator[Metric]:
+    status = sorted(plugin.link.status.items())
     yield _gauge(
         "resource_registered",
         "Whether a resource is registered and kubelet holds its stream.",
@@ -116,14 +117,14 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
     health: Counter[Labels] = Counter()
     for name, _ in status:
         health[name, "healthy"] = health[name, "unhealthy"] = 0
-        for device in parts.claims.devices(name):
+        for device in plugin.claims.devices(name):
             health[name, "healthy" if device.healthy else "unhealthy"] += 1
     yield _gauge(
         "devices", "Devices on the list that kubelet has, by health.", ["resource", "health"],
         sorted(health.items()),
     )  # fmt: skip
     claims: Counter[Labels] = Counter()
-    for claim in parts.ledger.claims.values():
+    for claim in plugin.ledger.claims.values():
         claims[claim.resource, claim.ownership.value.lower()] += 1
     for name, _ in status:
         for ownership in (Ownership.CLAIMED, Ownership.STARTED):
@@ -131,7 +132,7 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
     yield _gauge(
         "claims", "Devices that have an owner.", ["resource", "ownership"], sorted(claims.items())
     )
-    last = parts.reconciler.last_read
+    last = plugin.reconciler.last_read
     yield _gauge(
         "last_reconcile_timestamp_seconds",
         "When kubelet's records were last read; nothing is polled while nothing is owned.",
@@ -142,30 +143,30 @@ def _kubelet(parts: Parts) -> Iterator[Metric]:
         "kubelet_records_unreadable",
         "Whether kubelet's records could not be read at the last try: nothing is released.",
         [],
-        [((), int(bool(parts.reconciler.problem)))],
+        [((), int(bool(plugin.reconciler.problem)))],
     )
     yield _counter(
         "registrations",
         "How often kubelet opened the stream of a resource's device list.",
         ["resource"],
-        parts.kubelet.opened,
+        plugin.link.opened,
     )
     yield _counter(
         "kubelet_connections_dropped",
         "Connections to the sockets for kubelet that were closed for what they sent, by reason.",
         ["reason"],
-        parts.kubelet.dropped.items(),
+        plugin.link.dropped.items(),
     )
     yield _counter(
         "pod_source_answers",
         "Containers' requests that were not in the call, by the source that they were read from.",
         ["source"],
-        (((source,), number) for source, number in sorted(parts.pods.answers.items())),
+        (((source,), number) for source, number in sorted(plugin.node.pods.answers.items())),
     )
 
 
-def _regions(parts: Parts) -> Iterator[Metric]:
-    ledger = parts.ledger
+def _regions(plugin: Plugin) -> Iterator[Metric]:
+    ledger = plugin.ledger
     states: Counter[Labels] = Counter()
     troubled: Counter[Labels] = Counter()
     for card in ledger.cards.values():
@@ -189,8 +190,8 @@ def _regions(parts: Parts) -> Iterator[Metric]:
     )
 
 
-def _cards(parts: Parts) -> Iterator[Metric]:
-    ledger = parts.ledger
+def _cards(plugin: Plugin) -> Iterator[Metric]:
+    ledger = plugin.ledger
     modes = Counter(ledger.mode(card) for card in ledger.cards)
     yield _gauge(
         "cards", "Cards by how they are used.", ["mode"],
@@ -200,7 +201,7 @@ def _cards(parts: Parts) -> Iterator[Metric]:
         "cards_skipped",
         "Cards that are there and cannot be served.",
         [],
-        [((), len(parts.inventory.problems))],
+        [((), len(plugin.inventory.problems))],
     )
     missing = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
     yield _gauge("cards_missing", "Cards that are gone and have owners.", [], [((), len(missing))])
@@ -226,7 +227,7 @@ def _cards(parts: Parts) -> Iterator[Metric]:
         "card_degraded",
         "Signals that a card throttles or was in trouble and works on; the log names them.",
         ["card"],
-        [((card.id,), len(parts.inventory.degraded(card.id))) for card in _sorted(ledger.cards)],
+        [((card.id,), len(plugin.inventory.degraded(card.id))) for card in _sorted(ledger.cards)],
     )
     yield _gauge(
         "memory_debt",
@@ -236,8 +237,8 @@ def _cards(parts: Parts) -> Iterator[Metric]:
     )
 
 
-def _releases(parts: Parts) -> Iterator[Metric]:
-    ends, reconciled = parts.ledger.ends, parts.reconciler.released
+def _releases(plugin: Plugin) -> Iterator[Metric]:
+    ends, reconciled = plugin.ledger.ends, plugin.reconciler.released
     yield _counter(
         "releases",
         "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",
@@ -250,27 +251,27 @@ def _releases(parts: Parts) -> Iterator[Metric]:
     )
 
 
-def _recoveries(parts: Parts) -> Iterator[Metric]:
+def _recoveries(plugin: Plugin) -> Iterator[Metric]:
     yield _counter(
         "recoveries",
         "Times that a card's driver was rebound because of a poisoned port, by outcome.",
         ["outcome"],
-        [(("done",), parts.recovery.done), (("failed",), parts.recovery.failed)],
+        [(("done",), plugin.recovery.done), (("failed",), plugin.recovery.failed)],
     )
 
 
-def _bitstreams(parts: Parts) -> Iterator[Metric]:
+def _bitstreams(plugin: Plugin) -> Iterator[Metric]:
     yield _counter(
         "bitstream_verifications",
         "Files of the store that were read, hashed and judged, by outcome.",
         ["outcome"],
-        parts.library.verifications.items(),
+        plugin.node.store.library.verifications.items(),
     )
 
 
-def _best_effort(survey: Survey, parts: Parts) -> Iterator[Metric]:
+def _best_effort(survey: Survey, plugin: Plugin) -> Iterator[Metric]:
     """What shows that scrubbing is weaker than required."""
-    ledger = parts.ledger
+    ledger = plugin.ledger
     best_effort = survey.settings.scrub is ScrubPolicy.BEST_EFFORT
     interfaces = sorted({card.interface_id for card in ledger.cards.values()})
     yield _gauge(
@@ -283,7 +284,7 @@ def _best_effort(survey: Survey, parts: Parts) -> Iterator[Metric]:
         "blank_bitstream_missing",
         "Whether there is no blank bitstream that can be used for an interface id.",
         ["interface_id"],
-        [((one,), int(bool(parts.blanks.problem(one)))) for one in interfaces],
+        [((one,), int(bool(plugin.blanks.problem(one)))) for one in interfaces],
     )
     unblanked = sum(
         ledger.record(region.id).condition is Condition.UNBLANKED

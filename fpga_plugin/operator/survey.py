@@ -1,31 +1,29 @@
-"""What is looked at: the parts of a daemon that know something, and how far its start has come."""
+"""What is looked at: the plugin, what was counted of it, and how far its start has come."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from grpclib.const import Status
 
-from fpga_plugin.bitstream.library import Library
-from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.config.settings import Settings
-from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Readings
 from fpga_plugin.ids import CardId, DeviceId, ResourceName
-from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.operator.counters import Counters
 from fpga_plugin.operator.refusals import Refusals
-from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.process.sandbox import Measure
-from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.reads import CardReads
-from fpga_plugin.regions.recovery import Recovery
-from fpga_plugin.stock.reconcile import Reconciler
+from fpga_plugin.regions.reports import Report, ReportObserver
+
+if TYPE_CHECKING:
+    from fpga_plugin.plugin import Plugin
 
 Operation = Callable[[str], Awaitable[Mapping[str, object]]]
 """Something that is done to a card, by its id; raises FpgaPluginError, returns what to show."""
@@ -37,20 +35,12 @@ FRESH = 2.0
 """Seconds for which a card's sensors are not read again, whoever asks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Of a daemon that serves kubelet."""
+class Observer(ReportObserver, Protocol):
+    """Is told of each of kubelet's calls, and of each scrub and preparation. Must not raise."""
 
-    ledger: Ledger
-    claims: ClaimService
-    kubelet: KubeletLink
-    inventory: Inventory
-    blanks: Blanks
-    backend: Backend
-    reconciler: Reconciler
-    pods: PodDirectory
-    library: Library
-    recovery: Recovery
+    @property
+    def called(self) -> CallObserver:
+        """Kubelet was answered."""
 
 
 @dataclass(slots=True)
@@ -59,25 +49,28 @@ class Survey:
 
     Attributes:
         settings: all of them.
+        observer: is told of calls and of work on regions, too.
         counters: what is counted.
         refusals: the last of each pod.
-        phase: how far the start has come, until `parts` are there.
-        parts: None while it starts.
+        phase: how far the start has come, until `plugin` is there.
+        plugin: None while it starts.
         sandbox: what the process has taken from itself; empty: nothing, or not yet.
         began: Unix time of the start.
     """
 
     settings: Settings
-    counters: Counters = field(default_factory=Counters)
-    refusals: Refusals = field(default_factory=Refusals)
-    phase: str = "starting"
-    parts: Parts | None = None
-    sandbox: tuple[Measure, ...] = ()
-    began: float = field(default_factory=time.time)
-    _readings: Mapping[CardId, Readings] = field(default_factory=dict)
-    _reads: CardReads = field(default_factory=CardReads)  # nobody's but ours: sensors are slow
-    _read_at: float = float("-inf")
-    _reading: asyncio.Task[Mapping[CardId, Readings]] | None = None
+    observer: Observer | None = None
+    counters: Counters = field(default_factory=Counters, init=False)
+    refusals: Refusals = field(default_factory=Refusals, init=False)
+    phase: str = field(default="starting", init=False)
+    plugin: "Plugin | None" = field(default=None, init=False)
+    sandbox: tuple[Measure, ...] = field(default=(), init=False)
+    began: float = field(default_factory=time.time, init=False)
+    _readings: Mapping[CardId, Readings] = field(default_factory=dict, init=False)
+    # Nobody's but ours: sensors are slow.
+    _reads: CardReads = field(default_factory=CardReads, init=False)
+    _read_at: float = field(default=float("-inf"), init=False)
+    _reading: asyncio.Task[Mapping[CardId, Readings]] | None = field(default=None, init=False)
 
     def called(  # noqa: PLR0917  # as CallObserver has it
         self,
@@ -94,6 +87,14 @@ class Survey:
             self.refusals.refused(
                 method, None, devices[:MAX_DEVICES], status=status.name, message=message
             )
+        if self.observer is not None:
+            self.observer.called(method, resource, devices, status, message, seconds)
+
+    def reported(self, report: Report) -> None:
+        """A region was scrubbed or prepared (`Plugin`'s observer)."""
+        self.counters.report(report, card_of(report.region))
+        if self.observer is not None:
+            self.observer.reported(report)
 
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
@@ -113,14 +114,14 @@ class Survey:
 
     async def readings(self) -> Mapping[CardId, Readings]:
         """Sensors of all cards, at most `FRESH` seconds old; read in a thread, by one at a time."""
-        if self.parts is None:
+        if self.plugin is None:
             return {}
         now = time.monotonic()
         if now - self._read_at < FRESH:
             return self._readings
         if self._reading is None:
-            cards = tuple(self.parts.ledger.cards.values())
-            self._reading = asyncio.create_task(self._read(self.parts.backend, cards))
+            cards = tuple(self.plugin.ledger.cards.values())
+            self._reading = asyncio.create_task(self._read(self.plugin.node.backend, cards))
         # Shielded: whoever asked may go away, and the others still wait for it.
         return await asyncio.shield(self._reading)
 

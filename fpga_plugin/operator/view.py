@@ -24,7 +24,8 @@ from fpga_plugin.operator.schema import (
     ResourceView,
     StatusView,
 )
-from fpga_plugin.operator.survey import Parts, Survey
+from fpga_plugin.operator.survey import Survey
+from fpga_plugin.plugin import Plugin
 from fpga_plugin.pods.names import PodName
 
 NAMES_SECONDS = 1.0
@@ -37,10 +38,10 @@ UNKNOWN = PodName("", "")
 
 async def view(survey: Survey) -> StatusView:
     """Everything as of now."""
-    parts = survey.parts
+    plugin = survey.plugin
     readings = await survey.readings()
-    if parts is not None:
-        await _learn_names(parts)
+    if plugin is not None:
+        await _learn_names(plugin)
     reasons = not_ready(survey)
     return {
         "version": __version__,
@@ -53,16 +54,16 @@ async def view(survey: Survey) -> StatusView:
         "sandbox": [
             {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
         ],
-        "resources": [] if parts is None else _resources(parts),
-        "cards": [] if parts is None else _cards(parts, readings),
-        "problems": [] if parts is None else _problems(parts),
+        "resources": [] if plugin is None else _resources(plugin),
+        "cards": [] if plugin is None else _cards(plugin, readings),
+        "problems": [] if plugin is None else _problems(plugin),
         "refusals": _refusals(survey),
     }
 
 
-async def _learn_names(parts: Parts) -> None:
+async def _learn_names(plugin: Plugin) -> None:
     """Ask kubelet what the owners are called, unless all of them are known."""
-    ledger, pods = parts.ledger, parts.pods
+    ledger, pods = plugin.ledger, plugin.node.pods
     unknown = {
         device: (claim.pod, claim.generation)
         for device, claim in ledger.claims.items()
@@ -83,10 +84,10 @@ async def _learn_names(parts: Parts) -> None:
             pods.learn(pod, *names)
 
 
-def _resources(parts: Parts) -> list[ResourceView]:
+def _resources(plugin: Plugin) -> list[ResourceView]:
     views: list[ResourceView] = []
-    for name, status in sorted(parts.kubelet.status.items()):
-        devices = parts.claims.devices(name)
+    for name, status in sorted(plugin.link.status.items()):
+        devices = plugin.claims.devices(name)
         views.append(
             {
                 "resource": name,
@@ -100,27 +101,27 @@ def _resources(parts: Parts) -> list[ResourceView]:
     return views
 
 
-def _cards(parts: Parts, readings: Mapping[CardId, Readings]) -> list[CardView]:
-    ledger = parts.ledger
+def _cards(plugin: Plugin, readings: Mapping[CardId, Readings]) -> list[CardView]:
+    ledger = plugin.ledger
     health = {
         device.id: device.healthy
-        for name in parts.kubelet.status
-        for device in parts.claims.devices(name)
+        for name in plugin.link.status
+        for device in plugin.claims.devices(name)
     }
     gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
     return [
-        _card(parts, card_id, health, readings.get(card_id, Readings()))
+        _card(plugin, card_id, health, readings.get(card_id, Readings()))
         for card_id in sorted(ledger.cards.keys() | gone)
     ]
 
 
 def _card(
-    parts: Parts,
+    plugin: Plugin,
     card_id: CardId,
     health: Mapping[DeviceId, bool],
     readings: Readings,
 ) -> CardView:
-    ledger = parts.ledger
+    ledger = plugin.ledger
     card = ledger.cards.get(card_id)
     return {
         "card": card_id,
@@ -130,32 +131,32 @@ def _card(
         "present": card is not None,
         "mode": ledger.mode(card_id).value,
         "drained": card_id in ledger.drained,
-        "note": _note(parts, card_id, card),
+        "note": _note(plugin, card_id, card),
         "temperatures": dict(readings.temperatures),
         "power": dict(readings.power),
-        "regions": [_region(parts, region, health) for region in _present(parts, card_id, card)],
+        "regions": [_region(plugin, region, health) for region in _present(plugin, card_id, card)],
     }
 
 
-def _present(parts: Parts, card_id: CardId, card: Card | None) -> list[Region]:
+def _present(plugin: Plugin, card_id: CardId, card: Card | None) -> list[Region]:
     """The card's regions; of one that is gone, those that still have an owner."""
     if card is not None:
         return list(card.regions)
     return [
         Region(card_id, int(region.rpartition("-p")[2]), node, "")
-        for claim in parts.ledger.claims_on(card_id)
+        for claim in plugin.ledger.claims_on(card_id)
         for region, node in claim.nodes
     ]
 
 
-def _note(parts: Parts, card_id: CardId, card: Card | None) -> str:
-    ledger = parts.ledger
+def _note(plugin: Plugin, card_id: CardId, card: Card | None) -> str:
+    ledger = plugin.ledger
     if card is None:
         return "the card is gone, and its owner is still there"
     notes = []
     if (why := ledger.foreign.get(card_id)) is not None:
         notes.append(f"left alone: {why}")
-    if problem := parts.blanks.problem(card.interface_id):
+    if problem := plugin.blanks.problem(card.interface_id):
         notes.append(f"no-blank-image: {problem}")
     if not card.complete:
         notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
@@ -167,12 +168,12 @@ def _note(parts: Parts, card_id: CardId, card: Card | None) -> str:
             " after it was given its node"
         )
     if card_id in ledger.debts:
-        notes.append("its memory is not cleared yet" + _memory_waits_for(parts, card_id))
+        notes.append("its memory is not cleared yet" + _memory_waits_for(plugin, card_id))
     return "; ".join(notes)
 
 
-def _memory_waits_for(parts: Parts, card_id: CardId) -> str:
-    ledger = parts.ledger
+def _memory_waits_for(plugin: Plugin, card_id: CardId) -> str:
+    ledger = plugin.ledger
     if ledger.claims_on(card_id):
         return ", because a region of it is in use"
     if former := sorted(ledger.former_owners(card_id)):
@@ -180,8 +181,8 @@ def _memory_waits_for(parts: Parts, card_id: CardId) -> str:
     return ""
 
 
-def _region(parts: Parts, region: Region, health: Mapping[DeviceId, bool]) -> RegionView:
-    ledger = parts.ledger
+def _region(plugin: Plugin, region: Region, health: Mapping[DeviceId, bool]) -> RegionView:
+    ledger = plugin.ledger
     record = ledger.record(region.id)
     claim = ledger.region_claim(region.id)
     device = DeviceId(region.id) if claim is None else claim.device
@@ -193,12 +194,12 @@ def _region(parts: Parts, region: Region, health: Mapping[DeviceId, bool]) -> Re
         "reason": ledger.trouble(region.id) or record.reason,
         "afu_id": record.afu_id or "",
         "healthy": health.get(device, False),
-        "owner": None if claim is None else _owner(parts, claim),
+        "owner": None if claim is None else _owner(plugin, claim),
     }
 
 
-def _owner(parts: Parts, claim: Claim) -> OwnerView:
-    name = parts.pods.known(claim.pod) or UNKNOWN
+def _owner(plugin: Plugin, claim: Claim) -> OwnerView:
+    name = plugin.node.pods.known(claim.pod) or UNKNOWN
     return {
         "device": claim.device,
         "resource": claim.resource,
@@ -210,17 +211,17 @@ def _owner(parts: Parts, claim: Claim) -> OwnerView:
     }
 
 
-def _problems(parts: Parts) -> list[ProblemView]:
+def _problems(plugin: Plugin) -> list[ProblemView]:
     return [
         {"card": card, "error": problem.message, "hint": problem.hint}
-        for card, problem in sorted(parts.inventory.problems.items())
+        for card, problem in sorted(plugin.inventory.problems.items())
     ]
 
 
 def _refusals(survey: Survey) -> list[RefusalView]:
     views: list[RefusalView] = []
     for one in survey.refusals.latest():
-        known = None if survey.parts is None else survey.parts.pods.known(one.pod)
+        known = None if survey.plugin is None else survey.plugin.node.pods.known(one.pod)
         name = one.name or known or UNKNOWN
         views.append(
             {

@@ -7,32 +7,28 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from fpga_plugin.config.values import CardSelection
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
-from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
-from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import pods
 from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
-from fpga_plugin.regions.workers import CardWorkers
 
 log = structlog.get_logger()
 
 POISONED = "poisoned"
 """How the health signal of a poisoned port begins (`hardware/dfl/health`)."""
-
-Selects = Callable[[CardId], bool]
 
 _SETTLING = 1.0
 """Seconds until a card that comes and goes is looked at again."""
@@ -45,39 +41,36 @@ class Inventory:
     """Belongs to the event loop.
 
     Args:
-        selects: whether the operator lets the plugin touch a card.
+        operations: has ledger, backend, blanks and the cards' locks.
         queue: where each card that may have work is added.
-        debugged: regions whose port errors are to be logged.
         news: is told of cards that fail and recover.
         reads: of cards that may not answer.
-        calm: seconds for which a signal of trouble has to be gone before its region counts as
-            recovered: a card at the edge of its temperature limit must not come and go.
+        cards: which of them the operator lets the plugin touch.
+        interval: seconds between two looks at all cards' health. For as long a signal of trouble
+            has to be gone before its region counts as recovered: a card at the edge of its
+            temperature limit must not come and go.
     """
 
     def __init__(
         self,
-        *,
-        ledger: Ledger,
-        backend: Backend,
-        blanks: Blanks,
-        workers: CardWorkers,
-        selects: Selects,
+        operations: CardOperations,
         queue: CardQueue,
-        debugged: AbstractSet[RegionId],
+        *,
         recorder: EventRecorder,
         reads: CardReads,
-        calm: float = 0.0,
+        cards: CardSelection,
+        interval: float,
     ) -> None:
-        self._ledger = ledger
-        self._backend = backend
-        self._blanks = blanks
-        self._workers = workers
-        self._selects = selects
+        self._ledger = operations.ledger
+        self._backend = operations.backend
+        self._blanks = operations.blanks
+        self._workers = operations.workers
+        self._cards = cards
         self._queue = queue
-        self._debugged = debugged
+        self._debugged = operations.debugged
         self._recorder = recorder
         self._reads = reads
-        self._calm = calm
+        self._interval = interval
         self._well_since: dict[RegionId, float] = {}
         self._port_errors: dict[RegionId, dict[str, int]] = {}
         self._full_scan = asyncio.Lock()
@@ -103,7 +96,7 @@ class Inventory:
                     self._gone(card_id)
             for card in (found.cards[card_id] for card_id in observed):
                 blank = await self._blanks.afu_id(card.interface_id)
-                if not self._selects(card.id) or self._changes[card.id] != before[card.id]:
+                if not self._cards.selects(card.id) or self._changes[card.id] != before[card.id]:
                     continue
                 self._scanned(card, observed[card.id], healths.get(card.id), blank)
 
@@ -143,7 +136,7 @@ class Inventory:
                 address = PciAddress.parse(card_id)
                 problems[card_id] = CardProblem(address, SILENT, SILENT_HINT)
         for card_id in cards.keys() & read.keys():
-            if read[card_id][1] is None and self._selects(card_id):
+            if read[card_id][1] is None and self._cards.selects(card_id):
                 self._look_later(card_id)  # it went while it was looked at
         observed = {c: seen for c, (_, seen, _) in read.items() if seen is not None}
         healths = {c: health for c, (_, _, health) in read.items() if health is not None}
@@ -157,7 +150,7 @@ class Inventory:
         except HardwareError as error:
             address = PciAddress.parse(card_id)
             return CardProblem(address, error.message, error.hint), None, None
-        if not isinstance(found, Card) or not self._selects(card_id):
+        if not isinstance(found, Card) or not self._cards.selects(card_id):
             return found, None, None
         try:
             observed = self._observe(found)
@@ -189,7 +182,7 @@ class Inventory:
         if card is None:
             log.info("events were lost, scanning all cards")
             self._spawn(self.scan())
-        elif self._selects(card):
+        elif self._cards.selects(card):
             self._changes[card] += 1
             if card not in self._again:
                 self._again.add(card)
@@ -287,13 +280,36 @@ class Inventory:
 
     def _problem(self, problem: CardProblem) -> None:
         card_id = problem.address.card_id
-        if self._selects(card_id) and self.problems.get(card_id) != problem:
+        if self._cards.selects(card_id) and self.problems.get(card_id) != problem:
             self.problems[card_id] = problem
             log.warning("card skipped", card=card_id, error=problem.message, hint=problem.hint)
 
     def degraded(self, card_id: CardId) -> tuple[str, ...]:
         """A card's signals at the last look that are worth telling and take nothing away."""
         return self._degraded.get(card_id, ())
+
+    def say_what_is_missing(self, sysfs_root: str) -> None:
+        """After the first scan: a slip in a setting looks like a node without cards."""
+        wanted = self._cards.only or frozenset()
+        for card in sorted(wanted - self._ledger.cards.keys() - self.problems.keys()):
+            log.warning(
+                "a card that FPGA_PLUGIN_CARDS names is not there",
+                card=card,
+                hint="`fpga-plugin devices` lists those that are; it is served once it comes",
+            )
+        if not wanted and not self._ledger.cards and not self.problems:
+            log.warning(
+                "no FPGA cards on this node",
+                hint="the kernel's dfl-pci driver has to be bound to them (lspci -k -d ::1200), and"
+                f" the node's /sys mounted at {sysfs_root}"
+                " (FPGA_PLUGIN_SYSFS_ROOT); a card is served once it comes",
+            )
+
+    async def run(self) -> None:
+        """Look for signals that no event tells of, until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.check_all()
 
     async def check_all(self) -> None:
         """Read the health signals of all cards.
@@ -439,11 +455,11 @@ class Inventory:
                 self._well_since.pop(region, None)
             elif fault.kind is FaultKind.POISONED:
                 continue  # somebody rebound the driver: that passes by no limit
-            elif region not in self._well_since and self._calm:
+            elif region not in self._well_since and self._interval:
                 self._well_since[region] = now
                 waiting[region] = fault
-                asyncio.get_running_loop().call_later(self._calm, self.changed, card.id)
-            elif now - self._well_since.get(region, now) < self._calm:
+                asyncio.get_running_loop().call_later(self._interval, self.changed, card.id)
+            elif now - self._well_since.get(region, now) < self._interval:
                 waiting[region] = fault
         return waiting
 

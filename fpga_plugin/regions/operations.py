@@ -29,7 +29,7 @@ from fpga_plugin.ledger.records import Condition
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.reports import Report, Reporter
+from fpga_plugin.regions.reports import Report, ReportObserver
 from fpga_plugin.regions.workers import CardWorkers
 
 log = structlog.get_logger()
@@ -40,6 +40,7 @@ class CardOperations:
     """The collaborators, and the moves that both sides make.
 
     Attributes:
+        observer: is told of each scrub and preparation.
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
         lives: about which life of its card the work on each region is.
         doubted: regions whose last work failed although the card's signals are well.
@@ -50,10 +51,10 @@ class CardOperations:
     blanks: Blanks
     workers: CardWorkers
     cgroups: PodCgroups
-    report: Reporter
-    debugged: set[RegionId] = field(default_factory=set)
-    lives: dict[RegionId, int] = field(default_factory=dict)
-    doubted: set[RegionId] = field(default_factory=set)
+    observer: ReportObserver
+    debugged: set[RegionId] = field(default_factory=set, init=False)
+    lives: dict[RegionId, int] = field(default_factory=dict, init=False)
+    doubted: set[RegionId] = field(default_factory=set, init=False)
 
     async def living(
         self, former: Iterable[PodUid], *, of: RegionId | None = None
@@ -274,6 +275,20 @@ class CardOperations:
             report.steps.append(first.steps[-1])
         if self.ledger.others_clean(card, reports):
             self.ledger.set_debt(card.id, open_=False)
+
+    def report(self, report: Report) -> None:
+        """Log what was done to a region, and tell the observer."""
+        log.info(
+            "region scrubbed" if report.scrubbed else "region prepared",
+            region=report.region,
+            steps={step.name: round(step.seconds, 6) for step in report.steps},
+            notes=[step.note for step in report.steps if step.note],
+            afu_id=report.afu_id,
+            error=report.error or None,
+            condition=str(self.ledger.record(report.region).condition),
+            **report.concerned(),
+        )
+        self.observer.reported(report)
 
     def settle(self, regions: Iterable[RegionId]) -> None:
         """No region may stay SCRUBBING when nobody works on it."""

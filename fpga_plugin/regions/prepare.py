@@ -24,6 +24,7 @@ from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.ledger.records import Condition, RegionRecord
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import Report
@@ -61,14 +62,18 @@ class Preparer:
     """Carries out plans, card by card; the cards of one plan work at the same time.
 
     Args:
-        bench: the shared workbench.
+        operations: what is done to a card.
         recovery: of poisoned ports.
+        queue: where each card is added when its part is done.
         reads: of cards that may not answer.
     """
 
-    def __init__(self, operations: CardOperations, recovery: Recovery, reads: CardReads) -> None:
+    def __init__(
+        self, operations: CardOperations, recovery: Recovery, queue: CardQueue, reads: CardReads
+    ) -> None:
         self._operations = operations
         self._recovery = recovery
+        self._queue = queue
         self._reads = reads
 
     async def prepare(self, plan: Plan) -> dict[RegionId, RegionRecord]:
@@ -87,6 +92,8 @@ class Preparer:
             *(self._card(plan, card, regions) for card, regions in cards.items()),
             return_exceptions=True,
         )
+        for card in cards:
+            self._queue.add(card)
         records: dict[RegionId, RegionRecord] = {}
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

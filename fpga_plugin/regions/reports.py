@@ -1,7 +1,8 @@
 """What happened to a region, for those who watch: logs, the demo, metrics and events."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, PodUid, RegionId
@@ -59,4 +60,8 @@ class Report:
         return known | ({"former": self.former} if self.former else {})
 
 
-Reporter = Callable[[Report], None]
+class ReportObserver(Protocol):
+    """Is told what was done to regions. Must not raise."""
+
+    def reported(self, report: Report) -> None:
+        """A region was scrubbed or prepared, or that failed."""

@@ -24,7 +24,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, PodUid, RegionId
+from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
 from fpga_plugin.ledger.records import CLEAN, Condition
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue, Outcome
@@ -56,6 +56,15 @@ class Scrubber:
         # What works on a card sees what changes, and much of that is its own doing.
         if card is not None and not self._queue.busy(card):
             self._queue.add(card)
+
+    def blank_changed(self, interface_id: InterfaceId | None) -> None:
+        """The store may have another blank bitstream for a kind of card; None: for any."""
+        ledger = self._operations.ledger
+        self._operations.blanks.forget(interface_id)
+        for card in ledger.cards.values():
+            if interface_id in {None, card.interface_id}:
+                ledger.another_blank(card.id)
+                self._queue.add(card.id)
 
     def has_work(self, card_id: CardId) -> bool:
         """Whether anything is to be done to a card, now or once somebody is gone."""

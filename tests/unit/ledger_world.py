@@ -17,14 +17,9 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
 from ledger_support import MemoryJournal, ProcessDiedError
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.owners import Owners
-from fpga_plugin.claims.permission import Permission
-from fpga_plugin.claims.prestart import PreStarts
-from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
+from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
     CardGoneError,
-    NoSourceError,
     PortInUseError,
     PortPoisonedError,
     ProgrammingError,
@@ -43,31 +38,20 @@ from fpga_plugin.ids import (
     ResourceName,
     device_variable,
 )
-from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.lists import DeviceLists
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.plugin import Node, open_ledger
+from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
-from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.policy.file import PolicyFile
-from fpga_plugin.regions.actions import CardActions
-from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.inventory import Inventory
-from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import Preparer
-from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
-from fpga_plugin.regions.recovery import Recovery
-from fpga_plugin.regions.scrub import Scrubber
+from fpga_plugin.regions.reports import Report
 from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.stock.missed_prestarts import MissedPreStarts
-from fpga_plugin.stock.reconcile import Reconciler
 
 AFUS = (AFU, AfuId("a" * 32))
 FACTORY = AfuId("f0" * 16)
 INSTANCES = itertools.count(1)
-NOWHERE = PodDirectory(kubelet_dir="/nowhere", prefix=PREFIX)
-SILENT = EventRecorder(None, node_name=None, pods=NOWHERE)
 
 
 # ------------------------------------------------------------------ time and threads
@@ -388,18 +372,6 @@ class KnownIdentity(Identity):
         return dict(self.nodes)
 
 
-class NoEnvironments:
-    """`EnvSource`, where kubelet sends the environment or nobody knows it."""
-
-    async def ask(self, *_: object, **__: object) -> tuple[Identity, Mapping[str, str]]:
-        raise NoSourceError("kubelet sent no environment")
-
-    def started(self, *_: object) -> None:
-        """Nothing to do."""
-
-    refused = new_kubelet = started
-
-
 class Checkpoint(PodDirectory):
     """`PodDirectory` over the pods."""
 
@@ -481,6 +453,16 @@ class NoLink:
         """It has them."""
 
 
+class Nobody:
+    """`Observer` that looks away."""
+
+    def reported(self, report: Report) -> None:
+        """Forget it."""
+
+    def refused(self, *_: object) -> None:
+        """Forget it."""
+
+
 class Images:
     """`StoreReader` with every accelerator and, unless it was taken away, a blank."""
 
@@ -523,80 +505,27 @@ class Plugin:
         self.loop = StillLoop()
         self.jobs: list[Job] = []
         self.journal = journal
-        ledger = self.ledger = Ledger(
-            prefix=PREFIX,
-            journal=journal,
-            snapshot=journal.snapshot,
-            boot_id=rack.boot_id(),
+        settings = Settings(
+            resource_prefix=PREFIX,
             scrub=scrub,
+            recovery=recovery,
+            health_interval=0.0,
+            kubelet_dir="/nowhere",
         )
-        workers = _Workers(self)
-        blanks = Blanks(images, scrub)
-        operations = CardOperations(
-            ledger=ledger,
-            backend=rack,
-            blanks=blanks,
-            workers=workers,
-            cgroups=Cgroups(pods),  # type: ignore[arg-type]
-            report=lambda _: None,
-        )
-        queue = self.queue = CardQueue(interval=2.0)
-        self.hardware = Inventory(
-            ledger=ledger,
-            backend=rack,
-            blanks=blanks,
-            workers=workers,
-            selects=lambda _: True,
-            queue=queue,
-            debugged=operations.debugged,
-            recorder=SILENT,
-            reads=Reads(),
-        )
-        self.lists = DeviceLists(ledger, prefix=PREFIX, advertise=Advertise.BOTH, scrub=scrub)
-        self.recovery = Recovery(
-            recovery,
-            operations=operations,
-            inventory=self.hardware,
-            link=NoLink(),
-            queue=queue,
-        )
-        queue.start(Scrubber(operations, self.recovery, queue))
-        self.actions = CardActions(operations, self.recovery, self.hardware, queue)
-        envs = NoEnvironments()
-        directory = Checkpoint(pods)
-        prestarts = self.prestarts = PreStarts(
-            ledger=ledger,
-            backend=rack,
+        node = Node(
+            backend=rack,  # type: ignore[arg-type]
             store=images,  # type: ignore[arg-type]
-            pods=directory,
-            cgroups=operations.cgroups,
-            envs=envs,
-            preparer=Preparer(operations, self.recovery, Reads()),
-            queue=queue,
-            recorder=SILENT,
-            permission=Permission(policy, directory),
+            pods=Checkpoint(pods),
+            cgroups=Cgroups(pods),  # type: ignore[arg-type]
+            workers=_Workers(self),
             reads=Reads(),
+            policy=policy,
         )
-        owners = Owners(ledger, directory)
-        self.claims = ClaimService(
-            ledger=ledger,
-            owners=owners,
-            lists=self.lists,
-            prestarts=prestarts,
-            queue=queue,
-        )
-        self.lives = Reconciler(
-            Settings(),
-            ledger=ledger,
-            queue=queue,
-            link=NoLink(),
-            pods=directory,
-            owners=owners,
-            envs=envs,
-            missed=MissedPreStarts(
-                ledger=ledger, pods=directory, kubelet_dir="/nowhere", recorder=SILENT
-            ),
-        )
+        ledger = self.ledger = open_ledger(settings, journal, rack.boot_id())  # type: ignore[arg-type]
+        plugin = _Plugin(settings, node, ledger, NoLink(), Nobody())  # type: ignore[arg-type]
+        self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
+        self.actions, self.lists = plugin.actions, plugin.lists
+        self.claims, self.lives = plugin.claims, plugin.reconciler
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

@@ -11,6 +11,7 @@ import pytest
 from doubles import LIMIT
 
 from fpga_plugin.config.settings import ScrubPolicy, SimulatedGroup
+from fpga_plugin.config.values import CardSelection
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import CardHealth
 from fpga_plugin.hardware.simulated.factory import simulated_backend
@@ -24,6 +25,7 @@ from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions import reads
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.workers import CardWorkers
@@ -43,7 +45,6 @@ class NoStore:
 class Node:
     def __init__(self, folder):
         self.folder = folder
-        self.debugged = set()
         self.looked_closely = []
         groups = [SimulatedGroup(cards=3, regions=2, interface_id=INTERFACE)]
         hardware = simulated_backend(str(folder), groups, pr_seconds=0, owner=True)
@@ -52,14 +53,20 @@ class Node:
             prefix="fpga.intel.com", journal=NoJournal(), snapshot=Change(), boot_id="boot"
         )
         self.workers = CardWorkers()
-        self.inventory = Inventory(
+        operations = CardOperations(
             ledger=self.ledger,
             backend=hardware.backend,
             blanks=Blanks(NoStore(), ScrubPolicy.REQUIRED),
             workers=self.workers,
-            selects=lambda _: True,
-            debugged=self.debugged,
-            queue=CardQueue(interval=2.0),
+            cgroups=None,
+            observer=None,
+        )
+        self.debugged = operations.debugged
+        self.inventory = Inventory(
+            operations,
+            CardQueue(interval=2.0),
+            cards=CardSelection(),
+            interval=0.0,
             recorder=EventRecorder(
                 None, node_name=None, pods=PodDirectory(kubelet_dir="/nowhere", prefix="x")
             ),

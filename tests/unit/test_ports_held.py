@@ -57,7 +57,7 @@ def make_bench():
         record=lambda _: SimpleNamespace(former=frozenset(), condition="blank", reason=""),
     )
     operations = CardOperations(
-        ledger=ledger, backend=backend, blanks=None, workers=workers, cgroups=None, report=None
+        ledger=ledger, backend=backend, blanks=None, workers=workers, cgroups=None, observer=None
     )
     return operations, backend
 

@@ -1,0 +1,292 @@
+"""The object graph: everything between kubelet and the cards, made and joined in one place.
+
+Things are made in the order in which they use each other: each gets those that it calls, and none
+calls those that were made after it. What happens below is told upwards by the queue of cards, by
+the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubles of the `Node`.
+"""
+
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from fpga_plugin import __version__
+from fpga_plugin.bitstream.index import StoreIndex
+from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.build import is_guarded, open_trust
+from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.claims.owners import Owners
+from fpga_plugin.claims.permission import Permission
+from fpga_plugin.claims.prestart import PreStarts
+from fpga_plugin.claims.wants import Wants
+from fpga_plugin.config.settings import Settings
+from fpga_plugin.deviceplugin.link import KubeletLink
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ledger.journal import Journal
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.lists import DeviceLists
+from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.regions.actions import CardActions
+from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.regions.reads import CardReads
+from fpga_plugin.regions.recovery import Recovery
+from fpga_plugin.regions.reports import ReportObserver
+from fpga_plugin.regions.scrub import Scrubber
+from fpga_plugin.regions.workers import CardWorkers
+from fpga_plugin.stock.environment import StockEnvironment
+from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+from fpga_plugin.stock.reconcile import Reconciler
+from fpga_plugin.telemetry.kube_events import Events, Poster
+
+if TYPE_CHECKING:
+    from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
+
+log = structlog.get_logger()
+
+
+class Observer(ReportObserver, Protocol):
+    """Is told what the plugin does, and decides nothing by it. Must not raise."""
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        """A PreStart was not answered with OK."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the plugin stands on.
+
+    Attributes:
+        backend: the cards.
+        store: bitstreams.
+        pods: who holds what, as kubelet and the cluster tell.
+        cgroups: whose processes run.
+        workers: locks and threads of cards that are worked on.
+        reads: threads in which cards are read.
+        policy: who may load what; None: everybody everything.
+    """
+
+    backend: Backend
+    store: StoreReader
+    pods: PodDirectory
+    cgroups: PodCgroups
+    workers: CardWorkers
+    reads: CardReads = field(default_factory=CardReads)
+    policy: "PolicyFile | None" = None
+
+
+def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
+    """What the journal knew, in this boot.
+
+    Raises:
+        JournalError: what this boot makes of it cannot be written down.
+    """
+    return Ledger(
+        prefix=settings.resource_prefix,
+        journal=journal,
+        snapshot=journal.snapshot,
+        boot_id=boot_id,
+        scrub=settings.scrub,
+    )
+
+
+def open_library(settings: Settings, boot_id: str) -> Library:
+    """The store, verified."""
+    return Library(
+        settings.bitstream_dir,
+        directory=os.path.join(settings.state_dir, "verified"),
+        limit=settings.verified_size,
+        boot_id=boot_id,
+        trust=open_trust(settings, owner=True),
+        guarded=is_guarded(settings),
+    )
+
+
+def open_node(
+    settings: Settings,
+    *,
+    backend: Backend,
+    library: Library,
+    policy: "PolicyFile | None",
+    programming: Callable[[frozenset[RegionId]], None],
+) -> Node:
+    """The node that the settings describe.
+
+    `programming` is told which regions have work in flight that the process's death would not stop.
+    """
+    podresources = None
+    if settings.podresources_socket is not None:
+        podresources = PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
+    return Node(
+        backend=backend,
+        store=StoreReader(library),
+        pods=PodDirectory(
+            kubelet_dir=settings.kubelet_dir,
+            prefix=settings.resource_prefix,
+            podresources=podresources,
+            pods_socket=settings.pods_socket,
+            kubeconfig=settings.kubeconfig,
+        ),
+        cgroups=PodCgroups(
+            settings.cgroup_root, os.path.join(os.path.dirname(settings.kubelet_dir), "pods")
+        ),
+        workers=CardWorkers(programming),
+        policy=policy,
+    )
+
+
+def _event_poster(settings: Settings) -> Poster:
+    """What puts Events into the cluster."""
+    from fpga_plugin.telemetry.event_poster import EventPoster  # lightkube: 10 MiB
+
+    return EventPoster(settings.kubeconfig, instance=settings.node_name or "")
+
+
+class Plugin:
+    """The plugin of one node, from the link to kubelet down to the cards.
+
+    Args:
+        settings: all of them.
+        node: what it stands on.
+        ledger: who has what; open.
+        link: to kubelet; not started.
+        observer: is told of refusals, scrubs and preparations.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        node: Node,
+        ledger: Ledger,
+        link: KubeletLink,
+        observer: Observer,
+    ) -> None:
+        self.settings, self.node, self.ledger, self.link = settings, node, ledger, link
+        # What everybody uses.
+        queue = self.queue = CardQueue(interval=settings.reconcile_interval)
+        recorder = self.recorder = EventRecorder(
+            Events(lambda: _event_poster(settings)) if settings.events else None,
+            node_name=settings.node_name,
+            pods=node.pods,
+            refused=observer.refused,
+        )
+        # Work on cards.
+        self.blanks = Blanks(node.store, settings.scrub)
+        operations = self.operations = CardOperations(
+            ledger=ledger,
+            backend=node.backend,
+            blanks=self.blanks,
+            workers=node.workers,
+            cgroups=node.cgroups,
+            observer=observer,
+        )
+        inventory = self.inventory = Inventory(
+            operations,
+            queue,
+            recorder=recorder,
+            reads=node.reads,
+            cards=settings.cards,
+            interval=settings.health_interval,
+        )
+        recovery = self.recovery = Recovery(
+            settings.recovery, operations=operations, inventory=inventory, link=link, queue=queue
+        )
+        self.actions = CardActions(operations, recovery, inventory, queue)
+        self.scrubber = Scrubber(operations, recovery, queue)
+        queue.start(self.scrubber)
+        # Kubelet's calls.
+        owners = self.owners = Owners(ledger, node.pods)
+        envs = StockEnvironment(node.pods, cgroups=node.cgroups)
+        self.prestarts = PreStarts(
+            operations,
+            Preparer(operations, recovery, queue, node.reads),
+            Wants(operations, node.store, node.reads),
+            pods=node.pods,
+            envs=envs,
+            permission=Permission(node.policy, node.pods),
+            recorder=recorder,
+        )
+        self.lists = DeviceLists(
+            ledger,
+            prefix=settings.resource_prefix,
+            advertise=settings.advertise,
+            scrub=settings.scrub,
+        )
+        self.claims = ClaimService(
+            ledger=ledger, owners=owners, lists=self.lists, prestarts=self.prestarts, queue=queue
+        )
+        # What a stock kubelet does not say.
+        self.reconciler = Reconciler(
+            settings,
+            ledger=ledger,
+            queue=queue,
+            link=link,
+            pods=node.pods,
+            owners=owners,
+            envs=envs,
+            missed=MissedPreStarts(
+                ledger=ledger,
+                pods=node.pods,
+                kubelet_dir=settings.kubelet_dir,
+                recorder=recorder,
+            ),
+        )
+        self._index: StoreIndex | None = None
+
+    async def start(self) -> None:
+        """Learn what is there, and let kubelet call; returns before kubelet has heard of it.
+
+        Raises:
+            FpgaPluginError: the cards cannot be read, or what was found cannot be written down.
+        """
+        self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
+        await self._index.watch()
+        await self.inventory.scan()
+        self.inventory.say_what_is_missing(self.settings.sysfs_root)
+        if self.ledger.rebinding:
+            await self.recovery.resume()
+        await self.link.start(self.claims, self.reconciler)
+        if self.node.policy is not None:
+            self.node.policy.start()
+        log.info(
+            "serving",
+            version=__version__,
+            cards=len(self.ledger.cards),
+            resources=self.claims.resources(),
+            node=self.settings.node_name,
+        )
+
+    def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What is to be done for as long as the plugin serves, by name; once started."""
+        assert self._index is not None, "made by `start`"
+        return {
+            "reconcile": self.reconciler.run(),
+            "owners": self.owners.run(),
+            "store": self._index.run(),
+            "health": self.inventory.run(),
+        }
+
+    async def close(self) -> None:
+        """End kubelet's calls, then the work; a PR that runs is waited for, and nothing else."""
+        if self._index is not None:
+            self._index.close()
+        await self.link.stop()
+        self.node.workers.close()
+        await self.claims.close()
+        await self.queue.close()
+        await self.inventory.close()
+        await self.recorder.close()
