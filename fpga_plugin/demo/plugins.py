@@ -130,8 +130,8 @@ class KubeletServer(Server):
         for _ in range(2):
             await asyncio.sleep(0)
         for protocol in tuple(self._protocols):
-            if hasattr(protocol, "processor"):  # it has got its transport
-                protocol.processor.close("kubelet ended")
+            if (processor := getattr(protocol, "processor", None)) is not None:
+                processor.close("kubelet ended")  # it has got its transport
         await asyncio.sleep(0)  # transports close their sockets on the loop's next turn
 
 

@@ -1,6 +1,7 @@
 """Runs the demo: from the command line's options to the exit code, signals included."""
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -57,7 +58,7 @@ def run(options: Options) -> int:
         FpgaPluginError: the input is wrong, or the plugin could not start.
     """
     stream = sys.stdout
-    if hasattr(stream, "reconfigure"):
+    if isinstance(stream, io.TextIOWrapper):  # else somebody has put another one in its place
         stream.reconfigure(errors="backslashreplace")  # a path need not suit the locale
     output: Output = JsonOutput(stream) if options.json else TextOutput(stream)
     recorder = Recorder(output.event)

@@ -1,4 +1,4 @@
-"""The workbench: what preparation and release share when they work on a card's regions.
+"""Operations on a card: what preparation and scrubbing share when they work on its regions.
 
 Both take a card's regions, hold their ports exclusively, bring them into a known condition, and
 write every step into the ledger before it begins. A region that fails is taken out of service.
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class CardOperations:
-    """The collaborators, and the moves that both sides make.
+    """The collaborators, and what both sides do with them.
 
     Attributes:
         observer: is told of each scrub and preparation.

@@ -3,7 +3,7 @@
 The kernel serialises all PRs of a card and a PR cannot be interrupted, so a card's work queues
 behind a lock of its own and runs in a thread of its own: one stuck card never holds up another.
 The thread ends when nobody holds the card's lock any more; 256 idle cards cost nothing. What only
-reads a card waits for none of this (`lifecycle.reads`).
+reads a card waits for none of this (`regions.reads`).
 
 A thread cannot be interrupted. Whoever is cancelled while one works for him waits for its end
 first: else the card's lock would be free while it is worked on, and what the thread opened would be
