@@ -30,7 +30,7 @@ from fpga_plugin.demo.plugins import (
     NoEndpointError,
     PluginManager,
 )
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PodUid, ResourceName
 
@@ -104,7 +104,7 @@ class KubeletDouble(PluginManager):
         super().__init__(directory, on_list=on_list)
         self.profile = profile
         self.held: dict[tuple[PodUid, str, ResourceName], Held] = {}
-        self.pods: dict[PodUid, Pod] = {}
+        self.pods: dict[PodUid, DemoPod] = {}
         self.podresources_error: GRPCError | None = None
         self.podresources_calls: Counter[str] = Counter()
         self._podresources_path = podresources_path
@@ -126,7 +126,7 @@ class KubeletDouble(PluginManager):
 
     # ---------------------------------------------------------------- pods
 
-    async def admit(self, pod: Pod) -> None:
+    async def admit(self, pod: DemoPod) -> None:
         """Allocate devices for every container, init containers first.
 
         Raises:
@@ -150,7 +150,7 @@ class KubeletDouble(PluginManager):
 
     async def _allocate(
         self,
-        pod: Pod,
+        pod: DemoPod,
         container: Container,
         resource: ResourceName,
         count: int,
@@ -200,7 +200,7 @@ class KubeletDouble(PluginManager):
         return list(dict.fromkeys(candidates))[:count]
 
     def _pass_on(
-        self, pod: Pod, container: Container, reusable: dict[ResourceName, list[str]]
+        self, pod: DemoPod, container: Container, reusable: dict[ResourceName, list[str]]
     ) -> None:
         """Init containers leave their devices to later containers of the pod."""
         if not self.profile.reuse:
@@ -215,7 +215,7 @@ class KubeletDouble(PluginManager):
             else:
                 reusable[resource] = [device for device in known if device not in ids]
 
-    async def start_container(self, pod: Pod, container: str) -> list[ResourceName]:
+    async def start_container(self, pod: DemoPod, container: str) -> list[ResourceName]:
         """PreStartContainer for each resource that the container holds.
 
         Returns the resources for which it was called: after its own restart kubelet starts
@@ -235,7 +235,7 @@ class KubeletDouble(PluginManager):
             called.append(held.resource)
         return called
 
-    async def remove_container(self, pod: Pod, container: str) -> None:
+    async def remove_container(self, pod: DemoPod, container: str) -> None:
         """The stopped container is removed: PostStopContainer, where the profile has it."""
         if not self.profile.poststop:
             return
@@ -243,7 +243,7 @@ class KubeletDouble(PluginManager):
             if self._serves(held.resource):
                 await self.poststop(held.resource, held.ids)
 
-    async def end_pod(self, pod: Pod) -> None:
+    async def end_pod(self, pod: DemoPod) -> None:
         """The pod has ended: Deallocate for each container and resource, where the profile has it.
 
         A stock kubelet says nothing: it frees the devices when somebody next asks.
@@ -265,7 +265,7 @@ class KubeletDouble(PluginManager):
             if self._serves(held.resource):
                 await self.deallocate(held.resource, held.ids)
 
-    def devices(self, pod: Pod, container: str) -> dict[ResourceName, tuple[str, ...]]:
+    def devices(self, pod: DemoPod, container: str) -> dict[ResourceName, tuple[str, ...]]:
         """What a container holds."""
         return {held.resource: held.ids for held in self._of(pod, container)}
 
@@ -280,7 +280,7 @@ class KubeletDouble(PluginManager):
     def _list_changed(self) -> None:
         self.write_checkpoint()
 
-    def _of(self, pod: Pod, container: str) -> list[Held]:
+    def _of(self, pod: DemoPod, container: str) -> list[Held]:
         return [
             held
             for held in self.held.values()
@@ -331,7 +331,7 @@ class _PodResources(v1.PodResourcesListerBase):
             pod_resources=[self._pod(pod) for pod in self._kubelet.pods.values()]
         )
 
-    def _pod(self, pod: Pod) -> v1.PodResources:
+    def _pod(self, pod: DemoPod) -> v1.PodResources:
         shown = [c for c in pod.init_containers if c.restartable] + list(pod.containers)
         return v1.PodResources(
             name=pod.name,

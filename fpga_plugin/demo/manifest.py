@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import ResourceName
 
@@ -39,7 +39,7 @@ class Manifest:
         notes: what is left out, one sentence each.
     """
 
-    pod: Pod
+    pod: DemoPod
     restart_policy: str
     notes: tuple[str, ...] = ()
 
@@ -117,7 +117,7 @@ class _Reader:
             raise self._error(
                 f"spec.restartPolicy is {quote(policy)}", "it is Always, OnFailure or Never"
             )
-        pod = Pod(
+        pod = DemoPod(
             name=self._pod_name(metadata),
             namespace=self._name(metadata.get("namespace") or "default", "metadata.namespace"),
             init_containers=init,

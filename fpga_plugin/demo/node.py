@@ -21,7 +21,7 @@ from fpga_plugin.bitstream.store import Store, StoreEntry
 from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 from fpga_plugin.daemon import Daemon
 from fpga_plugin.demo.double import EXTENDED, KubeletDouble
-from fpga_plugin.demo.pod import Pod
+from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import InterfaceId, parse_interface_id
@@ -53,7 +53,7 @@ class Node:
     scrubbable: frozenset[InterfaceId]
 
 
-def interface_ids(pod: Pod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
+def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[InterfaceId, ...]:
     """Of which kinds to simulate cards: the usual one, and what the pod asks for.
 
     A kind that the store knows nothing about is not simulated, so that a mistyped resource is what

@@ -30,7 +30,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class DemoPod:
     """One pod.
 
     Attributes:

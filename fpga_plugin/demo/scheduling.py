@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from fpga_plugin.demo.pod import Pod
+from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
 
@@ -12,7 +12,7 @@ class UnschedulableError(FpgaPluginError):
     """The pod stays Pending: no node has what it asks for."""
 
 
-def effective_requests(pod: Pod) -> dict[ResourceName, int]:
+def effective_requests(pod: DemoPod) -> dict[ResourceName, int]:
     """How many devices the scheduler counts for a pod.
 
     Init containers run one after the other before the app containers, so they count only where they
@@ -33,7 +33,7 @@ def effective_requests(pod: Pod) -> dict[ResourceName, int]:
 
 
 def schedule(
-    pod: Pod, allocatable: Mapping[ResourceName, int], problems: Iterable[str] = ()
+    pod: DemoPod, allocatable: Mapping[ResourceName, int], problems: Iterable[str] = ()
 ) -> None:
     """Whether a node with so many healthy devices can take the pod.
 

@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """What the holder of a lock wrote into it.
 
     Attributes:
@@ -163,7 +163,7 @@ class _Patience:
         self._clock = clock
         self._report_at = begin
 
-    def check(self, holder: Holder) -> None:
+    def check(self, holder: LockHolder) -> None:
         """Return if it is worth waiting on.
 
         Raises:
@@ -192,7 +192,7 @@ class _Patience:
             )
 
 
-def _who(holder: Holder) -> str:
+def _who(holder: LockHolder) -> str:
     who = f" (pid {holder.pid} in its own container)" if holder.pid else ""
     if holder.programming:
         who += f", programming {', '.join(holder.programming[:4])},"
@@ -303,26 +303,26 @@ def _is_held(path: str, descriptors: Collection[int]) -> bool:
     return any(os.path.samestat(there, os.fstat(descriptor)) for descriptor in descriptors)
 
 
-def _read_holder(path: str) -> Holder:
+def _read_holder(path: str) -> LockHolder:
     """What the holder wrote; nothing known where it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return Holder()
+        return LockHolder()
     try:
         content = os.read(descriptor, _MAX_CONTENT)
     except OSError:
-        return Holder()
+        return LockHolder()
     finally:
         os.close(descriptor)
     return _parse_holder(content)
 
 
-def _parse_holder(content: bytes) -> Holder:
+def _parse_holder(content: bytes) -> LockHolder:
     try:
         value = json.loads(content.split(b"\n", 1)[0])
         pid, names = value["pid"], value["programming"]
         regions = [RegionId(parse_device_id(name)) for name in names]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Holder()
-    return Holder(pid if isinstance(pid, int) else 0, tuple(regions))
+        return LockHolder()
+    return LockHolder(pid if isinstance(pid, int) else 0, tuple(regions))

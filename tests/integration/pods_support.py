@@ -12,7 +12,7 @@ from grpclib.server import Server
 
 from fpga_plugin.api.messages import core_v1, v1, v1alpha1
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import PodUid, ResourceName
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
@@ -264,7 +264,7 @@ async def serving(service, path):
             await server.wait_closed()
 
 
-def as_kubelet_has_it(pod: Pod) -> FakePod:
+def as_kubelet_has_it(pod: DemoPod) -> FakePod:
     return FakePod(
         uid=pod.uid,
         name=pod.name,

@@ -20,7 +20,7 @@ from fpga_plugin.demo.double import (
     rpc_error,
 )
 from fpga_plugin.demo.plugins import NoEndpointError
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.pods.checkpoint import read_checkpoint, read_stamp
 from fpga_plugin.pods.grants import cached_grant
@@ -31,8 +31,8 @@ ENV = {"FPGA_REGION_1": INTERFACE, "FPGA_AFU_1": "18b79ffa2ee54aa096ef4230dafacb
 STORE = os.path.join(os.path.dirname(__file__), "..", "..", "bitstreams")
 
 
-def pod(*containers, init=(), **how) -> Pod:
-    return Pod(name="a", containers=containers, init_containers=init, **how)
+def pod(*containers, init=(), **how) -> DemoPod:
+    return DemoPod(name="a", containers=containers, init_containers=init, **how)
 
 
 def container(name="app", count=1, resource=REGIONS, **how) -> Container:

@@ -28,7 +28,7 @@ from daemon_support import (
 )
 
 from fpga_plugin.demo.double import EXTENDED, FORK, KubeletDouble
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import ResourceName
 
 
@@ -283,9 +283,9 @@ def test_best_effort_does_without_a_blank_bitstream_but_gives_nobody_the_last_im
 REGIONS_NAME = ResourceName(REGIONS)
 
 
-def a_pod(**how: object) -> Pod:
+def a_pod(**how: object) -> DemoPod:
     devices = {REGIONS_NAME: 1}
-    return Pod(
+    return DemoPod(
         name="p",
         init_containers=(Container(name="init", devices=devices, env=request(AFU)),),
         containers=(Container(name="app", devices=devices, env=request(AFU_2)),),
@@ -293,7 +293,7 @@ def a_pod(**how: object) -> Pod:
     )
 
 
-async def through_its_life(double: KubeletDouble, node: Node, pod: Pod) -> list[str]:
+async def through_its_life(double: KubeletDouble, node: Node, pod: DemoPod) -> list[str]:
     """Init container, app container, end; the AFU that each was given."""
     given = []
     await double.wait_for(REGIONS_NAME, lambda listed: len(listed.healthy) == 2)

@@ -34,7 +34,7 @@ from pods_support import (
     serving,
 )
 
-from fpga_plugin.demo.pod import Pod
+from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.errors import InvalidRequestError, NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.pods import directory as pod_directory
@@ -1111,7 +1111,7 @@ def test_the_api_server_is_asked_over_tls_in_a_plugin_that_started_without_it(tm
 
 def test_a_stock_kubelets_pod_is_programmed_with_the_bitstream_of_its_env():
     async def story(node, double, server):
-        pod = Pod(name="compress", containers=(fpga("app", {"A": "b"} | APP_ENV),))
+        pod = DemoPod(name="compress", containers=(fpga("app", {"A": "b"} | APP_ENV),))
         server.pods[pod.uid] = as_kubelet_has_it(pod)
         await double.admit(pod)
         assert await double.start_container(pod, "app") == [REGION]
@@ -1137,7 +1137,7 @@ def test_a_stock_kubelets_pod_is_programmed_with_the_bitstream_of_its_env():
 
 def test_init_and_app_container_get_each_their_own_bitstream_on_one_region():
     async def story(node, double, server):
-        pod = Pod(
+        pod = DemoPod(
             name="two",
             init_containers=(fpga("init", INIT_ENV),),
             containers=(fpga("app", APP_ENV),),
@@ -1170,7 +1170,7 @@ def test_init_and_app_container_get_each_their_own_bitstream_on_one_region():
 
 def test_a_stock_kubelets_pod_whose_spec_nobody_tells_waits():
     async def story(node, double, server):
-        pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+        pod = DemoPod(name="compress", containers=(fpga("app", APP_ENV),))
         await double.admit(pod)
         (region,) = double.devices(pod, "app")[REGION]
         with pytest.raises(GRPCError, match="FPGA_PLUGIN_PODS_SOCKET") as caught:
@@ -1193,7 +1193,7 @@ def test_the_api_server_and_podresources_do_where_there_is_no_pods_api(tmp_path)
         await logged(node, "pod read", source="api-server", namespace="tenant", name="compress")
 
     # The init container asks for the same, and PodResources does not show it.
-    pod = Pod(
+    pod = DemoPod(
         name="compress",
         namespace="tenant",
         init_containers=(fpga("init", APP_ENV),),
@@ -1205,7 +1205,7 @@ def test_the_api_server_and_podresources_do_where_there_is_no_pods_api(tmp_path)
 
 def test_devices_that_change_hands_while_the_spec_is_read_are_not_programmed():
     async def story(node, double, server):
-        pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+        pod = DemoPod(name="compress", containers=(fpga("app", APP_ENV),))
         server.pods[pod.uid] = as_kubelet_has_it(pod)
         await double.admit(pod)
         (region,) = double.devices(pod, "app")[REGION]

@@ -12,7 +12,7 @@ from grpclib.exceptions import GRPCError
 from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_stock_kubelet
 
 from fpga_plugin.demo.double import EXTENDED
-from fpga_plugin.demo.pod import Pod
+from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.stock.allocatable import QUIET
 
@@ -20,9 +20,9 @@ CARD_RESOURCE = ResourceName(CARDS)
 INTERVAL = 0.02
 
 
-async def running(double, server) -> Pod:
+async def running(double, server) -> DemoPod:
     """A pod whose one container runs on P0."""
-    pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+    pod = DemoPod(name="compress", containers=(fpga("app", APP_ENV),))
     server.pods[pod.uid] = as_kubelet_has_it(pod)
     await double.admit(pod)
     await double.start_container(pod, "app")
@@ -237,7 +237,7 @@ def test_a_static_pod_that_comes_back_on_another_region_does_not_hold_up_its_fir
     (root / "cgroup.controllers").write_text("pids\n")
 
     async def story(node, double, server):
-        pod = Pod(name="compress", containers=(fpga("app", APP_ENV),))
+        pod = DemoPod(name="compress", containers=(fpga("app", APP_ENV),))
         cgroup = root / f"kubepods/pod{pod.uid}"
 
         def populate() -> None:

@@ -40,7 +40,7 @@ from pods_support import FakePod, PodsServer, serving
 
 from fpga_plugin.demo.double import STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import NoEndpointError
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import ResourceName
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
@@ -71,7 +71,7 @@ class Tenant:
         doomed: its containers may never start again, and are refused with a reason.
     """
 
-    pod: Pod
+    pod: DemoPod
     known: FakePod
     todo: list[str]
     runs: set[str] = field(default_factory=set)
@@ -86,7 +86,7 @@ def fpga(
     return Container(name=name, devices=devices, env=env, restartable=restartable)
 
 
-def make_pod(rng: random.Random, number: int) -> Pod:
+def make_pod(rng: random.Random, number: int) -> DemoPod:
     """A pod of one of the kinds that there are; its requests are by chance."""
 
     def asks(n: str = "1") -> dict[str, str]:
@@ -122,7 +122,7 @@ def make_pod(rng: random.Random, number: int) -> Pod:
         return fpga(name, asks(), cards=1)
 
     before, apps = rng.choice(kinds)()
-    return Pod(name=f"pod-{number}", init_containers=before, containers=apps)
+    return DemoPod(name=f"pod-{number}", init_containers=before, containers=apps)
 
 
 class Walk:

@@ -3,7 +3,7 @@
 import pytest
 
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
-from fpga_plugin.demo.pod import Container, Pod
+from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.demo.scheduling import UnschedulableError, effective_requests, schedule
 from fpga_plugin.ids import ResourceName
 
@@ -150,7 +150,7 @@ def container(name: str, count: int, *, restartable: bool = False) -> Container:
 )
 def test_the_scheduler_counts_the_most_that_run_at_a_time(init, app, expected):
     containers = tuple(container(f"c{n}", count) for n, count in enumerate(app))
-    pod = Pod(name="p", containers=containers, init_containers=init)
+    pod = DemoPod(name="p", containers=containers, init_containers=init)
     assert effective_requests(pod) == {REGIONS: expected}
     schedule(pod, {REGIONS: expected})
     with pytest.raises(UnschedulableError):
