@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fpga_plugin.claims.permission import asks
 from fpga_plugin.cli import main
@@ -307,6 +308,48 @@ def test_a_policy_that_becomes_anybodys_is_not_taken_and_the_one_before_stays(fi
         os.chmod(file, 0o644)
         assert (await policy_file.current()).rules == ()
         assert not policy_file.problem
+
+    asyncio.run(steps())
+
+
+def test_a_version_that_is_not_taken_is_said_once_by_whoever_looks_first(file):
+    async def steps() -> None:
+        policy_file = PolicyFile(str(file), guarded=True)
+        for text in ("version: 9\n", "version: 10\n"):
+            file.write_text(text)
+            with capture_logs() as logs:
+                await policy_file.current()  # a PreStart
+                await policy_file.reload()  # the watcher
+            assert [line["log_level"] for line in logs] == ["error"]
+        with capture_logs() as logs:
+            os.chmod(file, 0o646)  # the same text is wrong for another reason
+            await policy_file.current()
+        assert "may be written by anybody" in logs[0]["error"]
+
+    asyncio.run(steps())
+
+
+def test_a_policy_file_is_followed_however_it_changes(file):
+    async def steps() -> None:
+        policy_file = PolicyFile(str(file), guarded=True)
+        policy_file.start()
+
+        async def until(condition) -> None:
+            async with asyncio.timeout(10):
+                while not condition():  # noqa: ASYNC110  # nobody announces it
+                    await asyncio.sleep(0.01)
+
+        try:
+            file.write_text("version: 1\ndefault: allow\nrules: []\n")
+            await until(lambda: policy_file.policy.rules == ())
+            link = file.parent / "..data"
+            link.rename(file.parent / "gone")
+            await until(lambda: "leads nowhere" in policy_file.problem)
+            (file.parent / "gone").rename(link)
+            (file.parent / "..1" / "policy.yaml").write_text(TEXT)
+            await until(lambda: policy_file.policy == policy())
+        finally:
+            policy_file.close()
 
     asyncio.run(steps())
 

@@ -345,6 +345,22 @@ def test_a_kernel_without_watches_to_give_is_said_once_and_asked_again(root, mon
     asyncio.run(run())
 
 
+def test_a_change_right_before_watching_begins_again_is_not_missed(root, monkeypatch):
+    class Mended(Survey):
+        def changed(self, path) -> None:
+            patch.undo()  # the next try succeeds
+            super().changed(path)
+
+    async def run() -> None:
+        async with Mended(root, retry=0.01) as survey:
+            assert await asyncio.wait_for(survey.calls.get(), 10) is None  # after the time
+            assert await asyncio.wait_for(survey.calls.get(), 10) is None  # watched
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watcher.Inotify, "add_watch", none_left)
+        asyncio.run(run())
+
+
 def test_a_kernel_that_gives_no_more_watches_later_is_said_and_asked_again(root, monkeypatch):
     async def story(survey):
         with monkeypatch.context() as patch:
