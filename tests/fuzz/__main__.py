@@ -36,7 +36,7 @@ WORK = HERE.parents[1] / ".cache" / "fuzz"
 SIDE_BY_SIDE = max(2, os.cpu_count() or 2)
 MAX_KEPT_BYTES = 1024
 """Of one input that is kept; what longer ones reach, the next search finds again."""
-GRACE = 60
+GRACE = 240
 """Seconds beyond a target's own, for the start and the instrumentation."""
 OPTIONS = ("-timeout=5", "-rss_limit_mb=1024", "-max_len=16384", "-print_final_stats=1")
 

@@ -653,6 +653,32 @@ class Life:
         self.pod.refused(starting, words)
 
 
+def on_the_pods_api(story, socket) -> None:
+    """`story(life, pod)` of a pod of two containers, of which kubelet tells."""
+
+    async def told():
+        pod = two()
+        async with serving(PodsServer(pod), socket):
+            await story(Life(from_kubelet(socket), pod), pod)
+
+    run(told())
+
+
+def on_the_api_server(
+    story, tmp_path, list_socket, *, patience: float = next_container.PATIENCE
+) -> None:
+    """The same, where the API server tells of the pod: `story(life, pod, api)`."""
+
+    async def told(api, pod):
+        async with serving(PodResources(compress=P0), list_socket):
+            await story(Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod), pod, api)
+
+    pod = two()
+    with ApiServerDouble(pod) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(next_container, "PATIENCE", patience)
+        run(told(api, pod))
+
+
 def test_containers_that_ask_for_the_same_need_no_status(socket):
     async def story():
         server = PodsServer(FakePod(init={"init": APP_ENV}, app={"app": {"A": "b"} | APP_ENV}))
@@ -667,19 +693,16 @@ def test_containers_that_ask_for_the_same_need_no_status(socket):
 
 
 def test_a_pods_life_with_an_init_container_that_asks_for_something_else(socket):
-    async def story():
-        pod = two()
-        async with serving(PodsServer(pod), socket):
-            life = Life(from_kubelet(socket), pod)
-            await life.start(INIT_ENV, "init", fresh=True)
-            pod.ended("init", 1, started=time.time())
-            await life.start(INIT_ENV, "init")
-            pod.ended("init", started=time.time())
-            await life.start(APP_ENV, "app")
-            pod.ended("app", 1, started=time.time())
-            await life.start(APP_ENV, "app")
+    async def story(life, pod):
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", 1, started=time.time())
+        await life.start(INIT_ENV, "init")
+        pod.ended("init", started=time.time())
+        await life.start(APP_ENV, "app")
+        pod.ended("app", 1, started=time.time())
+        await life.start(APP_ENV, "app")
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -3600.0])
@@ -688,75 +711,61 @@ def test_a_run_that_was_seen_before_the_last_prestart_proves_nothing(
 ):
     """It is of the same second, or the clock was set back: its time does not tell."""
 
-    async def story(api, pod):
-        async with serving(PodResources(compress=P0), list_socket):
-            life = Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod)
-            await life.start(INIT_ENV, "init", fresh=True)
-            pod.ended("init", 1, started=time.time())
-            now = time.time() + seconds
-            monkeypatch.setattr("fpga_plugin.stock.next_container.time.time", lambda: now)
-            await life.start(INIT_ENV, "init")
-            # It began anew and succeeded, which the status does not show yet: it is the app's turn.
-            await life.refuse("app")
-            pod.ended("init", started=now)
-            await life.start(APP_ENV, "app")
+    async def story(life, pod, api):
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", 1, started=time.time())
+        now = time.time() + seconds
+        monkeypatch.setattr("fpga_plugin.stock.next_container.time.time", lambda: now)
+        await life.start(INIT_ENV, "init")
+        # It began anew and succeeded, which the status does not show yet: it is the app's turn.
+        await life.refuse("app")
+        pod.ended("init", started=now)
+        await life.start(APP_ENV, "app")
 
-    monkeypatch.setattr("fpga_plugin.stock.next_container.PATIENCE", 0.1)
-    pod = two()
-    with ApiServerDouble(pod) as api:
-        run(story(api, pod))
+    on_the_api_server(story, tmp_path, list_socket, patience=0.1)
 
 
 def test_an_unproved_start_is_refused_and_kubelets_quote_of_the_refusal_proves_it(socket):
-    async def story():
-        pod = two()
+    async def story(life, pod):
         pod.ended("init", started=5)
-        async with serving(PodsServer(pod), socket):
-            # As after a restart of the plugin: nothing is remembered.
-            life = Life(from_kubelet(socket), pod)
-            await life.refuse("app")
-            await life.start(APP_ENV, "app")
-            # It runs, and its liveness probe fails: kubelet kills and starts it in one go.
-            pod.runs("app")
-            await life.refuse("app")
-            await life.start(APP_ENV, "app")
+        # As after a restart of the plugin: nothing is remembered.
+        await life.refuse("app")
+        await life.start(APP_ENV, "app")
+        # It runs, and its liveness probe fails: kubelet kills and starts it in one go.
+        pod.runs("app")
+        await life.refuse("app")
+        await life.start(APP_ENV, "app")
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 def test_each_refusal_has_words_that_no_other_has(socket):
-    async def story():
-        pod = two()
-        async with serving(PodsServer(pod), socket):
-            life = Life(from_kubelet(socket), pod)
-            await life.refuse("init")
-            pod.ended("init", started=5)
-            old = dict(pod.states)
-            await life.refuse("app")
-            # Kubelet quotes an older question only: no answer to this one.
-            pod.states = old | {"init": {"state": {"waiting": {"message": "(question 0000)"}}}}
-            await life.refuse("app")
-            await life.start(APP_ENV, "app")
+    async def story(life, pod):
+        await life.refuse("init")
+        pod.ended("init", started=5)
+        old = dict(pod.states)
+        await life.refuse("app")
+        # Kubelet quotes an older question only: no answer to this one.
+        pod.states = old | {"init": {"state": {"waiting": {"message": "(question 0000)"}}}}
+        await life.refuse("app")
+        await life.start(APP_ENV, "app")
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 def test_a_new_sandbox_begins_with_the_init_container(socket):
-    async def story():
-        pod = two()
-        async with serving(PodsServer(pod), socket):
-            life = Life(from_kubelet(socket), pod)
-            await life.start(INIT_ENV, "init", fresh=True)
-            pod.ended("init", started=time.time())
-            await life.start(APP_ENV, "app")
-            # The sandbox dies; the init container's old run is all that its status has.
-            pod.ended("app", 137, started=time.time())
-            pod.sandbox = False
-            await life.refuse("init")
-            pod.sandbox = True
-            await life.start(INIT_ENV, "init")
+    async def story(life, pod):
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", started=time.time())
+        await life.start(APP_ENV, "app")
+        # The sandbox dies; the init container's old run is all that its status has.
+        pod.ended("app", 137, started=time.time())
+        pod.sandbox = False
+        await life.refuse("init")
+        pod.sandbox = True
+        await life.start(INIT_ENV, "init")
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 class OldKubelet(Life):
@@ -888,59 +897,47 @@ def test_where_nothing_tells_of_the_sandbox_the_refusal_says_what_helps(
 
 
 def test_another_refusal_in_between_still_tells_who_starts(socket):
-    async def story():
-        pod = two()
-        async with serving(PodsServer(pod), socket):
-            source = from_kubelet(socket)
-            life = Life(source, pod)
-            await life.refuse("app")
-            who, _ = await source.ask(identity(*BOTH), DEVICES, fresh=False)
-            assert who.container == "app"
-            # The preparation then fails for a reason of its own.
-            words = "region 0000-10-00.0-p0: somebody has it open"
-            source.refused(identity(*BOTH, container="app"), DEVICES, words)
-            pod.refused("app", words)
-            await life.start(APP_ENV, "app")
+    async def story(life, pod):
+        await life.refuse("app")
+        who, _ = await life.source.ask(identity(*BOTH), DEVICES, fresh=False)
+        assert who.container == "app"
+        # The preparation then fails for a reason of its own.
+        words = "region 0000-10-00.0-p0: somebody has it open"
+        life.source.refused(identity(*BOTH, container="app"), DEVICES, words)
+        pod.refused("app", words)
+        await life.start(APP_ENV, "app")
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 def test_a_container_of_two_resources_is_told_by_the_refusal_of_either(socket):
-    async def story():
-        pod = two()
+    async def story(life, pod):
         others = (DeviceId("0000-11-00.0-p0"),)
-        async with serving(PodsServer(pod), socket):
-            source = from_kubelet(socket)
-            life = Life(source, pod)
-            await life.refuse("app")
-            await life.start(APP_ENV, "app")
-            with pytest.raises(NoSourceError) as caught:
-                await source.ask(identity(*BOTH), others, fresh=False)
-            source.refused(identity(*BOTH), others, str(caught.value))
-            pod.refused("app", str(caught.value))
-            # Kubelet begins with the first resource again.
-            await life.start(APP_ENV, "app")
-            who, _ = await source.ask(identity(*BOTH), others, fresh=False)
-            assert who.container == "app"
+        await life.refuse("app")
+        await life.start(APP_ENV, "app")
+        with pytest.raises(NoSourceError) as caught:
+            await life.source.ask(identity(*BOTH), others, fresh=False)
+        life.source.refused(identity(*BOTH), others, str(caught.value))
+        pod.refused("app", str(caught.value))
+        # Kubelet begins with the first resource again.
+        await life.start(APP_ENV, "app")
+        who, _ = await life.source.ask(identity(*BOTH), others, fresh=False)
+        assert who.container == "app"
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 def test_another_kubelet_forgets_what_was_proved(socket):
-    async def story():
-        pod = two()
-        async with serving(PodsServer(pod), socket):
-            source = from_kubelet(socket)
-            life = Life(source, pod)
-            await life.start(INIT_ENV, "init", fresh=True)
-            pod.ended("init", started=time.time())
-            source.new_kubelet()
-            await life.refuse("app")
-            source.new_kubelet()
-            await life.refuse("app")
-            await life.start(APP_ENV, "app")
+    async def story(life, pod):
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", started=time.time())
+        life.source.new_kubelet()
+        await life.refuse("app")
+        life.source.new_kubelet()
+        await life.refuse("app")
+        await life.start(APP_ENV, "app")
 
-    run(story())
+    on_the_pods_api(story, socket)
 
 
 def test_a_wrong_request_of_one_container_is_that_containers_own(socket):
@@ -961,46 +958,37 @@ def test_a_wrong_request_of_one_container_is_that_containers_own(socket):
 def test_a_status_that_lags_is_waited_for(tmp_path, list_socket):
     """The first reads show the status of before; what proves something has to stay."""
 
-    async def story(api, pod):
-        async with serving(PodResources(compress=P0), list_socket):
-            life = Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod)
-            await life.start(INIT_ENV, "init", fresh=True)
-            assert len(api.asked) == 1
-            pod.runs("init")
-            began = time.time()
+    async def story(life, pod, api):
+        await life.start(INIT_ENV, "init", fresh=True)
+        assert len(api.asked) == 1
+        pod.runs("init")
+        began = time.time()
 
-            def catch_up():
-                if len(api.asked) == 4:
-                    pod.ended("init", started=began)
+        def catch_up():
+            if len(api.asked) == 4:
+                pod.ended("init", started=began)
 
-            api.before = catch_up
-            await life.start(APP_ENV, "app")
-            assert len(api.asked) == 5
+        api.before = catch_up
+        await life.start(APP_ENV, "app")
+        assert len(api.asked) == 5
 
-    pod = two()
-    with ApiServerDouble(pod) as api:
-        run(story(api, pod))
+    on_the_api_server(story, tmp_path, list_socket)
 
 
 def test_a_lagging_status_that_changes_its_mind_proves_nothing_yet(tmp_path, list_socket):
-    async def story(api, pod):
-        async with serving(PodResources(compress=P0), list_socket):
-            life = Life(from_api_server(api.kubeconfig(tmp_path), list_socket), pod)
-            await life.start(INIT_ENV, "init", fresh=True)
-            pod.ended("init", started=time.time())
+    async def story(life, pod, api):
+        await life.start(INIT_ENV, "init", fresh=True)
+        pod.ended("init", started=time.time())
 
-            def sandbox_dies():
-                pod.sandbox = len(api.asked) < 3
+        def sandbox_dies():
+            pod.sandbox = len(api.asked) < 3
 
-            api.before = sandbox_dies
-            await life.refuse("init")
-            api.before = lambda: setattr(pod, "sandbox", True)
-            await life.start(INIT_ENV, "init")
+        api.before = sandbox_dies
+        await life.refuse("init")
+        api.before = lambda: setattr(pod, "sandbox", True)
+        await life.start(INIT_ENV, "init")
 
-    pod = two()
-    with ApiServerDouble(pod) as api, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(next_container, "PATIENCE", 0.5)
-        run(story(api, pod))
+    on_the_api_server(story, tmp_path, list_socket, patience=0.5)
 
 
 # -------------------------------------------------------------------- what is imported when
