@@ -125,10 +125,16 @@ class KubeletServer(Server):
 
     async def end(self) -> None:
         """Stop listening, and close every connection."""
-        self.close()
-        # A connection that was accepted just now gets its transport within two turns of the loop.
+        # asyncio loses a connection that it accepts in the turn of the loop in which its server is
+        # closed: so none is accepted first, and those that were get their transports.
+        loop = asyncio.get_running_loop()
+        if isinstance(self._server, asyncio.Server):
+            for listening in self._server.sockets:
+                loop.remove_reader(listening.fileno())
         for _ in range(2):
             await asyncio.sleep(0)
+        self.close()
+        await asyncio.sleep(0)
         for protocol in tuple(self._protocols):
             if (processor := getattr(protocol, "processor", None)) is not None:
                 processor.close("kubelet ended")  # it has got its transport
@@ -274,7 +280,7 @@ class PluginManager(RegistrationBase):
         self,
         resource: ResourceName,
         predicate: Callable[[DeviceList], object] = lambda _: True,
-        timeout: float = 10.0,  # noqa: ASYNC109  # a test's limit, with a message of its own
+        timeout: float = 60.0,  # noqa: ASYNC109  # a test's limit, with a message of its own
     ) -> DeviceList:
         """The resource's present list if `predicate` holds for it, else the first that does.
 

@@ -91,11 +91,11 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"v1beta1.{name}"))
 
 
-def eventually(look: Callable[[], T], *, limit: float = LIMIT) -> T:
+def eventually(look: Callable[[], T], what: str = "that", *, limit: float = LIMIT) -> T:
     """For what nobody announces (a file); returns what it came to."""
     deadline = time.monotonic() + limit
     while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, f"it did not come to {what}"
         time.sleep(0.002)
     return found
 

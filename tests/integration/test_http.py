@@ -355,6 +355,7 @@ def test_a_directory_in_the_place_of_the_status_socket_disturbs_nobody(node):
 def test_metrics_are_served_before_kubelet_is_there():
     with Node("1x2", http_address="127.0.0.1:0") as node:
         plugin = node.start()
+        plugin.until_logged("waiting for kubelet")
         status, reasons = get(plugin, "/readyz")
         assert status == 503
         assert "kubelet.sock is not in" in reasons

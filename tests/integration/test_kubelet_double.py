@@ -2,9 +2,11 @@
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
+import socket
+from contextlib import asynccontextmanager, closing, suppress
 
 import pytest
+from doubles import LIMIT
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from kubelet_support import CARDS, INTERFACE, REGIONS, Calls, Changes, device, plugin
@@ -314,20 +316,29 @@ def test_a_restart_makes_another_socket_and_remembers_who_has_what(tmp_path):
     asyncio.run(run())
 
 
-def test_a_kubelet_that_stops_takes_the_connections_to_it_along(tmp_path):
+@pytest.mark.parametrize("turns", range(5))
+def test_a_kubelet_that_stops_takes_the_connections_to_it_along(tmp_path, turns):
+    """Those that came some turns of the event loop ago, too."""
+
     async def run():
         path = str(tmp_path / "list.sock")
         double = KubeletDouble(str(tmp_path), podresources_path=path)
         await double.start()
-        reader, writer = await asyncio.open_unix_connection(path)
-        _, late = await asyncio.open_unix_connection(str(tmp_path / "kubelet.sock"))
-        await reader.read(1)  # it is served
-        await double.stop()
-        async with asyncio.timeout(60):
-            await reader.read()  # to its end
-        for each in (writer, late):
-            each.close()
-            await each.wait_closed()
+        served, writer = await asyncio.open_unix_connection(path)
+        await served.read(1)
+        with closing(socket.socket(socket.AF_UNIX)) as late:
+            late.connect(path)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await double.stop()
+            late.settimeout(LIMIT)
+            with suppress(ConnectionResetError):
+                while late.recv(4096):
+                    pass
+        async with asyncio.timeout(LIMIT):
+            await served.read()  # to its end
+        writer.close()
+        await writer.wait_closed()
 
     asyncio.run(run())
 
