@@ -510,7 +510,7 @@ EVERYTHING = Change(
     },
     regions={
         RegionId(P0): RegionRecord(
-            RegionId(P0), Condition.FAULTED, "why", AFU, frozenset({PodUid("z"), PodUid("a")})
+            RegionId(P0), Condition.FAULTED, "why", AFU, frozenset(map(PodUid, "fedcba"))
         )
     },
     debts={CARD.id: True},
@@ -534,7 +534,7 @@ epochs|kubelet|"b"
 loans|{{"pod":"pod","region":"{P0}","node":"/dev/dfl-port.0"}}|true
 rebinding|{CARD.id}|true
 regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}",\
-"former":["a","z"]}}
+"former":["a","b","c","d","e","f"]}}
 resources|{REGIONS}|true
 strays|{P0}|3
 unreconciled|{CARD.id}|true
