@@ -599,6 +599,19 @@ def test_an_ok_to_register_without_a_stream_does_not_count(tmp_path):
     asyncio.run(story())
 
 
+def test_a_link_that_has_not_started_has_sent_nothing(tmp_path):
+    async def story():
+        link = KubeletLink(kubelet_dir=str(tmp_path))
+        assert link.sent() == {}
+        link.resend()
+        link.reregister(REGIONS)
+        await link.announced()
+        assert not list(link.opened)
+        await link.stop()
+
+    asyncio.run(story())
+
+
 def test_a_kubelet_that_does_not_answer_is_given_up_and_does_not_delay_the_end(tmp_path):
     async def story():
         changes = Changes()

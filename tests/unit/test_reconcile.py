@@ -125,7 +125,7 @@ def test_nothing_is_polled_while_nothing_is_owned(directory: str) -> None:
     assert world.kubelet.calls == 1  # the first answer of this kubelet, and no other
 
 
-def test_without_podresources_an_open_stream_opens_the_gate(directory: str) -> None:
+def test_without_podresources_an_open_stream_syncs_the_queue(directory: str) -> None:
     world = World(directory, polled=False)
     world.ledger.allocate(RESOURCE, [REGION])
     world.play(lambda: bool(world.queue.told))
@@ -370,7 +370,7 @@ def restart_kubelet(world: World, epoch: str) -> None:
     world.reconciler.kubelet_epoch(epoch)
 
 
-def test_another_kubelet_shuts_the_gate_until_it_has_answered(directory: str) -> None:
+def test_another_kubelet_unsyncs_the_queue_until_it_has_answered(directory: str) -> None:
     world = World(directory)
     world.play(lambda: world.queue.told == [True])
     restart_kubelet(world, "k2")
@@ -379,7 +379,7 @@ def test_another_kubelet_shuts_the_gate_until_it_has_answered(directory: str) ->
     assert world.queue.told[-1]
 
 
-def test_the_answer_of_the_last_kubelet_does_not_open_the_gate(directory: str) -> None:
+def test_the_answer_of_the_last_kubelet_does_not_sync_the_queue(directory: str) -> None:
     world = World(directory)
 
     def restart() -> None:
@@ -579,7 +579,7 @@ def test_another_plugins_devices_leave_the_card_alone_whatever_its_prefix(direct
     assert f"holds devices of {OLD}" in world.ledger.foreign[CARD.id]
 
 
-def test_the_gate_stays_shut_while_kubelet_does_not_answer(directory: str) -> None:
+def test_the_queue_is_not_synced_while_kubelet_does_not_answer(directory: str) -> None:
     world = World(directory)
     world.kubelet.error = NO_ANSWER
     world.play(lambda: world.kubelet.calls > 3)

@@ -83,6 +83,29 @@ def test_the_architecture_names_modules_and_tests_that_exist():
         assert not test or f"def {test}(" in place.read_text(encoding="utf-8"), test
 
 
+def names_in_modules(text: str) -> list[tuple[str, str]]:
+    """What a text says that a module has: `module.py` (`name`, `name`)."""
+    return [
+        (module, name)
+        for module, names in re.findall(r"`([\w/]+\.py)`\s\(((?:`\w+`(?:,\s)?)+)\)", text)
+        for name in re.findall(r"\w+", names)
+    ]
+
+
+def test_the_architecture_names_functions_that_exist():
+    told = names_in_modules(ARCHITECTURE)
+    walks = names_in_modules(ARCHITECTURE.partition("\n## Four walks")[2].partition("\n## ")[0])
+    assert len(walks) > 20
+    missing = [
+        (module, name)
+        for module, name in told
+        if not re.search(
+            rf"^\s*(async def|def|class) {name}\b", TEXTS[f"fpga_plugin/{module}"], re.MULTILINE
+        )
+    ]
+    assert missing == []
+
+
 def test_each_invariant_has_its_code_and_its_tests():
     section = ARCHITECTURE.partition("## Invariants")[2]
     rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", section.partition("\n## ")[0], re.MULTILINE)

@@ -220,7 +220,7 @@ def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_not_s
     assert not world.touched
 
 
-def test_a_kubelet_that_restarts_while_a_cgroup_is_read_shuts_the_gate(world: World) -> None:
+def test_a_kubelet_that_restarts_while_a_cgroup_is_read_unsyncs_the_queue(world: World) -> None:
     a = world.run("a", world.p0)
     world.end(a)
     world.deallocate(a)
