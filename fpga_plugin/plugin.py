@@ -49,7 +49,7 @@ from fpga_plugin.regions.workers import CardWorkers
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 from fpga_plugin.stock.reconcile import Reconciler
-from fpga_plugin.telemetry.kube_events import Events, Poster
+from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
@@ -149,11 +149,11 @@ def open_node(
     )
 
 
-def _event_poster(settings: Settings) -> Poster:
+def _event_sink(settings: Settings) -> EventSink:
     """What puts Events into the cluster."""
-    from fpga_plugin.telemetry.event_poster import EventPoster  # lightkube: 10 MiB
+    from fpga_plugin.telemetry.event_sink import ApiServerSink  # lightkube: 10 MiB
 
-    return EventPoster(settings.kubeconfig, instance=settings.node_name or "")
+    return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 
 
 class Plugin:
@@ -179,7 +179,7 @@ class Plugin:
         # What everybody uses.
         queue = self.queue = CardQueue(interval=settings.reconcile_interval)
         recorder = self.recorder = EventRecorder(
-            Events(lambda: _event_poster(settings)) if settings.events else None,
+            EventBroadcaster(lambda: _event_sink(settings)) if settings.events else None,
             node_name=settings.node_name,
             pods=node.pods,
             refused=observer.refused,

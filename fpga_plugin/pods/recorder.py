@@ -16,7 +16,7 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
-from fpga_plugin.telemetry.kube_events import Event, Events, Subject
+from fpga_plugin.telemetry.kube_events import Event, EventBroadcaster, Subject
 
 if TYPE_CHECKING:
     from fpga_plugin.pods.pod import Pod  # only where kubelet sends no environment
@@ -39,7 +39,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        events: Events | None,
+        events: EventBroadcaster | None,
         *,
         node_name: str | None,
         pods: PodDirectory,

@@ -75,7 +75,7 @@ class Event:
     warning: bool
 
 
-class Poster(Protocol):
+class EventSink(Protocol):
     """Puts Events into the cluster."""
 
     async def create(self, event: Event, when: datetime) -> str:
@@ -122,21 +122,21 @@ class _Bucket:
         self._tokens -= 1
 
 
-class Events:
-    """Belongs to the event loop.
+class EventBroadcaster:
+    """Sends Events to a sink, few of them. Belongs to the event loop.
 
     Args:
-        connect: makes the poster; called in a thread at the first Event, since what it imports is
+        connect: makes the sink; called in a thread at the first Event, since what it imports is
             large.
         clock: seconds, for tests.
     """
 
     def __init__(
-        self, connect: Callable[[], Poster], *, clock: Callable[[], float] = time.monotonic
+        self, connect: Callable[[], EventSink], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connect = connect
         self._clock = clock
-        self._poster: Poster | None = None
+        self._sink: EventSink | None = None
         self._known: OrderedDict[Event, _Known] = OrderedDict()
         self._subjects: OrderedDict[Subject, _Bucket] = OrderedDict()
         self._total = _Bucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
@@ -197,12 +197,12 @@ class Events:
     async def _post(self, known: _Known) -> None:
         when = datetime.now(UTC)
         try:
-            if self._poster is None:
-                self._poster = await asyncio.to_thread(self._connect)
+            if self._sink is None:
+                self._sink = await asyncio.to_thread(self._connect)
             if known.name:
-                await self._poster.again(known.event, known.name, count=known.count, when=when)
+                await self._sink.again(known.event, known.name, count=known.count, when=when)
             else:
-                known.name = await self._poster.create(known.event, when)
+                known.name = await self._sink.create(known.event, when)
         except FpgaPluginError as error:
             self.dropped += 1
             if str(error) != self._failing:

@@ -10,8 +10,8 @@ import pytest
 from daemon_support import CARD, Node, eventually
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.telemetry.event_poster import EventPoster
-from fpga_plugin.telemetry.kube_events import Event, Events, Subject
+from fpga_plugin.telemetry.event_sink import ApiServerSink
+from fpga_plugin.telemetry.kube_events import Event, EventBroadcaster, Subject
 
 POD = Subject("Pod", "compress", "tenant", "0f1c2d3e-0000-4000-8000-000000000001")
 NODE = Subject("Node", "node-1", "", "node-1")
@@ -102,8 +102,8 @@ def test_an_event_arrives_and_its_repetition_is_counted(tmp_path, subject) -> No
     clock = [0.0]
 
     async def main() -> None:
-        poster = EventPoster(api.kubeconfig(tmp_path), instance="node-1")
-        events = Events(lambda: poster, clock=lambda: clock[0])
+        sink = ApiServerSink(api.kubeconfig(tmp_path), instance="node-1")
+        events = EventBroadcaster(lambda: sink, clock=lambda: clock[0])
         for _ in range(2):
             events.record(event)
             assert events._task is not None
@@ -122,9 +122,9 @@ def test_an_event_arrives_and_its_repetition_is_counted(tmp_path, subject) -> No
     assert set(patch) == {"series"}
 
 
-def post(poster: EventPoster) -> str:
+def post(sink: ApiServerSink) -> str:
     event = Event(POD, "FpgaProgrammingRefused", "Programming", "because", warning=True)
-    return asyncio.run(poster.create(event, datetime.now().astimezone()))
+    return asyncio.run(sink.create(event, datetime.now().astimezone()))
 
 
 @pytest.mark.parametrize("code", [401, 403, 422, 500])
@@ -132,7 +132,7 @@ def test_a_refusal_says_what_the_api_server_said(tmp_path, code) -> None:
     with ApiServer() as api:
         api.code = code
         with pytest.raises(FpgaPluginError, match=f"answered {code}") as caught:
-            post(EventPoster(api.kubeconfig(tmp_path), instance="node-1"))
+            post(ApiServerSink(api.kubeconfig(tmp_path), instance="node-1"))
     assert ("create and patch" in caught.value.hint) == (code in {401, 403})
 
 
@@ -140,11 +140,11 @@ def test_without_an_api_server_or_credentials_the_reason_is_told(tmp_path) -> No
     with ApiServer() as api:
         gone = api.kubeconfig(tmp_path)
     with pytest.raises(FpgaPluginError, match="cannot be reached"):
-        post(EventPoster(gone, instance="node-1"))
+        post(ApiServerSink(gone, instance="node-1"))
     with pytest.raises(FpgaPluginError, match="credentials"):
-        post(EventPoster(str(tmp_path / "none"), instance="node-1"))
+        post(ApiServerSink(str(tmp_path / "none"), instance="node-1"))
     with pytest.raises(FpgaPluginError, match="service account"):
-        post(EventPoster(None, instance="node-1"))
+        post(ApiServerSink(None, instance="node-1"))
 
 
 def test_the_node_hears_that_a_card_went_from_the_daemon(tmp_path) -> None:

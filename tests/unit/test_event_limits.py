@@ -7,7 +7,7 @@ from datetime import datetime
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.telemetry import kube_events as events
-from fpga_plugin.telemetry.kube_events import Event, Events, Subject
+from fpga_plugin.telemetry.kube_events import Event, EventBroadcaster, Subject
 
 NODE = Subject("Node", "node-1", "", "node-1")
 
@@ -59,17 +59,17 @@ class Clock:
         return self.now
 
 
-async def settled(recorder: Events) -> None:
+async def settled(recorder: EventBroadcaster) -> None:
     while recorder._task is not None:
         await asyncio.wait({recorder._task})
 
 
 def play(
-    story: Callable[[Events, Clock], Coroutine[object, object, None]], cluster: Cluster
-) -> Events:
-    async def main() -> Events:
+    story: Callable[[EventBroadcaster, Clock], Coroutine[object, object, None]], cluster: Cluster
+) -> EventBroadcaster:
+    async def main() -> EventBroadcaster:
         clock = Clock()
-        recorder = Events(cluster.connect, clock=clock)
+        recorder = EventBroadcaster(cluster.connect, clock=clock)
         await story(recorder, clock)
         await settled(recorder)
         await recorder.close()
@@ -81,7 +81,7 @@ def play(
 def test_news_is_posted_and_nothing_is_connected_before_there_is_any() -> None:
     cluster = Cluster()
 
-    async def story(recorder: Events, _: Clock) -> None:
+    async def story(recorder: EventBroadcaster, _: Clock) -> None:
         assert cluster.connected == 0
         recorder.record(news())
         recorder.record(news(NODE, "card gone"))
@@ -94,7 +94,7 @@ def test_news_is_posted_and_nothing_is_connected_before_there_is_any() -> None:
 def test_the_same_news_is_counted_once_a_minute_in_the_event_that_is_there() -> None:
     cluster = Cluster()
 
-    async def story(recorder: Events, clock: Clock) -> None:
+    async def story(recorder: EventBroadcaster, clock: Clock) -> None:
         for _ in range(10):
             recorder.record(news())
             await settled(recorder)
@@ -111,7 +111,7 @@ def test_the_same_news_is_counted_once_a_minute_in_the_event_that_is_there() -> 
 def test_old_news_that_comes_again_is_a_new_event() -> None:
     cluster = Cluster()
 
-    async def story(recorder: Events, clock: Clock) -> None:
+    async def story(recorder: EventBroadcaster, clock: Clock) -> None:
         recorder.record(news())
         await settled(recorder)
         clock.now += events.REPEAT_SECONDS
@@ -125,7 +125,7 @@ def test_old_news_that_comes_again_is_a_new_event() -> None:
 def test_a_pod_that_fails_in_ever_new_words_gets_few_events_and_takes_none_from_others() -> None:
     cluster = Cluster()
 
-    async def story(recorder: Events, clock: Clock) -> None:
+    async def story(recorder: EventBroadcaster, clock: Clock) -> None:
         for number in range(100):
             recorder.record(news(note=f"words {number}"))
             await settled(recorder)
@@ -141,7 +141,7 @@ def test_a_pod_that_fails_in_ever_new_words_gets_few_events_and_takes_none_from_
 def test_all_pods_together_are_limited_too() -> None:
     cluster = Cluster()
 
-    async def story(recorder: Events, _: Clock) -> None:
+    async def story(recorder: EventBroadcaster, _: Clock) -> None:
         for number in range(100):
             recorder.record(news(pod(f"pod-{number}")))
 
@@ -152,7 +152,7 @@ def test_all_pods_together_are_limited_too() -> None:
 def test_the_events_that_are_remembered_are_bounded() -> None:
     cluster = Cluster()
 
-    async def story(recorder: Events, clock: Clock) -> None:
+    async def story(recorder: EventBroadcaster, clock: Clock) -> None:
         for number in range(3 * events.MAX_KNOWN):
             clock.now += events.TOTAL_REFILL_SECONDS
             recorder.record(news(pod(f"pod-{number}")))
@@ -169,7 +169,7 @@ def test_an_api_server_that_refuses_is_reported_once_and_asked_again_with_the_ne
 ) -> None:
     cluster = Cluster(refuses="the API server answered 403")
 
-    async def story(recorder: Events, _: Clock) -> None:
+    async def story(recorder: EventBroadcaster, _: Clock) -> None:
         recorder.record(news())
         recorder.record(news(pod("other")))
         await settled(recorder)
@@ -186,7 +186,7 @@ def test_an_api_server_that_refuses_is_reported_once_and_asked_again_with_the_ne
 def test_an_event_that_could_not_be_posted_is_posted_when_it_comes_again() -> None:
     cluster = Cluster(refuses="down")
 
-    async def story(recorder: Events, clock: Clock) -> None:
+    async def story(recorder: EventBroadcaster, clock: Clock) -> None:
         recorder.record(news())
         await settled(recorder)
         cluster.refuses = ""
@@ -200,7 +200,7 @@ def test_an_event_that_could_not_be_posted_is_posted_when_it_comes_again() -> No
 def test_a_bug_in_posting_stops_nothing(capsys) -> None:
     cluster = Cluster(breaks=True)
 
-    async def story(recorder: Events, _: Clock) -> None:
+    async def story(recorder: EventBroadcaster, _: Clock) -> None:
         recorder.record(news())
         await settled(recorder)
         cluster.breaks = False
@@ -213,8 +213,8 @@ def test_a_bug_in_posting_stops_nothing(capsys) -> None:
 def test_closing_gives_up_what_is_on_its_way_and_takes_no_more() -> None:
     cluster = Cluster()
 
-    async def main() -> Events:
-        recorder = Events(cluster.connect)
+    async def main() -> EventBroadcaster:
+        recorder = EventBroadcaster(cluster.connect)
         asked = asyncio.Event()
 
         async def create(_event: Event, _when: datetime) -> str:

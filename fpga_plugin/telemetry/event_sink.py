@@ -37,7 +37,7 @@ class PostingError(FpgaPluginError):
     """The API server did not take an Event."""
 
 
-class EventPoster:
+class ApiServerSink:
     """Talks to one API server.
 
     Args:
@@ -50,7 +50,7 @@ class EventPoster:
         self._instance = instance or "unknown"
 
     async def create(self, event: Event, when: datetime) -> str:
-        """Make it (`Poster`)."""
+        """Make it (`EventSink`)."""
         subject = event.subject
         name = f"{subject.name[:_MAX_NAME].rstrip('.-')}.{secrets.token_hex(8)}"
         made = ApiEvent(
@@ -74,7 +74,7 @@ class EventPoster:
         return name
 
     async def again(self, event: Event, name: str, *, count: int, when: datetime) -> None:
-        """Count it (`Poster`)."""
+        """Count it (`EventSink`)."""
         last = _six_digits(when).isoformat(timespec="microseconds")
         series = {"series": {"count": count, "lastObservedTime": last}}
         await self._do(
