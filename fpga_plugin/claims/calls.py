@@ -8,22 +8,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.ids import RegionId, ResourceName, device_order, device_variable
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.pods.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """The answer to Allocate.
+class Allocation:
+    """The answer to Allocate: what the container gets.
 
     Attributes:
-        envs: `FPGA_DEVICE_<DEVICE ID>` = node, one a region.
-        nodes: device nodes that the container gets, read and write, at the same path.
+        envs: `FPGA_DEVICE_<REGION ID>` = its nodes, separated by commas, and what else its grant
+            says.
+        nodes: device nodes, to read and write, at the same path.
+        mounts: files and directories of the node.
     """
 
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
+    mounts: tuple[Mount, ...] = ()
+
+    @classmethod
+    def of(cls, grants: Mapping[RegionId, Grant]) -> "Allocation":
+        """What a container gets that has these regions."""
+        envs: dict[str, str] = {}
+        nodes: list[str] = []
+        mounts: list[Mount] = []
+        for region in sorted(grants, key=device_order):
+            grant = grants[region]
+            envs |= {**grant.env, device_variable(region): str(grant)}
+            nodes += [*grant.shared, *grant.nodes]
+            mounts += grant.mounts
+        return cls(envs, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(mounts)))
 
 
 @dataclass(slots=True)
@@ -59,7 +76,7 @@ class DevicePluginCalls(Protocol):
     def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after every change of resources or lists; returns how to stop that."""
 
-    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Grant:
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
         """Grant devices to a container, journalled before it returns; takes milliseconds."""
 
     def preferred(

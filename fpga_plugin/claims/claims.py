@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from fpga_plugin.claims.calls import Caller, Grant
+from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.prestart import PreStarts
-from fpga_plugin.ids import DeviceId, ResourceName, device_variable
+from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
@@ -64,14 +64,12 @@ class ClaimService:
 
     # ---------------------------------------------------------------- quick calls
 
-    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Grant:
+    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
         """Grant devices to a container, journalled before it returns."""
         claims = self._ledger.allocate(resource, ids)
         self._owners.allocated(claim.device for claim in claims)
-        nodes = [(region, node) for claim in claims for region, node in claim.nodes]
-        return Grant(
-            envs={device_variable(region): node for region, node in nodes},
-            nodes=tuple(node for _, node in nodes),
+        return Allocation.of(
+            {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
 
     def preferred(

@@ -301,7 +301,7 @@ class PreStarts:
             self._ledger.prestart_seen(missing)
         if identity.pod is not None:
             claims = (self._ledger.claims.get(device) for device in devices)
-            regions = [region for claim in claims if claim for region, _ in claim.nodes]
+            regions = [region for claim in claims if claim for region in claim.grants]
             await asyncio.to_thread(self._look_at_cgroup, identity.pod, regions)
             begun.check()
             self._ledger.bind_pod(devices, identity.pod)

@@ -51,7 +51,7 @@ def list_devices(settings: Settings) -> Listing:
                 "regions": [
                     {
                         "region": each.region.id,
-                        "node": each.region.node,
+                        "node": str(each.region.grant),
                         "afu_id": each.afu_id,
                         "ownership": each.ownership,
                         "condition": each.condition,

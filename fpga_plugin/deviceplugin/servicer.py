@@ -32,13 +32,14 @@ from fpga_plugin.api.messages.v1beta1 import (
     DeviceSpec,
     Empty,
     ListAndWatchResponse,
+    Mount,
     PostStopContainerRequest,
     PreferredAllocationRequest,
     PreferredAllocationResponse,
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from fpga_plugin.claims.calls import Caller, DevicePluginCalls, Grant
+from fpga_plugin.claims.calls import Allocation, Caller, DevicePluginCalls
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.errors import RequestTooLargeError, StalledCallError
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
@@ -384,12 +385,20 @@ def _require_ids(method: str, ids: Sequence[str]) -> None:
         raise InvalidRequestError(f"{method} names a device twice")
 
 
-def _container_response(grant: Grant) -> ContainerAllocateResponse:
+def _container_response(given: Allocation) -> ContainerAllocateResponse:
     return ContainerAllocateResponse(
-        envs=dict(grant.envs),
+        envs=dict(given.envs),
         devices=[
             DeviceSpec(container_path=node, host_path=node, permissions="rw")
-            for node in grant.nodes
+            for node in given.nodes
+        ],
+        mounts=[
+            Mount(
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                read_only=mount.read_only,
+            )
+            for mount in given.mounts
         ],
     )
 

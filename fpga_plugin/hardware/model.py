@@ -4,27 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.hardware.faults import Fault
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One partial-reconfiguration slot of a card: one DFL port.
+    """One partial-reconfiguration slot of a card.
 
     Attributes:
         card: the card that it belongs to.
-        port_id: the port's number on the card; stable, unlike the node's number.
-        node: the port's device node as containers see it (`/dev/dfl-port.3`).
-        sysfs: the port's directory below the root of sysfs (`/sys/devices/.../dfl-port.3`).
-        instance: tells the port from a later one that has the same id, node and directory: a card
-            that went and came back, or whose driver was rebound, has ports of other instances.
+        port_id: its number on the card, which never changes.
+        grant: what a container gets of it.
+        handle: how its backend finds it again; means nothing to anybody else but that another one
+            is another region: one that went and came back, however short its absence, has another.
     """
 
     card: CardId
     port_id: int
-    node: str
-    sysfs: str
-    instance: int = 0
+    grant: Grant
+    handle: object = None
 
     @property
     def id(self) -> RegionId:
@@ -34,18 +33,17 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One FPGA board: one FME with its ports.
+    """One FPGA board.
 
     Attributes:
-        address: the PCI function that has the FME.
+        address: the PCI function by which it is programmed.
         interface_id: what a bitstream must be built for.
         numa_node: None where the kernel does not know it.
-        regions: ports whose driver is bound, by port id.
-        ports: how many ports the FME implements; a whole card needs all of them.
-        fme_node: the FME's device node; an open descriptor of it is the right to program.
-        fme_sysfs: the FME's directory below the root of sysfs.
+        regions: those that can be used now, by port id.
+        ports: how many the hardware has; a whole card needs all of them.
         clears_memory: the card has documented knobs that clear its on-card memory.
         description: PCI ids or a product's name, for people.
+        handle: how its backend finds it again, as `Region.handle`.
     """
 
     address: PciAddress
@@ -53,10 +51,9 @@ class Card:
     numa_node: int | None
     regions: tuple[Region, ...]
     ports: int
-    fme_node: str
-    fme_sysfs: str
     clears_memory: bool
     description: str = ""
+    handle: object = None
 
     @property
     def id(self) -> CardId:
@@ -65,7 +62,7 @@ class Card:
 
     @property
     def complete(self) -> bool:
-        """Whether every port that the FME implements is there."""
+        """Whether every region that the hardware has is there."""
         return len(self.regions) == self.ports
 
 

@@ -8,9 +8,9 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
     card_of,
+    grants_among,
     is_card,
     names_kind_of,
-    nodes_among,
 )
 from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Epoch, Loan, pods
 from fpga_plugin.ledger.state import LedgerState
@@ -83,7 +83,7 @@ class Claims(LedgerState):
             claim = Claim(
                 device=device,
                 resource=resource,
-                nodes=tuple((region.id, region.node) for region in regions),
+                grants={region.id: region.grant for region in regions},
                 epoch=self.epoch,
                 prestarts=change.strays.get(device, self.strays.get(device, 0)),
                 generation=next(self._generations),
@@ -103,7 +103,7 @@ class Claims(LedgerState):
             RefusedError: its nodes are other devices' by now; the claim is ended.
         """
         try:
-            self.check_nodes(held)
+            self.check_grants(held)
         except RefusedError:
             # Whoever was given the old nodes could never start, nor can whoever shares them;
             # kept, the claim would refuse every later pod too.
@@ -158,7 +158,7 @@ class Claims(LedgerState):
         resource: ResourceName,
         device: DeviceId,
         pod: PodUid | None,
-        granted: Mapping[str, str],
+        env: Mapping[str, str],
     ) -> Claim:
         """Make the claim that kubelet's records show and the ledger lacks (a lost journal).
 
@@ -166,8 +166,8 @@ class Claims(LedgerState):
             resource: under which kubelet has it.
             device: which; its card need not be there.
             pod: whose.
-            granted: the nodes that the pod was given, by `FPGA_DEVICE_` variable; where kubelet
-                kept none, the present ones are taken for them.
+            env: the variables that the pod was given, `FPGA_DEVICE_<REGION ID>` among them; where
+                kubelet kept none, its regions' present grants are taken for it.
 
         Raises:
             RefusedError: it conflicts with what the ledger knows, or nothing tells its nodes.
@@ -177,12 +177,12 @@ class Claims(LedgerState):
         if not names_kind_of(resource, device):
             raise RefusedError(f"{device} is no device of {resource}")
         self._check_mode(device, ())
-        nodes = nodes_among(device, granted)
-        nodes = nodes or tuple((region.id, region.node) for region in self.regions_of(device))
+        grants = grants_among(device, env)
+        grants = grants or {region.id: region.grant for region in self.regions_of(device)}
         claim = Claim(
             device=device,
             resource=resource,
-            nodes=nodes,
+            grants=grants,
             exposed=True,
             pod=pod,
             epoch=self.epoch,
@@ -193,7 +193,7 @@ class Claims(LedgerState):
         change = Change(claims={device: claim}, strays={device: 0})
         if resource not in self.resources:
             change.resources[resource] = True  # kubelet re-admits its pods by this name
-        for region, _ in nodes:
+        for region in grants:
             record = self.record(region)
             if record.condition in CLEAN:
                 change.regions[region] = replace(
@@ -227,7 +227,7 @@ class Claims(LedgerState):
             change.claims[device] = Claim(
                 device=device,
                 resource=claim.resource,
-                nodes=claim.nodes,
+                grants=claim.grants,
                 exposed=True,
                 pod=pod,
                 epoch=self.epoch,
@@ -279,7 +279,7 @@ class Claims(LedgerState):
             change.claims[device] = claim
             if self._stopped(claim):
                 balanced.append(device)
-                for region, _ in claim.nodes if claim.started else ():
+                for region in claim.grants if claim.started else ():
                     record = self.record(region)
                     if record.condition not in (Condition.FAULTED, Condition.SCRUBBING):
                         change.regions[region] = replace(
@@ -336,13 +336,15 @@ class Claims(LedgerState):
         unseen = 0 if self._countable(claim) else 1
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         owner = pods([claim.pod]) if claim.touched or claim.used else frozenset()
-        for region, node in claim.nodes:
+        for region, grant in claim.grants.items():
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason
             unused = (stopped or not claim.used) and condition in CLEAN
             # That word may be one container's, said twice: only a scrub showed that it is true.
             former = frozenset() if stopped and condition in CLEAN else owner
-            change.loans.update({Loan(uid, region, node): True for uid in former})
+            change.loans.update(
+                {Loan(uid, region, node): True for uid in former for node in grant.nodes}
+            )
             if condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
                 condition = Condition.DIRTY
                 reason = "its owner left" if claim.used else reason or "its owner left"

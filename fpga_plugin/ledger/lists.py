@@ -114,9 +114,9 @@ class DeviceLists:
             present = (
                 card is not None
                 and card_id not in ledger.rebinding
-                and all(any(r.id == region for r in card.regions) for region, _ in claim.nodes)
+                and all(any(r.id == region for r in card.regions) for region in claim.grants)
             )
-            healthy = present and not any(ledger.trouble(region) for region, _ in claim.nodes)
+            healthy = present and not any(ledger.trouble(region) for region in claim.grants)
             listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
                 claim.device, healthy, numa
             )

@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Mapping
 
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     CardId,
@@ -35,18 +36,18 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
     return bool(re.fullmatch(rf".+/{kind}-[0-9a-f]{{32}}", resource, re.ASCII))
 
 
-def nodes_among(device: DeviceId, granted: Mapping[str, str]) -> tuple[tuple[RegionId, str], ...]:
-    """The nodes of a device among those that a pod was given, by `FPGA_DEVICE_` variable."""
+def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:
+    """A device's regions with what a pod was given of each, as far as `FPGA_DEVICE_` tells."""
     if not is_card(device):
-        node = granted.get(device_variable(RegionId(device)))
-        return () if node is None else ((RegionId(device), node),)
+        nodes = env.get(device_variable(RegionId(device)))
+        return {} if nodes is None else {RegionId(device): Grant.parse(nodes)}
     stem = device_variable(RegionId(f"{device}-p"))
     ports = (
-        (int(name.removeprefix(stem)), node)
-        for name, node in granted.items()
+        (int(name.removeprefix(stem)), nodes)
+        for name, nodes in env.items()
         if re.fullmatch(rf"{stem}(0|[1-9][0-9]{{0,4}})", name, re.ASCII)
     )
-    return tuple((region_id(card_of(device), port), node) for port, node in sorted(ports))
+    return {region_id(card_of(device), port): Grant.parse(nodes) for port, nodes in sorted(ports)}
 
 
 def is_card(device: DeviceId) -> bool:

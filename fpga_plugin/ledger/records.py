@@ -5,12 +5,13 @@ of sizes and forms holds for what is read from there (`rows`); between fields, `
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
+from fpga_plugin.hardware.grant import Grant, Path
 from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
@@ -24,9 +25,6 @@ Time: TypeAlias = Annotated[float, Meta(ge=0, lt=1e11)]
 
 Uid: TypeAlias = Annotated[PodUid, Meta(min_length=1, max_length=1 << 16)]
 """A pod's uid; what may be in it was looked at where kubelet told it."""
-
-Node: TypeAlias = Annotated[str, Meta(pattern=r"^/[!-~]{1,254}\Z")]
-"""Path of a device node."""
 
 Afu: TypeAlias = Annotated[AfuId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
@@ -94,8 +92,7 @@ class Claim:
     Attributes:
         device: the card or region.
         resource: the resource under which it was granted.
-        nodes: device node of each region at the time of the grant: kubelet hands these out for as
-            long as the pod lives, while the kernel's numbers move (invariant 10).
+        grants: what Allocate answered for each region (invariant 10).
         started: a PreStart succeeded.
         touched: a PreStart was seen since the last Allocate, successful or not.
         exposed: a container may have run without PreStart (kubelet skips it after its restart
@@ -113,7 +110,7 @@ class Claim:
 
     device: DeviceId
     resource: Resource
-    nodes: tuple[tuple[RegionId, Node], ...]
+    grants: Mapping[RegionId, Grant] = field(hash=False)
     started: bool = False
     touched: bool = False
     exposed: bool = False
@@ -123,6 +120,13 @@ class Claim:
     poststops: Count = 0
     generation: int = field(default=0, compare=False)
     since: Time = field(default=0.0, compare=False)
+
+    @property
+    def nodes(self) -> tuple[tuple[RegionId, str], ...]:
+        """Each device node that was granted, with the region that it led to then."""
+        return tuple(
+            (region, node) for region, grant in self.grants.items() for node in grant.nodes
+        )
 
     @property
     def ownership(self) -> Ownership:
@@ -153,7 +157,7 @@ class Loan:
 
     pod: Uid
     region: RegionId
-    node: Node
+    node: Path
 
 
 class Epoch(enum.StrEnum):

@@ -30,7 +30,7 @@ from fpga_plugin.ledger.records import (
     Text,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """In the file's `user_version`; of the form of all rows, so of each type that is in one."""
 
 SCHEMA: Final = (
@@ -177,10 +177,9 @@ def _json(value: object) -> str:
 
 
 def _check_claim(device: DeviceId, claim: Claim) -> None:
-    regions = [_region(region) for region, _ in claim.nodes]
-    ours = all(device in {region, card_of(region)} for region in regions)
-    if claim.device != device or not regions or not ours or len(set(regions)) < len(regions):
-        _nonsense(claim.nodes)
+    ours = all(device in {_region(region), card_of(region)} for region in claim.grants)
+    if claim.device != device or not claim.grants or not ours:
+        _nonsense(claim.grants)
     if not names_kind_of(claim.resource, device):
         _nonsense(claim.resource)
 

@@ -220,16 +220,16 @@ class LedgerState:
     def _show(self, card: Card) -> None:
         self._hide(card.id)
         self.cards[card.id] = card
-        for region in card.regions:
-            self._shown_by.setdefault(region.node, set()).add(card.id)
+        for node in _nodes(card):
+            self._shown_by.setdefault(node, set()).add(card.id)
 
     def _hide(self, card_id: CardId) -> None:
         card = self.cards.pop(card_id, None)
-        for region in () if card is None else card.regions:
-            holders = self._shown_by.get(region.node, set())
+        for node in () if card is None else _nodes(card):
+            holders = self._shown_by.get(node, set())
             holders.discard(card_id)
             if not holders:
-                self._shown_by.pop(region.node, None)
+                self._shown_by.pop(node, None)
 
     def _unindex(self, claim: Claim | None) -> None:
         if claim is None:
@@ -294,20 +294,24 @@ class LedgerState:
         fault = self.failing.get(region)
         return "" if fault is None else fault.message
 
-    def borrowed_node(self, region: Region) -> DeviceId | None:
-        """The device under whose claim this region's present node was handed out (invariant 10)."""
-        for device, granted in self._by_node.get(region.node, {}).items():
-            if granted != region.id:
-                return device
+    def borrowed_node(self, region: Region) -> tuple[str, DeviceId] | None:
+        """A present node of this region, with the device for which a claim's pod was given it.
+
+        None where no claim has one of its nodes for another region (invariant 10).
+        """
+        for node in region.grant.nodes:
+            for device, granted in self._by_node.get(node, {}).items():
+                if granted != region.id:
+                    return node, device
         return None
 
     def lent_node(self, region: Region) -> Loan | None:
-        """The loan under which a pod without a claim may still open this region by its node."""
-        of_node = self.loans.get(region.node, ())
-        return next((loan for loan in of_node if loan.region != region.id), None)
+        """A loan under which a pod without a claim may still open this region by its node."""
+        of_nodes = (loan for node in region.grant.nodes for loan in self.loans.get(node, ()))
+        return next((loan for loan in of_nodes if loan.region != region.id), None)
 
     def own_node(self, region: Region) -> bool:
-        """Whether nobody was given this region's present node for another region."""
+        """Whether nobody was given a present node of this region for another region."""
         return self.borrowed_node(region) is None and self.lent_node(region) is None
 
     def _reached(self, nodes: Iterable[tuple[RegionId, str]]) -> set[RegionId]:
@@ -317,7 +321,7 @@ class LedgerState:
             for granted, node in nodes
             for card in self._shown_by.get(node, ())
             for region in self.cards[card].regions
-            if region.node == node and region.id != granted
+            if node in region.grant.nodes and region.id != granted
         }
 
     def _end_loans(self, change: Change, pods: Iterable[PodUid]) -> None:
@@ -346,7 +350,7 @@ class LedgerState:
                 return True
         if whole is None:
             return False
-        return any(region not in mine for region, _ in whole.nodes)
+        return any(region not in mine for region in whole.grants)
 
     def reconciled_cards(self) -> set[CardId]:
         """Cards whose owners are all known, whether the card is there or not."""
@@ -423,21 +427,22 @@ class LedgerState:
                 return (region,)
         raise RefusedError(f"region {device} is gone from its card", hint=DELETE_THE_POD)
 
-    def check_nodes(self, claim: Claim) -> None:
-        """Invariant 10: the nodes that the pod was given still are these regions' nodes.
+    def check_grants(self, claim: Claim) -> None:
+        """Invariant 10: what the pod was given still leads to these regions, and to no other.
 
         Raises:
             RefusedError: they are not.
         """
-        present = {region.id: region.node for region in self.regions_of(claim.device)}
-        for granted, node in claim.nodes:
-            if present.get(granted) != node:
+        present = {region.id: region.grant for region in self.regions_of(claim.device)}
+        for region_id, granted in claim.grants.items():
+            grant = present.get(region_id)
+            if grant is None or not grant.reaches(granted):
                 raise RefusedError(
-                    f"device numbering changed since the pod was admitted: {granted} was {node} and"
-                    f" is {present.get(granted, 'gone')} now",
+                    f"device numbering changed since the pod was admitted: {region_id} was"
+                    f" {granted} and is {grant or 'gone'} now",
                     hint="delete the pod",
                 )
-        if len(present) != len(claim.nodes):
+        if len(present) != len(claim.grants):
             raise RefusedError(
                 f"card {claim.device} has other regions than when the pod was admitted",
                 hint="delete the pod",
@@ -446,18 +451,23 @@ class LedgerState:
             self._check_borrowed(region)
 
     def _check_borrowed(self, region: Region) -> None:
-        if (other := self.borrowed_node(region)) is not None:
+        if (borrowed := self.borrowed_node(region)) is not None:
+            node, other = borrowed
             raise RefusedError(
-                f"{region.node} of region {region.id} is also in the hands of the pod that was"
+                f"{node} of region {region.id} is also in the hands of the pod that was"
                 f" given {other} when device numbers were others",
                 hint=f"delete the pod that holds {other}",
             )
         if (loan := self.lent_node(region)) is not None:
             raise RefusedError(
-                f"{region.node} of region {region.id} is also in the hands of pod {loan.pod}, which"
+                f"{loan.node} of region {region.id} is also in the hands of pod {loan.pod}, which"
                 f" was given it as {loan.region} and was not seen to end",
                 hint="see why that pod's processes do not end",
             )
+
+
+def _nodes(card: Card) -> Iterable[str]:
+    return (node for region in card.regions for node in region.grant.nodes)
 
 
 def _claim_at_start(claim: Claim, *, same_boot: bool) -> Claim:

@@ -143,9 +143,9 @@ def _present(plugin: Plugin, card_id: CardId, card: Card | None) -> list[Region]
     if card is not None:
         return list(card.regions)
     return [
-        Region(card_id, int(region.rpartition("-p")[2]), node, "")
+        Region(card_id, int(region.rpartition("-p")[2]), grant)
         for claim in plugin.ledger.claims_on(card_id)
-        for region, node in claim.nodes
+        for region, grant in claim.grants.items()
     ]
 
 
@@ -188,7 +188,7 @@ def _region(plugin: Plugin, region: Region, health: Mapping[DeviceId, bool]) -> 
     device = DeviceId(region.id) if claim is None else claim.device
     return {
         "region": region.id,
-        "node": region.node,
+        "node": str(region.grant),
         "ownership": ledger.ownership(region.id).value,
         "condition": record.condition.value,
         "reason": ledger.trouble(region.id) or record.reason,

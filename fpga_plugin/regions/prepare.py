@@ -170,7 +170,7 @@ class Preparer:
         ledger = self._operations.ledger
         plan.lease.check()
         for claim in plan.lease.claims:
-            ledger.check_nodes(claim)
+            ledger.check_grants(claim)
             if (why := ledger.foreign.get(card_of(claim.device))) is not None:
                 raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
         for region in plan.wants:
@@ -251,7 +251,7 @@ class Preparer:
         reports: Mapping[RegionId, Report],
     ) -> None:
         operations, ledger = self._operations, self._operations.ledger
-        used = {region for claim in plan.lease.claims if claim.used for region, _ in claim.nodes}
+        used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
         dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
         blank: Bitstream | None = None
         if dirty:

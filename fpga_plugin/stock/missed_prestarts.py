@@ -87,7 +87,7 @@ class MissedPreStarts:
             if not claim.started
             and any(
                 self._ledger.record(region).condition not in {*CLEAN, Condition.PROGRAMMED}
-                for region, _ in claim.nodes
+                for region in claim.grants
             )
         )
 

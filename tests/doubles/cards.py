@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, DeviceId, InterfaceId, PciAddress, ResourceName
 
@@ -20,26 +21,25 @@ POISONED = Fault(FaultKind.POISONED, "poisoned: held in reset")
 def make_card(
     number: int = 1,
     *,
-    nodes: Iterable[int] = (0, 1),
+    nodes: Iterable[int | tuple[int, ...]] = (0, 1),
     ports: int | None = None,
     interface_id: InterfaceId = INTERFACE,
     numa_node: int | None = 0,
     clears_memory: bool = False,
+    shared: tuple[str, ...] = (),
 ) -> Card:
-    """A card; `nodes` are the numbers of its ports' device nodes, by port id."""
+    """A card; `nodes` are the numbers of its regions' device nodes, one or several a region."""
     address = PciAddress(0, 0x10 + number, 0, 0)
-    numbers = list(nodes)
+    numbers = [(own,) if isinstance(own, int) else own for own in nodes]
     return Card(
         address=address,
         interface_id=interface_id,
         numa_node=numa_node,
         regions=tuple(
-            Region(address.card_id, port, f"/dev/dfl-port.{n}", f"/sys/dfl-port.{n}")
-            for port, n in enumerate(numbers)
+            Region(address.card_id, port, Grant(tuple(f"/dev/dfl-port.{n}" for n in own), shared))
+            for port, own in enumerate(numbers)
         ),
         ports=len(numbers) if ports is None else ports,
-        fme_node=f"/dev/dfl-fme.{number}",
-        fme_sysfs=f"/sys/dfl-fme.{number}",
         clears_memory=clears_memory,
     )
 

@@ -36,7 +36,7 @@ _KEPT = tuple(
     Claim(
         device=DeviceId(region.id),
         resource=REGIONS,
-        nodes=((region.id, region.node),),
+        grants={region.id: region.grant},
         started=True,
         pod=PodUid("pod-a"),
     )
@@ -158,9 +158,9 @@ def _file(data: bytes) -> None:
 
 
 def _claim(device: str, resource: str, **fields: object) -> list[object]:
-    nodes = [[_OURS.regions[0].id, "/dev/dfl-port.16"]]
-    claim = Claim(DeviceId(device), ResourceName(resource), nodes=())
-    return ["claims", device, msgspec.to_builtins(claim) | {"nodes": nodes} | fields]
+    region = _OURS.regions[0]
+    claim = Claim(DeviceId(device), ResourceName(resource), grants={region.id: region.grant})
+    return ["claims", device, msgspec.to_builtins(claim) | fields]
 
 
 _REGION = _OURS.regions[0].id

@@ -25,10 +25,11 @@ from fpga_plugin.api.messages.v1beta1 import (
     RegisterRequest,
     RegistrationBase,
 )
-from fpga_plugin.claims.calls import Grant
+from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.deviceplugin.sockets import socket_path
+from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
 
@@ -116,9 +117,10 @@ class Calls:
 
     def allocate(self, resource, ids):
         self._note("allocate", resource, list(ids))
-        return Grant(
+        return Allocation(
             envs={f"FPGA_DEVICE_{name}": f"/dev/{name}" for name in ids},
             nodes=tuple(f"/dev/{name}" for name in ids),
+            mounts=(Mount("/opt/fpga", "/usr/share/fpga"),),
         )
 
     def preferred(self, resource, available, must_include, size):

@@ -174,11 +174,14 @@ def test_allocate_answers_each_container(tmp_path):
             answer = await one.client().stub.allocate(request)
             first, second = answer.container_responses
             assert first.envs == {"FPGA_DEVICE_a": "/dev/a", "FPGA_DEVICE_b": "/dev/b"}
+            assert first.mounts == [
+                api.Mount(container_path="/usr/share/fpga", host_path="/opt/fpga", read_only=True)
+            ]
             assert first.devices == [
                 api.DeviceSpec(container_path=node, host_path=node, permissions="rw")
                 for node in ("/dev/a", "/dev/b")
             ]
-            assert (first.mounts, first.annotations, first.cdi_devices) == ([], {}, [])
+            assert (first.annotations, first.cdi_devices) == ({}, [])
             assert [spec.host_path for spec in second.devices] == ["/dev/c"]
             assert [call[2] for call in calls.called] == [["a", "b"], ["c"]]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.handles import fme_of
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.udev import UdevEvents
@@ -33,9 +34,9 @@ def scan() -> dict[str, Any]:
             card.id: {
                 "interface_id": card.interface_id,
                 "numa_node": card.numa_node,
-                "fme_node": card.fme_node,
+                "fme_node": fme_of(card).node,
                 "complete": card.complete,
-                "regions": {region.id: region.node for region in card.regions},
+                "regions": {region.id: str(region.grant) for region in card.regions},
                 "afu_ids": {region.id: backend.afu_id(region) for region in card.regions},
                 "failed": {r: fault.message for r, fault in backend.health(card).failed.items()},
             }

@@ -122,7 +122,7 @@ class Scene:
         board = self.rack.boards[card]
         board.card = replace(
             board.card,
-            regions=tuple(replace(r, instance=next(INSTANCES)) for r in board.card.regions),
+            regions=tuple(replace(r, handle=next(INSTANCES)) for r in board.card.regions),
         )
         for slot in board.slots.values():
             slot.afu, slot.data = FACTORY, {"somebody else"}

@@ -129,7 +129,7 @@ def start(ledger: Ledger, *devices: DeviceId, program: bool = True) -> None:
     ledger.prestart_seen(devices)
     claims = [ledger.claims[d] for d in devices]
     for claim in claims:
-        for region, _ in claim.nodes:
+        for region in claim.grants:
             if program:
                 ledger.working([region])
                 ledger.programmed(region, AFU)
@@ -174,7 +174,7 @@ def table(
 
     def free_and_healthy(card: Card, region: Region) -> bool:
         record = ledger.regions.get(region.id, RegionRecord(region.id, Condition.DIRTY))
-        borrowed = any(node == region.node and r != region.id for r, node in granted)
+        borrowed = any(node in region.grant.nodes and r != region.id for r, node in granted)
         return (
             record.condition in good
             and sound(region)
@@ -187,7 +187,7 @@ def table(
         card = ledger.cards.get(card_of(claim.device))
         present = {} if card is None else {r.id: r for r in card.regions}
         expected.setdefault(claim.resource, {})[claim.device] = all(
-            region in present and sound(present[region]) for region, _ in claim.nodes
+            region in present and sound(present[region]) for region in claim.grants
         )
     for card in ledger.cards.values():
         if card.id in ledger.drained:

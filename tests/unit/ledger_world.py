@@ -184,7 +184,7 @@ class Rack:
         """The region that a device node leads to now."""
         for board in self.boards.values():
             for region in board.card.regions if board.present else ():
-                if region.node == node:
+                if node in region.grant.nodes:
                     return board.slots[region.id]
         return None
 
@@ -211,7 +211,7 @@ class Rack:
         if not board.present or region not in board.card.regions:
             raise CardGoneError(f"port of region {region.id} is gone")
         if slot.opens or slot.held:
-            raise PortInUseError(f"{region.node} of region {region.id} is in use")
+            raise PortInUseError(f"{region.grant} of region {region.id} is in use")
         hand = slot.held = Hand(self, board, region, slot)
         try:
             yield hand
@@ -252,7 +252,7 @@ class Rack:
         for region in card.regions:
             slot = board.slots[region.id]
             if slot.opens or slot.held:
-                raise PortInUseError(f"{region.node} is in use")  # the kernel would crash
+                raise PortInUseError(f"{region.grant} is in use")  # the kernel would crash
         for region in card.regions:
             self.touched(region.id)
         board.present, board.unbound = False, True
@@ -260,7 +260,7 @@ class Rack:
         self.bind(card.id)
         board.card = replace(
             board.card,
-            regions=tuple(replace(r, instance=next(INSTANCES)) for r in board.card.regions),
+            regions=tuple(replace(r, handle=next(INSTANCES)) for r in board.card.regions),
         )
         for slot in board.slots.values():
             slot.afu = slot.afu or FACTORY

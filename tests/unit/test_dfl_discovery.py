@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import CardId, PciAddress
@@ -41,15 +42,15 @@ def test_a_card_is_read_from_its_attributes():
     assert card.numa_node == 1
     assert card.ports == 2
     assert card.complete
-    assert card.fme_node == "/dev/dfl-fme.4"
-    assert card.fme_sysfs == fme
+    assert fme_of(card).node == "/dev/dfl-fme.4"
+    assert fme_of(card).sysfs == fme
     assert card.clears_memory
     assert card.description == "Intel PAC A10 GX (8086:09c4)"
-    assert [(r.id, r.port_id, r.node) for r in card.regions] == [
+    assert [(r.id, r.port_id, str(r.grant)) for r in card.regions] == [
         (f"{CARD}-p0", 0, "/dev/dfl-port.4"),
         (f"{CARD}-p1", 1, "/dev/dfl-port.5"),
     ]
-    assert card.regions[1].sysfs == fme.replace("dfl-fme.4", "dfl-port.5")
+    assert port_of(card.regions[1]).sysfs == fme.replace("dfl-fme.4", "dfl-port.5")
 
 
 def test_a_tree_mounted_elsewhere_gives_the_nodes_own_paths(tmp_path: Path):
@@ -73,7 +74,7 @@ def test_regions_go_by_port_id_and_not_by_node_number():
     kernel = FakeKernel()
     kernel.add_card(ports=(1, 0))
     (card,) = scan(kernel).cards.values()
-    assert [(r.port_id, r.node) for r in card.regions] == [
+    assert [(r.port_id, str(r.grant)) for r in card.regions] == [
         (0, "/dev/dfl-port.1"),
         (1, "/dev/dfl-port.0"),
     ]
@@ -122,7 +123,7 @@ def test_the_port_of_a_virtual_function_belongs_to_the_physical_functions_card()
     assert not inventory.problems
     (card,) = inventory.cards.values()
     assert card.complete
-    assert [(r.id, r.node, r.sysfs) for r in card.regions][1] == (
+    assert [(r.id, port_of(r).node, port_of(r).sysfs) for r in card.regions][1] == (
         f"{CARD}-p1",
         "/dev/dfl-port.9",
         port,

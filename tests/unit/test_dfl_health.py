@@ -4,6 +4,7 @@ import pytest
 from doubles.dfl import FakeKernel, failure, served
 
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.faults import FaultKind
 
 CARD_WIDE = [
@@ -70,7 +71,7 @@ def card_with(where: str, name: str, value: str | int | None):
     kernel = FakeKernel()
     kernel.add_card(ports=(0, 1))
     backend, card = served(kernel)
-    directory = card.fme_sysfs if where == "fme" else card.regions[1].sysfs
+    directory = fme_of(card).sysfs if where == "fme" else port_of(card.regions[1]).sysfs
     if value is None:
         kernel.remove(f"{directory}/{name}")
     else:
@@ -141,8 +142,8 @@ def test_a_port_that_is_poisoned_and_worse_is_not_helped_by_a_rebind():
     kernel = FakeKernel()
     kernel.add_card()
     backend, card = served(kernel)
-    kernel.files[f"{card.regions[0].sysfs}/afu_id"] = errno.EBUSY
-    kernel.files[f"{card.regions[0].sysfs}/power_state"] = f"0x{defs.POWER_AP6:x}"
+    kernel.files[f"{port_of(card.regions[0]).sysfs}/afu_id"] = errno.EBUSY
+    kernel.files[f"{port_of(card.regions[0]).sysfs}/power_state"] = f"0x{defs.POWER_AP6:x}"
     (fault,) = backend.health(card).failed.values()
     assert "; poisoned: " in fault.message
     assert fault.kind is FaultKind.TRANSIENT

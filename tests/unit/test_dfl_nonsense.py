@@ -16,6 +16,7 @@ from doubles.dfl import CARD, FakeKernel, failure, served
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.handles import port_of
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 
@@ -105,7 +106,7 @@ def card_of_moods() -> tuple[Moody, Backend, Card]:
     clock = {"frequency": 200000, "frequency_min": 10000, "frequency_max": 600000}
     backend, card = served(kernel)
     for name, value in {**clock, "frequency_default": 100000}.items():
-        kernel.files[f"{card.regions[0].sysfs}/userclk/{name}"] = str(value)
+        kernel.files[f"{port_of(card.regions[0]).sysfs}/userclk/{name}"] = str(value)
     kernel.files[f"/sys/devices/pci0000:3a/{card.address}/sriov_numvfs"] = "0"
     for file in ("bind", "unbind"):
         kernel.files[f"/sys/bus/pci/drivers/dfl-pci/{file}"] = ""
@@ -154,6 +155,6 @@ def test_a_thousand_ports_that_cannot_be_had_leave_nothing_open(tmp_path: Path):
     before = os.listdir("/proc/self/fd")
     for turn in range(1000):
         if turn == 500:  # the node is another port's by now
-            (tmp_path / region.sysfs.removeprefix("/") / "id").write_text("3")
+            (tmp_path / port_of(region).sysfs.removeprefix("/") / "id").write_text("3")
         fails()
     assert len(os.listdir("/proc/self/fd")) == len(before)

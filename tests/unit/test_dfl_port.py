@@ -16,6 +16,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 
 IMAGE = bytes(range(256)) * 33 + b"odd"
 
@@ -66,15 +67,15 @@ def test_a_failing_close_hides_nothing():
 
 def test_a_port_in_use_is_told_from_one_that_is_gone():
     kernel, backend, card, region = one_card()
-    kernel.open_errors[region.node] = errno.EBUSY
+    kernel.open_errors[port_of(region).node] = errno.EBUSY
     with pytest.raises(PortInUseError, match="/dev/dfl-port") as caught:
         backend.open_port(card, region)
     assert "fuser" in caught.value.hint
     for number in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
-        kernel.open_errors[region.node] = number
+        kernel.open_errors[port_of(region).node] = number
         with pytest.raises(CardGoneError, match="/dev/dfl-port"):
             backend.open_port(card, region)
-    kernel.open_errors[region.node] = errno.EPERM
+    kernel.open_errors[port_of(region).node] = errno.EPERM
     with pytest.raises(HardwareError, match="EPERM"):
         backend.open_port(card, region)
 
@@ -83,9 +84,9 @@ def test_a_port_in_use_is_told_from_one_that_is_gone():
 def test_a_node_that_became_another_cards_port_is_closed_untouched(now: str):
     kernel, backend, card, region = one_card()
     if now == "gone":
-        kernel.remove(region.sysfs)
+        kernel.remove(port_of(region).sysfs)
     else:
-        kernel.instances[region.sysfs] = 2
+        kernel.instances[port_of(region).sysfs] = 2
     with pytest.raises(CardGoneError, match="no longer the port"):
         backend.open_port(card, region)
     assert not kernel.opened
@@ -98,11 +99,11 @@ def test_the_afu_id_of_a_card_that_came_in_its_place_is_not_taken_for_the_region
     now: str, reads: str | int
 ):
     kernel, backend, card, region = one_card()
-    kernel.files[f"{region.sysfs}/afu_id"] = reads
+    kernel.files[f"{port_of(region).sysfs}/afu_id"] = reads
     if now == "gone":
-        kernel.remove(region.sysfs)
+        kernel.remove(port_of(region).sysfs)
     else:
-        kernel.instances[region.sysfs] = 2
+        kernel.instances[port_of(region).sysfs] = 2
     with pytest.raises(CardGoneError, match="no longer the port"):
         backend.afu_id(region)
     assert region.id in backend.health(card).failed
@@ -113,9 +114,9 @@ def test_a_card_that_came_meanwhile_is_not_programmed_through_its_node(now: str)
     kernel, backend, card, region = one_card()
     with backend.open_port(card, region) as port:
         if now == "gone":
-            kernel.remove(card.fme_sysfs)
+            kernel.remove(fme_of(card).sysfs)
         else:
-            kernel.instances[region.sysfs] = 2
+            kernel.instances[port_of(region).sysfs] = 2
         with pytest.raises(ProgrammingError, match="no longer the FME"):
             port.program(b"image")
     assert not kernel.opened
@@ -128,7 +129,7 @@ def test_a_region_that_is_replaced_while_it_is_read_does_not_lend_its_id():
 
     def replaced(path: str) -> str:
         text = read(path)
-        kernel.instances[region.sysfs] = 2
+        kernel.instances[port_of(region).sysfs] = 2
         return text
 
     kernel.read = replaced
@@ -213,7 +214,7 @@ def test_a_failed_pr_says_what_the_driver_meant_and_closes_the_fme(number: int, 
     with backend.open_port(card, region) as port:
         with pytest.raises(ProgrammingError) as caught:
             port.program(IMAGE)
-        assert [node for node, _ in kernel.opened.values()] == [region.node]
+        assert [node for node, _ in kernel.opened.values()] == [port_of(region).node]
     assert says in str(caught.value)
     assert errno.errorcode[number] in caught.value.message
     assert region.id in caught.value.message
@@ -278,7 +279,7 @@ def test_nothing_is_programmed_through_an_fme_that_is_busy_or_no_longer_the_card
         with pytest.raises(ProgrammingError, match="was not programmed"):
             port.program(IMAGE)
         del kernel.open_errors["/dev/dfl-fme.0"]
-        kernel.remove(card.fme_sysfs)
+        kernel.remove(fme_of(card).sysfs)
         with pytest.raises(ProgrammingError, match="no longer the FME"):
             port.program(IMAGE)
         assert len(kernel.opened) == 1
@@ -287,7 +288,7 @@ def test_nothing_is_programmed_through_an_fme_that_is_busy_or_no_longer_the_card
 
 def test_the_afu_id_is_read_with_and_without_the_port():
     kernel, backend, card, region = one_card()
-    kernel.files[f"{region.sysfs}/afu_id"] = AFU.upper()
+    kernel.files[f"{port_of(region).sysfs}/afu_id"] = AFU.upper()
     assert backend.afu_id(region) == AFU
     with backend.open_port(card, region) as port:
         assert port.afu_id() == AFU
@@ -295,7 +296,7 @@ def test_the_afu_id_is_read_with_and_without_the_port():
 
 def test_a_poisoned_port_names_the_way_out():
     kernel, backend, _, region = one_card()
-    kernel.files[f"{region.sysfs}/afu_id"] = errno.EBUSY
+    kernel.files[f"{port_of(region).sysfs}/afu_id"] = errno.EBUSY
     with pytest.raises(PortPoisonedError) as caught:
         backend.afu_id(region)
     assert f"echo {ADDRESS} > /sys/bus/pci/drivers/dfl-pci/unbind" in caught.value.hint
@@ -306,7 +307,7 @@ def test_a_poisoned_port_names_the_way_out():
 @pytest.mark.parametrize("text", ["f" * 32, "", "nonsense", errno.EIO, errno.ENODEV])
 def test_an_unreadable_afu_id_is_an_error_and_no_sign_of_a_poisoned_port(text: str | int):
     kernel, backend, _, region = one_card()
-    kernel.files[f"{region.sysfs}/afu_id"] = text
+    kernel.files[f"{port_of(region).sysfs}/afu_id"] = text
     with pytest.raises(HardwareError) as caught:
         backend.afu_id(region)
     assert not isinstance(caught.value, PortPoisonedError)
@@ -332,13 +333,16 @@ class Register:
 
 def test_port_errors_are_cleared_by_what_was_read():
     kernel, backend, card, region = one_card()
-    path = f"{region.sysfs}/errors/errors"
+    path = f"{port_of(region).sysfs}/errors/errors"
     register = Register(kernel, path, 1 << 32 | 1 << 48)
-    kernel.files[f"{region.sysfs}/ap1_event"] = "1"
+    kernel.files[f"{port_of(region).sysfs}/ap1_event"] = "1"
     with backend.open_port(card, region) as port:
         assert port.clear_errors() == {"errors": 1 << 32 | 1 << 48, "ap1_event": 1}
     assert register.value == 0
-    assert kernel.written == [(path, "0x1000100000000"), (f"{region.sysfs}/ap1_event", "1")]
+    assert kernel.written == [
+        (path, "0x1000100000000"),
+        (f"{port_of(region).sysfs}/ap1_event", "1"),
+    ]
 
 
 def test_nothing_is_written_where_there_is_no_error_or_no_such_feature():
@@ -346,14 +350,14 @@ def test_nothing_is_written_where_there_is_no_error_or_no_such_feature():
     with backend.open_port(card, region) as port:
         assert port.clear_errors() == {}
         for name in ("errors", "ap1_event", "ap2_event"):
-            kernel.remove(f"{region.sysfs}/{name}")
+            kernel.remove(f"{port_of(region).sysfs}/{name}")
         assert port.clear_errors() == {}
     assert not kernel.written
 
 
 def test_an_error_that_comes_between_reading_and_clearing_is_cleared_too():
     kernel, backend, card, region = one_card()
-    register = Register(kernel, f"{region.sysfs}/errors/errors", 1)
+    register = Register(kernel, f"{port_of(region).sysfs}/errors/errors", 1)
     store = register.store
 
     def later(text: str) -> None:
@@ -369,14 +373,14 @@ def test_an_error_that_comes_between_reading_and_clearing_is_cleared_too():
 
 def test_errors_that_come_back_are_reported_and_fail_nothing():
     kernel, backend, card, region = one_card()
-    Register(kernel, f"{region.sysfs}/errors/errors", 5, again=4)
+    Register(kernel, f"{port_of(region).sysfs}/errors/errors", 5, again=4)
     with backend.open_port(card, region) as port:
         assert port.clear_errors() == {"errors": 5, "errors_left": 4}
 
 
 def test_a_port_that_the_card_has_shut_down_cannot_be_cleared():
     kernel, backend, card, region = one_card()
-    path = f"{region.sysfs}/errors/errors"
+    path = f"{port_of(region).sysfs}/errors/errors"
     with backend.open_port(card, region) as port:
         Register(kernel, path, defs.PORT_AP6_EVENT, again=defs.PORT_AP6_EVENT)
         with pytest.raises(HardwareError, match="AP6"):
@@ -393,7 +397,7 @@ def test_a_port_that_the_card_has_shut_down_cannot_be_cleared():
 @pytest.mark.parametrize("text", ["0xffffffffffffffff", "many", errno.EIO])
 def test_errors_that_cannot_be_read_are_not_taken_for_none(text: str | int):
     kernel, backend, card, region = one_card()
-    kernel.files[f"{region.sysfs}/errors/errors"] = text
+    kernel.files[f"{port_of(region).sysfs}/errors/errors"] = text
     with backend.open_port(card, region) as port, pytest.raises(HardwareError):
         port.clear_errors()
     assert not kernel.written
@@ -401,7 +405,7 @@ def test_errors_that_cannot_be_read_are_not_taken_for_none(text: str | int):
 
 def test_what_every_error_says_begins_with_the_region_or_a_path():
     kernel, backend, card, region = one_card(ports=(0,))
-    kernel.open_errors[region.node] = errno.EBUSY
+    kernel.open_errors[port_of(region).node] = errno.EBUSY
     with pytest.raises(PortInUseError) as caught:
         backend.open_port(card, region)
     assert f"{CARD}-p0" in str(caught.value)

@@ -5,6 +5,7 @@ from doubles.dfl import ADDRESS, CARD, FakeKernel, failure, served
 
 from fpga_plugin.errors import CardGoneError, HardwareError, PortInUseError, RefusedError
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.handles import port_of
 
 DEVICE = f"/sys/bus/pci/devices/{ADDRESS}"
 FUNCTION = f"/sys/devices/pci0000:3a/{ADDRESS}"
@@ -30,7 +31,7 @@ def test_it_unbinds_and_binds_with_every_port_tried_and_closed(virtual_functions
     assert kernel.written == [(UNBIND, ADDRESS), (BIND, ADDRESS)]
     assert not kernel.opened, "the kernel crashes when a port that was open is closed"
     assert [line for line in kernel.log if line.startswith("open")] == [
-        f"open {region.node}" for region in card.regions
+        f"open {port_of(region).node}" for region in card.regions
     ]
 
 
@@ -44,7 +45,7 @@ def test_virtual_functions_or_doubt_about_them_keep_the_driver_on(virtual_functi
 
 def test_an_open_port_keeps_the_driver_on():
     kernel, backend, card = bound()
-    kernel.open_errors[card.regions[1].node] = errno.EBUSY
+    kernel.open_errors[port_of(card.regions[1]).node] = errno.EBUSY
     with pytest.raises(PortInUseError):
         backend.rebind(card)
     assert not kernel.written

@@ -5,6 +5,7 @@ from doubles.dfl import FakeKernel, failure, served
 
 from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.dfl.handles import port_of
 
 
 def card_with_clock(**kilohertz: int):
@@ -20,8 +21,8 @@ def card_with_clock(**kilohertz: int):
         **kilohertz,
     }
     for name, value in values.items():
-        kernel.files[f"{region.sysfs}/userclk/{name}"] = str(value)
-    path = f"{region.sysfs}/userclk/frequency"
+        kernel.files[f"{port_of(region).sysfs}/userclk/{name}"] = str(value)
+    path = f"{port_of(region).sysfs}/userclk/frequency"
     kernel.stores[path] = lambda text: kernel.files.update({path: text})
     return kernel, backend, card, region
 
@@ -59,7 +60,7 @@ def test_a_clock_beyond_the_limits_is_refused_with_them():
 
 def test_a_clock_that_the_driver_did_not_set_is_an_error():
     kernel, backend, card, region = card_with_clock()
-    path = f"{region.sysfs}/userclk/frequency"
+    path = f"{port_of(region).sysfs}/userclk/frequency"
     kernel.stores[path] = lambda text: None
     with pytest.raises(HardwareError, match="but is 200000 kHz"):
         backend.apply_settings(card, region, DriverSettings(clock=250))
@@ -74,7 +75,7 @@ def test_a_clock_that_the_driver_did_not_set_is_an_error():
 
 def test_a_clock_may_be_a_fraction_of_a_megahertz_off():
     kernel, backend, card, region = card_with_clock()
-    path = f"{region.sysfs}/userclk/frequency"
+    path = f"{port_of(region).sysfs}/userclk/frequency"
     kernel.stores[path] = lambda text: kernel.files.update({path: "249990"})
     backend.apply_settings(card, region, DriverSettings(clock=250))
 

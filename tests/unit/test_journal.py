@@ -11,6 +11,7 @@ import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
 
+from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import PodUid, RegionId, ResourceName
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.journal import Journal, JournalError
@@ -270,9 +271,10 @@ def row(kind: str, key: str, value: str) -> str:
     return f"INSERT OR REPLACE INTO journal VALUES ({quoted})"
 
 
-NODES = f'[["{P0}","/dev/dfl-port.0"]]'
+GRANT = '{"nodes":["/dev/dfl-port.0"],"shared":[],"mounts":[],"env":{}}'
+GRANTS = f'{{"{P0}":{GRANT}}}'
 CLAIM = (
-    f'{{"device":"{P0}","resource":"{REGIONS}","nodes":{NODES},"started":false,"touched":false,'
+    f'{{"device":"{P0}","resource":"{REGIONS}","grants":{GRANTS},"started":false,"touched":false,'
     '"exposed":false,"pod":null,"epoch":"","prestarts":0,"poststops":0,"generation":0,"since":0.0}'
 )
 
@@ -361,13 +363,19 @@ NONSENSE = [
     claim("/dev/dfl-port.0", "dev/dfl-port.0"),
     claim("/dev/dfl-port.0", "/" + 255 * "x"),
     claim("/dev/dfl-port.0", "\\ud800"),
-    claim('"]]', f'"],["{P0}","/dev/dfl-port.1"]]'),
-    claim(NODES, f'["{P0}","/dev/dfl-port.0"]'),
-    claim(NODES, "[]"),
-    claim(NODES, "7"),
-    claim(f'[["{P0}"', f'[["{P1}"'),
-    claim(f'[["{P0}"', f'[["{device(OTHER, 0)}"'),
-    claim(f'[["{P0}"', f'[["{P0.upper()}"'),
+    claim(GRANTS, f'{{"{P0}":{GRANT},"{P0}":{GRANT}}}'),
+    claim(GRANTS, f'{{"{P0}":["/dev/dfl-port.0"]}}'),
+    claim(GRANTS, "{}"),
+    claim(GRANTS, "7"),
+    claim('["/dev/dfl-port.0"]', "[]"),
+    claim('"shared":[]', '"shared":["dev"]'),
+    claim('"shared":[],', ""),
+    claim('"mounts":[]', '"mounts":[{"host_path":"a","container_path":"/b","read_only":true}]'),
+    claim('"mounts":[]', '"mounts":[{"host_path":"/a","container_path":"b","read_only":true}]'),
+    claim('"env":{}', '"env":{"A":1}'),
+    claim(f'{{"{P0}":', f'{{"{P1}":'),
+    claim(f'{{"{P0}":', f'{{"{device(OTHER, 0)}":'),
+    claim(f'{{"{P0}":', f'{{"{P0.upper()}":'),
     claim('"prestarts":0', '"prestarts":-1'),
     claim('"prestarts":0', '"prestarts":9223372036854775807'),
     claim('"poststops":0', '"poststops":4294967296'),
@@ -496,7 +504,9 @@ EVERYTHING = Change(
         P0: Claim(
             device=P0,
             resource=REGIONS,
-            nodes=((RegionId(P0), "/dev/dfl-port.0"),),
+            grants={
+                RegionId(P0): Grant(("/dev/a",), ("/dev/b",), (Mount("/c", "/d"),), {"E": "f"})
+            },
             started=True,
             touched=True,
             exposed=True,
@@ -523,7 +533,9 @@ EVERYTHING = Change(
 )
 
 FORM = f"""\
-claims|{P0}|{{"device":"{P0}","resource":"{REGIONS}","nodes":[["{P0}","/dev/dfl-port.0"]],\
+claims|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes":["/dev/a"],\
+"shared":["/dev/b"],"mounts":[{{"host_path":"/c","container_path":"/d","read_only":true}}],\
+"env":{{"E":"f"}}}}}},\
 "started":true,"touched":true,"exposed":true,"pod":"pod","epoch":"b","prestarts":2,"poststops":1,\
 "generation":7,"since":1.5}}
 debts|{CARD.id}|true
@@ -548,7 +560,7 @@ def test_the_form_of_the_rows_is_that_of_their_number(path: str) -> None:
     written = [
         "|".join(row) for row in journal._db.execute("SELECT * FROM journal ORDER BY kind, key")
     ]
-    assert (SCHEMA_VERSION, written) == (2, FORM.splitlines())
+    assert (SCHEMA_VERSION, written) == (3, FORM.splitlines())
     journal.close()
     assert Journal(path).snapshot == EVERYTHING
 

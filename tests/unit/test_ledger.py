@@ -72,7 +72,7 @@ def test_allocate_claims_and_prestart_starts(ledger: Ledger) -> None:
 
 def test_a_whole_claim_owns_every_region(ledger: Ledger) -> None:
     (claim,) = ledger.allocate(WHOLE, [BOARD])
-    assert [region for region, _ in claim.nodes] == [R0, R1]
+    assert list(claim.grants) == [R0, R1]
     assert ledger.mode(CARD.id) is Mode.WHOLE
     assert {ledger.ownership(r) for r in (R0, R1)} == {Ownership.CLAIMED}
 
@@ -205,7 +205,7 @@ def test_a_node_in_other_hands_is_not_given_out_until_they_let_go(ledger: Ledger
     found(ledger, renumbered(OTHER, 0, 3))
     scrub(ledger, OTHER)
     lent = ledger.cards[OTHER.id].regions[0]
-    assert ledger.borrowed_node(lent) == P0
+    assert ledger.borrowed_node(lent) == ("/dev/dfl-port.0", P0)
     with pytest.raises(RefusedError, match="is also in the hands of the pod"):
         ledger.allocate(REGIONS, [device(OTHER, 0)])
     with pytest.raises(RefusedError, match="is also in the hands of the pod"):
@@ -358,13 +358,13 @@ def test_an_adopted_claim_may_be_of_another_interface_but_not_of_another_kind(
 
 def test_prestart_finds_that_the_numbers_changed(ledger: Ledger) -> None:
     (claim,) = ledger.allocate(REGIONS, [P0])
-    ledger.check_nodes(claim)
+    ledger.check_grants(claim)
     found(ledger, renumbered(CARD, 1, 0))
     with pytest.raises(RefusedError, match=r"dfl-port.0 and is /dev/dfl-port.1 now: delete"):
-        ledger.check_nodes(claim)
+        ledger.check_grants(claim)
     ledger.card_gone(CARD.id)
     with pytest.raises(RefusedError, match="is gone"):
-        ledger.check_nodes(claim)
+        ledger.check_grants(claim)
 
 
 # ------------------------------------------------------------------ releases
@@ -534,7 +534,7 @@ def test_adoption_keeps_the_nodes_that_kubelet_hands_out(ledger: Ledger) -> None
     assert claim.nodes == ((R0, "/dev/dfl-port.7"),)
     assert (claim.exposed, claim.pod, condition(ledger)) == (True, POD_A, Condition.DIRTY)
     with pytest.raises(RefusedError, match="device numbering changed"):
-        ledger.check_nodes(claim)
+        ledger.check_grants(claim)
 
 
 def test_adoption_takes_nothing_from_an_owner(ledger: Ledger) -> None:
@@ -633,7 +633,7 @@ def test_a_card_that_comes_back_is_dirty_and_its_claims_stay(ledger: Ledger) -> 
     assert ledger.claims[P0].started
     found(ledger, CARD)
     assert {condition(ledger, r) for r in (R0, R1)} == {Condition.DIRTY}
-    ledger.check_nodes(ledger.claims[P0])
+    ledger.check_grants(ledger.claims[P0])
 
 
 def test_a_card_that_is_found_again_unchanged_stays_as_it_is(ledger: Ledger) -> None:
@@ -690,7 +690,7 @@ def test_a_region_of_another_instance_is_dirty_and_no_other(ledger: Ledger) -> N
     start(ledger, P0)
     ledger.set_failing(CARD.id, {R0: TOO_HOT})
     lives = ledger.lives[CARD.id]
-    again = replace(CARD, regions=(replace(CARD.regions[0], instance=2), *CARD.regions[1:]))
+    again = replace(CARD, regions=(replace(CARD.regions[0], handle=2), *CARD.regions[1:]))
     assert ledger.card_found(again, {R0: AFU, R1: BLANK}, BLANK) == {R0}
     assert condition(ledger) is Condition.DIRTY
     assert condition(ledger, R1) is Condition.BLANK

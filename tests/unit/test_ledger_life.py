@@ -38,6 +38,7 @@ from ledger_world import (
 
 from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, device_variable
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import card_of, is_card
@@ -479,10 +480,11 @@ class Life(RuleBasedStateMachine):
 
     def push(self, board: Board, order: int) -> None:
         used = {
-            region.node
+            node
             for other in self.rack.boards.values()
             if other.present
             for region in other.card.regions
+            for node in region.grant.nodes
         }
         free = [n for n in (f"/dev/dfl-port.{i}" for i in range(20)) if n not in used]
         slots = sorted(board.slots)
@@ -493,7 +495,7 @@ class Life(RuleBasedStateMachine):
         board.card = replace(
             board.card,
             regions=tuple(
-                replace(region, card=board.card.id, node=node, instance=next(INSTANCES))
+                replace(region, card=board.card.id, grant=Grant((node,)), handle=next(INSTANCES))
                 for region, node in zip(model.regions, nodes, strict=True)
             ),
         )

@@ -104,6 +104,7 @@ class Steps(RuleBasedStateMachine):
     @rule(
         number=st.sampled_from(NUMBERS),
         nodes=st.permutations(range(7)),
+        several=st.booleans(),
         ports=st.sampled_from([PORTS, PORTS, PORTS, 1, 2]),
         other=st.sampled_from([False] * 5 + [True]),
         clears_memory=st.booleans(),
@@ -112,12 +113,14 @@ class Steps(RuleBasedStateMachine):
         reconciled=st.sampled_from([True, True, False]),
     )
     def found(  # noqa: PLR0917  # hypothesis passes by name
-        self, number, nodes, ports, other, clears_memory, afu, blank, reconciled
+        self, number, nodes, several, ports, other, clears_memory, afu, blank, reconciled
     ) -> None:
         interface = OTHER_INTERFACE if other else INTERFACE
+        own = list(zip(nodes[::2], nodes[1::2], strict=False)) if several else nodes
         card = make_card(
             number,
-            nodes=nodes[:ports],
+            nodes=own[:ports],
+            shared=("/dev/shared",),
             ports=PORTS,
             interface_id=interface,
             clears_memory=clears_memory,
@@ -163,19 +166,20 @@ class Steps(RuleBasedStateMachine):
         claims = self.happens_or_not(lambda: self.ledger.allocate(resource, devices))
         for claim in claims or ():
             assert self.ledger.claims[claim.device] == claim
-            present = {r.id: r.node for r in self.ledger.regions_of(claim.device)}
-            assert dict(claim.nodes) == present
+            present = {r.id: r.grant for r in self.ledger.regions_of(claim.device)}
+            assert claim.grants == present
             assert not any(self.ledger.trouble(region) for region in present)
             reached = {loan for loans in self.ledger.loans.values() for loan in loans}
-            for region, node in present.items():
+            for region, node in claim.nodes:
                 assert not any(loan.node == node and loan.region != region for loan in reached)
 
-    @rule(one=st.sampled_from(DEVICES), pod=pods, node=st.integers(0, 6), told=st.booleans())
-    def adopt(self, one, pod, node, told) -> None:
+    @rule(one=st.sampled_from(DEVICES), pod=pods, nodes=st.lists(st.integers(0, 6), max_size=2))
+    def adopt(self, one, pod, nodes) -> None:
         resource = self.ledger.device_resource(one)
         if resource is not None:
-            granted = {device_variable(RegionId(one)): f"/dev/dfl-port.{node}"} if told else {}
-            self.happens_or_not(lambda: self.ledger.adopt(resource, one, pod, granted))
+            text = ",".join(f"/dev/dfl-port.{node}" for node in nodes)
+            env = {device_variable(RegionId(one)): text} if nodes else {}
+            self.happens_or_not(lambda: self.ledger.adopt(resource, one, pod, env))
 
     @rule(devices=some_devices, pod=pods)
     def bind(self, devices, pod) -> None:
@@ -197,7 +201,7 @@ class Steps(RuleBasedStateMachine):
         if claim is not None:
             self.learns(lambda: self.ledger.prestart_seen([one]))
             with tolerated:
-                for region, _ in claim.nodes if program else ():
+                for region in claim.grants if program else ():
                     self.ledger.working([region])
                     self.ledger.programmed(region, AFU)
                 self.ledger.started([claim])
@@ -211,13 +215,13 @@ class Steps(RuleBasedStateMachine):
     def release(self, devices) -> None:
         before = set(self.ledger.claims)
         used = {d for d, c in self.ledger.claims.items() if c.started and not c.poststops}
-        regions = {d: self.ledger.claims[d].nodes for d in before}
+        regions = {d: self.ledger.claims[d].grants for d in before}
         released = self.happens_or_not(lambda: self.ledger.release(devices))
         if released is not None:
             assert set(released) == before & set(devices)
             assert set(self.ledger.claims) == before - set(devices)
             for one in used & set(released):
-                for region, _ in regions[one]:
+                for region in regions[one]:
                     assert self.ledger.record(region).condition in {
                         Condition.DIRTY,
                         Condition.SCRUBBING,
@@ -324,7 +328,7 @@ class Steps(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             held: set[RegionId] = set()
             for claim in self.ledger.claims.values():
-                for region, _ in claim.nodes:
+                for region in claim.grants:
                     assert region not in held
                     held.add(region)
                 if is_card(claim.device):
@@ -347,7 +351,7 @@ class Steps(RuleBasedStateMachine):
                 on_card = {d for d in claims if card_of(d) == card.id}
                 assert {c.device for c in self.ledger.claims_on(CardId(card.id))} == on_card
                 mine = [r.id for r in card.regions[:1]]
-                covered = {r for d in on_card for r, _ in claims[d].nodes}
+                covered = {r for d in on_card for r in claims[d].grants}
                 others = bool(covered - set(mine)) or bool(on_card - {DeviceId(card.id), *mine})
                 others = others or card.id in self.ledger.unreconciled
                 assert self.ledger.others_owned(card.id, mine) == others

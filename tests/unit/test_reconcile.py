@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from fpga_plugin.claims.owners import Owners
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import NoSourceError
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
@@ -311,7 +312,7 @@ def test_a_new_card_whose_records_cannot_be_read_keeps_no_other_claim(directory:
     world.ledger.allocate(RESOURCE, [REGION])
     world.ledger.bind_pod([DeviceId(REGION)], POD)
     late = replace(CARD, address=PciAddress.parse("0000:20:00.0"), regions=())
-    region = Region(late.id, 0, "/dev/dfl-port.7", "/sys/devices/x/dfl-port.7")
+    region = Region(late.id, 0, Grant(("/dev/dfl-port.7",)))
     world.ledger.card_found(replace(late, regions=(region,)), {}, BLANK)
     world.kubelet.spoil()
     world.kubelet.resend = world.kubelet.spoil

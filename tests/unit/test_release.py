@@ -80,7 +80,7 @@ class World:
 
     def admit(self, uid: str, *devices: DeviceId, resource: str = REGIONS) -> Pod:
         self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
-        nodes = {r.id: r.node for d in devices for r in self.plugin.ledger.regions_of(d)}
+        nodes = {r.id: str(r.grant) for d in devices for r in self.plugin.ledger.regions_of(d)}
         pod = Pod(PodUid(uid), resource, devices, nodes)
         self.pods.append(pod)
         return pod
@@ -462,7 +462,7 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         a = world.run("a", world.p0)
         world.deallocate(a)
         one, other = world.board.card.regions
-        swapped = (replace(one, node=other.node), replace(other, node=one.node))
+        swapped = (replace(one, grant=other.grant), replace(other, grant=one.grant))
         world.board.card = replace(world.board.card, regions=swapped)
         world.plugin.call(lambda: ledger.card_found(world.board.card, {}, BLANK))
         assert ledger.lent_node(world.board.card.regions[1])

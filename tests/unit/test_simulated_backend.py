@@ -15,6 +15,7 @@ from fpga_plugin.errors import (
     SettingsError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.dfl.handles import fme_of
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.hardware.simulated.factory import simulated_backend
 from fpga_plugin.ids import CardId, InterfaceId
@@ -55,8 +56,8 @@ def test_discovery_finds_every_card_with_its_regions(backend):
     assert card.clears_memory
     assert card.interface_id == INTERFACE
     assert (found.cards[CARD].numa_node, card.numa_node) == (0, 1)
-    assert card.fme_node == "/dev/dfl-fme.1"
-    assert [(region.id, region.node) for region in card.regions] == [
+    assert fme_of(card).node == "/dev/dfl-fme.1"
+    assert [(region.id, str(region.grant)) for region in card.regions] == [
         ("0000-11-00.0-p0", "/dev/dfl-port.3"),
         ("0000-11-00.0-p1", "/dev/dfl-port.4"),
         ("0000-11-00.0-p2", "/dev/dfl-port.5"),
@@ -168,9 +169,9 @@ def test_an_unplugged_card_is_gone_and_comes_back(backend, card, tmp_path):
         backend.open_port(card, card.regions[0])
     file.touch()
     again = backend.scan_card(CARD)
-    assert [(r.id, r.node) for r in again.regions] == [(r.id, r.node) for r in card.regions]
+    assert [(r.id, r.grant) for r in again.regions] == [(r.id, r.grant) for r in card.regions]
     for before, now in zip(card.regions, again.regions, strict=True):
-        assert now.instance != before.instance
+        assert now != before
         assert backend.afu_id(now)
         with pytest.raises(CardGoneError, match="no longer the port"):
             backend.afu_id(before)
@@ -184,7 +185,7 @@ def test_a_reader_sees_what_the_daemon_has(hardware, card, tmp_path):
     )
     seen = reader.backend.scan_card(CARD)
     as_the_daemon_has_it = [
-        dataclasses.replace(there, instance=here.instance)
+        dataclasses.replace(there, handle=here.handle)
         for here, there in zip(seen.regions, card.regions, strict=True)
     ]
     assert seen == dataclasses.replace(card, regions=tuple(as_the_daemon_has_it))

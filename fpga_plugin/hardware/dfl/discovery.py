@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import children, number, optional
+from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
 
@@ -193,10 +195,9 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
         numa_node=_numa_node(kernel, base.parent),
         regions=regions,
         ports=ports,
-        fme_node=f"/dev/{os.path.basename(fme)}",
-        fme_sysfs=fme,
         clears_memory=any(memory_clear_knobs(kernel, fme)),
         description=_description(kernel, base.parent),
+        handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
     )
 
 
@@ -285,10 +286,11 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[R
         if port_id in regions:
             raise HardwareError(
                 f"card {address} has two ports with the id {port_id}: "
-                f"{regions[port_id].sysfs} and {port}"
+                f"{port_of(regions[port_id]).sysfs} and {port}"
             )
         node = f"/dev/{os.path.basename(port)}"
-        regions[port_id] = Region(address.card_id, port_id, node, port, instance)
+        device = PortDevice(node, port, instance)
+        regions[port_id] = Region(address.card_id, port_id, Grant((node,)), device)
     if not regions:
         raise HardwareError(
             f"no port of card {address} has a driver",

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from fpga_plugin.errors import CardGoneError, HardwareError, PortPoisonedError
 from fpga_plugin.hardware.dfl import defs, hwmon
 from fpga_plugin.hardware.dfl.aer import AerCounters
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import read_afu_id
 from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
@@ -35,7 +36,7 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
     which at any other time means a poisoned port.
     """
     reading = _Reading(kernel)
-    if reading.exists(card.fme_sysfs):
+    if reading.exists(fme_of(card).sysfs):
         _judge_link(reading, card, aer)
         _judge_errors(reading, card)
         _judge_sensors(reading, card)
@@ -117,12 +118,12 @@ def _judge_link(reading: _Reading, card: Card, aer: AerCounters) -> None:
 
 
 def _judge_errors(reading: _Reading, card: Card) -> None:
-    catfatal = reading.value(f"{card.fme_sysfs}/errors/catfatal_errors")
+    catfatal = reading.value(f"{fme_of(card).sysfs}/errors/catfatal_errors")
     if fatal := catfatal & ~defs.CATFATAL_INJECTED:
         names = [defs.CATFATAL_BITS.get(bit, f"bit {bit}") for bit in range(64) if fatal >> bit & 1]
         word = "thermal" if fatal & defs.CATFATAL_THERMAL else "fatal"
         reading.failed.append(f"{word}: {', '.join(names)} (catfatal_errors 0x{catfatal:x})")
-    nonfatal = reading.value(f"{card.fme_sysfs}/errors/nonfatal_errors")
+    nonfatal = reading.value(f"{fme_of(card).sysfs}/errors/nonfatal_errors")
     for bits, says in (
         (defs.NONFATAL_FAILED, reading.failed),
         (defs.NONFATAL_DEGRADED, reading.degraded),
@@ -133,7 +134,7 @@ def _judge_errors(reading: _Reading, card: Card) -> None:
 
 
 def _judge_sensors(reading: _Reading, card: Card) -> None:
-    for sensor in hwmon.own(reading.children, card.fme_sysfs):
+    for sensor in hwmon.own(reading.children, fme_of(card).sysfs):
         if reading.value(f"{sensor}/temp1_crit_alarm"):
             reading.failed.append(f"thermal: card {card.id} is above its critical temperature")
         if reading.value(f"{sensor}/temp1_max_alarm"):
@@ -145,7 +146,7 @@ def _judge_sensors(reading: _Reading, card: Card) -> None:
 
 def _judge_board(reading: _Reading, card: Card) -> None:
     """The board's management controller; that it cannot be read says nothing of the FPGA."""
-    for sensors in hwmon.board(reading.children, card.fme_sysfs):
+    for sensors in hwmon.board(reading.children, fme_of(card).sysfs):
         try:
             for channel in hwmon.channels(reading.children, sensors):
                 if hwmon.kind(channel) == "temp":
@@ -180,7 +181,7 @@ def _judge_temperature(reading: _Reading, card: Card, channel: str) -> None:
 
 def _judge_memory(reading: _Reading, card: Card) -> None:
     """The memory's calibration (drivers/memory/dfl-emif.c)."""
-    for device in reading.children(card.fme_sysfs, r"dfl_dev\.[0-9]{1,9}"):
+    for device in reading.children(fme_of(card).sysfs, r"dfl_dev\.[0-9]{1,9}"):
         for path in reading.children(device, r"inf[0-7]_cal_fail"):
             if reading.value(path):
                 reading.failed.append(f"memory: calibration failed ({path})")
@@ -192,19 +193,19 @@ def _judge_memory(reading: _Reading, card: Card) -> None:
 
 def _judge_port(reading: _Reading, region: Region) -> bool:
     """Returns whether the port is poisoned."""
-    errors = reading.value(f"{region.sysfs}/errors/errors")
+    errors = reading.value(f"{port_of(region).sysfs}/errors/errors")
     if errors & defs.PORT_AP6_EVENT:
         reading.failed.append(
             f"thermal: AP6 has shut down region {region.id} (errors 0x{errors:x})"
         )
-    power = reading.value(f"{region.sysfs}/power_state")
+    power = reading.value(f"{port_of(region).sysfs}/power_state")
     if power == defs.POWER_AP6:
         reading.failed.append(f"power: region {region.id} is in power state AP6")
     elif power:
         state = defs.POWER_THROTTLED.get(power, f"0x{power:x}")
         reading.degraded.append(f"power: region {region.id} is in power state {state}")
     for name in ("ap1_event", "ap2_event"):
-        if reading.value(f"{region.sysfs}/{name}", bare_hex):
+        if reading.value(f"{port_of(region).sysfs}/{name}", bare_hex):
             reading.degraded.append(f"power: region {region.id} had an {name}")
     try:
         read_afu_id(reading.kernel, region)

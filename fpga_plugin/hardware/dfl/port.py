@@ -23,6 +23,7 @@ from fpga_plugin.errors import (
     quote,
 )
 from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.kernel import Handle, Kernel
 from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
 from fpga_plugin.hardware.model import Card, Region
@@ -74,22 +75,23 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
         CardGoneError: the node is not there, or is another port's by now.
         HardwareError: it cannot be opened for another reason.
     """
+    node = port_of(region).node
     try:
-        handle = kernel.open(region.node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+        handle = kernel.open(node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise PortInUseError(
-                f"{region.node} (region {region.id}) is in use",
+                f"{node} (region {region.id}) is in use",
                 hint="a process still has it open or mapped, such as a container that has not "
-                f"ended or a tool on the node; `fuser -v {region.node}` on the node names it",
+                f"ended or a tool on the node; `fuser -v {node}` on the node names it",
             ) from error
         if error.errno in GONE:
             raise CardGoneError(
-                f"{region.node} (region {region.id}) is not there: the card was removed, or its "
-                "driver unbound",
+                f"{node} (region {region.id}) is not there: the card was removed, or its driver "
+                "unbound",
                 hint="see `fpga-plugin devices` and the kernel's log",
             ) from error
-        raise _failure(f"{region.node} (region {region.id}) cannot be opened", error) from error
+        raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
     port = DflPort(kernel, card, region, handle)
     try:
         # The node's number may have gone to another card's port since the last scan, or to a port
@@ -109,6 +111,8 @@ class DflPort:
         self._kernel = kernel
         self._card = card
         self._region = region
+        self._fme = fme_of(card)
+        self._port = port_of(region)
         self._handle: Handle | None = handle
 
     def __enter__(self) -> Self:
@@ -125,7 +129,7 @@ class DflPort:
     def close(self) -> None:
         """Let others open the port again; the driver resets it once more. May be repeated."""
         if self._handle is not None:
-            _close(self._kernel, self._handle, self._region.node)
+            _close(self._kernel, self._handle, self._port.node)
         self._handle = None
 
     def reset(self) -> None:
@@ -139,7 +143,7 @@ class DflPort:
             self._kernel.ioctl(self._handle, defs.PORT_RESET, 0)
         except OSError as error:
             raise _failure(
-                f"region {self._region.id} ({self._region.node}) did not acknowledge its reset",
+                f"region {self._region.id} ({self._port.node}) did not acknowledge its reset",
                 error,
                 hint="requests of the last image may still be under way; "
                 + rebind_hint(self._card.address),
@@ -158,7 +162,7 @@ class DflPort:
         found: dict[str, int] = {}
         self._clear_error_register(found)
         for name in ("ap1_event", "ap2_event"):
-            path = f"{self._region.sysfs}/{name}"
+            path = f"{self._port.sysfs}/{name}"
             try:
                 text = optional(self._kernel, path)
                 if text is not None and (value := bare_hex(path, text)):
@@ -169,7 +173,7 @@ class DflPort:
         return found
 
     def _clear_error_register(self, found: dict[str, int]) -> None:
-        path = f"{self._region.sysfs}/errors/errors"
+        path = f"{self._port.sysfs}/errors/errors"
         for _ in range(_CLEAR_ATTEMPTS):
             if not (value := self._error_bits(path)):
                 return
@@ -224,12 +228,12 @@ class DflPort:
         try:
             self._stream(handle, image)
         finally:
-            _close(self._kernel, handle, self._card.fme_node)
+            _close(self._kernel, handle, self._fme.node)
         self._judge_manager()
 
     def _open_fme(self) -> Handle:
         """The FME's node, opened only for the time of one PR; blocks while another PR runs."""
-        node = self._card.fme_node
+        node = self._fme.node
         try:
             handle = self._kernel.open(node, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -244,7 +248,7 @@ class DflPort:
         try:
             # Its node may have gone to another card's FME, or to that of the card in this slot now.
             _check_instance(self._kernel, self._region)
-            there = self._kernel.exists(self._card.fme_sysfs)
+            there = self._kernel.exists(self._fme.sysfs)
         except (OSError, CardGoneError, HardwareError):
             there = False
         if not there:
@@ -279,13 +283,13 @@ class DflPort:
             except OSError:
                 status = ""  # the ioctl's own error is what matters
             raise ProgrammingError(
-                f"programming region {self._region.id} through {self._card.fme_node} failed "
+                f"programming region {self._region.id} through {self._fme.node} failed "
                 f"({_reason(error)}): {what}" + (f" (FPGA manager: {status})" if status else ""),
                 hint=hint,
             ) from error
         if result != 0:
             raise ProgrammingError(
-                f"programming region {self._region.id} through {self._card.fme_node} gave "
+                f"programming region {self._region.id} through {self._fme.node} gave "
                 f"{result} where the driver gives 0",
                 hint="the driver is not the one that this plugin knows",
             )
@@ -310,7 +314,7 @@ class DflPort:
     def _manager_says(self) -> list[str]:
         """Lines of the manager's `state` and `status` that tell of an error (fpga-mgr.c)."""
         says: list[str] = []
-        for platform in children(self._kernel, self._card.fme_sysfs, r"dfl-fme-mgr\.[0-9]{1,9}"):
+        for platform in children(self._kernel, self._fme.sysfs, r"dfl-fme-mgr\.[0-9]{1,9}"):
             for manager in children(self._kernel, f"{platform}/fpga_manager", r"fpga[0-9]{1,9}"):
                 state = optional(self._kernel, f"{manager}/state") or ""
                 if state.endswith("error"):
@@ -332,7 +336,7 @@ def read_errors(kernel: Kernel, region: Region) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for name in ("errors", "first_error", "first_malformed_req"):
-        path = f"{region.sysfs}/errors/{name}"
+        path = f"{port_of(region).sysfs}/errors/{name}"
         try:
             text = optional(kernel, path)
             value = 0 if text is None else int(text, 16)
@@ -353,14 +357,14 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
         CardGoneError: the port is gone, or is another instance than `region` by now.
         HardwareError: it cannot be read, or is no id (all ones).
     """
-    path = f"{region.sysfs}/afu_id"
+    path = f"{port_of(region).sysfs}/afu_id"
     try:
         text = kernel.read(path).strip()
     except OSError as error:
         _check_instance(kernel, region)
         if error.errno == errno.EBUSY:
             raise PortPoisonedError(
-                f"region {region.id} ({region.node}) is held in reset, as after a failed "
+                f"region {region.id} ({port_of(region).node}) is held in reset, as after a failed "
                 "programming",
                 hint=rebind_hint(PciAddress.parse(region.card)),
             ) from error
@@ -385,15 +389,16 @@ def _check_instance(kernel: Kernel, region: Region) -> None:
         CardGoneError: it is not.
         HardwareError: that cannot be told.
     """
+    port = port_of(region)
     try:
-        instance = kernel.instance(region.sysfs)
+        instance = kernel.instance(port.sysfs)
     except (FileNotFoundError, NotADirectoryError):
         instance = None
     except OSError as error:
-        raise _failure(f"{region.sysfs} cannot be looked up", error) from error
-    if instance != region.instance:
+        raise _failure(f"{port.sysfs} cannot be looked up", error) from error
+    if instance != port.instance:
         raise CardGoneError(
-            f"{region.node} is no longer the port of region {region.id}",
+            f"{port.node} is no longer the port of region {region.id}",
             hint="the card was removed or its driver rebound; delete the pod",
         )
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.dfl import hwmon
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.model import Card, Readings
@@ -22,15 +23,15 @@ def readings(kernel: Kernel, card: Card) -> Readings:
     found: dict[str, dict[str, float]] = {"temp": {}, "power": {}}
     listed = partial(_listed, kernel)
     for devices in (hwmon.own, hwmon.board):
-        for device in devices(listed, card.fme_sysfs):
+        for device in devices(listed, fme_of(card).sysfs):
             _add(kernel, hwmon.channels(listed, device), found)
     errors: dict[str, int] = {}
     for register in ("catfatal_errors", "nonfatal_errors"):
-        value = _value(kernel, f"{card.fme_sysfs}/errors/{register}")
+        value = _value(kernel, f"{fme_of(card).sysfs}/errors/{register}")
         if value is not None:
             errors[register] = value
     for region in card.regions:
-        value = _value(kernel, f"{region.sysfs}/errors/errors")
+        value = _value(kernel, f"{port_of(region).sysfs}/errors/errors")
         if value is not None:
             errors[f"port{region.port_id}_errors"] = value
     return Readings(found["temp"], found["power"], errors)

@@ -17,6 +17,7 @@ import errno
 from fpga_plugin.errors import HardwareError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits
 from fpga_plugin.hardware.dfl.discovery import memory_clear_knobs
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import number, optional
 from fpga_plugin.hardware.model import Card, Region
@@ -62,7 +63,7 @@ def set_clock(kernel: Kernel, region: Region, clock: int | None) -> None:
     wanted = now["frequency_default"] if clock is None else clock * _KHZ_PER_MHZ
     if now["frequency"] == wanted:
         return
-    path = f"{region.sysfs}/userclk/frequency"
+    path = f"{port_of(region).sysfs}/userclk/frequency"
     try:
         kernel.write(path, str(wanted))
     except OSError as error:
@@ -87,7 +88,7 @@ def clear_memory(kernel: Kernel, card: Card) -> None:
         HardwareError: a bank was not cleared, or there is no way to clear any.
     """
     try:
-        banks = list(memory_clear_knobs(kernel, card.fme_sysfs))
+        banks = list(memory_clear_knobs(kernel, fme_of(card).sysfs))
     except OSError as error:
         raise HardwareError(
             f"the memory of card {card.id} cannot be looked up ({error.strerror})",
@@ -112,7 +113,7 @@ def _clock(kernel: Kernel, region: Region) -> dict[str, int] | None:
     """The four attributes in kHz, None unless all are there."""
     values: dict[str, int] = {}
     for name in ("frequency", "frequency_min", "frequency_max", "frequency_default"):
-        path = f"{region.sysfs}/userclk/{name}"
+        path = f"{port_of(region).sysfs}/userclk/{name}"
         try:
             text = optional(kernel, path)
         except OSError as error:

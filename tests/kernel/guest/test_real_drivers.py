@@ -20,6 +20,7 @@ from fpga_plugin.errors import (
     ProgrammingError,
 )
 from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.handles import fme_of
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId
@@ -55,8 +56,8 @@ def test_an_unplugged_card_is_off_the_bus_until_it_is_plugged(backend: DflBacken
     again = backend.scan().cards[CARD]
     assert replace(again, regions=()) == replace(card, regions=())
     for before, after in zip(card.regions, again.regions, strict=True):
-        assert after == replace(before, instance=after.instance)
-        assert after.instance != before.instance
+        assert after == replace(before, handle=after.handle)
+        assert after.handle != before.handle
         with pytest.raises(CardGoneError):
             backend.afu_id(before)
 
@@ -141,7 +142,7 @@ def test_memory_is_cleared_bank_by_bank_and_a_bank_that_hangs_is_an_error(
 
 def test_the_driver_refuses_what_it_documents(backend: DflBackend, card: Card):
     kernel = LinuxKernel("/sys", "/dev")
-    handle = kernel.open(card.fme_node, os.O_RDWR)
+    handle = kernel.open(fme_of(card).node, os.O_RDWR)
     try:
         for argument in (
             struct.pack("<IIIIQ", 8, 0, 0, 4, 4096),

@@ -1,0 +1,100 @@
+"""What a container gets of a region is the backend's to say; the ledger keeps and compares it."""
+
+import pytest
+from doubles.cards import REGIONS, device, make_card
+from ledger_support import found, make_ledger, reopened, scrub, start
+
+from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.ids import PodUid, RegionId, device_variable
+from fpga_plugin.ledger.records import Loan
+
+CARD = make_card(1, nodes=((0, 1), (2, 3)), shared=("/dev/shared",))
+OTHER = make_card(2, nodes=((4, 5), (6, 7)), shared=("/dev/shared",))
+P0, P1 = device(CARD, 0), device(CARD, 1)
+R0, R1 = RegionId(P0), RegionId(P1)
+Q0 = device(OTHER, 0)
+POD = PodUid("pod-a")
+
+
+@pytest.fixture
+def ledger():
+    return make_ledger(CARD, OTHER)[0]
+
+
+def test_a_container_gets_all_that_the_grants_of_its_regions_say():
+    library, plugins = Mount("/opt/lib", "/usr/lib/x"), Mount("/opt/plugins", "/p", read_only=False)
+    one = Grant(("/dev/a", "/dev/b"), ("/dev/s",), (library,), {"FUNCTIONS": "1"})
+    other = Grant(("/dev/c",), ("/dev/s",), (library, plugins), {device_variable(R1): "nonsense"})
+    allocation = Allocation.of({R0: one, R1: other})
+    assert allocation.nodes == ("/dev/s", "/dev/a", "/dev/b", "/dev/c")
+    assert allocation.mounts == (library, plugins)
+    assert allocation.envs == {
+        "FUNCTIONS": "1",
+        device_variable(R0): "/dev/a,/dev/b",
+        device_variable(R1): "/dev/c",
+    }
+
+
+def test_a_grant_is_told_by_its_own_nodes_alone():
+    now = Grant(("/dev/a", "/dev/b"), ("/dev/s",))
+    assert now.reaches(Grant(("/dev/b", "/dev/a"), (), (Mount("/x", "/x"),), {"NEW": "1"}))
+    assert not now.reaches(Grant(("/dev/a",), ("/dev/s",)))
+    assert not now.reaches(Grant(("/dev/a", "/dev/b", "/dev/c"), ("/dev/s",)))
+    assert Grant.parse(str(now)).reaches(now)
+
+
+def test_neighbours_share_the_node_that_is_shared(ledger):
+    (one,) = ledger.allocate(REGIONS, [P0])
+    (other,) = ledger.allocate(REGIONS, [P1])
+    for claim in (one, other):
+        assert claim.grants == {r.id: r.grant for r in ledger.regions_of(claim.device)}
+        ledger.check_grants(claim)
+
+
+def test_one_of_several_nodes_that_moved_fails_the_start(ledger):
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    found(ledger, make_card(1, nodes=((0, 8), (2, 3)), shared=("/dev/shared",)))
+    with pytest.raises(RefusedError, match=r"was /dev/dfl-port.0,/dev/dfl-port.1 and is /dev/dfl"):
+        ledger.check_grants(claim)
+
+
+def test_one_node_in_other_hands_keeps_a_region_back(ledger):
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    ledger.bind_pod([P0], POD)
+    ledger.card_gone(CARD.id)
+    moved = make_card(2, nodes=((4, 1), (6, 7)), shared=("/dev/shared",))
+    found(ledger, moved)
+    scrub(ledger, moved)
+    (region, neighbour) = moved.regions
+    assert ledger.borrowed_node(region) == ("/dev/dfl-port.1", P0)
+    assert ledger.own_node(neighbour)
+    with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* in the hands"):
+        ledger.allocate(REGIONS, [Q0])
+    ledger.release([P0])
+    assert ledger.lent_node(region) == Loan(POD, R0, "/dev/dfl-port.1")
+    assert set(ledger.loans) == {"/dev/dfl-port.0", "/dev/dfl-port.1"}
+    with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* in the hands of pod"):
+        ledger.allocate(REGIONS, [Q0])
+    ledger.pods_gone([POD])
+    scrub(ledger, moved)
+    ledger.allocate(REGIONS, [Q0])
+
+
+def test_what_kubelet_kept_of_several_nodes_is_adopted_and_compared(ledger):
+    kept = {device_variable(R0): "/dev/dfl-port.0,/dev/dfl-port.1"}
+    claim = ledger.adopt(REGIONS, P0, POD, kept)
+    ledger.check_grants(claim)
+    stale = ledger.adopt(REGIONS, P1, POD, {device_variable(R1): "/dev/dfl-port.2"})
+    with pytest.raises(RefusedError, match="device numbering changed"):
+        ledger.check_grants(stale)
+
+
+def test_a_grant_outlives_the_plugin():
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    again = reopened(journal, CARD)
+    assert again.claims[P0].grants == {R0: CARD.regions[0].grant}
+    again.check_grants(again.claims[P0])
