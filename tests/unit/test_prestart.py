@@ -7,6 +7,7 @@ test something happens at one chosen instant, and the container must not start.
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from doubles.cards import BLANK, REGIONS, TOO_HOT
@@ -23,7 +24,8 @@ from fpga_plugin.errors import (
     RefusedError,
     WrongImageError,
 )
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.model import Card, CardHealth
 from fpga_plugin.ids import AfuId, DeviceId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Ownership
@@ -338,3 +340,26 @@ def test_an_ended_claim_keeps_no_image_in_memory(scene: Scene, end: str):
     del task
     gc.collect()
     assert image() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"),
+    [
+        (FaultKind.TRANSIENT, Condition.DIRTY),
+        (FaultKind.LASTING, Condition.FAULTED),
+        (FaultKind.POISONED, Condition.FAULTED),
+    ],
+)
+def test_what_is_wrong_with_a_region_decides_whether_work_on_it_is_tried_again(
+    scene: Scene, kind: FaultKind, condition: Condition
+):
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.rack.bad_prs = ["error"]
+    fault = Fault(kind, "what the hardware says")
+    with mock.patch.object(scene.rack, "health", return_value=CardHealth({region: fault})):
+        task = scene.prestart(pod, AFUS[0])
+        scene.plugin.work()
+    assert isinstance(task.exception(), HardwareError)
+    assert scene.condition(region) is condition
+    assert scene.ledger.failing == {region: fault}
