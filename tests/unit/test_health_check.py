@@ -118,6 +118,17 @@ def test_a_card_that_fails_is_found_and_one_that_recovers_too(node):
     assert set(node.looked_closely) == {"0000-10-00.0"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "recovered"), [(FaultKind.POISONED, True), (FaultKind.TRANSIENT, False)]
+)
+def test_only_a_region_that_was_poisoned_is_recovered_at_once(node, kind, recovered):
+    """A rebind has an end; a card at the edge of its temperature limit comes and goes."""
+    node.inventory._calm = 1000.0
+    fault = Fault(kind, "what the hardware says")
+    told(node, lambda: node.ledger.set_failing("0000-10-00.0", {REGION: fault}))
+    assert (REGION not in node.ledger.failing) == recovered
+
+
 def test_a_clean_region_that_somebody_else_programmed_is_dirty(node):
     def left_clean():
         node.ledger.working([REGION])

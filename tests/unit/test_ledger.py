@@ -527,6 +527,7 @@ def test_another_pod_in_kubelets_records_is_another_owner(ledger: Ledger) -> Non
     assert condition(ledger) is Condition.DIRTY
     claim = ledger.claims[P0]
     assert (claim.pod, claim.exposed, claim.started) == (POD_B, True, False)
+    assert claim.grants == {R0: CARD.regions[0].grant}
 
 
 def test_adoption_keeps_the_nodes_that_kubelet_hands_out(ledger: Ledger) -> None:

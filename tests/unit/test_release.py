@@ -7,10 +7,11 @@ plugin finish when it wants.
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
-from doubles.cards import BLANK, REGIONS, WHOLE, device
+from doubles.cards import BLANK, POISONED, REGIONS, TOO_HOT, WHOLE, device
 from ledger_support import MemoryJournal
 from ledger_world import AFUS, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
 
@@ -472,3 +473,22 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
     world.plugin.work()
     expected = "in the hands of pod a" if kept == "by a loan" else "kubelet's records"
     assert expected in hindrance.result()
+
+
+def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(make) -> None:
+    world = make()
+    card = world.board.card
+    one, other = (region.id for region in card.regions)
+    ledger, recovery = world.plugin.ledger, world.plugin.recovery
+    for failing, poisoned in (
+        ({}, False),
+        ({one: POISONED}, True),
+        ({one: POISONED, other: POISONED}, True),
+        ({one: POISONED, other: TOO_HOT}, False),
+        ({one: TOO_HOT}, False),
+    ):
+        world.plugin.call(partial(ledger.set_failing, card.id, failing))
+        assert recovery.poisoned(card) == poisoned
+        assert recovery.poisoned(card, [one]) == poisoned
+    world.plugin.call(partial(ledger.set_failing, card.id, {one: POISONED}))
+    assert not recovery.poisoned(card, [other])
