@@ -64,7 +64,7 @@ def _open_journal(settings: Settings) -> Journal:
     journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
     if journal.left_out:
         log.error(
-            "rows of the journal make no sense and are left out",
+            "damaged rows of the journal are ignored",
             rows=journal.left_out[:10],
             count=len(journal.left_out),
             copy=journal.set_aside,

@@ -173,7 +173,7 @@ class StoreReader:
             )
         return StoreUnavailableError(
             f"{path}: not read within {seconds:.0f} s",
-            hint=f"it goes on, and kubelet's next try finds it done; if not, {check}",
+            hint=f"it goes on, and kubelet's next attempt uses the result; if not, {check}",
         )
 
     def _answers(self, relative: str) -> None:

@@ -132,7 +132,7 @@ def place_of(file: str, data: bytes) -> str:
         return relative
     if name == f"{BLANK}.gbs":
         raise BitstreamError(
-            f"{file}: its path does not tell which interface id it is to deprogram",
+            f"{file}: its path does not name the interface id that it is for",
             hint="put it into the store first, `fpga-plugin bitstream install --blank FILE`, and"
             " sign the manifest",
         )

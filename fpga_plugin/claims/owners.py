@@ -117,7 +117,7 @@ class Owners:
             if len(pods) == 1:
                 (pod,) = pods
                 self._ledger.bind_pod([device], pod)
-                log.debug("pod of a claim learnt", device=device, pod=pod)
+                log.debug("owner of a claim found", device=device, pod=pod)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -152,4 +152,4 @@ class Owners:
         """Once for each new reason, not once a look."""
         if self._said != str(error):
             self._said = str(error)
-            log.warning("the pods of claims cannot be learnt", error=str(error))
+            log.warning("the owners of claims cannot be read", error=str(error))

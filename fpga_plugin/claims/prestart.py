@@ -173,7 +173,7 @@ class PreStarts:
             except TimeoutError:
                 raise NotFinishedError(
                     f"{', '.join(devices)}: {late} after {budget:.1f} s",
-                    hint="it goes on; kubelet's next try finds it done",
+                    hint="it goes on; kubelet's next attempt uses the result",
                 ) from None
             if self._permission.policy != policy:
                 raise NotFinishedError(
@@ -209,8 +209,8 @@ class PreStarts:
             or preparation.key.epoch != self._ledger.epoch
         ):
             raise NotFinishedError(
-                f"{', '.join(sorted(devices))}: another call took the preparation, or it was"
-                " overtaken by a later one",
+                f"{', '.join(sorted(devices))}: another call used the preparation, or it was"
+                " replaced by a later one",
                 hint="kubelet's next try begins anew",
             )
         self._drop(devices)
@@ -229,13 +229,13 @@ class PreStarts:
         """Nobody fetched a result for so long that nobody knows any more what it is worth."""
         records = self._preparations[devices].records
         self._drop(devices)
-        log.info("nobody fetched what was prepared", devices=sorted(devices))
+        log.info("a preparation expired unused", devices=sorted(devices))
         unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
         try:
-            self._ledger.dirty(unchanged, "nobody fetched what was prepared")
+            self._ledger.dirty(unchanged, "a preparation expired unused")
         except JournalError as error:
             log.warning(
-                "what nobody fetched is not journalled", regions=unchanged, error=str(error)
+                "an expired preparation cannot be journalled", regions=unchanged, error=str(error)
             )
 
     async def _find_or_begin(
@@ -348,7 +348,7 @@ class PreStarts:
         asked = await self._envs.ask(identity, devices, fresh=fresh)
         if self._lease(devices) != lease:
             raise NotFinishedError(
-                f"{', '.join(devices)} changed hands while the pod's spec was read",
+                f"{', '.join(devices)} got another owner while the pod's spec was read",
                 hint="kubelet's next try begins anew, if the pod is still there",
             )
         return asked
@@ -363,7 +363,7 @@ class PreStarts:
             log.exception("preparation failed", devices=plan.lease.devices)
             preparation.error = FpgaPluginError(
                 "preparation failed for an unexpected reason",
-                hint="the plugin's log has the details; please report it",
+                hint="the plugin's log has the details; please report this",
             )
         log.info(
             "prepared" if preparation.error is None else "preparation failed",

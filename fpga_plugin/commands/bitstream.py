@@ -309,7 +309,7 @@ def _trust_options(parser: argparse.ArgumentParser) -> None:
         type=_trust_mode,
         metavar="any|digest|signed",
         default=argparse.SUPPRESS,
-        help="what has to be shown of a file (default: FPGA_PLUGIN_TRUST)",
+        help="how a file must be trusted (default: FPGA_PLUGIN_TRUST)",
     )
     parser.add_argument(
         "--keys",

@@ -80,7 +80,7 @@ def _note(settings: Settings, node: Node, seen: NodeCard) -> str:
         return node.journal_error
     if settings.scrub is ScrubPolicy.BEST_EFFORT:
         return f"{seen.no_blank}; regions are only reset (best-effort)"
-    return f"no-blank-image: {seen.no_blank}; FPGA_PLUGIN_SCRUB=best-effort does without"
+    return f"no-blank-image: {seen.no_blank}; FPGA_PLUGIN_SCRUB=best-effort works without it"
 
 
 def table(listing: Listing) -> str:

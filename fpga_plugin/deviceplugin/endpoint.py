@@ -98,7 +98,10 @@ class Endpoint:
             _, pending = await asyncio.wait(running, timeout=_GRACE)
             if pending:
                 _log.warning(
-                    "calls do not end", resource=self._resource, count=len(pending), waited=_GRACE
+                    "calls still run after their socket was closed",
+                    resource=self._resource,
+                    count=len(pending),
+                    waited=_GRACE,
                 )
 
 

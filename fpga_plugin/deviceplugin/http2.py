@@ -141,7 +141,7 @@ class CountedFrames(FrameBuffer):
             case _:
                 pass
         if not self._frames.take():
-            raise DenialOfServiceError("too many frames that bring no call further")
+            raise DenialOfServiceError("too many frames that belong to no call")
 
 
 class CallHandler(Handler):

@@ -43,7 +43,7 @@ class Conditions(LedgerState):
 
     def another_try(self, card: CardId) -> None:
         """The operator mended something: what failed and nobody owns is worth a scrub."""
-        self._forgive(card, "the operator wants it tried again")
+        self._forgive(card, "an operator asked to try it again")
 
     def _forgive(self, card: CardId, reason: str) -> None:
         present = self.cards.get(card)

@@ -93,13 +93,13 @@ class Presence(LedgerState):
             case Condition.PROGRAMMED if owned and observed is not None:
                 if observed == record.afu_id:
                     return record
-                return replace(dirty, reason="it was programmed behind the plugin's back")
+                return replace(dirty, reason="another process programmed it")
             case Condition.FAULTED if observed is None:
                 return record
             case Condition.DIRTY:
                 return record
             case _:
-                return replace(dirty, reason="it is not as the journal says")
+                return replace(dirty, reason="its AFU id differs from the journal's")
 
     def card_gone(self, card: CardId) -> None:
         """A card is no longer there. Claims on it stay until kubelet ends them."""
@@ -183,7 +183,7 @@ class Presence(LedgerState):
                     record,
                     condition=Condition.DIRTY,
                     afu_id=None,
-                    reason="it changed behind the plugin's back",
+                    reason="another process changed it",
                 )
         self._learn(change)
         return found

@@ -215,7 +215,7 @@ def _shown(value: object) -> str:
 
 
 def _nonsense(value: object) -> NoReturn:
-    msg = f"{quote(value)} makes no sense there"
+    msg = f"{quote(value)} is not a valid value"
     raise ValueError(msg)
 
 

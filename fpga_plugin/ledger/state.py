@@ -454,14 +454,14 @@ class LedgerState:
         if (borrowed := self.borrowed_node(region)) is not None:
             node, other = borrowed
             raise RefusedError(
-                f"{node} of region {region.id} is also in the hands of the pod that was"
-                f" given {other} when device numbers were others",
+                f"{node} of region {region.id} is also open to the pod that was"
+                f" given {other} before the device numbers changed",
                 hint=f"delete the pod that holds {other}",
             )
         if (loan := self.lent_node(region)) is not None:
             raise RefusedError(
-                f"{loan.node} of region {region.id} is also in the hands of pod {loan.pod}, which"
-                f" was given it as {loan.region} and was not seen to end",
+                f"{loan.node} of region {region.id} is also open to pod {loan.pod}, which"
+                f" was given it as {loan.region} and may still run",
                 hint="see why that pod's processes do not end",
             )
 

@@ -92,7 +92,7 @@ class Listeners:
             while listener.in_place:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(self._recheck)
             log.warning(
-                "the status socket was removed, and is made anew", address=listener.addresses[0]
+                "the status socket was removed, and is created again", address=listener.addresses[0]
             )
             self._listeners.remove(listener)
             await listener.close()

@@ -98,7 +98,7 @@ def _log_card(settings: Settings, seen: NodeCard) -> None:
 def _without_blank(settings: Settings) -> str:
     if settings.scrub is ScrubPolicy.BEST_EFFORT:
         return "FPGA_PLUGIN_SCRUB=best-effort: its free regions would be reset, and given out"
-    return "its regions would be Unhealthy; FPGA_PLUGIN_SCRUB=best-effort does without"
+    return "its regions would be Unhealthy; FPGA_PLUGIN_SCRUB=best-effort works without it"
 
 
 async def _log_pod_specs(settings: Settings) -> None:

@@ -93,7 +93,7 @@ class PodSources:
             except NoSuchPodError as error:
                 if uid in self._told:
                     return True
-                problems.append(f"{error.message}, nor did it since it started")
+                problems.append(f"{error.message}, and has not since it started")
             except PodSourceError as error:
                 problems.append(error.message)
         if name is None:

@@ -59,10 +59,13 @@ def _drop_capabilities(settings: Settings) -> Measure:
             writable=[settings.state_dir, settings.kubelet_dir],
         )
     except PrivilegesError as error:
-        log.warning("privileges are kept", error=error.message, hint=error.hint)
+        log.warning("capabilities cannot be given up", error=error.message, hint=error.hint)
         return Measure(name, holds=False, detail=error.message)
     if left.foreign:
-        log.info("CAP_DAC_OVERRIDE is kept: not everything is root's", directories=left.foreign)
+        log.info(
+            "CAP_DAC_OVERRIDE is kept: some directories do not belong to root",
+            directories=left.foreign,
+        )
         return Measure(name, holds=True, detail="none left but CAP_DAC_OVERRIDE")
     return Measure(name, holds=True, detail="none left")
 

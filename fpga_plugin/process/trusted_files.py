@@ -242,7 +242,7 @@ def _check_names(path: str, directory: str, found: os.stat_result) -> None:
         above = os.lstat(directory)
         if above.st_mode & _OTHERS_WRITE:
             raise BitstreamError(
-                f"{path}: has {found.st_nlink} names, and others may have made this one in"
+                f"{path}: has {found.st_nlink} hard links, and others may have made this one in"
                 f" {directory}",
                 hint=f"`chmod go-w {directory}`, or copy the file there",
             )
@@ -251,7 +251,7 @@ def _check_names(path: str, directory: str, found: os.stat_result) -> None:
 def _check_owner(path: str, what: str, place: str, found: os.stat_result) -> None:
     if found.st_uid not in {0, os.geteuid()}:
         raise BitstreamError(
-            f"{path}: {what}belongs to user {found.st_uid}, who may replace what is in it",
+            f"{path}: {what}belongs to user {found.st_uid}, who may replace its content",
             hint=f"give it to root: `chown -h root {place}`",
         )
 

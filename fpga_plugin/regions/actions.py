@@ -151,7 +151,7 @@ class CardActions:
         not_clean: list[str] = []
         if present is not None:
             if not drained:
-                waits.append(f"it is in service: `fpga-plugin card drain {card_id}` comes first")
+                waits.append(f"it is in service: run `fpga-plugin card drain {card_id}` first")
             if card_id in ledger.unreconciled:
                 waits.append("kubelet's records were not read since it was found")
             elif self._operations.workers.locked(card_id):
@@ -188,7 +188,7 @@ class CardActions:
                 except PortInUseError as error:
                     waits.append(error.message)
                 except FpgaPluginError as error:
-                    log.info("port not looked at", region=region.id, reason=str(error))
+                    log.info("port cannot be checked", region=region.id, reason=str(error))
             return waits
 
     def _known(self, text: str) -> CardId:

@@ -83,7 +83,7 @@ class Blanks:
                 reason=problem,
                 policy=self._policy.value,
                 hint=f"expected at {self._store.blank_path(interface_id)};"
-                " FPGA_PLUGIN_SCRUB=best-effort does without",
+                " FPGA_PLUGIN_SCRUB=best-effort works without it",
             )
         else:
             self._problems.pop(interface_id, None)

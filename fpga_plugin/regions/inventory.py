@@ -375,7 +375,7 @@ class Inventory:
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
         for region, record in self._ledger.verify(card.id, observed).items():
             log.error(
-                "region changed behind the plugin's back",
+                "region changed by another process",
                 region=region,
                 afu_id=observed[region],
                 expected=record.afu_id,

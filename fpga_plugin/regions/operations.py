@@ -180,7 +180,7 @@ class CardOperations:
     @staticmethod
     def _gone(card: Card, region: RegionId) -> CardGoneError:
         return CardGoneError(
-            f"card {card.id} went while region {region} was worked on",
+            f"card {card.id} was removed while region {region} was worked on",
             hint="the next try works on what is there now",
         )
 

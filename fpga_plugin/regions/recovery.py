@@ -176,9 +176,9 @@ class Recovery:
         for region in card.regions:
             if (borrowed := ledger.borrowed_node(region)) is not None:
                 node, lender = borrowed
-                return f"{node} is in the hands of the pod that was given {lender}"
+                return f"{node} is open to the pod that was given {lender}"
             if (loan := ledger.lent_node(region)) is not None:
-                return f"{loan.node} is in the hands of pod {loan.pod}, which had {loan.region}"
+                return f"{loan.node} is open to pod {loan.pod}, which had {loan.region}"
             former |= ledger.record(region.id).former
         former -= {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
         if (uid := await self._operations.living(former)) is not None:

@@ -168,7 +168,7 @@ class Scrubber:
                 living.add(uid)
         if living - self._lenders.get(card.id, set()):
             log.warning(
-                "a card waits: a pod that still runs may open its regions",
+                "a card is held back: a pod that still runs may open its regions",
                 card=card.id,
                 pods=sorted(living),
                 hint="the device numbers changed after the pod was given its node; see why its"

@@ -97,7 +97,7 @@ class AllocatableCheck:
         """Nothing follows from it; List has the same trouble, and the reconciler reports it."""
         if error.reason is NoListReason.NOT_SERVED:
             self._served = False
-            log.info("kubelet does not tell which devices it knows", error=str(error))
+            log.info("kubelet does not report allocatable devices", error=str(error))
             return
         self._unanswered += 1
         if self._unanswered >= GIVE_UP:

@@ -125,7 +125,7 @@ class MissedPreStarts:
             log.exception("containers that started without PreStart cannot be looked for")
         if problem is not None:  # of the last look: at the first, kubelet is often still starting
             log.warning(
-                "whether containers started without PreStart cannot be told",
+                "cannot find out whether containers started without PreStart",
                 error=str(problem),
                 unscrubbed=sorted(filter(self._may_have_run, self._unscrubbed)),
             )
@@ -177,10 +177,10 @@ class MissedPreStarts:
                 devices=sorted(entry.devices),
                 started=started,
                 unscrubbed=sorted(unscrubbed),
-                hint="kubelet restarted and did not ask, while what an earlier pod left was still"
+                hint="kubelet restarted without PreStart while an earlier pod's data was still"
                 " on the region: delete the pod"
                 if unscrubbed
-                else "kubelet restarted and did not ask; its region was neither scrubbed nor"
+                else "kubelet restarted without PreStart; its region was neither scrubbed nor"
                 " programmed anew: restart the container if that matters",
             )
             self._recorder.missed_prestart(pod, entry.container, entry.devices, unscrubbed)

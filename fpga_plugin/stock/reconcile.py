@@ -119,7 +119,7 @@ class Reconciler:
         """
         if not self._ledger.kubelet_epoch(epoch):
             return
-        log.info("kubelet's life began", epoch=epoch)
+        log.info("a new kubelet process was found", epoch=epoch)
         self._answered = False
         self._streaming = False
         self._absences.clear()

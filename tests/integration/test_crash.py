@@ -224,7 +224,7 @@ def test_killed_inside(name: str):
         "directory made",
         "card found",
         "serving",
-        "kubelet's life began",
+        "a new kubelet process was found",
         "registered with kubelet",
         "kubelet's records read",
         "region scrubbed",

@@ -86,17 +86,19 @@ def refused(node: Node) -> str:
 
 
 def test_a_node_that_a_living_pod_was_given_is_nobody_elses(lent: Node) -> None:
-    warning = lent.plugin.until_logged("a card waits: a pod that still runs may open its regions")
+    warning = lent.plugin.until_logged(
+        "a card is held back: a pod that still runs may open its regions"
+    )
     assert warning["pods"] == [A]
     assert lent.kubelet.listed() == {B0: UNHEALTHY}
     assert lent.kubelet.listed(CARDS) == {CARD_2: UNHEALTHY}
-    assert f"in the hands of pod {A}" in refused(lent)
+    assert f"open to pod {A}" in refused(lent)
 
 
 def test_a_restarted_plugin_still_knows_which_node_is_in_whose_hands(lent: Node) -> None:
     lent.again()
     assert lent.kubelet.listed() == {B0: UNHEALTHY}
-    assert f"in the hands of pod {A}" in refused(lent)
+    assert f"open to pod {A}" in refused(lent)
 
 
 def test_the_node_comes_back_scrubbed_when_the_pods_processes_are_gone(
@@ -161,7 +163,7 @@ def test_the_node_of_an_owner_whose_card_is_away_is_not_given_out(cgroups: Cgrou
         node.plugin.until_logged("claim adopted", device=A0)
         assert node.state()[B0]["node"] == 0
         node.kubelet.until(REGIONS, {A0: UNHEALTHY, B0: UNHEALTHY})
-        with pytest.raises(Refused, match="in the hands of the pod"):
+        with pytest.raises(Refused, match="open to the pod"):
             node.kubelet.allocate(B0)
 
 

@@ -450,7 +450,7 @@ def test_a_kubelet_that_does_not_have_its_pods_yet_ends_none(socket, after):
                 await source.ask(identity(), DEVICES, fresh=True)
                 source.new_kubelet()
             pods, server.pods = server.pods, {}
-            with pytest.raises(NoSourceError, match="nor did it since it started"):
+            with pytest.raises(NoSourceError, match="and has not since it started"):
                 await source._pods.ended(UID)
             server.pods = pods
             assert not await source._pods.ended(UID)
@@ -1202,7 +1202,7 @@ def test_devices_that_change_hands_while_the_spec_is_read_are_not_programmed():
         await server.called.wait()
         await double.allocate(REGION, [region])  # another pod's, as far as the plugin can tell
         server.go_on.set()
-        with pytest.raises(GRPCError, match="changed hands") as caught:
+        with pytest.raises(GRPCError, match="got another owner") as caught:
             await starting
         assert caught.value.status is Status.UNAVAILABLE
         assert node.afu(region) == BLANK

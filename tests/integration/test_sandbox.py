@@ -59,7 +59,9 @@ def test_the_plugin_keeps_one_capability_where_its_store_is_another_users():
         os.chown(store, 12345, 12345)
         store.chmod(0o700)
         node.up()
-        (line,) = node.plugin.logged("CAP_DAC_OVERRIDE is kept: not everything is root's")
+        (line,) = node.plugin.logged(
+            "CAP_DAC_OVERRIDE is kept: some directories do not belong to root"
+        )
         assert line["directories"] == [str(store)]
         assert capabilities(node) == {"0" * 16, "0" * 15 + "2"}
         node.kubelet.allocate(P0)

@@ -480,7 +480,7 @@ def test_a_path_that_does_not_tell_is_refused_clearly(run, key, tmp_path):
     blank.write_bytes(BLANK.read_bytes())
     code, _, errors = run("sign", "--key", key, blank)
     assert code == 1
-    assert "its path does not tell which interface id it is to deprogram" in errors[0]
+    assert "its path does not name the interface id that it is for" in errors[0]
     assert "install --blank" in errors[1]
     assert not Path(f"{blank}.sig").exists()
 

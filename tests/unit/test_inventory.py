@@ -82,7 +82,7 @@ def test_an_owned_region_that_somebody_else_programmed_is_told_and_stays_on_the_
     scene.rack.slot(region).afu = FACTORY
     look(scene)
     look(scene)
-    assert scene.logged.count("region changed behind the plugin's back") == 1
+    assert scene.logged.count("region changed by another process") == 1
     assert scene.condition(region) is Condition.DIRTY
     assert listed(scene.ledger, scene.plugin.lists)[REGIONS][region]
     assert scene.rack.slot(region).afu == FACTORY, "nothing is scrubbed under an owner"

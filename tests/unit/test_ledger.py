@@ -206,9 +206,9 @@ def test_a_node_in_other_hands_is_not_given_out_until_they_let_go(ledger: Ledger
     scrub(ledger, OTHER)
     lent = ledger.cards[OTHER.id].regions[0]
     assert ledger.borrowed_node(lent) == ("/dev/dfl-port.0", P0)
-    with pytest.raises(RefusedError, match="is also in the hands of the pod"):
+    with pytest.raises(RefusedError, match="is also open to the pod"):
         ledger.allocate(REGIONS, [device(OTHER, 0)])
-    with pytest.raises(RefusedError, match="is also in the hands of the pod"):
+    with pytest.raises(RefusedError, match="is also open to the pod"):
         ledger.allocate(WHOLE, [device(OTHER)])
     ledger.allocate(REGIONS, [device(OTHER, 1)])
     ledger.release([P0, device(OTHER, 1)])
@@ -249,9 +249,9 @@ def test_the_node_of_a_pod_whose_claim_ended_is_not_given_out_while_it_lives(
     lists = make_lists(ledger)
     assert shown(lists) == {lent: False, device(OTHER, 1): True}
     assert shown(lists, WHOLE) == {device(OTHER): False}
-    with pytest.raises(RefusedError, match="in the hands of pod"):
+    with pytest.raises(RefusedError, match="open to pod"):
         ledger.allocate(REGIONS, [DeviceId(lent)])
-    with pytest.raises(RefusedError, match="in the hands of pod"):
+    with pytest.raises(RefusedError, match="open to pod"):
         ledger.allocate(WHOLE, [device(OTHER)])
 
 

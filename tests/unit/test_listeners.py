@@ -42,7 +42,9 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
     with capture_logs() as lines:
         answer = asyncio.run(main())
     assert answer.endswith(b"ok\n")
-    assert [line["event"] for line in lines] == ["the status socket was removed, and is made anew"]
+    assert [line["event"] for line in lines] == [
+        "the status socket was removed, and is created again"
+    ]
     assert not path.exists()
 
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_read_or_written_down_is_said_once_and_tried_again(world:
         world.write((A, P0))
         world.journal.failing = 1
         world.look()
-    assert [line["event"] for line in logs] == ["the pods of claims cannot be learnt"] * 2
+    assert [line["event"] for line in logs] == ["the owners of claims cannot be read"] * 2
     assert world.pod() is None
     world.look()
     assert world.pod() == A

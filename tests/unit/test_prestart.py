@@ -94,7 +94,7 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
 
     scene.rack.clear_memory = cleared_and_swapped
     pod = scene.admit_whole(board.card.id)
-    scene.refused(scene.prestart(pod, AFU, AFU), CardGoneError, "went while")
+    scene.refused(scene.prestart(pod, AFU, AFU), CardGoneError, "was removed while")
     assert board.card.id in scene.ledger.debts
     scene.start(pod, AFU, AFU)
     assert not board.memory
@@ -214,7 +214,7 @@ def test_of_two_calls_that_wait_for_one_preparation_only_one_gets_its_result(sce
     calls = [scene.prestart(pod, AFU) for _ in range(2)]
     scene.plugin.work()
     assert [call.exception() for call in calls].count(None) == 1
-    assert "another call took the preparation" in str([call.exception() for call in calls])
+    assert "another call used the preparation" in str([call.exception() for call in calls])
     assert scene.logged.count("prepared") == 1
 
 
@@ -287,7 +287,7 @@ def test_a_result_that_nobody_fetched_serves_the_next_call_until_it_expires(scen
     task.cancel()
     begun = scene.plugin.loop.time()
     while scene.plugin.loop.time() < begun + prestart.UNCLAIMED_FOR:
-        assert "nobody fetched what was prepared" not in scene.logged
+        assert "a preparation expired unused" not in scene.logged
         assert scene.plugin.loop.pass_time()
     assert scene.plugin.loop.time() - begun == prestart.UNCLAIMED_FOR
     assert scene.condition(region) is Condition.DIRTY

@@ -471,7 +471,7 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         unreconcile(world)
     hindrance = world.plugin.begin(world.plugin.recovery._hindrance(world.board.card, frozenset()))
     world.plugin.work()
-    expected = "in the hands of pod a" if kept == "by a loan" else "kubelet's records"
+    expected = "open to pod a" if kept == "by a loan" else "kubelet's records"
     assert expected in hindrance.result()
 
 

@@ -123,4 +123,4 @@ class DflBackend:
         """Say once that something that looks like a card is left out."""
         if (path, why) not in self._skipped:
             self._skipped.add((path, why))
-            log.warning("left out an FPGA region", path=path, why=why)
+            log.warning("an FPGA region is ignored", path=path, why=why)
