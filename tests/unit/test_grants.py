@@ -71,12 +71,12 @@ def test_one_node_in_other_hands_keeps_a_region_back(ledger):
     (region, neighbour) = moved.regions
     assert ledger.borrowed_node(region) == ("/dev/dfl-port.1", P0)
     assert ledger.own_node(neighbour)
-    with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* in the hands"):
+    with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to the pod"):
         ledger.allocate(REGIONS, [Q0])
     ledger.release([P0])
     assert ledger.lent_node(region) == Loan(POD, R0, "/dev/dfl-port.1")
     assert set(ledger.loans) == {"/dev/dfl-port.0", "/dev/dfl-port.1"}
-    with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* in the hands of pod"):
+    with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to pod"):
         ledger.allocate(REGIONS, [Q0])
     ledger.pods_gone([POD])
     scrub(ledger, moved)

@@ -123,7 +123,7 @@ def test_a_card_that_fails_is_found_and_one_that_recovers_too(node):
 )
 def test_only_a_region_that_was_poisoned_is_recovered_at_once(node, kind, recovered):
     """A rebind has an end; a card at the edge of its temperature limit comes and goes."""
-    node.inventory._calm = 1000.0
+    node.inventory._interval = 1000.0
     fault = Fault(kind, "what the hardware says")
     told(node, lambda: node.ledger.set_failing("0000-10-00.0", {REGION: fault}))
     assert (REGION not in node.ledger.failing) == recovered
