@@ -380,6 +380,20 @@ def test_another_kubelet_unsyncs_the_queue_until_it_has_answered(directory: str)
     assert world.queue.told[-1]
 
 
+@pytest.mark.parametrize("who", ["owners", "envs", "missed", "allocatable"])
+def test_all_who_know_something_of_a_kubelet_hear_of_the_next_one(
+    directory: str, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    world = World(directory)
+    told: list[str] = []
+    listener = getattr(world.reconciler, f"_{who}")
+    monkeypatch.setattr(listener, "new_kubelet", lambda: told.append(who), raising=False)
+    world.reconciler.kubelet_epoch("k1")
+    assert told == [], "it is the same one"
+    world.reconciler.kubelet_epoch("k2")
+    assert told == [who]
+
+
 def test_the_answer_of_the_last_kubelet_does_not_sync_the_queue(directory: str) -> None:
     world = World(directory)
 

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,8 +17,9 @@ from ledger_support import MemoryJournal
 from ledger_world import AFUS, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
 
 from fpga_plugin.config.settings import ScrubPolicy
-from fpga_plugin.ids import DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.records import Condition
+from fpga_plugin.regions.release import release
 
 AFU = AFUS[0]
 
@@ -492,3 +494,19 @@ def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(mak
         assert recovery.poisoned(card, [one]) == poisoned
     world.plugin.call(partial(ledger.set_failing, card.id, {one: POISONED}))
     assert not recovery.poisoned(card, [other])
+
+
+# ------------------------------------------------------------------ the end of a claim
+
+
+def test_a_claim_ends_under_its_own_resource_alone_and_its_card_is_looked_at(world: World) -> None:
+    world.admit("a", world.p0)
+    added: list[CardId] = []
+    queue = SimpleNamespace(add=added.append)
+    ledger = world.plugin.ledger
+    release(ledger, queue, ResourceName(WHOLE), [world.p0, "unknown"])  # type: ignore[arg-type]
+    assert world.p0 in ledger.claims
+    assert added == []
+    release(ledger, queue, ResourceName(REGIONS), [world.p0, world.p0])  # type: ignore[arg-type]
+    assert world.p0 not in ledger.claims
+    assert added == [world.board.card.id]
