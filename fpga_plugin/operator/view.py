@@ -12,7 +12,7 @@ from fpga_plugin import __version__
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId
-from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Claim
 from fpga_plugin.operator.health import not_ready
 from fpga_plugin.operator.schema import (
@@ -26,6 +26,7 @@ from fpga_plugin.operator.schema import (
 )
 from fpga_plugin.operator.survey import Survey
 from fpga_plugin.plugin import Plugin
+from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.names import PodName
 
 NAMES_SECONDS = 1.0
@@ -41,7 +42,7 @@ async def view(survey: Survey) -> StatusView:
     plugin = survey.plugin
     readings = await survey.readings()
     if plugin is not None:
-        await _learn_names(plugin)
+        await _learn_names(plugin.ledger, plugin.node.pods)
     reasons = not_ready(survey)
     return {
         "version": __version__,
@@ -61,9 +62,8 @@ async def view(survey: Survey) -> StatusView:
     }
 
 
-async def _learn_names(plugin: Plugin) -> None:
+async def _learn_names(ledger: Ledger, pods: PodDirectory) -> None:
     """Ask kubelet what the owners are called, unless all of them are known."""
-    ledger, pods = plugin.ledger, plugin.node.pods
     unknown = {
         device: (claim.pod, claim.generation)
         for device, claim in ledger.claims.items()

@@ -154,7 +154,7 @@ def test_no_value_of_a_variable_is_kept_but_requests() -> None:
 # ------------------------------------------------------------------ names of owners
 
 
-def owners(listed: Kubelet, *claims: tuple[DeviceId, PodUid]) -> SimpleNamespace:
+def owners(listed: Kubelet, *claims: tuple[DeviceId, PodUid]) -> tuple[Ledger, PodDirectory]:
     journal = MemoryJournal()
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="")
     ledger.card_found(CARD, {}, None)
@@ -162,39 +162,39 @@ def owners(listed: Kubelet, *claims: tuple[DeviceId, PodUid]) -> SimpleNamespace
     for one, uid in claims:
         ledger.allocate(REGIONS, [one])
         ledger.bind_pod([one], uid)
-    return SimpleNamespace(ledger=ledger, pods=of(listed))
+    return ledger, of(listed)
 
 
 def test_the_names_of_all_owners_are_asked_for_at_once_and_only_if_one_is_not_known() -> None:
     listed = Kubelet("/nowhere", ("one", P0), ("two", P1))
-    parts = owners(listed, (P0, A), (P1, B))
+    ledger, pods = owners(listed, (P0, A), (P1, B))
     for _ in range(2):
-        asyncio.run(_learn_names(parts))
-    assert parts.pods.known(A) == ("tenant", "one")
-    assert parts.pods.known(B) == ("tenant", "two")
+        asyncio.run(_learn_names(ledger, pods))
+    assert pods.known(A) == ("tenant", "one")
+    assert pods.known(B) == ("tenant", "two")
     assert listed.calls == 1
 
 
 @pytest.mark.parametrize("heir", [None, B])
 def test_a_name_that_was_told_while_the_device_changed_hands_is_nobodys(heir) -> None:
     listed = Kubelet("/nowhere", ("heir", P0))
-    parts = owners(listed, (P0, A))
+    ledger, pods = owners(listed, (P0, A))
 
     def change_hands() -> None:
-        parts.ledger.release([P0])
+        ledger.release([P0])
         if heir is not None:
-            parts.ledger.allocate(REGIONS, [P0])
-            parts.ledger.bind_pod([P0], heir)
+            ledger.allocate(REGIONS, [P0])
+            ledger.bind_pod([P0], heir)
 
     listed.on_call = change_hands
-    asyncio.run(_learn_names(parts))
-    assert parts.pods.known(A) is None
-    assert parts.pods.known(B) is None
+    asyncio.run(_learn_names(ledger, pods))
+    assert pods.known(A) is None
+    assert pods.known(B) is None
 
 
 def test_a_device_that_several_pods_are_shown_with_tells_no_name() -> None:
     listed = Kubelet("/nowhere", ("one", P0))
-    parts = owners(listed, (P0, A))
+    ledger, pods = owners(listed, (P0, A))
     listed.held.add(("two", P0))
-    asyncio.run(_learn_names(parts))
-    assert parts.pods.known(A) is None
+    asyncio.run(_learn_names(ledger, pods))
+    assert pods.known(A) is None
