@@ -231,7 +231,6 @@ class Plugin:
         )
         # What a stock kubelet does not say.
         self.reconciler = Reconciler(
-            settings,
             ledger=ledger,
             queue=queue,
             link=link,

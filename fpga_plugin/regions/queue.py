@@ -52,11 +52,11 @@ class CardQueue:
     """Belongs to the event loop.
 
     Args:
-        interval: the longest wait in seconds between two looks at a card that has to wait.
+        interval: the longest wait in seconds between two looks at what has to wait.
     """
 
     def __init__(self, *, interval: float) -> None:
-        self._interval = interval
+        self.interval = interval
         self._worker: CardWorker | None = None
         self._synced = False
         self._closing = False
@@ -133,7 +133,7 @@ class CardQueue:
                         async with asyncio.timeout(retry):
                             await again.wait()
                     except TimeoutError:
-                        retry = min(retry * 2, self._interval)
+                        retry = min(retry * 2, self.interval)
                 elif not again.is_set():
                     break
         except Exception:

@@ -21,7 +21,6 @@ import structlog
 
 from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.claims.owners import Owners
-from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError
@@ -61,9 +60,9 @@ class Reconciler:
     """Belongs to the event loop; is told of kubelet's lives (`KubeletLives`).
 
     Args:
-        settings: the seconds between two Lists.
         ledger: whose claims end.
-        queue: is in step with kubelet once its records were read, until another kubelet begins.
+        queue: is in step with kubelet once its records were read, until another kubelet begins. Its
+            interval is that of kubelet's Lists, too.
         link: sends the lists to kubelet again, which makes it rewrite its checkpoint.
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
@@ -78,7 +77,6 @@ class Reconciler:
 
     def __init__(
         self,
-        settings: Settings,
         *,
         ledger: Ledger,
         queue: CardQueue,
@@ -100,7 +98,7 @@ class Reconciler:
         self._allocatable = (
             None if pods.podresources is None else AllocatableCheck(link, pods.podresources)
         )
-        self._interval = settings.reconcile_interval
+        self._interval = queue.interval
         self._answered = False
         self._streaming = False
         self._wake = asyncio.Event()

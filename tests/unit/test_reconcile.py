@@ -14,7 +14,6 @@ from doubles.kubelet import POD, Kubelet
 from structlog.testing import capture_logs
 
 from fpga_plugin.claims.owners import Owners
-from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
@@ -36,6 +35,8 @@ NO_ANSWER = PodResourcesError("no answer", reason=NoListReason.RATE_LIMITED)
 
 class Queue:
     """Remembers whether the queue of cards was in step with kubelet."""
+
+    interval = 0.01
 
     def __init__(self) -> None:
         self.told: list[bool] = []
@@ -85,7 +86,6 @@ class World:
         )
         self.owners = Owners(self.ledger, pods)
         self.reconciler = Reconciler(
-            Settings(kubelet_dir=directory, resource_prefix=PREFIX, reconcile_interval=0.01),
             ledger=self.ledger,
             queue=self.queue,  # type: ignore[arg-type]
             link=self.kubelet,  # type: ignore[arg-type]
