@@ -340,7 +340,7 @@ def test_a_journal_of_another_version_is_set_aside_and_a_running_tenant_is_adopt
             db.executescript(SCHEMA_1.read_text())
         plugin = node.restarted()
         said = plugin.until_logged("journal unreadable: beginning a new one")
-        assert said["reason"] == "another version of the plugin wrote it (schema 0, not 2)"
+        assert said["reason"] == "another version of the plugin wrote it (schema 0, not 3)"
         with closing(sqlite3.connect(said["moved_to"])) as db:
             assert db.execute("SELECT device FROM claims").fetchall() == [(P0,)]
         adopted = plugin.until_logged("claim adopted")
