@@ -18,7 +18,6 @@ from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.build import is_guarded, open_trust
 from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
@@ -48,6 +47,7 @@ from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
 from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 

@@ -4,12 +4,12 @@ Allocate, PostStop and Deallocate are ledger steps and return at once; what they
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import structlog
 
 from fpga_plugin.claims.calls import Allocation, Caller
-from fpga_plugin.claims.owners import Owners
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
@@ -20,6 +20,13 @@ from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
 
 log = structlog.get_logger()
+
+
+class OwnerSearch(Protocol):
+    """Finds out whose claims these are, where no call tells."""
+
+    def allocated(self, devices: Iterable[DeviceId]) -> None:
+        """Allocate is about to be answered: what kubelet's records say by now is about others."""
 
 
 class ClaimService:
@@ -37,7 +44,7 @@ class ClaimService:
         self,
         *,
         ledger: Ledger,
-        owners: Owners,
+        owners: OwnerSearch,
         lists: DeviceLists,
         prestarts: PreStarts,
         queue: CardQueue,

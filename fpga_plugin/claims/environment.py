@@ -34,6 +34,3 @@ class EnvSource(Protocol):
 
     def refused(self, identity: Identity, devices: Sequence[DeviceId], words: str) -> None:
         """A PreStart is refused in these words."""
-
-    def new_kubelet(self) -> None:
-        """Another life of kubelet: it starts containers without PreStart until we register."""

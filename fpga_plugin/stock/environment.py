@@ -83,7 +83,7 @@ class StockEnvironment:
             self._next.refused(identity, devices, words)
 
     def new_kubelet(self) -> None:
-        """All begins anew (`EnvSource`)."""
+        """Another life of kubelet: it starts containers without PreStart until we register."""
         self._pods.new_kubelet()
         if self._next is not None:
             self._next.new_kubelet()

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from fpga_plugin.claims.environment import EnvSource
-from fpga_plugin.claims.owners import Owners
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError
@@ -33,7 +31,9 @@ from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
 from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.allocatable import AllocatableCheck
+from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
+from fpga_plugin.stock.owners import Owners
 
 log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class Reconciler:
         link: Link,
         pods: PodDirectory,
         owners: Owners,
-        envs: EnvSource,
+        envs: StockEnvironment,
         missed: MissedPreStarts,
     ) -> None:
         self._ledger = ledger

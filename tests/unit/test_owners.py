@@ -12,12 +12,12 @@ from doubles.kubelet import entry, write_checkpoint
 from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
-from fpga_plugin.claims import owners
-from fpga_plugin.claims.owners import Owners
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.checkpoint import FILE_NAME
 from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.stock import owners
+from fpga_plugin.stock.owners import Owners
 
 A = PodUid("0a0a0a0a-0000-4000-8000-000000000001")
 B = PodUid("0b0b0b0b-0000-4000-8000-000000000002")

@@ -13,7 +13,6 @@ from doubles.cards import device as device_of
 from doubles.kubelet import POD, Kubelet
 from structlog.testing import capture_logs
 
-from fpga_plugin.claims.owners import Owners
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
@@ -26,6 +25,7 @@ from fpga_plugin.pods.podresources import (
     NoListReason,
     PodResourcesError,
 )
+from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
 
 CARD = make_card(0)
