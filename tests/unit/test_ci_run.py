@@ -1,6 +1,7 @@
 """.ci/run, on a Makefile whose targets fail when they are told to."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from repository import ROOT
 GOOD = "@echo CI=$$CI SEED=$$SEED"
 GOOD_THE_SECOND_TIME = "@[ -e $@.done ] || { touch $@.done; exit 1; }"
 BAD = "@exit 1"
+MINUTES_OF_ALL = 90
 TARGETS = {
     "demo": GOOD,
     "test": GOOD_THE_SECOND_TIME,
@@ -23,19 +25,28 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> "subprocess.CompletedProcess[str]":
-    folder: Path = tmp_path_factory.mktemp("repository")
+    return _run(tmp_path_factory.mktemp("repository"))
+
+
+def _run(folder: Path, **more: str) -> "subprocess.CompletedProcess[str]":
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
     (folder / "Makefile").write_text("".join(f"{t}:\n\t{do}\n" for t, do in TARGETS.items()))
     env = {name: text for name, text in os.environ.items() if name not in {"SEED", "MAKEFLAGS"}}
     return subprocess.run(
         [folder / ".ci" / "run"],
-        env=env,
+        env=env | more,
         capture_output=True,
         text=True,
         check=False,
         timeout=LIMIT,
     )
+
+
+def minutes() -> dict[str, int]:
+    """What each tier may take, in the order in which they run."""
+    text = (ROOT / ".ci" / "run").read_text()
+    return {name: int(n) for name, n in re.findall(r"^  '([a-z0-9.-]+) (\d+)", text, re.MULTILINE)}
 
 
 def verdict(run, tier: str) -> str:
@@ -64,3 +75,17 @@ def test_every_tier_runs_with_the_same_examples_and_one_that_is_not_there_is_lef
     assert run.stdout.count("CI=true SEED=20261121\n") == 2
     assert "fuzz" not in run.stdout
     assert verdict(run, "test-kubelet") == "ok"
+
+
+def test_all_tiers_together_have_ninety_minutes():
+    assert minutes().keys() >= TARGETS.keys()
+    assert sum(minutes().values()) < MINUTES_OF_ALL
+
+
+def test_there_is_no_second_try_that_later_tiers_would_pay_for(tmp_path):
+    names = list(minutes())
+    later = sum(minutes()[name] for name in names[names.index("test-kernel") + 1 :])
+    # bash counts on from where SECONDS says that it is.
+    run = _run(tmp_path, SECONDS=str((MINUTES_OF_ALL - later) * 60))
+    assert verdict(run, "test-kernel") == "FAILED (exit code 2)"
+    assert run.stdout.count("=== test-image ===") == 2, "nothing comes after it"
