@@ -63,19 +63,29 @@ def test_a_verdict_of_an_earlier_life_does_not_outlive_the_manifest(make, node, 
 
 def test_everything_is_judged_anew_when_the_manifest_expires(library, clock, monkeypatch):  # noqa: F811  # a fixture
     monkeypatch.setattr(index_module, "_CLOCK_SECONDS", 0.01)
+    seconds_left = library.trust.seconds_left
+    library.trust.named()  # as the first file that is judged has it read
 
     async def story() -> None:
-        changed = asyncio.Queue()
+        changed, looks = asyncio.Queue(), asyncio.Queue()
+
+        def look() -> float | None:
+            looks.put_nowait(left := seconds_left())
+            return left
+
+        monkeypatch.setattr(library.trust, "seconds_left", look)
         index = StoreIndex(StoreReader(library), changed.put_nowait)
-        library.trust.named()  # as the first file that is judged has it read
-        task = asyncio.create_task(index.run())
-        await asyncio.sleep(0.05)
-        assert changed.empty()
-        clock.time = NOW + timedelta(days=2)
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
+            task = group.create_task(index.run())
+            for _ in range(4):  # two times that it waited, and what it had to wait for after them
+                assert await looks.get()
+            assert changed.empty()
+            clock.time = NOW + timedelta(days=2)
             assert await changed.get() is None  # any blank bitstream may have changed
-        await asyncio.sleep(0.05)
-        assert changed.empty()  # once
-        task.cancel()
+            while await looks.get() is not None:
+                pass
+            await asyncio.sleep(0.05)  # some times of `_CLOCK_SECONDS`
+            assert changed.empty(), "once"
+            task.cancel()
 
     asyncio.run(story())
