@@ -5,10 +5,11 @@
 behind the edge may put such a value into a path, a sysfs write or a log line.
 """
 
+import enum
 import functools
 import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 CardId = NewType("CardId", str)
 """A card: the PCI address of the function that has its FME, with `-` for `:` (`0000-3b-00.0`)."""
@@ -32,13 +33,31 @@ PodUid = NewType("PodUid", str)
 """`metadata.uid` of a pod, as kubelet's checkpoint writes it."""
 
 ResourceName = NewType("ResourceName", str)
-"""An extended resource: `<prefix>/region-<interface id>` or `<prefix>/fpga-<interface id>`."""
+"""An extended resource as kubelet calls it; `known_resource` tells what it is a resource of."""
 
 _PCI = re.compile(r"([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-1][0-9a-f])\.([0-7])", re.ASCII)
 _REGION = re.compile(r"(.+)-p(0|[1-9][0-9]{0,4})", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _HEX40 = re.compile(r"[0-9a-f]{40}", re.ASCII)
+
+
+class ResourceKind(enum.Enum):
+    """What each device of a resource is; the values are the words that operators write."""
+
+    REGION = "region"
+    WHOLE = "whole"
+
+    @property
+    def stem(self) -> str:
+        """How the names of such resources begin, after the `/`."""
+        return "fpga" if self is ResourceKind.WHOLE else "region"
+
+
+_KINDS: Final = {kind.stem: kind for kind in ResourceKind}
+_RESOURCE = re.compile(
+    rf"([a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)/({'|'.join(_KINDS)})-([0-9a-f]{{32}})", re.ASCII
+)
 
 
 def device_variable(region: RegionId) -> str:
@@ -75,6 +94,49 @@ class PciAddress:
     def card_id(self) -> CardId:
         """The id of the card whose FME this function has."""
         return CardId(str(self).replace(":", "-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What the name of one of this plugin's resources says.
+
+    Attributes:
+        domain: `fpga.intel.com`, or what the operator calls it.
+        kind: what each of its devices is.
+        interface_id: of the cards.
+    """
+
+    domain: str
+    kind: ResourceKind
+    interface_id: InterfaceId
+
+    @classmethod
+    def parse(cls, name: str) -> "Resource":
+        """Like `known_resource`.
+
+        Raises:
+            ValueError: `name` is none that this plugin gives.
+        """
+        if (resource := known_resource(name)) is None:
+            msg = "neither region-<interface id> nor fpga-<interface id> of a domain"
+            raise ValueError(msg)
+        return resource
+
+    @property
+    def name(self) -> ResourceName:
+        """`<domain>/region-<interface id>` or `<domain>/fpga-<interface id>`."""
+        return ResourceName(f"{self.domain}/{self.kind.stem}-{self.interface_id}")
+
+
+@functools.lru_cache(maxsize=4096)
+def known_resource(name: str) -> Resource | None:
+    """What a resource is a resource of, if it is called as this plugin calls its own.
+
+    Names in its domain may be another plugin's (the Intel plugin's `af-...`): they are None.
+    """
+    if not (match := _RESOURCE.fullmatch(name)):
+        return None
+    return Resource(match[1], _KINDS[match[2]], InterfaceId(match[3]))
 
 
 def region_id(card: CardId, port_id: int) -> RegionId:

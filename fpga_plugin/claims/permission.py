@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fpga_plugin.errors import NoSourceError, NotPermittedError
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId, Resource, ResourceName
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.requests import FpgaRequest
-from fpga_plugin.policy.rules import Ask, Policy, parse_device_resource
+from fpga_plugin.policy.rules import Ask, Policy
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
@@ -126,10 +126,10 @@ def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, 
     a container without any request asks for blank devices. Requests of which none fits are an
     error, and another's to tell.
     """
-    kind, interface_id = parse_device_resource(resource)
-    fitting = dict.fromkeys(r.bitstream_id for r in requests if r.interface_id == interface_id)
+    of = Resource.parse(resource)
+    fitting = dict.fromkeys(r.bitstream_id for r in requests if r.interface_id == of.interface_id)
     bitstreams = tuple(fitting) if requests else (None,)
     return tuple(
-        Ask(kind=kind, interface_id=interface_id, bitstream_id=bitstream)
+        Ask(kind=of.kind, interface_id=of.interface_id, bitstream_id=bitstream)
         for bitstream in bitstreams
     )

@@ -26,9 +26,12 @@ from fpga_plugin.ids import (
     AfuId,
     CardId,
     DeviceId,
+    InterfaceId,
     PodUid,
     RegionId,
+    ResourceKind,
     ResourceName,
+    known_resource,
 )
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.lease import Lease
@@ -315,12 +318,10 @@ class PreStarts:
 
     def _refuse_mixture(self, identity: Identity) -> None:
         """Region and whole card of one interface id in one container: not supported."""
-        kinds: dict[str, set[str]] = {}
-        for resource in identity.resources:
-            kind, _, interface_id = resource.rpartition("/")[2].partition("-")
-            kinds.setdefault(interface_id, set()).add(kind)
-        for interface_id, found in kinds.items():
-            if len(found) > 1:
+        kinds: dict[InterfaceId, ResourceKind] = {}
+        for resource in filter(None, map(known_resource, identity.resources)):
+            interface_id = resource.interface_id
+            if kinds.setdefault(interface_id, resource.kind) is not resource.kind:
                 raise RefusedError(
                     f"the container asks for regions and whole cards of interface {interface_id}:"
                     " which bitstream belongs to which cannot be told",

@@ -8,8 +8,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fpga_plugin.ids import BitstreamId, parse_bitstream_id, parse_interface_id
-from fpga_plugin.policy.rules import Ask, Kind, Policy
+from fpga_plugin.ids import BitstreamId, ResourceKind, parse_bitstream_id, parse_interface_id
+from fpga_plugin.policy.rules import Ask, Policy
 
 if TYPE_CHECKING:
     # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
@@ -128,7 +128,7 @@ def _check(args: argparse.Namespace, policy: Policy) -> int:
         return 2
     bitstream: BitstreamId | None = args.bitstream
     ask = Ask(
-        kind=Kind.WHOLE if args.whole else Kind.REGION,
+        kind=ResourceKind.WHOLE if args.whole else ResourceKind.REGION,
         interface_id=args.interface,
         bitstream_id=bitstream,
     )

@@ -24,7 +24,7 @@ from fpga_plugin.demo.double import EXTENDED, KubeletDouble
 from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import InterfaceId, parse_interface_id
+from fpga_plugin.ids import InterfaceId, known_resource
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.telemetry.logs import configure_logging
 
@@ -63,13 +63,11 @@ def interface_ids(pod: DemoPod, entries: Iterable[StoreEntry]) -> tuple[Interfac
     wanted: list[InterfaceId] = []
     for container in pod.all_containers:
         for resource in container.devices:
-            _, _, text = resource.rpartition("/")[2].partition("-")
-            try:
-                interface_id = parse_interface_id(text)
-            except ValueError:
+            known = known_resource(resource)
+            if known is None or known.interface_id in wanted:
                 continue
-            if interface_id in stored | {DEFAULT_INTERFACE_ID} and interface_id not in wanted:
-                wanted.append(interface_id)
+            if known.interface_id in stored | {DEFAULT_INTERFACE_ID}:
+                wanted.append(known.interface_id)
     if DEFAULT_INTERFACE_ID not in wanted and (DEFAULT_INTERFACE_ID in stored or not wanted):
         wanted.insert(0, DEFAULT_INTERFACE_ID)
     return tuple(wanted)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol, TextIO
 
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Work
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.ids import Resource, ResourceKind, ResourceName
 from fpga_plugin.ledger.records import Condition
 
 _CLOCK: Final = 9
@@ -200,9 +200,8 @@ class TextOutput(_Lines):
 
 def short(resource: ResourceName) -> str:
     """`region-ce489693...`: enough to tell the demo's resources apart."""
-    kind, _, interface_id = resource.rpartition("/")[2].partition("-")
-    cut = f"{interface_id[:_ID_DIGITS]}..." if len(interface_id) > _ID_DIGITS else interface_id
-    return f"{kind}-{cut}"
+    of = Resource.parse(resource)
+    return f"{of.kind.stem}-{of.interface_id[:_ID_DIGITS]}..."
 
 
 def ids(devices: Iterable[str]) -> str:
@@ -221,7 +220,7 @@ def _changes(event: Advertised) -> list[str]:
     """What is different from the list of before, and why."""
     before, now = set(event.before or ()), set(event.devices)
     healthy_before, healthy = set(event.healthy_before), set(event.healthy)
-    whole = event.resource.rpartition("/")[2].startswith("fpga-")
+    whole = Resource.parse(event.resource).kind is ResourceKind.WHOLE
     parts = []
     if gone := [device for device in event.before or () if device not in now]:
         why = "one of its regions is taken" if whole else "the card is taken as a whole"

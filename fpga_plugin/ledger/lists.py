@@ -7,7 +7,7 @@ ledger change no list, and telling that must not take a comparison of a thousand
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, DeviceId, ResourceName, device_order
+from fpga_plugin.ids import CardId, DeviceId, ResourceName, device_order, known_resource
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
 from fpga_plugin.ledger.records import Condition, Mode
@@ -62,16 +62,12 @@ class DeviceLists:
         return self._registered
 
     def _wanted(self, name: ResourceName) -> bool:
-        domain, _, kind = name.partition("/")
-        if domain != self._prefix:
-            return False
-        match self._advertise:
-            case Advertise.BOTH:
-                return True
-            case Advertise.REGION:
-                return kind.startswith("region-")
-            case Advertise.WHOLE:
-                return kind.startswith("fpga-")
+        resource = known_resource(name)
+        return (
+            resource is not None
+            and resource.domain == self._prefix
+            and self._advertise.value in {Advertise.BOTH.value, resource.kind.value}
+        )
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""

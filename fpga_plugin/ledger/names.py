@@ -9,10 +9,14 @@ from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     CardId,
     DeviceId,
+    InterfaceId,
     RegionId,
+    Resource,
+    ResourceKind,
     ResourceName,
     device_order,
     device_variable,
+    known_resource,
     region_id,
 )
 
@@ -21,9 +25,14 @@ DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
 def resource_names(prefix: str, card: Card) -> tuple[ResourceName, ResourceName]:
     """The resources of a card: its regions, and the card as a whole."""
+    return _names(prefix, card.interface_id)
+
+
+@functools.lru_cache(maxsize=256)  # asked for each device of each Allocate
+def _names(prefix: str, interface_id: InterfaceId) -> tuple[ResourceName, ResourceName]:
     return (
-        ResourceName(f"{prefix}/region-{card.interface_id}"),
-        ResourceName(f"{prefix}/fpga-{card.interface_id}"),
+        Resource(prefix, ResourceKind.REGION, interface_id).name,
+        Resource(prefix, ResourceKind.WHOLE, interface_id).name,
     )
 
 
@@ -32,8 +41,9 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
 
     The interface id is not compared: a card may have got another static part since.
     """
-    kind = "fpga" if is_card(device) else "region"
-    return bool(re.fullmatch(rf".+/{kind}-[0-9a-f]{{32}}", resource, re.ASCII))
+    kind = ResourceKind.WHOLE if is_card(device) else ResourceKind.REGION
+    known = known_resource(resource)
+    return known is not None and known.kind is kind
 
 
 def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:

@@ -28,12 +28,6 @@ Uid: TypeAlias = Annotated[PodUid, Meta(min_length=1, max_length=1 << 16)]
 
 Afu: TypeAlias = Annotated[AfuId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
-Resource: TypeAlias = Annotated[
-    ResourceName,
-    Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}\Z"),
-]
-"""Kubelet's rule for the domain, and this plugin's own names: a name from here gets registered."""
-
 
 class Ownership(enum.StrEnum):
     """Who has a region: nobody, an owner, or an owner of whom a PreStart succeeded."""
@@ -109,7 +103,7 @@ class Claim:
     """
 
     device: DeviceId
-    resource: Resource
+    resource: ResourceName
     grants: Mapping[RegionId, Grant] = field(hash=False)
     started: bool = False
     touched: bool = False

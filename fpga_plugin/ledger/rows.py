@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName, parse_device_id
+from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource, ResourceName, parse_device_id
 from fpga_plugin.ledger.names import card_of, is_card, names_kind_of
 from fpga_plugin.ledger.records import (
     Change,
@@ -26,7 +26,6 @@ from fpga_plugin.ledger.records import (
     Epoch,
     Loan,
     RegionRecord,
-    Resource,
     Text,
 )
 
@@ -206,7 +205,7 @@ def _loan(text: str) -> Loan:
 
 
 def _resource(text: str) -> ResourceName:
-    return msgspec.convert(text, Resource)
+    return Resource.parse(text).name
 
 
 def _shown(value: object) -> str:

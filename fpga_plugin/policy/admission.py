@@ -18,7 +18,8 @@ import json
 from typing import Any, Final
 
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.policy.rules import Action, Kind, Policy, pattern_regex
+from fpga_plugin.ids import ResourceKind
+from fpga_plugin.policy.rules import Action, Policy, pattern_regex
 
 _ANY: Final = "*"
 _BLANK: Final = "blank"
@@ -174,7 +175,8 @@ def _rule(row: dict[str, list[str]]) -> str:
 
 def _refusals(prefix: str) -> str:
     """What is refused and by which rule, container by container; empty: nothing."""
-    kind = f"(k.startsWith('{prefix}/region-') ? '{Kind.REGION.value}' : '{Kind.WHOLE.value}')"
+    region, whole = ResourceKind.REGION.value, ResourceKind.WHOLE.value
+    kind = f"(k.startsWith('{prefix}/region-') ? '{region}' : '{whole}')"
     interface = (
         f"k.substring(k.startsWith('{prefix}/region-') ?"
         f" {len(prefix) + len('/region-')} : {len(prefix) + len('/fpga-')})"

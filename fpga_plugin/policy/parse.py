@@ -16,8 +16,8 @@ import msgspec
 import yaml
 
 from fpga_plugin.errors import FpgaPluginError, quote
-from fpga_plugin.ids import BitstreamId, parse_bitstream_id, parse_interface_id
-from fpga_plugin.policy.rules import Action, Kind, Policy, Rule, parse_pattern
+from fpga_plugin.ids import BitstreamId, ResourceKind, parse_bitstream_id, parse_interface_id
+from fpga_plugin.policy.rules import Action, Policy, Rule, parse_pattern
 
 MAX_BYTES: Final = 256 * 1024
 """Of a policy file; a ConfigMap has at most 1 MiB, and a rule takes about 200 bytes."""
@@ -169,7 +169,7 @@ def _rule(written: _Rule) -> Rule:
     namespaces = _entries("namespaces", written.namespaces, parse_pattern)
     interfaces = _entries("interfaces", written.interfaces, parse_interface_id)
     bitstreams = _entries("bitstreams", written.bitstreams, _parse_bitstream)
-    devices = _entries("devices", written.devices, Kind)
+    devices = _entries("devices", written.devices, ResourceKind)
     return Rule(
         name=written.name,
         action=Action(written.action),

@@ -11,21 +11,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from fpga_plugin.errors import quote
-from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
+from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceKind
 
 MAX_STARS: Final = 3
 """Stars in one pattern. Each more multiplies the time that a long name may take to compare."""
 
 _PATTERN: Final = re.compile(r"[a-z0-9*]([a-z0-9*-]{0,61}[a-z0-9*])?", re.ASCII)
-_RESOURCE: Final = re.compile(r".*/(region|fpga)-([0-9a-f]{32})", re.ASCII)
-
-
-class Kind(enum.Enum):
-    """What a container gets: one region, or a card with all of them."""
-
-    REGION = "region"
-    WHOLE = "whole"
 
 
 class Action(enum.Enum):
@@ -67,27 +58,14 @@ class Ask:
         bitstream_id: to be programmed; None: the container asks for devices and for no bitstream.
     """
 
-    kind: Kind
+    kind: ResourceKind
     interface_id: InterfaceId
     bitstream_id: BitstreamId | None
 
     def __str__(self) -> str:
         what = "no bitstream" if self.bitstream_id is None else f"bitstream {self.bitstream_id}"
-        device = "a region" if self.kind is Kind.REGION else "a whole card"
+        device = "a region" if self.kind is ResourceKind.REGION else "a whole card"
         return f"{device} of interface {self.interface_id} with {what}"
-
-
-def parse_device_resource(resource: ResourceName) -> tuple[Kind, InterfaceId]:
-    """What a resource of ours is a resource of.
-
-    Raises:
-        ValueError: it is none that this plugin serves.
-    """
-    match = _RESOURCE.fullmatch(resource)
-    if match is None:
-        msg = f"{quote(resource)} is neither region-<interface id> nor fpga-<interface id>"
-        raise ValueError(msg)
-    return (Kind.REGION if match[1] == "region" else Kind.WHOLE), InterfaceId(match[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +86,7 @@ class Rule:
     namespaces: tuple[str, ...] | None = None
     interfaces: frozenset[InterfaceId] | None = None
     bitstreams: frozenset[BitstreamId | None] | None = None
-    devices: frozenset[Kind] | None = None
+    devices: frozenset[ResourceKind] | None = None
     _namespace: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

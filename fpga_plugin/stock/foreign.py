@@ -7,7 +7,7 @@ cards of that kind are left alone: which card the pod has, its device id does no
 from collections.abc import Iterable
 
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import parse_device_id
+from fpga_plugin.ids import known_resource, parse_device_id
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
 
 
@@ -18,8 +18,12 @@ def foreign_entries(checkpoint: Checkpoint) -> tuple[CheckpointEntry, ...]:
 
 def entries_of(card: Card, entries: Iterable[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
     """Those of a card's resources, whichever prefix these had when the devices were given."""
-    names = {f"{kind}-{card.interface_id}" for kind in ("region", "fpga")}
-    return tuple(entry for entry in entries if entry.resource.partition("/")[2] in names)
+    return tuple(
+        entry
+        for entry in entries
+        if (resource := known_resource(entry.resource))
+        and resource.interface_id == card.interface_id
+    )
 
 
 def is_device_id(text: str) -> bool:

@@ -27,7 +27,7 @@ from fpga_plugin.config.settings import TrustMode, load_settings
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.policy.parse import PolicyError, parse_policy
-from fpga_plugin.policy.rules import Ask, Kind
+from fpga_plugin.policy.rules import Ask
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="fuzz-")
 
@@ -91,7 +91,7 @@ def _seen(data: bytes) -> None:
 def _policy(data: bytes) -> None:
     with suppress(PolicyError):
         policy = parse_policy(data[1:], as_json=data[:1] == b"{")
-        for kind in Kind:
+        for kind in ids.ResourceKind:
             ask = Ask(kind=kind, interface_id=INTERFACE, bitstream_id=ids.BitstreamId(AFU))
             assert policy.judge("team-a", ask) == policy.judge("team-a", ask)
 

@@ -18,7 +18,7 @@ from fpga_plugin.operator.routes import _operation
 from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.pods.requests import REQUEST_PREFIXES, parse_requests
 from fpga_plugin.policy.parse import parse_policy
-from fpga_plugin.policy.rules import parse_device_resource, parse_pattern
+from fpga_plugin.policy.rules import parse_pattern
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 DASHED = "18b79ffa-2ee5-4aa0-96ef-4230dafacb5f"
@@ -105,10 +105,10 @@ READERS = {
         r"fpga\.intel\.com/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
         r"|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}",
     ),
-    "resource of a policy": Reader(
-        lambda text: parse_device_resource(ids.ResourceName(text))[1],
+    "resource of this plugin": Reader(
+        lambda text: ids.Resource.parse(text).name,
         f"fpga.intel.com/region-{INTERFACE}",
-        HEX32,
+        r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/(region|fpga)-[0-9a-f]{32}",
     ),
     "pattern of namespaces": Reader(parse_pattern, "team-*", "[a-z0-9*-]{1,63}"),
     "name in a policy": Reader(

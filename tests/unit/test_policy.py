@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 from fpga_plugin.claims.permission import asks
 from fpga_plugin.cli import main
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, RefusedError
-from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceName
+from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceKind, ResourceName
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
 from fpga_plugin.policy.file import PolicyFile, read_policy
 from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
-from fpga_plugin.policy.rules import Ask, Kind, Policy, parse_pattern
+from fpga_plugin.policy.rules import Ask, Policy, parse_pattern
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 OTHER = InterfaceId("38d782e3b6125343b9342433e348ac4c")
@@ -49,7 +49,7 @@ def policy(text: str = TEXT) -> Policy:
     return parse_policy(text.encode())
 
 
-def ask(bitstream=AFU, *, interface=INTERFACE, kind=Kind.REGION) -> Ask:
+def ask(bitstream=AFU, *, interface=INTERFACE, kind=ResourceKind.REGION) -> Ask:
     return Ask(kind=kind, interface_id=interface, bitstream_id=bitstream)
 
 
@@ -65,7 +65,7 @@ def ask(bitstream=AFU, *, interface=INTERFACE, kind=Kind.REGION) -> Ask:
         ("team-a\n", ask(), False, ""),
         ("team-a", ask(AFU_2), False, "no-debug-image"),
         ("team-a", ask(interface=OTHER), False, ""),
-        ("team-a", ask(kind=Kind.WHOLE), False, ""),
+        ("team-a", ask(kind=ResourceKind.WHOLE), False, ""),
         ("anybody", ask(None), True, "blank-for-all"),
         ("anybody", ask(), False, ""),
     ],
@@ -200,7 +200,7 @@ def test_each_request_that_fits_is_a_question():
     }  # fmt: skip
     assert asks(REGIONS, parse_requests(env)) == (ask(AFU), ask(AFU_2))
     assert asks(ResourceName(f"x.y/fpga-{OTHER}"), parse_requests(env)) == (
-        ask(AFU, interface=OTHER, kind=Kind.WHOLE),
+        ask(AFU, interface=OTHER, kind=ResourceKind.WHOLE),
     )
 
 
