@@ -6,13 +6,14 @@ test something happens at one chosen instant, and the container must not start.
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from doubles.cards import BLANK, REGIONS, TOO_HOT
+from doubles.cards import BLANK, PREFIX, REGIONS, TOO_HOT, WHOLE
 from ledger_scene import Scene, scenes
-from ledger_world import AFUS, FACTORY, Hand
+from ledger_world import AFUS, FACTORY, Checkpoint, Hand
 
 from fpga_plugin.claims import prestart
 from fpga_plugin.errors import (
@@ -29,6 +30,7 @@ from fpga_plugin.hardware.model import Card, CardHealth
 from fpga_plugin.ids import AfuId, DeviceId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Ownership
+from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
 
 AFU, OTHER_AFU = AFUS
@@ -101,6 +103,35 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
 
 
 # ------------------------------------------------------------------ while its owner is looked for
+
+
+@pytest.mark.parametrize(
+    ("others", "mixed"),
+    [
+        ({WHOLE}, True),
+        ({WHOLE.replace(PREFIX, "old.example")}, True),  # the operator changed the prefix since
+        ({REGIONS.replace(PREFIX, "old.example")}, False),
+        ({WHOLE[:-4] + "0000"}, False),
+        ({REGIONS.replace("/region-", "/af-")}, False),
+        ({f"{PREFIX}/x-1", f"{PREFIX}/y-1"}, False),
+        ({f"{PREFIX}/x", f"{PREFIX}/y"}, False),
+    ],
+)
+def test_only_this_plugins_kinds_of_one_interface_are_a_mixture(
+    scene: Scene, others: set[str], *, mixed: bool
+):
+    identify = Checkpoint._identify
+
+    def with_others(*args) -> Identity:
+        identity = identify(*args)
+        return replace(identity, resources=identity.resources | others)
+
+    pod = scene.admit(scene.regions[0])
+    with mock.patch.object(Checkpoint, "_identify", with_others):
+        if mixed:
+            scene.refused(scene.prestart(pod, AFU), RefusedError, "regions and whole cards of")
+        else:
+            scene.start(pod, AFU)
 
 
 @pytest.mark.parametrize("jobs", [0, 1], ids=["records", "cgroup"])
