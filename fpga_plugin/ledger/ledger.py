@@ -8,7 +8,7 @@ A claim is kept per device id. Ownership of a region follows from the claims on 
 condition is a fact of its own (docs/architecture.md, "Two facts for each region").
 
 The steps come from three sides, each with a module of its own: kubelet (`claims`), hardware
-(`presence`), and the work on regions (`conditions`). `book` holds the state.
+(`presence`), and the work on regions (`conditions`). `state` holds what they change.
 """
 
 from fpga_plugin.ledger.claims import Claims

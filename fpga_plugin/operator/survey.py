@@ -99,7 +99,7 @@ class Survey:
     def refused(
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
-        """A PreStart was not answered with OK (`News`). Work that goes on is no refusal."""
+        """A PreStart was not answered with OK (`Observer`). Work that goes on is no refusal."""
         self.counters.refused(error)
         if isinstance(error, NotFinishedError):
             return

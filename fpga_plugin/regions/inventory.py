@@ -27,9 +27,6 @@ from fpga_plugin.regions.reads import SILENT, SILENT_HINT, CardReads, SilentCard
 
 log = structlog.get_logger()
 
-POISONED = "poisoned"
-"""How the health signal of a poisoned port begins (`hardware/dfl/health`)."""
-
 _SETTLING = 1.0
 """Seconds until a card that comes and goes is looked at again."""
 

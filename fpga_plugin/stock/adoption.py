@@ -81,10 +81,12 @@ class Adoption:
         foreign = foreign_entries(checkpoint)
         cards: dict[CardId, str] = {}
         for card in self._ledger.cards.values():
-            for entry in entries_of(card, foreign):
+            if entries := entries_of(card, foreign):
+                # Kubelet writes them in another order each time.
+                resource, pod = min((entry.resource, entry.pod_uid) for entry in entries)
                 cards[card.id] = (
-                    f"pod {entry.pod_uid} holds devices of {entry.resource} that another plugin"
-                    " gave it; drain the node of such pods"
+                    f"pod {pod} holds devices of {resource} that another plugin gave it; drain the"
+                    " node of such pods"
                 )
         if cards != self._ledger.foreign:
             for card_id, reason in cards.items():

@@ -277,6 +277,8 @@ class Reconciler:
                     self._said = ""
         except NoSourceError as error:
             await self._settle_without(ended, error)
+        except JournalError as error:  # nothing was learnt from these records: they are read again
+            self._report(error)
 
     async def _fresh_checkpoint(self, ended: list[DeviceId]) -> Checkpoint | None:
         """The checkpoint as kubelet wrote it just now; None: it has not.

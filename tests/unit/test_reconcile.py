@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from doubles import LIMIT
-from doubles.cards import BLANK, PREFIX, make_card
+from doubles.cards import BLANK, PREFIX, WHOLE, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
-from doubles.kubelet import POD, Kubelet
+from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
 from structlog.testing import capture_logs
 
 from fpga_plugin.errors import NoSourceError
@@ -69,8 +69,16 @@ class Nobody:
 
 
 class World:
-    def __init__(self, directory: str, *, fresh: bool = False, polled: bool = True) -> None:
-        self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
+    def __init__(
+        self,
+        directory: str,
+        *,
+        fresh: bool = False,
+        polled: bool = True,
+        journal: NoJournal | None = None,
+    ) -> None:
+        journal = journal or NoJournal()
+        self.ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=Change(), boot_id="b")
         self.ledger.card_found(CARD, {}, BLANK)
         self.ledger.kubelet_epoch("k1")
         if not fresh:
@@ -512,6 +520,35 @@ def test_an_owner_that_cannot_be_adopted_keeps_its_card_from_being_given_out(
     world.play(lambda: not world.ledger.unreconciled)
 
 
+class FullDisk(NoJournal):
+    """Takes no more once it is full."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.refused = 0
+
+    def write(self, change: Change) -> None:
+        if self.full:
+            self.refused += 1
+            raise JournalError("disk full")
+
+
+def test_records_that_cannot_be_written_down_are_read_again(directory: str) -> None:
+    journal = FullDisk()
+    world = World(directory, fresh=True, journal=journal)
+    away = f"{CARD.id}-p7"
+    world.kubelet.checkpoint = {away}
+    world.kubelet.write([away])
+    world.play(lambda: world.kubelet.resends > 1)
+    journal.full = True
+    world.kubelet.checkpoint = set()
+    world.play(lambda: journal.refused > 1)
+    assert world.ledger.unreconciled == {CARD.id}
+    assert "disk full" in world.reconciler.problem
+    journal.full = False
+    world.play(lambda: not world.ledger.unreconciled)
+
+
 def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
     world = World(directory, fresh=True)
     world.ledger.card_gone(CARD.id)
@@ -557,6 +594,20 @@ def test_another_plugins_devices_leave_the_card_alone_until_they_are_gone(direct
     assert CARD.id in world.ledger.foreign
     world.kubelet.checkpoint = set()
     world.play(lambda: not world.ledger.foreign)
+
+
+def test_a_card_left_alone_is_told_once_whatever_the_order_of_kubelets_records(
+    directory: str,
+) -> None:
+    world = World(directory)
+    of_region = entry("dfl-port.0", pod="a", resource=RESOURCE)
+    of_card = entry("dfl-fme.0", pod="b", resource=WHOLE)
+    reasons: set[str] = set()
+    for entries in ((of_region, of_card), (of_card, of_region)):
+        write_checkpoint(directory, *entries)
+        world.reconciler._adoption.adopt(asyncio.run(world.pods.checkpoint()))
+        reasons.add(world.ledger.foreign[CARD.id])
+    assert len(reasons) == 1
 
 
 OLD = ResourceName(RESOURCE.replace(PREFIX, "fpga.example.com"))
