@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
+# Bitstreams that a group may write are refused; tests write theirs as an operator has to.
+os.umask(0o022)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what runs in the background; the programs under test would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

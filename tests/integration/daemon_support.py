@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import nursery
+from doubles.samples import SAMPLES, copy_samples
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
@@ -40,7 +41,7 @@ No test needs this long: it is what a machine needs that is many times slower, o
 """
 
 ROOT = Path(__file__).parents[2]
-STORE = ROOT / "bitstreams"
+STORE = SAMPLES
 
 ID = "ce48969398f05f33946d560708be108a"
 OTHER_ID = "38d782e3b6125343b9342433e348ac4c"
@@ -561,7 +562,7 @@ class Node:
     def own_store(self, *, manifest: bool = False) -> Path:
         """A store that the test may change; with the samples' manifest, only if it says so."""
         self.store = self.folder / "store"
-        shutil.copytree(STORE, self.store)
+        copy_samples(self.store)
         if not manifest:
             (self.store / "manifest.json").unlink()
         self.set(bitstream_dir=str(self.store))

@@ -42,6 +42,7 @@ def node(host: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setenv("UMOCKDEV_DIR", host("root"))
     # umockdev rewrites paths to nodes in a folder of its own, which the daemon has no rule for.
     with Node(backend="dfl", sandbox="off") as made:
+        made.own_store(manifest=True)
         made.wrapper = ("umockdev-wrapper",)
         yield made.up()
 

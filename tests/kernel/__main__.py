@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     script = (
         "export HOME=/root PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb\n"
         "export PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis CI=true\n"
-        "export PYTHONPATH=tests/kernel/guest:tests/integration\n"
+        "export PYTHONPATH=tests/kernel/guest:tests/integration:tests\n"
         f"{command}"
     )
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doubles.bitstreams import HASH, aocx
+from doubles.samples import SAMPLES
 
 from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.gbs import parse_gbs
@@ -23,8 +24,6 @@ from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
-
-SAMPLES = Path(__file__).parents[2] / "bitstreams"
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 AFU = "850adcc26ceb4b229722d43375b61c66"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from doubles.bitstreams import HASH, aocx
+from doubles.samples import SAMPLES, copy_samples
 
 from fpga_plugin.bitstream import files
 from fpga_plugin.bitstream.library import Library
@@ -19,7 +20,6 @@ from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 from fpga_plugin.ids import parse_afu_id, parse_bitstream_id, parse_interface_id
 
 REPOSITORY = Path(__file__).parents[2]
-SAMPLES = REPOSITORY / "bitstreams"
 
 INTERFACE = parse_interface_id("ce48969398f05f33946d560708be108a")
 OTHER_INTERFACE = parse_interface_id("38d782e3b6125343b9342433e348ac4c")
@@ -100,7 +100,8 @@ def test_a_loaded_image_does_not_change_with_the_file(library, place):
     ids=lambda path: f"{path.parent.name[:4]}-{path.stem}",
 )
 def test_every_sample_can_be_loaded_and_its_image_begins_with_its_afu_id(file, tmp_path):
-    library = library_of(SAMPLES, tmp_path)
+    copy_samples(tmp_path / "samples")
+    library = library_of(tmp_path / "samples", tmp_path)
     interface_id = parse_interface_id(file.parent.name)
     loaded = (
         library.blank(interface_id)

@@ -338,6 +338,7 @@ class RealNode(daemon_support.Node):
         RealNode._living = self
         self._faults: list[Fault] = []
         super().__init__(cards, **settings)
+        self.own_store(manifest=True)  # real cards want to know who may write it
         self.set(backend="dfl", health_interval="0.5")
 
     def start(self, *, kill_at: str = "") -> daemon_support.Plugin:
