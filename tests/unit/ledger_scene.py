@@ -2,9 +2,10 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 from unittest import mock
 
 import pytest
@@ -47,13 +48,27 @@ class RememberedImages(Images):
 
 
 class Scene:
-    """Two cards, the first of two regions and the second of one; all clean, nobody has any."""
+    """Cards that are all clean, of which nobody has any, and the plugin that serves them.
 
-    def __init__(self, *, memory: bool = False, policy: PolicyFile | None = None) -> None:
+    Args:
+        cards: how many regions each has.
+        memory: the first card's can be cleared.
+    """
+
+    def __init__(
+        self,
+        *,
+        cards: Sequence[int] = (2, 1),
+        memory: bool = False,
+        policy: PolicyFile | None = None,
+    ) -> None:
         self.pods: list[Pod] = []
+        self.touched: list[RegionId] = []
+        self.on_touch: Callable[[], object] = lambda: None
         self.images = RememberedImages()
         self.logged: list[str] = []
-        self.rack = Rack(make_boards([(2, memory), (1, False)]), lambda _: None)
+        boards = make_boards([(n, memory and not number) for number, n in enumerate(cards)])
+        self.rack = Rack(boards, self._touch)
         self.journal = MemoryJournal()
         self.plugin = Plugin(
             self.rack,
@@ -65,6 +80,10 @@ class Scene:
         )
         self.ledger = self.plugin.ledger
 
+    def _touch(self, region: RegionId) -> None:
+        self.touched.append(region)
+        self.on_touch()
+
     def power_on(self) -> None:
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
@@ -72,18 +91,18 @@ class Scene:
         self.plugin.kubelet_answers()
         self.plugin.work()
         assert all(r.condition is Condition.BLANK for r in self.ledger.regions.values())
+        self.touched.clear()
 
     def hold_releases(self) -> None:
         """Nothing is scrubbed in the background from now on: what is left behind can be seen."""
         self.plugin.queue.unsync()
 
-    def admit(self, *regions: RegionId) -> Pod:
-        return self._admit(REGIONS, tuple(map(DeviceId, regions)))
-
-    def admit_whole(self, card: CardId) -> Pod:
-        return self._admit(WHOLE, (DeviceId(card),))
-
-    def _admit(self, resource, devices) -> Pod:
+    def admit(self, *ids: RegionId | CardId) -> Pod:
+        """Kubelet gives a new pod regions, or one card."""
+        resource, devices = (
+            WHOLE if ids[0] in self.rack.boards else REGIONS,
+            tuple(map(DeviceId, ids)),
+        )
         for pod in self.pods:
             pod.active &= not set(pod.devices) & set(devices)
         self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
@@ -149,10 +168,13 @@ class Scene:
         return self.ledger.record(region).condition
 
 
+AScene = TypeVar("AScene", bound=Scene)
+
+
 @contextmanager
-def scenes() -> Iterator[Callable[..., Scene]]:
+def scenes(kind: type[AScene] = Scene) -> Iterator[Callable[..., AScene]]:
     """Makes scenes, of which the last one's threads run."""
-    made: list[Scene] = []
+    made: list[AScene] = []
 
     async def to_thread(function, *args, **kwargs):
         return await start_job(made[-1].plugin, functools.partial(function, *args, **kwargs))
@@ -162,8 +184,8 @@ def scenes() -> Iterator[Callable[..., Scene]]:
             scene.logged.append(event["event"])
         raise structlog.DropEvent
 
-    def make(**options) -> Scene:
-        made.append(Scene(**options))
+    def make(**options) -> AScene:
+        made.append(kind(**options))
         made[-1].power_on()
         return made[-1]
 

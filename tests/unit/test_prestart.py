@@ -85,7 +85,7 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
     scene = begin(memory=True)
     scene.hold_releases()
     board = next(iter(scene.rack.boards.values()))
-    tenant = scene.admit_whole(board.card.id)
+    tenant = scene.admit(board.card.id)
     scene.start(tenant, AFU, AFU)
     clear = scene.rack.clear_memory
 
@@ -95,7 +95,7 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
         scene.swap(card.id, told=True)
 
     scene.rack.clear_memory = cleared_and_swapped
-    pod = scene.admit_whole(board.card.id)
+    pod = scene.admit(board.card.id)
     scene.refused(scene.prestart(pod, AFU, AFU), CardGoneError, "was removed while")
     assert board.card.id in scene.ledger.debts
     scene.start(pod, AFU, AFU)

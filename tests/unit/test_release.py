@@ -1,10 +1,9 @@
 """What the release may scrub, with everything that can come between two of its steps.
 
-The real ledger and lifecycle on the doubles of `ledger_world`: the test lets each thread of the
+The real plugin on the doubles of `ledger_scene`: the test lets each thread of the
 plugin finish when it wants.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,47 +11,24 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from doubles.cards import BLANK, POISONED, REGIONS, TOO_HOT, WHOLE, device
-from ledger_support import MemoryJournal
-from ledger_world import AFUS, Images, Plugin, Pod, Rack, env_for, make_boards, start_job
+from doubles.cards import BLANK, POISONED, REGIONS, TOO_HOT, WHOLE
+from ledger_scene import Scene, scenes
+from ledger_world import AFUS, Pod
 
-from fpga_plugin.config.settings import ScrubPolicy
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import CardId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.records import Condition
 from fpga_plugin.regions.release import release
 
 AFU = AFUS[0]
 
 
-class World:
-    """A node with one card; `plugin` answers its kubelet."""
+class World(Scene):
+    """A node with one card, and what kubelet does there."""
 
-    def __init__(self, *, clears_memory: bool = False) -> None:
-        self.pods: list[Pod] = []
-        self.touched: list[RegionId] = []
-        self.on_touch: Callable[[], object] = lambda: None
-        (board,) = make_boards([(2, clears_memory)])
-        self.board = board
-        self.rack = Rack([board], self._touch)
-        self.p0, self.p1 = (device(board.card, port) for port in (0, 1))
-        self.r0, self.r1 = RegionId(self.p0), RegionId(self.p1)
-        self.plugin = Plugin(
-            self.rack, self.pods, Images(), MemoryJournal(), scrub=ScrubPolicy.REQUIRED
-        )
-
-    def _touch(self, region: RegionId) -> None:
-        self.touched.append(region)
-        self.on_touch()
-
-    def begin(self) -> "World":
-        self.plugin.begin(self.plugin.hardware.scan())
-        self.plugin.work()
-        self.restart_kubelet("life 1")
-        self.plugin.kubelet_answers()
-        self.settle()
-        assert {self.condition(self.r0), self.condition(self.r1)} == {Condition.BLANK}
-        self.touched.clear()
-        return self
+    def __init__(self, **more: bool) -> None:
+        super().__init__(cards=[2], **more)
+        (self.board,) = self.rack.boards.values()
+        self.r0, self.r1 = self.regions
 
     def restart_kubelet(self, epoch: str) -> None:
         self.plugin.call(lambda: self.plugin.lives.kubelet_epoch(epoch))
@@ -78,29 +54,10 @@ class World:
             self.plugin.job(0)
         raise AssertionError("nobody looks for the last owner")
 
-    def condition(self, region: RegionId) -> Condition:
-        return self.plugin.ledger.record(region).condition
-
-    def admit(self, uid: str, *devices: DeviceId, resource: str = REGIONS) -> Pod:
-        self.plugin.call(lambda: self.plugin.claims.allocate(resource, devices))
-        nodes = {r.id: str(r.grant) for d in devices for r in self.plugin.ledger.regions_of(d)}
-        pod = Pod(PodUid(uid), resource, devices, nodes)
-        self.pods.append(pod)
-        return pod
-
-    def prestart(self, pod: Pod) -> None:
-        task = self.begin_prestart(pod)
-        self.plugin.work()
-        assert task.exception() is None
-
-    def begin_prestart(self, pod: Pod):
-        env = env_for([AFU] * len(pod.nodes))
-        return self.plugin.begin(self.plugin.claims.prestart(pod.resource, pod.devices, env, 20.0))
-
-    def run(self, uid: str, *devices: DeviceId, resource: str = REGIONS) -> Pod:
+    def run(self, *ids: RegionId | CardId) -> Pod:
         """A pod that runs."""
-        pod = self.admit(uid, *devices, resource=resource)
-        self.prestart(pod)
+        pod = self.admit(*ids)
+        self.start(pod, *[AFU] * len(pod.nodes))
         pod.running = True
         self.touched.clear()
         return pod
@@ -121,21 +78,9 @@ class World:
 
 
 @pytest.fixture
-def make(monkeypatch) -> Iterator[Callable[..., World]]:
-    worlds: list[World] = []
-
-    async def to_thread(function, *args, **kwargs):
-        return await start_job(worlds[0].plugin, functools.partial(function, *args, **kwargs))
-
-    monkeypatch.setattr("asyncio.to_thread", to_thread)
-
-    def make(**more: bool) -> World:
-        worlds.append(World(**more))
-        return worlds[0].begin()
-
-    yield make
-    for world in worlds:
-        world.plugin.end()
+def make() -> Iterator[Callable[..., World]]:
+    with scenes(World) as make:
+        yield make
 
 
 @pytest.fixture
@@ -147,9 +92,9 @@ def world(make) -> World:
 
 
 def test_what_an_implied_release_left_is_scrubbed_once_its_pod_is_gone(world: World) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.forget(a)
-    world.admit("b", world.p0)
+    world.admit(world.r0)
     world.settle()
     assert world.condition(world.r0) is Condition.DIRTY
     assert not world.touched, "a still runs"
@@ -157,17 +102,17 @@ def test_what_an_implied_release_left_is_scrubbed_once_its_pod_is_gone(world: Wo
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.rack.slot(world.r0).afu == BLANK
-    assert world.plugin.ledger.claims[world.p0].ownership == "CLAIMED"
+    assert world.ledger.claims[world.r0].ownership == "CLAIMED"
 
 
 def test_what_an_implied_release_of_a_card_left_is_scrubbed_once_its_pod_is_gone(
     world: World,
 ) -> None:
-    card = DeviceId(world.board.card.id)
-    a = world.run("a", card, resource=WHOLE)
+    card = world.board.card.id
+    a = world.run(card)
     world.forget(a)
     world.end(a)
-    world.admit("b", card, resource=WHOLE)
+    world.admit(card)
     world.settle()
     assert {world.condition(world.r0), world.condition(world.r1)} == {Condition.BLANK}
 
@@ -175,10 +120,10 @@ def test_what_an_implied_release_of_a_card_left_is_scrubbed_once_its_pod_is_gone
 def test_a_start_that_was_refused_while_the_last_owner_ran_changes_nothing_about_that(
     world: World,
 ) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.forget(a)
-    b = world.admit("b", world.p0)
-    refused = world.begin_prestart(b)
+    b = world.admit(world.r0)
+    refused = world.prestart(b, AFU)
     world.plugin.work()
     assert "still has running processes" in str(refused.exception())
     world.end(a)
@@ -189,9 +134,9 @@ def test_a_start_that_was_refused_while_the_last_owner_ran_changes_nothing_about
 def test_a_region_whose_owner_may_have_started_without_prestart_is_not_scrubbed(
     world: World,
 ) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.forget(a)
-    world.admit("b", world.p0)
+    world.admit(world.r0)
     world.restart_kubelet("life 2")
     world.answer()
     world.end(a)
@@ -201,8 +146,8 @@ def test_a_region_whose_owner_may_have_started_without_prestart_is_not_scrubbed(
 
 
 def test_a_region_whose_owner_has_started_is_not_scrubbed(world: World) -> None:
-    world.run("a", world.p0)
-    world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "its card came back"))
+    world.run(world.r0)
+    world.plugin.call(lambda: world.ledger.dirty([world.r0], "its card came back"))
     world.settle()
     assert not world.touched
 
@@ -213,18 +158,18 @@ def test_a_region_whose_owner_has_started_is_not_scrubbed(world: World) -> None:
 def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_not_scrubbed(
     world: World,
 ) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.end(a)
     world.deallocate(a)
     world.until_the_cgroup_is_read()
     # A container that kubelet started unasked: its claim is taken from kubelet's records.
-    world.plugin.call(lambda: world.plugin.ledger.adopt(REGIONS, world.p0, PodUid("b"), {}))
+    world.plugin.call(lambda: world.ledger.adopt(REGIONS, world.r0, PodUid("b"), {}))
     world.settle()
     assert not world.touched
 
 
 def test_a_kubelet_that_restarts_while_a_cgroup_is_read_unsyncs_the_queue(world: World) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.end(a)
     world.deallocate(a)
     world.until_the_cgroup_is_read()
@@ -239,14 +184,14 @@ def test_a_kubelet_that_restarts_while_a_cgroup_is_read_unsyncs_the_queue(world:
 
 
 def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make) -> None:
-    world = make(clears_memory=True)
-    pods = [world.run("a", world.p0), world.run("b", world.p1)]
+    world = make(memory=True)
+    pods = [world.run(world.r0), world.run(world.r1)]
     for pod in pods:
         world.end(pod)
         world.forget(pod)
     world.board.memory.add("c")
-    for uid, region in (("c", world.p0), ("d", world.p1)):
-        world.admit(uid, region)
+    for region in (world.r0, world.r1):
+        world.admit(region)
 
     def restart() -> None:
         world.on_touch = lambda: None
@@ -264,20 +209,20 @@ def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make) -> N
 
 
 def test_poststops_that_balance_scrub_where_the_pod_runs_no_container(world: World) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.end(a)
     world.poststop(a)
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     world.deallocate(a)
-    assert world.plugin.ledger.record(world.r0).former == frozenset(), "nobody waits for it again"
+    assert world.ledger.record(world.r0).former == frozenset(), "nobody waits for it again"
 
 
 def test_the_end_of_one_container_told_twice_does_not_blank_its_successors_region(
     world: World,
 ) -> None:
-    a = world.run("a", world.p0)
-    world.prestart(a)  # the first container died, this is the next
+    a = world.run(world.r0)
+    world.start(a, AFU)  # the first container died, this is the next
     world.touched.clear()
     world.poststop(a)
     world.poststop(a)
@@ -295,7 +240,7 @@ def test_the_end_of_one_container_told_twice_does_not_blank_its_successors_regio
 def test_a_port_that_a_container_has_open_is_not_scrubbed_whatever_kubelet_says(
     world: World,
 ) -> None:
-    a = world.run("a", world.p0)
+    a = world.run(world.r0)
     world.end(a)  # as far as its cgroup tells
     world.rack.slot(world.r0).opens.add("a")
     world.poststop(a)
@@ -310,8 +255,8 @@ def test_a_port_that_a_container_has_open_is_not_scrubbed_whatever_kubelet_says(
 
 
 def test_a_card_that_another_plugins_pods_hold_is_not_scrubbed(make) -> None:
-    world = make(clears_memory=True)
-    ledger, card = world.plugin.ledger, world.board.card.id
+    world = make(memory=True)
+    ledger, card = world.ledger, world.board.card.id
     world.plugin.call(lambda: ledger.set_foreign({card: "drain the node"}))
     world.plugin.call(lambda: ledger.dirty([world.r0], "a pod may have used it"))
     world.settle()
@@ -322,8 +267,8 @@ def test_a_card_that_another_plugins_pods_hold_is_not_scrubbed(make) -> None:
 
 
 def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make) -> None:
-    world = make(clears_memory=True)
-    ledger, card = world.plugin.ledger, world.board.card.id
+    world = make(memory=True)
+    ledger, card = world.ledger, world.board.card.id
     world.board.memory.add("another plugin's pod")
     world.plugin.call(lambda: ledger.set_foreign({card: "drain the node"}))
     world.plugin.call(lambda: ledger.set_debt(card, open_=True))
@@ -339,15 +284,15 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
 
 def unreconcile(world: World) -> None:
     """A region comes of which the journal knows nothing."""
-    ledger, card = world.plugin.ledger, world.board.card
+    ledger, card = world.ledger, world.board.card
     del ledger.regions[world.r1]
     world.plugin.call(lambda: ledger.card_found(card, {world.r1: BLANK}, BLANK))
     assert ledger.unreconciled == {card.id}
 
 
 def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make) -> None:
-    world = make(clears_memory=True)
-    ledger, card = world.plugin.ledger, world.board.card.id
+    world = make(memory=True)
+    ledger, card = world.ledger, world.board.card.id
     unreconcile(world)
     world.board.memory.add("a")
     opened = world.rack.open_port = mock.Mock(wraps=world.rack.open_port)
@@ -375,30 +320,30 @@ def test_the_ports_of_a_card_whose_owners_are_not_known_are_not_opened_at_a_drai
 
 
 def test_a_neighbours_memory_is_not_cleared_by_a_release(make) -> None:
-    world = make(clears_memory=True)
-    a, _ = world.run("a", world.p0), world.run("b", world.p1)
+    world = make(memory=True)
+    a, _ = world.run(world.r0), world.run(world.r1)
     world.board.memory |= {"a", "b"}
     world.end(a)
     world.deallocate(a)
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.board.memory == {"a", "b"}
-    assert world.plugin.ledger.debts == {world.board.card.id}
+    assert world.ledger.debts == {world.board.card.id}
 
 
 def test_a_neighbours_memory_is_not_cleared_by_a_start(make) -> None:
-    world = make(clears_memory=True)
-    world.run("b", world.p1)
+    world = make(memory=True)
+    world.run(world.r1)
     world.board.memory.add("b")
-    world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "a pod may have used it"))
-    world.run("a", world.p0)
+    world.plugin.call(lambda: world.ledger.dirty([world.r0], "a pod may have used it"))
+    world.run(world.r0)
     assert world.board.memory == {"b"}
-    assert world.plugin.ledger.debts == {world.board.card.id}
+    assert world.ledger.debts == {world.board.card.id}
 
 
 def test_the_memory_of_a_running_pod_that_kubelet_has_forgotten_is_not_cleared(make) -> None:
-    world = make(clears_memory=True)
-    a, b = world.run("a", world.p0), world.run("b", world.p1)
+    world = make(memory=True)
+    a, b = world.run(world.r0), world.run(world.r1)
     world.deallocate(b)  # by force: it still runs
     world.board.memory |= {"a", "b"}
     world.end(a)
@@ -406,50 +351,48 @@ def test_the_memory_of_a_running_pod_that_kubelet_has_forgotten_is_not_cleared(m
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.board.memory
-    assert world.plugin.ledger.debts == {world.board.card.id}
+    assert world.ledger.debts == {world.board.card.id}
     world.end(b)
     world.settle()
     assert not world.board.memory
-    assert not world.plugin.ledger.debts
+    assert not world.ledger.debts
 
 
 def test_the_debt_stays_while_a_region_that_nobody_has_may_still_write(make) -> None:
     """It is DIRTY and cannot be scrubbed: somebody has its port open."""
-    world = make(clears_memory=True)
+    world = make(memory=True)
     world.rack.slot(world.r1).opens.add("somebody")
-    world.plugin.call(
-        lambda: world.plugin.ledger.dirty([world.r0, world.r1], "a pod may have used it")
-    )
+    world.plugin.call(lambda: world.ledger.dirty([world.r0, world.r1], "a pod may have used it"))
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
-    assert world.plugin.ledger.debts == {world.board.card.id}
+    assert world.ledger.debts == {world.board.card.id}
     world.rack.slot(world.r1).opens.clear()
     world.settle()
-    assert not world.plugin.ledger.debts
+    assert not world.ledger.debts
 
 
 def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
-    world = make(clears_memory=True)
+    world = make(memory=True)
     card = world.board.card
     half = replace(card, regions=card.regions[:1])
     world.board.card = half
     world.plugin.begin(world.plugin.hardware.rescan(card.id))
     world.plugin.work()
-    world.plugin.call(lambda: world.plugin.ledger.set_debt(card.id, open_=True))
+    world.plugin.call(lambda: world.ledger.set_debt(card.id, open_=True))
     world.board.memory.add("a")
     world.settle()
     assert world.board.memory, "the region that is away may write it"
 
 
 def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
-    world = make(clears_memory=True)
-    world.run("b", world.p1)
-    world.plugin.call(lambda: world.plugin.ledger.set_debt(world.board.card.id, open_=False))
+    world = make(memory=True)
+    world.run(world.r1)
+    world.plugin.call(lambda: world.ledger.set_debt(world.board.card.id, open_=False))
     world.plugin.queue.unsync()
-    world.plugin.call(lambda: world.plugin.ledger.dirty([world.r0], "a pod may have used it"))
+    world.plugin.call(lambda: world.ledger.dirty([world.r0], "a pod may have used it"))
     debts: list[bool] = []
-    world.on_touch = lambda: debts.append(bool(world.plugin.ledger.debts))
-    world.run("a", world.p0)
+    world.on_touch = lambda: debts.append(bool(world.ledger.debts))
+    world.run(world.r0)
     assert debts
     assert all(debts)
 
@@ -460,9 +403,9 @@ def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
 @pytest.mark.parametrize("kept", ["by a loan", "by owners that are not known"])
 def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
     world = make()
-    ledger = world.plugin.ledger
+    ledger = world.ledger
     if kept == "by a loan":
-        a = world.run("a", world.p0)
+        a = world.run(world.r0)
         world.deallocate(a)
         one, other = world.board.card.regions
         swapped = (replace(one, grant=other.grant), replace(other, grant=one.grant))
@@ -473,7 +416,7 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         unreconcile(world)
     hindrance = world.plugin.begin(world.plugin.recovery._hindrance(world.board.card, frozenset()))
     world.plugin.work()
-    expected = "open to pod a" if kept == "by a loan" else "kubelet's records"
+    expected = "open to pod pod-0" if kept == "by a loan" else "kubelet's records"
     assert expected in hindrance.result()
 
 
@@ -481,7 +424,7 @@ def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(mak
     world = make()
     card = world.board.card
     one, other = (region.id for region in card.regions)
-    ledger, recovery = world.plugin.ledger, world.plugin.recovery
+    ledger, recovery = world.ledger, world.plugin.recovery
     for failing, poisoned in (
         ({}, False),
         ({one: POISONED}, True),
@@ -500,13 +443,13 @@ def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(mak
 
 
 def test_a_claim_ends_under_its_own_resource_alone_and_its_card_is_looked_at(world: World) -> None:
-    world.admit("a", world.p0)
+    world.admit(world.r0)
     added: list[CardId] = []
     queue = SimpleNamespace(add=added.append)
-    ledger = world.plugin.ledger
-    release(ledger, queue, ResourceName(WHOLE), [world.p0, "unknown"])  # type: ignore[arg-type]
-    assert world.p0 in ledger.claims
+    ledger = world.ledger
+    release(ledger, queue, ResourceName(WHOLE), [world.r0, "unknown"])  # type: ignore[arg-type]
+    assert world.r0 in ledger.claims
     assert added == []
-    release(ledger, queue, ResourceName(REGIONS), [world.p0, world.p0])  # type: ignore[arg-type]
-    assert world.p0 not in ledger.claims
+    release(ledger, queue, ResourceName(REGIONS), [world.r0, world.r0])  # type: ignore[arg-type]
+    assert world.r0 not in ledger.claims
     assert added == [world.board.card.id]
