@@ -25,7 +25,7 @@ from ledger_world import (
 )
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
 from fpga_plugin.ledger.records import Condition
@@ -61,6 +61,7 @@ class Scene:
         cards: Sequence[int] = (2, 1),
         memory: bool = False,
         policy: PolicyFile | None = None,
+        recovery: RecoveryPolicy = RecoveryPolicy.NONE,
     ) -> None:
         self.pods: list[Pod] = []
         self.touched: list[RegionId] = []
@@ -77,6 +78,7 @@ class Scene:
             self.journal,
             scrub=ScrubPolicy.REQUIRED,
             policy=policy,
+            recovery=recovery,
         )
         self.ledger = self.plugin.ledger
 
