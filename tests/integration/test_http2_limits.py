@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import socket
 import struct
 from contextlib import asynccontextmanager
@@ -28,10 +29,11 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from kubelet_support import LIMIT, connected, eventually
+from kubelet_support import LIMIT, REGION, REGIONS, Calls, Changes, eventually, plugin
 from structlog.testing import capture_logs
 
 from fpga_plugin.api.messages import v1beta1 as api
+from fpga_plugin.demo.plugins import PluginManager
 from fpga_plugin.deviceplugin import http2, servicer
 from fpga_plugin.deviceplugin.http2 import Allowance, CalmProtocol
 from fpga_plugin.deviceplugin.servicer import OPTIONS
@@ -171,22 +173,38 @@ def protocols() -> list[CalmProtocol]:
     ]
 
 
-async def still_served(one, calls) -> None:
+@asynccontextmanager
+async def served(directory):
+    """A plugin that is registered with a kubelet: yields kubelet, calls and the service."""
+    calls, one = Calls(Changes()), PluginManager(str(directory))
+    await one.start()
+    try:
+        async with plugin(directory, calls) as service:
+            await one.wait_for(REGIONS)
+            yield one, calls, service
+    finally:
+        await one.stop()
+
+
+def endpoint(one: PluginManager) -> str:
+    return os.path.join(one.directory, one.requests[-1].endpoint)
+
+
+async def still_served(one: PluginManager, calls: Calls) -> None:
     """Kubelet's connection and its list stream are what they were."""
-    assert not one.client().ended
-    assert await one.client().stub.get_device_plugin_options(api.Empty()) == OPTIONS
+    assert await one.connection(REGIONS).stub.get_device_plugin_options(api.Empty()) == OPTIONS
     calls.tell()
-    assert one.streams()
+    assert one.lists[REGIONS].healthy == {REGION.id}
 
 
 def test_streams_that_are_reset_at_once_end_the_connection_before_anything_is_made_of_them(
     tmp_path,
 ):
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
+        async with served(tmp_path) as (one, calls, service):
             gc.collect()
             before = sum(isinstance(e, grpclib.protocol.Stream) for e in gc.get_objects())
-            async with raw(one.client().path) as client:
+            async with raw(endpoint(one)) as client:
                 with capture_logs() as lines:
                     client.send(*(begin(n) + reset(n) for n in range(1, 2_000, 2)))
                     assert await client.goaway() == ErrorCodes.ENHANCE_YOUR_CALM
@@ -203,8 +221,8 @@ def test_streams_that_are_reset_at_once_end_the_connection_before_anything_is_ma
 
 def test_a_stream_that_was_reset_before_its_call_began_is_let_go(tmp_path):
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
-            async with raw(one.client().path) as client:
+        async with served(tmp_path) as (one, calls, service):
+            async with raw(endpoint(one)) as client:
                 client.knows(101)
                 client.send(*(begin(n) + reset(n) for n in range(1, 100, 2)), call(101))
                 assert (await client.ended(101))["grpc-status"] == "0"
@@ -246,8 +264,8 @@ def test_frames_that_bring_no_call_further_end_the_connection(tmp_path, frame, m
     monkeypatch.setattr(http2, "FRAMES_A_SECOND", 0.0)  # this client may be that slow
 
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
-            async with raw(one.client().path) as client:
+        async with served(tmp_path) as (one, calls, service):
+            async with raw(endpoint(one)) as client:
                 client.knows(1, 3)
                 client.send(begin(1), reset(1), begin(3), frame * 5_000)
                 assert await client.goaway() == ErrorCodes.ENHANCE_YOUR_CALM
@@ -269,8 +287,8 @@ def test_a_header_block_in_many_pieces_counts_each_of_them(tmp_path, monkeypatch
         return bytes(block)
 
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, _service):
-            async with raw(one.client().path) as client:
+        async with served(tmp_path) as (one, calls, _service):
+            async with raw(endpoint(one)) as client:
                 client.knows(1)
                 client.send(pieces(1, 10), data(1))
                 assert (await client.ended(1))["grpc-status"] == "0"
@@ -298,8 +316,8 @@ def test_bytes_that_are_not_http2_end_the_connection_alone_and_without_a_traceba
     tmp_path, sent, caplog
 ):
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
-            async with raw(one.client().path) as client:
+        async with served(tmp_path) as (one, calls, service):
+            async with raw(endpoint(one)) as client:
                 client.send(sent)
                 assert await client.goaway() != ErrorCodes.ENHANCE_YOUR_CALM
             await still_served(one, calls)
@@ -312,8 +330,8 @@ def test_bytes_that_are_not_http2_end_the_connection_alone_and_without_a_traceba
 def test_unknown_frames_are_ignored(tmp_path):
     async def story():
         async with (
-            connected(tmp_path) as (one, _calls, _changes, service),
-            raw(one.client().path) as client,
+            served(tmp_path) as (one, _calls, service),
+            raw(endpoint(one)) as client,
         ):
             client.knows(1)
             client.send(UNKNOWN, call(1))
@@ -327,8 +345,8 @@ def test_a_client_that_reads_no_answers_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(http2, "MAX_UNREAD", 1000)
 
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
-            reader, writer = await asyncio.open_unix_connection(one.client().path, limit=1)
+        async with served(tmp_path) as (one, calls, service):
+            reader, writer = await asyncio.open_unix_connection(endpoint(one), limit=1)
             writer.transport.pause_reading()
             writer.write(PREFACE)
             await eventually(lambda: any(each.idle for each in protocols()))
@@ -349,8 +367,8 @@ def test_a_client_that_reads_no_answers_is_closed(tmp_path, monkeypatch):
 
 def test_connections_on_which_nothing_is_asked_make_room_and_kubelets_stays(tmp_path):
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
-            path = one.client().path
+        async with served(tmp_path) as (one, calls, service):
+            path = endpoint(one)
             idle = [await asyncio.open_unix_connection(path) for _ in range(40)]
             await eventually(lambda: sum(n for _, n in service.dropped.items()) == 25)
             async with Channel(path=path, codec=ProtoCodec()) as channel:
@@ -368,8 +386,8 @@ def test_a_call_whose_message_does_not_come_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(servicer, "RECEIVE_SECONDS", 0.05)
 
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, _service):
-            async with raw(one.client().path) as client:
+        async with served(tmp_path) as (one, calls, _service):
+            async with raw(endpoint(one)) as client:
                 client.knows(1, 3)
                 client.send(begin(1), begin(3), data(3, b"\0\0\0\0\7xx", end=False))
                 for stream in (1, 3):
@@ -386,8 +404,8 @@ def test_a_client_without_a_window_for_its_answer_does_not_keep_the_call(tmp_pat
     monkeypatch.setattr(servicer, "SEND_SECONDS", 0.05)
 
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, _service):
-            async with raw(one.client().path) as client:
+        async with served(tmp_path) as (one, calls, _service):
+            async with raw(endpoint(one)) as client:
                 client.knows(1)
                 none = SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: 0}).serialize()
                 client.send(none, call(1))
@@ -413,9 +431,9 @@ def test_an_honest_client_is_not_bounded_in_what_it_calls(tmp_path, monkeypatch)
                 assert options(api.Empty(), timeout=LIMIT) == OPTIONS
 
     async def story():
-        async with connected(tmp_path) as (one, calls, _changes, service):
-            await asyncio.to_thread(talk, one.client().path)
-            stub = one.client().stub
+        async with served(tmp_path) as (one, calls, service):
+            await asyncio.to_thread(talk, endpoint(one))
+            stub = one.connection(REGIONS).stub
             for _ in range(50):
                 async with asyncio.TaskGroup() as group:
                     for _ in range(20):
