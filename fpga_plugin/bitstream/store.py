@@ -30,6 +30,7 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
+from fpga_plugin.process.trusted_files import TrustedFile
 
 BLANK = "blank"
 """The name of a blank bitstream's file, without its ending."""
@@ -120,7 +121,8 @@ class Store:
         """
         path = self.path(interface_id, bitstream_id)
         try:
-            self._check(path, interface_id, bitstream_id)
+            with open_file(path, inside=self.root) as opened:
+                _check_file(opened, path, interface_id, bitstream_id)
         except (FileNotFoundError, NotADirectoryError):
             self.not_found(path, interface_id)
         return path
@@ -150,16 +152,6 @@ class Store:
             if os.path.isdir(os.path.join(self.root, name))
             for entry in self._directory(name, read=read)
         )
-
-    def _check(
-        self, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
-    ) -> tuple[Metadata, int]:
-        with open_file(path, inside=self.root) as opened:
-            file = ByteRange.of_file(opened.file.fileno(), opened.size, path)
-            header, _ = check_contents(file, interface_id, bitstream_id)
-            if is_aocx(bitstream_id):
-                opened.check_read(opened.size)
-        return header.metadata, opened.size
 
     def not_found(self, path: str, interface_id: InterfaceId) -> NoReturn:
         """Raise the `BitstreamNotFoundError` that says how much of a path there is."""
@@ -210,7 +202,9 @@ class Store:
         try:
             _, bitstream_id = ids_of(path)
             if read:
-                metadata, size = self._check(path, interface_id, bitstream_id)
+                with open_file(path, inside=self.root) as opened:
+                    size = opened.size  # told of a file that is not what its name says, too
+                    metadata = _check_file(opened, path, interface_id, bitstream_id)
         except BitstreamError as error:
             problem = error
         except OSError:
@@ -328,6 +322,16 @@ def check_names(
             f"{path}: has the AFU id {metadata.afu_id}, not the one of its name",
             hint="`fpga-plugin bitstream install` puts a file where it belongs",
         )
+
+
+def _check_file(
+    opened: TrustedFile, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
+) -> Metadata:
+    file = ByteRange.of_file(opened.file.fileno(), opened.size, path)
+    header, _ = check_contents(file, interface_id, bitstream_id)
+    if is_aocx(bitstream_id):
+        opened.check_read(opened.size)
+    return header.metadata
 
 
 def _name(path: str, stem: str) -> BitstreamId:

@@ -295,6 +295,16 @@ def test_list_prints_json_with_the_problems(run, store):
     assert "bad" in bad["problem"]["message"]
 
 
+def test_list_tells_the_size_of_a_file_that_is_not_what_its_name_says(run, store):
+    (store / INTERFACE).mkdir(parents=True)
+    (store / INTERFACE / f"{'a' * 32}.gbs").write_bytes(SAMPLE.read_bytes())
+
+    (wrong,) = json.loads(run("list", "--json")[1])
+
+    assert (wrong["bytes"], wrong["metadata"]) == (SAMPLE.stat().st_size, None)
+    assert "not the one of its name" in wrong["problem"]["message"]
+
+
 def test_list_of_an_empty_and_of_a_missing_store(run, store):
     code, _, errors = run("list")
     assert code == 1
