@@ -26,7 +26,7 @@ from fpga_plugin.errors import (
     StoreUnavailableError,
 )
 from fpga_plugin.ids import InterfaceId
-from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
+from fpga_plugin.process.watcher import Look, Watcher, hint_for
 
 log = structlog.get_logger()
 
@@ -111,7 +111,10 @@ class StoreIndex:
             )
         else:
             log.warning(
-                "the store is not watched", directory=root, error=error.strerror, hint=INOTIFY_HINT
+                "the store is not watched",
+                directory=root,
+                error=error.strerror,
+                hint=hint_for(error),
             )
 
     def changed(self, relative: str | None) -> None:

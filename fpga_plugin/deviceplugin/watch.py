@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import structlog
 
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, OWN_SOCKET, socket_identity
-from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
+from fpga_plugin.process.watcher import Look, Watcher, hint_for
 
 _WITHOUT_INOTIFY = 1.0
 """Seconds between looks where the node has no inotify instances or watches left."""
@@ -88,5 +88,5 @@ class KubeletDirectory:
             "cannot watch kubelet's directory, looking every second instead",
             directory=self.path,
             error=str(error) if isinstance(error, TimeoutError) else error.strerror,
-            hint=INOTIFY_HINT,
+            hint=hint_for(error),
         )

@@ -19,7 +19,7 @@ from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
 from fpga_plugin.process.file_identity import Version, version_at
 from fpga_plugin.process.trusted_files import open_trusted
-from fpga_plugin.process.watcher import INOTIFY_HINT, Look, Watcher
+from fpga_plugin.process.watcher import Look, Watcher, hint_for
 
 log = structlog.get_logger()
 
@@ -165,5 +165,5 @@ class PolicyFile:
             "the policy file is not watched: a change is seen at the next PreStart",
             file=self.path,
             error=str(error) if isinstance(error, TimeoutError) else error.strerror,
-            hint=INOTIFY_HINT,
+            hint=hint_for(error),
         )

@@ -11,6 +11,9 @@ Inotify does not see what other machines do on a network file system, nor a file
 mounted over a watched directory. A target that needs to know names a time after which the watcher
 looks although nothing happened (`recheck`); else whoever uses a file looks himself.
 
+What the kernel refuses (an instance, the watch of one directory, a listing) is tried again after a
+while. Meanwhile the rest is watched, and each try compares the files' versions too.
+
 Looking and adding watches is done in a thread of its own, since the files may lie on a file system
 that does not answer: then the watcher waits for it, and nobody else does. While the thread looks,
 the loop takes no events, so that only one of the two uses the inotify instance.
@@ -33,9 +36,6 @@ from fpga_plugin.process.file_identity import Version, inode_at, version_at
 from fpga_plugin.process.threads import LateError, Threads
 from fpga_plugin.process.trusted_files import lookups
 
-INOTIFY_HINT = "raise fs.inotify.max_user_instances or fs.inotify.max_user_watches"
-"""What to do where the kernel gives no more."""
-
 RETRY_SECONDS = 60.0
 """After which watching is tried again, and the files are looked at, where the kernel refused."""
 
@@ -52,8 +52,8 @@ _MAX_EVENTS = 512
 _MAX_ROUNDS = 16
 """How often watches are extended in a row; a change after that has an event of its own."""
 
-_TRANSIENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
-"""What a directory that just went, or that we may not read, answers to a watch."""
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+"""What a path without a directory answers; the directories above it tell when there is one."""
 
 
 @dataclass(slots=True)
@@ -89,10 +89,14 @@ class Look:
 
     Attributes:
         versions: what files are like, by what they are reported as. Several may share one report.
+        unlisted: why a directory could not be listed: the versions of what is in it are missing.
+        unwatched: why a directory could not be watched.
     """
 
     def __init__(self) -> None:
         self.versions: dict[str, Version] = {}
+        self.unlisted: OSError | None = None
+        self.unwatched: OSError | None = None
         self._directories: dict[str, _Names] = {}
 
     def inside(self, directory: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
@@ -108,12 +112,13 @@ class Look:
         for above, name in lookups(directory):
             self._names(above).links.add(name)
         resolved = os.path.realpath(directory)
-        try:
-            found = sorted(filter(pattern.fullmatch, os.listdir(resolved)))
-        except OSError:
-            return resolved, []
         self._names(resolved).patterns.add(pattern)
-        return resolved, found
+        try:
+            return resolved, sorted(filter(pattern.fullmatch, os.listdir(resolved)))
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self.unlisted = error
+            return resolved, []
 
     def file(self, resolved: str, name: str, reported: str) -> None:
         """Watch one file.
@@ -139,8 +144,7 @@ class Look:
     def watch(self, inotify: Inotify) -> dict[int, _Names]:
         """Watch all of that; returns which names matter, by the descriptor of their watch.
 
-        Raises:
-            OSError: the kernel gives no more watches.
+        A directory that the kernel refuses to watch is left out, and `unwatched` says why.
         """
         names_by_watch: dict[int, _Names] = {}
         for directory, names in self._directories.items():
@@ -150,14 +154,22 @@ class Look:
             try:
                 watch = inotify.add_watch(directory, mask)
             except OSError as error:
-                if error.errno not in _TRANSIENT:
-                    raise
+                # One above that may not be read is usual; one to be listed, `inside` has reported.
+                if error.errno not in _ABSENT | {errno.EACCES}:
+                    self.unwatched = error
                 continue
             names_by_watch.setdefault(watch.wd, _Names()).add(names)
         return names_by_watch
 
     def _names(self, directory: str) -> _Names:
         return self._directories.setdefault(directory, _Names())
+
+
+def hint_for(error: OSError) -> str:
+    """What the operator can do about an error that `Target.unwatched` tells."""
+    if error.errno in {errno.EMFILE, errno.ENOSPC}:
+        return "raise fs.inotify.max_user_instances or fs.inotify.max_user_watches"
+    return "check the directory's permissions and the file system that holds it"
 
 
 class Target(Protocol):
@@ -170,11 +182,12 @@ class Target(Protocol):
         """Something may be another one now; called on the loop. It must not raise.
 
         Args:
-            reported: what, as `look` named it; None: anything, for events were lost.
+            reported: what, as `look` named it; None: anything, for events were lost, it is watched
+                again after `unwatched`, or it is time to look (`recheck`).
         """
 
     def unwatched(self, error: OSError) -> None:
-        """Changes are not noticed for now; said once for each reason, on the loop.
+        """Changes are noticed late for now, some or all; said once for each reason, on the loop.
 
         Args:
             error: why. A TimeoutError: the file system does not answer, and is watched when it
@@ -222,7 +235,8 @@ class Watcher:
         self._retry = retry
         self._threads: Threads[str] = Threads(f"{name}-watch", most=1)
         self._names: dict[int, _Names] = {}
-        self._versions: dict[str, Version] = {}
+        self._versions: dict[str, Version] | None = None
+        self._due: float | None = None
         self._ready = asyncio.Event()
         self._problem = ""
         self._closed = False
@@ -248,30 +262,34 @@ class Watcher:
     async def _run(self) -> None:
         while True:
             try:
-                with contextlib.closing(_Instance()) as instance:
-                    await self._watch(instance)
+                await self._watch()
             except OSError as error:
                 self._fail(error)
-            await asyncio.sleep(self._retry)
-            self._tell(None)
+                await asyncio.sleep(self._retry)
 
-    async def _watch(self, instance: "_Instance") -> None:
-        """Watch until the kernel gives no more watches.
+    async def _watch(self) -> None:
+        """Watch for as long as the kernel lets us; return when it is to be asked anew.
 
         Raises:
-            OSError: that is so.
+            OSError: its instance of inotify does not work any more.
         """
-        late = await self._look(instance)
-        if late or self._problem:
-            self._tell(None)
-        self._problem = ""
-        self._ready.set()
-        while True:
-            await self._compare(instance, await self._hear(instance.inotify))
+        self._names = {}
+        try:
+            instance = _Instance()
+        except OSError as error:
+            await self._compare(None, _Heard(), refused=error)
+            await asyncio.sleep(self._retry)
+            return
+        with contextlib.closing(instance):
+            heard = _Heard()
+            while True:
+                await self._compare(instance, heard)
+                heard = await self._hear(instance.inotify)
 
     def _fail(self, error: OSError) -> None:
-        if str(error) != self._problem:
-            self._problem = str(error)
+        problem = error.strerror or str(error)  # not the path: each time it may be another one
+        if problem != self._problem and not self._closed:
+            self._problem = problem
             self._target.unwatched(error)
         self._ready.set()
 
@@ -281,8 +299,10 @@ class Watcher:
 
     async def _hear(self, inotify: Inotify) -> _Heard:
         """Wait for events that concern the target, or until it is time to look without any."""
+        retry = asyncio.get_running_loop().time() + self._retry if self._problem else None
+        times = [time for time in (self._due, retry) if time is not None]
         try:
-            async with asyncio.timeout(self._recheck):
+            async with asyncio.timeout_at(min(times, default=None)):
                 while True:
                     events = list(itertools.islice(inotify, _MAX_EVENTS))
                     heard = self._understand(events)
@@ -294,7 +314,7 @@ class Watcher:
                         # asyncinotify may hold some that it has read: the descriptor does not tell.
                         await asyncio.sleep(0)
         except TimeoutError:
-            return _Heard(lost=True)
+            return _Heard()
 
     def _understand(self, events: list[Event]) -> _Heard:
         heard = _Heard()
@@ -312,63 +332,83 @@ class Watcher:
                 heard.written |= names.files.get(name, set())
         return heard
 
-    async def _compare(self, instance: "_Instance", heard: _Heard) -> None:
+    async def _compare(
+        self, instance: "_Instance | None", heard: _Heard, *, refused: OSError | None = None
+    ) -> None:
         """Look again, and tell what differs.
 
-        Raises:
-            OSError: the kernel gives no more watches.
+        Args:
+            instance: of inotify; None: only look.
+            heard: what events say.
+            refused: why there is no instance.
         """
-        before = self._versions
-        await self._look(instance)
-        self._problem = ""
-        if heard.lost:
+        watched, before = not self._problem, self._versions
+        look = await self._look(instance)
+        refused = refused or look.unwatched or look.unlisted
+        now = look.versions if look.unlisted is None else (before or {}) | look.versions
+        self._versions = now
+        if self._is_due() or heard.lost or not (watched or refused):
             self._tell(None)
-            return
-        now = self._versions
-        different = {
-            name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
-        }
-        # A file rewritten within one tick of the file system's clock has the version it had.
-        for name in sorted(different | heard.written):
-            self._tell(name)
+        elif before is not None:
+            different = {
+                name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+            }
+            # A file rewritten within one tick of the file system's clock has the version it had.
+            for name in sorted(different | heard.written):
+                self._tell(name)
+        elif self._ready.is_set():  # whoever waited for that has looked before us
+            self._tell(None)
+        if refused is None:
+            self._problem = ""
+            self._ready.set()
+        else:
+            self._fail(refused)
 
-    async def _look(self, instance: "_Instance") -> bool:
-        """Look, however long that takes; returns whether the target was told that it is long.
+    def _is_due(self) -> bool:
+        """Whether it is time to look although nothing happened; that begins anew then."""
+        if self._recheck is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        due = self._due is not None and now >= self._due
+        if due or self._due is None:
+            self._due = now + self._recheck
+        return due
 
-        Raises:
-            OSError: the kernel gives no more watches.
-        """
-        late = False
+    async def _look(self, instance: "_Instance | None") -> Look:
+        """Look, however long that takes; the target is told if it is long."""
         while True:
             try:
-                self._versions = await self._threads.run(
+                return await self._threads.run(
                     self._name, lambda: self._look_now(instance), seconds=ANSWER_SECONDS
                 )
             except LateError as error:
-                late = True
                 self._fail(TimeoutError(f"not looked into within {ANSWER_SECONDS:.0f} s"))
                 await asyncio.wait(error.ended)
-            else:
-                return late
 
-    def _look_now(self, instance: "_Instance") -> dict[str, Version]:
-        """In the thread: watch what matters now; returns what the files are like.
+    def _look_now(self, instance: "_Instance | None") -> Look:
+        """Look at what matters now, and watch it.
 
         What was read before its directory was watched may be out of date: read again until there
         is nothing new to watch.
         """
+        look = Look()
+        if instance is None:
+            self._target.look(look)
+            return look
         with instance.used() as inotify:
             for _ in range(_MAX_ROUNDS):
                 look = Look()
                 self._target.look(look)
                 before, self._names = self._names, look.watch(inotify)
+                if look.unlisted is not None:  # what is in there is not known to be gone
+                    self._names = before | self._names
                 if self._names.keys() <= before.keys():
                     break
             for watch in inotify.watches:
                 if watch.wd not in self._names:
                     with contextlib.suppress(OSError):  # its directory went, and the watch with it
                         inotify.rm_watch(watch)
-        return look.versions
+        return look
 
 
 class _Instance:

@@ -76,4 +76,37 @@ def test_without_inotify_it_is_looked_at_all_the_time(tmp_path, monkeypatch, wha
 
     monkeypatch.setattr(watcher.Inotify, what, none_left)
     monkeypatch.setattr("fpga_plugin.deviceplugin.watch._WITHOUT_INOTIFY", 0.05)
-    watching(tmp_path, *[lambda: None] * 3, recheck=0.9)
+    kubelet = tmp_path / "kubelet.sock"
+    watching(tmp_path, lambda: bind(kubelet), kubelet.unlink, lambda: bind(kubelet))
+
+
+def test_without_inotify_listeners_are_told_now_and_then_too(tmp_path, monkeypatch):
+    def none_left(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(watcher.Inotify, "__init__", none_left)
+    monkeypatch.setattr("fpga_plugin.deviceplugin.watch._WITHOUT_INOTIFY", 0.01)
+    watching(tmp_path, *[lambda: None] * 3, recheck=0.05)
+
+
+def test_a_listing_that_fails_once_does_not_end_the_watching(tmp_path, monkeypatch):
+    kubelet = tmp_path / "kubelet.sock"
+    monkeypatch.setattr("fpga_plugin.deviceplugin.watch._WITHOUT_INOTIFY", 0.05)
+    refused = []
+
+    def once(path, listdir=os.listdir):
+        if not refused and str(path) == str(tmp_path):
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return listdir(path)
+
+    def restart() -> None:
+        assert refused
+        kubelet.unlink()
+        bind(kubelet)
+
+    def begin() -> None:
+        monkeypatch.setattr(os, "listdir", once)
+        bind(kubelet)
+
+    watching(tmp_path, begin, restart, restart)

@@ -334,48 +334,147 @@ def test_a_kernel_without_watches_to_give_is_said_once_and_asked_again(root, mon
         with monkeypatch.context() as patch:
             patch.setattr(watcher.Inotify, what, none_left)
             async with Survey(root, retry=0.01) as survey:
-                for _ in range(3):  # meanwhile anything may change at any time
-                    assert await asyncio.wait_for(survey.calls.get(), 10) is None
+                await asyncio.sleep(0.1)
                 assert [error.errno for error in survey.refusals] == [errno.ENOSPC]
+                assert survey.calls.empty()
                 patch.undo()
-                await watches(len(root.resolve().parts) + 1)
+                assert await survey.one() is None  # meanwhile anything may have changed
+                assert kernel_watches() == len(root.resolve().parts) + 1
                 (root / INTERFACE / "blank.gbs").write_bytes(b"1")
-                await survey.until(INTERFACE)
+                assert await survey.one() == INTERFACE
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["add_watch", "__init__"])
+def test_without_watches_what_differs_is_told_and_nothing_else(root, monkeypatch, what):
+    monkeypatch.setattr(watcher.Inotify, what, none_left)
+    (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+
+    async def run() -> None:
+        async with Survey(root, retry=0.01) as survey:
+            await asyncio.sleep(0.1)
+            assert survey.calls.empty()
+            await survey.quiet(root)
+            replace(root / INTERFACE / "blank.gbs", b"2")
+            assert await survey.one() == INTERFACE
 
     asyncio.run(run())
 
 
 def test_a_change_right_before_watching_begins_again_is_not_missed(root, monkeypatch):
-    class Mended(Survey):
-        def changed(self, path) -> None:
-            patch.undo()  # the next try succeeds
-            super().changed(path)
-
     async def run() -> None:
-        async with Mended(root, retry=0.01) as survey:
-            assert await asyncio.wait_for(survey.calls.get(), 10) is None  # after the time
-            assert await asyncio.wait_for(survey.calls.get(), 10) is None  # watched
+        async with Survey(root, retry=0.01) as survey:
+            with monkeypatch.context() as patch:
+                patch.setattr(watcher, "version_at", lambda _: (1,))  # a clock that does not tick
+                (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+                assert await survey.one() == INTERFACE
+                (root / INTERFACE / "blank.gbs").write_bytes(b"2")
+                refuse.undo()
+                assert await survey.one() is None
 
-    with monkeypatch.context() as patch:
-        patch.setattr(watcher.Inotify, "add_watch", none_left)
+    with monkeypatch.context() as refuse:
+        refuse.setattr(watcher.Inotify, "add_watch", none_left)
         asyncio.run(run())
 
 
-def test_a_kernel_that_gives_no_more_watches_later_is_said_and_asked_again(root, monkeypatch):
-    async def story(survey):
-        with monkeypatch.context() as patch:
-            patch.setattr(watcher.Inotify, "add_watch", none_left)
-            (root / OTHER_INTERFACE).mkdir()
-            assert await survey.one() is None
-            assert [error.errno for error in survey.refusals] == [errno.ENOSPC]
-        await watches(len(root.resolve().parts) + 2)
-        (root / OTHER_INTERFACE / "blank.gbs").write_bytes(b"1")
-        await survey.until(OTHER_INTERFACE)
+def refusing(patch, wanted: str) -> None:
+    """The kernel gives no watch for directories of this name."""
+    add_watch = watcher.Inotify.add_watch
+
+    def limited(inotify, path, mask):
+        if str(path).endswith(wanted):
+            none_left()
+        return add_watch(inotify, path, mask)
+
+    patch.setattr(watcher.Inotify, "add_watch", limited)
+
+
+def test_a_directory_that_the_kernel_does_not_watch_takes_no_other_with_it(root, monkeypatch):
+    staged = root / "staged"
+    staged.mkdir()
+    (staged / "blank.gbs").write_bytes(b"1")
 
     async def run() -> None:
-        async with Survey(root, retry=0.01) as survey:
-            await story(survey)
+        async with Survey(root) as survey:
+            with monkeypatch.context() as patch:
+                refusing(patch, OTHER_INTERFACE)
+                staged.rename(root / OTHER_INTERFACE)
+                assert await survey.one() == OTHER_INTERFACE
+                assert [error.errno for error in survey.refusals] == [errno.ENOSPC]
+                (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+                assert await survey.one() == INTERFACE
 
+    asyncio.run(run())
+
+
+def test_a_directory_that_the_kernel_does_not_watch_is_looked_at_until_it_does(root, monkeypatch):
+    async def run() -> None:
+        async with Survey(root, retry=0.01) as survey:
+            with monkeypatch.context() as patch:
+                refusing(patch, OTHER_INTERFACE)
+                (root / OTHER_INTERFACE).mkdir()
+                await asyncio.sleep(0.05)
+                (root / OTHER_INTERFACE / "blank.gbs").write_bytes(b"1")
+                assert await survey.one() == OTHER_INTERFACE
+            assert await survey.one() is None
+            assert kernel_watches() == len(root.resolve().parts) + 2
+            assert len(survey.refusals) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_a_directory_that_cannot_be_listed_stays_watched_with_what_is_in_it(
+    root, monkeypatch, code
+):
+    (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+    listdir = watcher.os.listdir
+
+    def failing(path):
+        if str(path) == str(root.resolve()):
+            raise OSError(code, "refused", path)
+        return listdir(path)
+
+    async def run() -> None:
+        async with Survey(root, retry=0.2) as survey:
+            before = kernel_watches()
+            with monkeypatch.context() as patch:
+                patch.setattr(watcher.os, "listdir", failing)
+                (root / OTHER_INTERFACE).mkdir()
+                await asyncio.sleep(0.1)
+                assert [error.errno for error in survey.refusals] == [code]
+                assert survey.calls.empty()
+                assert kernel_watches() == before
+            assert await survey.one() is None
+            assert kernel_watches() == before + 1
+
+    asyncio.run(run())
+
+
+def test_a_file_that_comes_before_its_directory_is_watched_anew_is_reported(root, monkeypatch):
+    """The numbers of an instance's watches begin at one again."""
+    blank = root / OTHER_INTERFACE / "blank.gbs"
+    watch = Look.watch
+    mended = threading.Event()
+
+    def overtaken(look, inotify):
+        if mended.is_set() and not blank.parent.exists():
+            blank.parent.mkdir()
+        return watch(look, inotify)
+
+    async def run() -> None:
+        async with Survey(root, retry=0.1) as survey:
+            with monkeypatch.context() as patch:
+                patch.setattr(watcher, "_readable", none_left)  # the instance breaks
+                (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+                await survey.until(INTERFACE)
+            mended.set()
+            await survey.until(None)
+            replace(blank, b"1")
+            await survey.until(OTHER_INTERFACE)
+
+    monkeypatch.setattr(Look, "watch", overtaken)
     asyncio.run(run())
 
 
