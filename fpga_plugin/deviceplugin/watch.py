@@ -1,7 +1,8 @@
 """Kubelet's directory, watched: kubelet comes and goes as a file, and may wipe our sockets.
 
 What the directory says is always read from the directory itself; `process.watcher` only says when
-to look. A slow look every half minute covers what inotify cannot see.
+to look. A slow look every half minute covers what inotify cannot see. The directory is the node's
+own, so it is looked at without a thread: a node that has none left still finds kubelet.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ class KubeletDirectory:
         self.path = os.path.abspath(path)
         self._listeners: list[Callable[[], None]] = []
         self._watcher = Watcher(
-            self, name="kubelet-directory", recheck=recheck, retry=_WITHOUT_INOTIFY
+            self, name="kubelet-directory", recheck=recheck, retry=_WITHOUT_INOTIFY, local=True
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -87,6 +88,6 @@ class KubeletDirectory:
         _log.warning(
             "cannot watch kubelet's directory, looking every second instead",
             directory=self.path,
-            error=str(error) if isinstance(error, TimeoutError) else error.strerror,
+            error=error.strerror,
             hint=hint_for(error),
         )

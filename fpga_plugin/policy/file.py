@@ -9,6 +9,7 @@ is a matter of the settings, not of a deleted file; and so is one that others th
 """
 
 import asyncio
+import contextlib
 import os
 import re
 
@@ -19,7 +20,7 @@ from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
 from fpga_plugin.policy.rules import Policy
 from fpga_plugin.process.file_identity import Version, version_at
 from fpga_plugin.process.trusted_files import open_trusted
-from fpga_plugin.process.watcher import Look, Watcher, hint_for
+from fpga_plugin.process.watcher import RETRY_SECONDS, Look, Watcher, hint_for
 
 log = structlog.get_logger()
 
@@ -139,14 +140,26 @@ class PolicyFile:
             self._task.cancel()
 
     async def _follow(self) -> None:
+        """Read what changes. Nobody supervises this: what fails is logged and tried again."""
         await self._watcher.ready()
-        await self.current()  # a change before that
+        problem = ""
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            # Whatever it looks like: rewritten within one tick of the clock, it looks as before.
-            await self.reload()
-            await self.current()
+            try:
+                await self.current()  # a change before the wait
+                await self._changed.wait()
+                self._changed.clear()
+                # Whatever it looks like: rewritten within a tick of the clock, it looks as before.
+                await self.reload()
+                problem = ""
+            except Exception as error:
+                if repr(error) != problem:
+                    problem = repr(error)
+                    log.exception("the policy file cannot be followed", file=self.path)
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_SECONDS):
+                        await self._changed.wait()
+                self._changed.set()
 
     def look(self, look: Look) -> None:
         """What is watched (`process.watcher.Target`)."""

@@ -14,9 +14,12 @@ looks although nothing happened (`recheck`); else whoever uses a file looks hims
 What the kernel refuses (an instance, the watch of one directory, a listing) is tried again after a
 while. Meanwhile the rest is watched, and each try compares the files' versions too.
 
-Looking and adding watches is done in a thread of its own, since the files may lie on a file system
+Looking and adding watches is done in a thread of its own where the files may lie on a file system
 that does not answer: then the watcher waits for it, and nobody else does. While the thread looks,
 the loop takes no events, so that only one of the two uses the inotify instance.
+
+Nobody supervises a watcher: whatever fails, a thread that cannot be started included, is logged and
+tried again.
 """
 
 import asyncio
@@ -30,11 +33,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.process.file_identity import Version, inode_at, version_at
 from fpga_plugin.process.threads import LateError, Threads
 from fpga_plugin.process.trusted_files import lookups
+
+log = structlog.get_logger()
 
 RETRY_SECONDS = 60.0
 """After which watching is tried again, and the files are looked at, where the kernel refused."""
@@ -220,6 +226,7 @@ class Watcher:
         name: str,
         recheck: float | None = None,
         retry: float = RETRY_SECONDS,
+        local: bool = False,
     ) -> None:
         """Watch nothing yet.
 
@@ -228,12 +235,14 @@ class Watcher:
             name: of the thread and the task.
             recheck: seconds after which to look although nothing happened; None: never.
             retry: seconds after which to try again where the kernel refuses to watch.
+            local: the file system answers as long as the node lives: look on the loop, without a
+                thread.
         """
         self._target = target
         self._name = name
         self._recheck = recheck
         self._retry = retry
-        self._threads: Threads[str] = Threads(f"{name}-watch", most=1)
+        self._threads: Threads[str] | None = None if local else Threads(f"{name}-watch", most=1)
         self._names: dict[int, _Names] = {}
         self._versions: dict[str, Version] | None = None
         self._due: float | None = None
@@ -266,12 +275,19 @@ class Watcher:
             except OSError as error:
                 self._fail(error)
                 await asyncio.sleep(self._retry)
+            except Exception as error:
+                if repr(error) != self._problem:
+                    self._problem = repr(error)
+                    log.exception("watching files failed, and is tried again", watcher=self._name)
+                self._ready.set()
+                await asyncio.sleep(self._retry)
 
     async def _watch(self) -> None:
         """Watch for as long as the kernel lets us; return when it is to be asked anew.
 
         Raises:
             OSError: its instance of inotify does not work any more.
+            RuntimeError: there is no thread left to look in.
         """
         self._names = {}
         try:
@@ -376,6 +392,8 @@ class Watcher:
 
     async def _look(self, instance: "_Instance | None") -> Look:
         """Look, however long that takes; the target is told if it is long."""
+        if self._threads is None:
+            return self._look_now(instance)
         while True:
             try:
                 return await self._threads.run(

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_directory_may_come_later_and_with_the_directories_above_it(tmp_path):
 
 def test_it_is_looked_at_now_and_then_although_nothing_happens(tmp_path):
     watching(tmp_path, *[lambda: None] * 3, recheck=0.05)
+
+
+def test_a_node_without_threads_left_still_finds_kubelet(tmp_path, monkeypatch):
+    def no_thread(*_args) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kubelet = tmp_path / "kubelet.sock"
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    watching(tmp_path, lambda: bind(kubelet), kubelet.unlink)
 
 
 @pytest.mark.parametrize("what", ["add_watch", "__init__"])

@@ -354,6 +354,36 @@ def test_a_policy_file_is_followed_however_it_changes(file):
     asyncio.run(steps())
 
 
+def test_a_read_without_a_thread_does_not_end_the_following(file, monkeypatch):
+    refused = []
+
+    async def once(*args, to_thread=asyncio.to_thread, **kwargs):
+        if len(refused) < 2:
+            refused.append(args)
+            raise RuntimeError("can't start new thread")
+        return await to_thread(*args, **kwargs)
+
+    async def steps() -> None:
+        policy_file = PolicyFile(str(file), guarded=True)
+        policy_file.start()
+        try:
+            async with asyncio.timeout(10):
+                for text in ("rules: [] # 1", "rules: [] # 2", "rules: []"):
+                    file.write_text(f"version: 1\ndefault: allow\n{text}\n")
+                    await asyncio.sleep(0.05)
+                while policy_file.policy.rules:  # noqa: ASYNC110  # nobody announces it
+                    await asyncio.sleep(0.01)
+        finally:
+            policy_file.close()
+
+    monkeypatch.setattr(asyncio, "to_thread", once)
+    with capture_logs() as lines:
+        asyncio.run(steps())
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+        "the policy file cannot be followed"
+    ]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives files away")
 def test_a_policy_of_another_user_is_refused(file):
     os.chown(file, 12345, 12345)

@@ -10,6 +10,7 @@ from typing import Self
 
 import pytest
 from doubles import LIMIT
+from structlog.testing import capture_logs
 from test_store import AFU, INTERFACE, OTHER_INTERFACE
 
 from fpga_plugin.bitstream.watch import look_at_store
@@ -46,7 +47,7 @@ class Survey:
 
     async def __aenter__(self) -> Self:
         self.watcher.start()
-        await self.watcher.ready()
+        await asyncio.wait_for(self.watcher.ready(), 10)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -475,6 +476,40 @@ def test_a_file_that_comes_before_its_directory_is_watched_anew_is_reported(root
             await survey.until(OTHER_INTERFACE)
 
     monkeypatch.setattr(Look, "watch", overtaken)
+    asyncio.run(run())
+
+
+def no_thread(*_args) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_first_look_without_a_thread_holds_up_nobody_and_is_said_once(root, monkeypatch):
+    async def run() -> None:
+        async with Survey(root, retry=0.01) as survey:  # it is ready
+            await asyncio.sleep(0.1)
+            assert survey.calls.empty()
+            patch.undo()
+            assert await survey.one() is None
+            (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+            assert await survey.one() == INTERFACE
+
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        patch.setattr(threading.Thread, "start", no_thread)
+        asyncio.run(run())
+    assert [line["event"] for line in lines] == ["watching files failed, and is tried again"]
+
+
+def test_a_look_without_a_thread_does_not_end_the_watching(root, monkeypatch):
+    async def run() -> None:
+        async with Survey(root, retry=0.05) as survey:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", no_thread)
+                (root / INTERFACE / "blank.gbs").write_bytes(b"1")
+                await asyncio.sleep(0.02)
+            assert await survey.one() is None
+            replace(root / INTERFACE / "blank.gbs", b"2")
+            assert await survey.one() == INTERFACE
+
     asyncio.run(run())
 
 
