@@ -23,7 +23,7 @@
  *   pr_ports		bits by port: for whose PRs the two above are meant; all at first
  *   pr_deaf		1: PR resets are not acknowledged (ETIMEDOUT after 8 s)
  *   port_deaf		bits by port: resets are not acknowledged (ETIMEDOUT after 1 ms)
- *   stall_ms		a PR waits so long for credits before its first word
+ *   stall_ms		a PR ends so much later
  *   memory_busy	bits by bank: never cleared (ETIMEDOUT after 5 s)
  *   poke		"offset value", both hexadecimal: write a register
  *   absent		1: what a rescan of the bus finds at its address is no card
@@ -95,7 +95,7 @@ struct card {
 	u32 ports, board;
 	u64 interface_h, interface_l;
 	u32 pr_ports, pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
-	u32 prs, memory_clears, absent;
+	u32 stalling, prs, memory_clears, absent;
 };
 
 static struct card cards[MAX_CARDS];
@@ -179,7 +179,7 @@ static void end_pr(struct card *card, u64 ctrl)
 	bool meant = card->pr_ports & BIT(port);
 	u64 afu = PORT(port) + AFU;
 
-	if (card->pr_stuck && meant)
+	if (card->stalling || (card->pr_stuck && meant))
 		return;
 	if (card->pr_err && meant) {
 		put(card, PR_ERR, card->pr_err);
@@ -253,11 +253,15 @@ static enum hrtimer_restart stall_over(struct hrtimer *timer)
 {
 	struct card *card = container_of(timer, struct card, stall);
 
-	put(card, PR_STS, get(card, PR_STS) | PR_STS_CREDITS);
+	WRITE_ONCE(card->stalling, 0);
 	return HRTIMER_NORESTART;
 }
 
-/* fme_mgr_write(mgr, buf, count): the whole image, padded to whole words. */
+/* fme_mgr_write(mgr, buf, count): the whole image, padded to whole words.
+ *
+ * A stall is at the end of a PR, for which the driver waits asleep. Where credits are missing it
+ * spins instead, and no other task runs on that processor.
+ */
 static int on_image(struct kprobe *probe, struct pt_regs *regs)
 {
 	struct fpga_manager *mgr = (void *)regs_get_kernel_argument(regs, 0);
@@ -271,7 +275,7 @@ static int on_image(struct kprobe *probe, struct pt_regs *regs)
 	memset(card->image, 0, sizeof(card->image));
 	memcpy(card->image, image, min(size, sizeof(card->image)));
 	if (card->stall_ms) {
-		put(card, PR_STS, get(card, PR_STS) & ~PR_STS_CREDITS);
+		WRITE_ONCE(card->stalling, 1);
 		hrtimer_start(&card->stall, ms_to_ktime(card->stall_ms), HRTIMER_MODE_REL);
 	}
 	return 0;
