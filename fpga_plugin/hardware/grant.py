@@ -50,7 +50,7 @@ class Grant:
     @classmethod
     def parse(cls, text: str) -> "Grant":
         """The grant that `str` wrote, as far as it says."""
-        return cls(nodes=tuple(text.split(",")))
+        return cls(nodes=tuple(dict.fromkeys(text.split(","))))
 
     def __str__(self) -> str:
         """Its own nodes, separated by commas: the value of `FPGA_DEVICE_<REGION ID>`."""

@@ -238,9 +238,9 @@ class LedgerState:
         del of_card[claim.device]
         if not of_card:
             del self._by_card[card_of(claim.device)]
-        for _, node in claim.nodes:
+        for node in {node for _, node in claim.nodes}:  # a foreign grant may name one twice
             holders = self._by_node[node]
-            holders.pop(claim.device, None)
+            del holders[claim.device]
             if not holders:
                 del self._by_node[node]
 

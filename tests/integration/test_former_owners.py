@@ -90,14 +90,14 @@ def test_a_node_that_a_living_pod_was_given_is_nobody_elses(lent: Node) -> None:
         "a card is held back: a pod that still runs may open its regions"
     )
     assert warning["pods"] == [A]
-    assert lent.kubelet.listed() == {B0: UNHEALTHY}
-    assert lent.kubelet.listed(CARDS) == {CARD_2: UNHEALTHY}
+    lent.kubelet.until(REGIONS, {B0: UNHEALTHY})
+    lent.kubelet.until(CARDS, {CARD_2: UNHEALTHY})
     assert f"open to pod {A}" in refused(lent)
 
 
 def test_a_restarted_plugin_still_knows_which_node_is_in_whose_hands(lent: Node) -> None:
     lent.again()
-    assert lent.kubelet.listed() == {B0: UNHEALTHY}
+    lent.kubelet.until(REGIONS, {B0: UNHEALTHY})
     assert f"open to pod {A}" in refused(lent)
 
 

@@ -60,6 +60,13 @@ def test_one_of_several_nodes_that_moved_fails_the_start(ledger):
         ledger.check_grants(claim)
 
 
+def test_a_node_that_kubelets_copy_names_twice_is_one_node(ledger):
+    ledger.adopt(REGIONS, P0, POD, {device_variable(R0): "/dev/dfl-port.0,/dev/dfl-port.0"})
+    assert ledger.claims[P0].grants[R0].nodes == ("/dev/dfl-port.0",)
+    ledger.poststop_seen([P0])
+    ledger.release([P0])
+
+
 def test_one_node_in_other_hands_keeps_a_region_back(ledger):
     ledger.allocate(REGIONS, [P0])
     start(ledger, P0)
