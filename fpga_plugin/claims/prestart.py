@@ -34,7 +34,7 @@ from fpga_plugin.ids import (
     known_resource,
 )
 from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.lease import Lease
+from fpga_plugin.ledger.lease import Lease, claim_ended
 from fpga_plugin.ledger.ledger import DELETE_THE_POD
 from fpga_plugin.ledger.records import RegionRecord
 from fpga_plugin.pods.directory import PodDirectory
@@ -272,10 +272,7 @@ class PreStarts:
     def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
         lease = self._ledger.lease(devices)
         if len(lease.claims) != len(devices):
-            raise RefusedError(
-                f"the claim of {', '.join(devices)} ended before its container started",
-                hint=DELETE_THE_POD,
-            )
+            raise claim_ended(*devices)
         return lease
 
     async def _identify(

@@ -9,6 +9,14 @@ from fpga_plugin.ledger.names import DELETE_THE_POD
 from fpga_plugin.ledger.records import Claim
 
 
+def claim_ended(*devices: DeviceId) -> RefusedError:
+    """The refusal of a container whose devices are no longer its pod's."""
+    return RefusedError(
+        f"the claim of {', '.join(devices)} ended before its container started",
+        hint=DELETE_THE_POD,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Claims as they were when it was taken. Two leases are equal if they are on the same claims.
@@ -42,10 +50,7 @@ class Lease:
             RefusedError: a claim ended, whoever has its device now.
         """
         for claim in filter(self._ended, self.claims):
-            raise RefusedError(
-                f"the claim of {claim.device} ended before its container started",
-                hint=DELETE_THE_POD,
-            )
+            raise claim_ended(claim.device)
 
     def _ended(self, claim: Claim) -> bool:
         present = self._present.get(claim.device)

@@ -290,14 +290,24 @@ def test_a_whole_card_stays_with_its_owner_over_a_kill():
         assert {node.afu(region) for region in (P0, P1)} == {BLANK}
 
 
+def lose_journal(node: Node) -> None:
+    """While no plugin runs."""
+    for file in node.state_dir.glob("journal.sqlite3*"):
+        file.unlink()
+
+
+def lose_journal_under_a_tenant(node: Node) -> None:
+    """The plugin dies while a pod runs, and kubelet's records of the pod are all that is left."""
+    answer = node.kubelet.allocate(P0)
+    node.kubelet.prestart(P0, env=request())
+    node.kubelet.checkpoint(("uid-1", "app", REGIONS, [P0], answer))
+    node.plugin.kill()
+    lose_journal(node)
+
+
 def test_a_claim_of_a_lost_journal_is_found_in_kubelets_checkpoint():
     with Node().up() as node:
-        answer = node.kubelet.allocate(P0)
-        node.kubelet.prestart(P0, env=request())
-        node.kubelet.checkpoint(("uid-1", "app", REGIONS, [P0], answer))
-        node.plugin.kill()
-        for file in node.state_dir.glob("journal.sqlite3*"):
-            file.unlink()
+        lose_journal_under_a_tenant(node)
         node.restarted()
         # The card's other region is nobody's, and not known to be clean.
         node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
@@ -317,8 +327,7 @@ def test_without_journal_and_checkpoint_everything_is_scrubbed():
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         node.plugin.kill()
-        for file in node.state_dir.glob("journal.sqlite3*"):
-            file.unlink()
+        lose_journal(node)
         node.restarted()
         assert node.kubelet.endpoints[REGIONS].lists[0] == {P0: UNHEALTHY, P1: UNHEALTHY}
         node.settled()
@@ -330,12 +339,7 @@ def test_without_journal_and_checkpoint_everything_is_scrubbed():
 
 def test_a_journal_of_another_version_is_set_aside_and_a_running_tenant_is_adopted():
     with Node().up() as node:
-        answer = node.kubelet.allocate(P0)
-        node.kubelet.prestart(P0, env=request())
-        node.kubelet.checkpoint(("uid-1", "app", REGIONS, [P0], answer))
-        node.plugin.kill()
-        for file in node.state_dir.glob("journal.sqlite3*"):
-            file.unlink()
+        lose_journal_under_a_tenant(node)
         with closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
             db.executescript(SCHEMA_1.read_text())
         plugin = node.restarted()
