@@ -5,10 +5,10 @@ known are kept by their devices.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.pods.names import PodName
 
@@ -48,7 +48,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._last: OrderedDict[object, Refusal] = OrderedDict()
+        self._last = BoundedDict[object, Refusal](MAX_REFUSALS)
 
     def refused(
         self,
@@ -63,7 +63,7 @@ class Refusals:
         """A call was refused."""
         key: object = tuple(devices) if pod is None else pod
         now = self._clock()
-        before = self._last.pop(key, None)
+        before = self._last.get(key)
         self._last[key] = Refusal(
             at=now,
             since=now if before is None else before.since,
@@ -75,8 +75,6 @@ class Refusals:
             pod=pod,
             name=name,
         )
-        while len(self._last) > MAX_REFUSALS:
-            self._last.popitem(last=False)
 
     def latest(self) -> list[Refusal]:
         """The last refusal of each pod, newest first."""

@@ -28,14 +28,15 @@ import errno
 import os
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 import structlog
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.process.file_identity import Inode, inode_at, inode_of
+from fpga_plugin.process.kernel_files import lines_of
 
 log = structlog.get_logger()
 
@@ -140,10 +141,10 @@ class PodCgroups:
         self._trees: tuple[str, ...] = ()
         self._searched: float | None = None
         self._kubelets: set[str] = set()
-        self._seen: OrderedDict[PodUid, frozenset[str]] = OrderedDict()
+        self._seen = BoundedDict[PodUid, frozenset[str]](_KEPT_PODS)
         self._missed: PodUid | None = None
         self._told_unknown = False
-        self._stays: OrderedDict[tuple[PodUid, RegionId], frozenset[_Place]] = OrderedDict()
+        self._stays = BoundedDict[tuple[PodUid, RegionId], frozenset[_Place]](_KEPT_STAYS)
 
     def state(self, pod_uid: PodUid) -> PodPresence:
         """Whether the pod has processes; never raises.
@@ -244,9 +245,6 @@ class PodCgroups:
         for region in regions if places else ():
             key = (pod_uid, region)
             self._stays[key] = self._stays.get(key, frozenset()) | places
-            self._stays.move_to_end(key)
-            if len(self._stays) > _KEPT_STAYS:
-                self._stays.popitem(last=False)
 
     def left(self, pod_uid: PodUid, region: RegionId) -> bool:
         """Whether every cgroup is gone in which the pod ran when it was given a region.
@@ -291,9 +289,6 @@ class PodCgroups:
         seen = frozenset(t for t, answer in answers.items() if answer is not _Answer.ABSENT)
         if seen:
             self._seen[pod_uid] = seen
-            self._seen.move_to_end(pod_uid)
-            if len(self._seen) > _KEPT_PODS:
-                self._seen.popitem(last=False)
         return answers
 
     def _is_sandbox_only(self, pod_uid: PodUid) -> bool:
@@ -349,21 +344,13 @@ def _own_pod() -> list[str]:
 
     Its cgroup's path tells, unless a cgroup namespace hides it; then what kubelet mounts does.
     """
-    for line in _lines(_OWN):
+    for line in lines_of(_OWN):
         if found := _OWN_POD.findall(line):
             return [found[-1].replace("_", "-")]
-    for line in _lines(_OWN_MOUNTS):
+    for line in lines_of(_OWN_MOUNTS):
         if found := _OWN_FILES.findall(line):
             return [found[-1]]
     return []
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
 
 
 def _names(directory: str) -> list[str]:

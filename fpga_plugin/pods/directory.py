@@ -18,13 +18,14 @@ to them.
 
 import asyncio
 import os
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, Stamp, read_checkpoint, read_stamp
@@ -105,7 +106,7 @@ class PodDirectory:
         self._pods_socket = pods_socket
         self._kubeconfig = kubeconfig
         self._sources: PodSources | None = None
-        self._known: OrderedDict[PodUid, KnownPod] = OrderedDict()
+        self._known = BoundedDict[PodUid, KnownPod](KEPT_PODS)
 
     def new_kubelet(self) -> None:
         """Another life of kubelet, which may not have heard of its pods yet."""
@@ -153,7 +154,7 @@ class PodDirectory:
         then.
         """
         known = self._known.get(uid)
-        self._keep(uid, KnownPod(name) if known is None else replace(known, name=name))
+        self._known[uid] = KnownPod(name) if known is None else replace(known, name=name)
 
     async def name(
         self, identity: Identity, devices: Sequence[DeviceId], same: Callable[[], None]
@@ -287,7 +288,7 @@ class PodDirectory:
         requests, lasting = (await self._open()).requests(answer.pod)
         known = KnownPod(answer.pod.full_name, requests)
         if lasting:
-            self._keep(uid, known)
+            self._known[uid] = known
         log.info(
             "pod read",
             source=answer.source,
@@ -316,13 +317,6 @@ class PodDirectory:
         self.answers[answer.source] += 1
         self.learn(answer.pod.uid, answer.pod.full_name)
         return answer
-
-    def _keep(self, uid: PodUid, known: KnownPod) -> None:
-        """Remember a pod, and forget the one that was not asked for the longest."""
-        self._known[uid] = known
-        self._known.move_to_end(uid)
-        if len(self._known) > KEPT_PODS:
-            self._known.popitem(last=False)
 
     def _doubt(self, uid: PodUid) -> None:
         """The API server does not tell the pod by its name: ask for the name again."""

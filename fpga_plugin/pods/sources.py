@@ -4,9 +4,9 @@ Imported at the first question to one of them (`directory`).
 """
 
 import asyncio
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.environment import ContainerRequests, container_requests
@@ -38,7 +38,7 @@ class PodSources:
         self._pods_api = None if pods_socket is None else PodsApi(pods_socket)
         self._kubeconfig = kubeconfig
         self._api_server: ApiServer | None = None
-        self._told: OrderedDict[PodUid, None] = OrderedDict()  # by this life of kubelet
+        self._told = BoundedDict[PodUid, None](KEPT_PODS)  # by this life of kubelet
         self._lives = 0
 
     def new_kubelet(self) -> None:
@@ -59,9 +59,6 @@ class PodSources:
         pod = await self._pods_api.get(uid)
         if lives == self._lives:
             self._told[uid] = None
-            self._told.move_to_end(uid)
-            if len(self._told) > KEPT_PODS:
-                self._told.popitem(last=False)
         return pod
 
     async def from_api_server(self, uid: PodUid, name: PodName) -> Pod:

@@ -8,6 +8,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from fpga_plugin.process.kernel_files import lines_of
+
 _V1_FILE, _V2_FILE = "memory.limit_in_bytes", "memory.max"
 
 UNKNOWN = 256 << 20
@@ -25,7 +27,7 @@ def memory_limit(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int
 
 
 def _group_limits(proc: str, cgroups: str) -> Iterator[int]:
-    for line in _lines(os.path.join(proc, "self/cgroup")):
+    for line in lines_of(os.path.join(proc, "self/cgroup")):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
@@ -38,24 +40,16 @@ def _upwards(root: str, path: str, name: str) -> Iterator[int]:
     """The limits of a group and of all above it; a part of the path may not be seen from here."""
     parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
     for count in range(len(parts), -1, -1):
-        for line in _lines(os.path.join(root, *parts[:count], name)):
+        for line in lines_of(os.path.join(root, *parts[:count], name)):
             with contextlib.suppress(ValueError):  # "max"
                 yield int(line)
 
 
 def _machine(proc: str) -> Iterator[int]:
-    for line in _lines(os.path.join(proc, "meminfo")):
+    for line in lines_of(os.path.join(proc, "meminfo")):
         if line.startswith("MemTotal:"):
             with contextlib.suppress(ValueError, IndexError):
                 yield int(line.split()[1]) << 10
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
 
 
 def lies_in_memory(path: str, *, proc: str = "/proc") -> bool:
@@ -68,7 +62,7 @@ def lies_in_memory(path: str, *, proc: str = "/proc") -> bool:
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in _lines(os.path.join(proc, "self/mountinfo")):
+    for line in lines_of(os.path.join(proc, "self/mountinfo")):
         mount, _, rest = line.partition(" - ")  # proc_pid_mountinfo(5)
         fields = mount.split()
         if len(fields) > 2 and fields[2] == number:  # noqa: PLR2004  # mount id, parent, device

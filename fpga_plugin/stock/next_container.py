@@ -7,11 +7,11 @@ memory only: after a restart of the plugin or of kubelet it takes one more try o
 import asyncio
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.pods.cgroup import PodCgroups
@@ -123,7 +123,7 @@ class NextContainer:
         self._pods = pods
         self._cgroups = cgroups
         self._settle = settle
-        self._trails: OrderedDict[PodUid, _Trail] = OrderedDict()
+        self._trails = BoundedDict[PodUid, _Trail](KEPT_PODS)
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Remember who started, where that may matter."""
@@ -145,10 +145,7 @@ class NextContainer:
         self._trails.clear()
 
     def _trail(self, uid: PodUid) -> _Trail:
-        trail = self._trails.setdefault(uid, _Trail())
-        self._trails.move_to_end(uid)
-        if len(self._trails) > KEPT_PODS:
-            self._trails.popitem(last=False)
+        trail = self._trails[uid] = self._trails.get(uid) or _Trail()
         return trail
 
     async def find(

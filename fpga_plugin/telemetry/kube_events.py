@@ -8,7 +8,7 @@ news there is no timer and no task.
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.errors import FpgaPluginError
 
 log = structlog.get_logger()
@@ -137,8 +138,8 @@ class EventBroadcaster:
         self._connect = connect
         self._clock = clock
         self._sink: EventSink | None = None
-        self._known: OrderedDict[Event, _Known] = OrderedDict()
-        self._subjects: OrderedDict[Subject, _Bucket] = OrderedDict()
+        self._known = BoundedDict[Event, _Known](MAX_KNOWN)
+        self._subjects = BoundedDict[Subject, _Bucket](MAX_KNOWN)
         self._total = _Bucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
         self._waiting: deque[_Known] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -159,9 +160,6 @@ class EventBroadcaster:
                 return
         elif self._may(event.subject, now):
             known = self._known[event] = _Known(event, now)
-            self._known.move_to_end(event)
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
         else:
             self.dropped += 1
             return
@@ -178,9 +176,6 @@ class EventBroadcaster:
         if bucket is None:
             bucket = _Bucket(SUBJECT_BURST, SUBJECT_REFILL_SECONDS, now)
         self._subjects[subject] = bucket
-        self._subjects.move_to_end(subject)
-        if len(self._subjects) > MAX_KNOWN:
-            self._subjects.popitem(last=False)
         if bucket.level(now) < 1 or self._total.level(now) < 1:
             return False
         bucket.take()
