@@ -30,6 +30,7 @@ from fpga_plugin.config.values import (
     SandboxMode,
     ScrubPolicy,
     SimulatedGroup,
+    SimulatedKind,
     TrustMode,
     allowed_words,
     choice,
@@ -62,6 +63,7 @@ __all__ = [
     "Setting",
     "Settings",
     "SimulatedGroup",
+    "SimulatedKind",
     "TrustMode",
     "load_settings",
 ]
@@ -395,9 +397,11 @@ class Settings:
         "FPGA_PLUGIN_SIMULATED_CARDS",
         "2x3",
         parse_simulated_cards,
-        "`<cards>x<regions>[@<interface id>]`, several separated by commas; at most "
-        f"{MAX_SIMULATED_CARDS} cards in total, {MAX_SIMULATED_REGIONS} regions each",
-        f"The simulated cards of a node. The interface id is {DEFAULT_INTERFACE_ID} unless given.",
+        "`<cards>x<regions>[+<kind>][@<interface id>]`, several separated by commas; at most "
+        f"{MAX_SIMULATED_CARDS} cards in total, {MAX_SIMULATED_REGIONS} regions each; kinds: "
+        f"{', '.join(SimulatedKind)}",
+        "The simulated cards of a node, each like a PAC A10 but for its kinds. The interface id is "
+        f"{DEFAULT_INTERFACE_ID} unless given.",
     )
     simulated_dir: str = field(
         default="",  # follows the state directory: see __post_init__

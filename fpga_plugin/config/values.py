@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple, TypeVar
 
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
@@ -32,7 +32,7 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti)?", re.ASCII)
 _ADDRESS = re.compile(r"(\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})", re.ASCII)
-_GROUP = re.compile(r"([0-9]{1,6})x([0-9]{1,6})(@.*)?", re.ASCII)
+_GROUP = re.compile(r"([0-9]{1,6})x([0-9]{1,6})(?P<kinds>(?:\+[^+@]*)*)(?P<id>@.*)?", re.ASCII)
 
 
 class Advertise(Enum):
@@ -113,6 +113,13 @@ class CardSelection:
         return card not in self.excluded and (self.only is None or card in self.only)
 
 
+class SimulatedKind(StrEnum):
+    """In what a simulated card differs from a PAC A10."""
+
+    OFS = "ofs"
+    """Its one slot is used by virtual functions through vfio-pci; the port shows no AFU."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
     """Simulated cards of one kind.
@@ -121,11 +128,13 @@ class SimulatedGroup:
         cards: how many.
         regions: of each card.
         interface_id: of each card.
+        kinds: what is special about them.
     """
 
     cards: int
     regions: int
     interface_id: InterfaceId = DEFAULT_INTERFACE_ID
+    kinds: frozenset[SimulatedKind] = frozenset()
 
 
 class HttpAddress(NamedTuple):
@@ -260,22 +269,32 @@ def parse_cards(text: str) -> CardSelection:
 
 
 def parse_simulated_cards(text: str) -> tuple[SimulatedGroup, ...]:
-    """`cards x regions[@interface id]`, groups separated by commas."""
+    """`cards x regions[+kind][@interface id]`, groups separated by commas."""
     groups = []
     for item in _items(text):
         match = _GROUP.fullmatch(item)
         if match is None:
-            raise ValueError("not <cards>x<regions>[@<interface id>]")
+            raise ValueError("not <cards>x<regions>[+<kind>][@<interface id>]")
         cards, regions = int(match[1]), int(match[2])
         if not cards:
             raise ValueError("a group has no card")
         if not 1 <= regions <= MAX_SIMULATED_REGIONS:
             raise ValueError(f"a card has 1 to {MAX_SIMULATED_REGIONS} regions")
-        interface = parse_interface_id(match[3][1:]) if match[3] else DEFAULT_INTERFACE_ID
-        groups.append(SimulatedGroup(cards, regions, interface))
+        kinds = frozenset(map(_simulated_kind, match["kinds"].split("+")[1:]))
+        if SimulatedKind.OFS in kinds and regions != 1:
+            raise ValueError("an OFS card has one region")
+        interface = parse_interface_id(match["id"][1:]) if match["id"] else DEFAULT_INTERFACE_ID
+        groups.append(SimulatedGroup(cards, regions, interface, kinds))
     if sum(group.cards for group in groups) > MAX_SIMULATED_CARDS:
         raise ValueError(f"more than {MAX_SIMULATED_CARDS} cards in total")
     return tuple(groups)
+
+
+def _simulated_kind(word: str) -> SimulatedKind:
+    try:
+        return SimulatedKind(word)
+    except ValueError:
+        raise ValueError("a kind of card that is not known") from None
 
 
 def _items(text: str) -> Sequence[str]:

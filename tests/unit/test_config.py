@@ -24,6 +24,7 @@ from fpga_plugin.config.settings import (
     ScrubPolicy,
     Settings,
     SimulatedGroup,
+    SimulatedKind,
     TrustMode,
     load_settings,
 )
@@ -77,7 +78,12 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "log_level": LogLevel.INFO,
         "log_format": LogFormat.JSON,
         "simulated_cards": (
-            {"cards": 2, "regions": 3, "interface_id": "ce48969398f05f33946d560708be108a"},
+            {
+                "cards": 2,
+                "regions": 3,
+                "interface_id": "ce48969398f05f33946d560708be108a",
+                "kinds": frozenset(),
+            },
         ),
         "simulated_dir": "/var/lib/fpga-plugin/simulated",
         "simulated_pr_seconds": 0.05,
@@ -137,6 +143,15 @@ def test_every_default_is_what_its_own_text_gives():
             f"2x3@{OTHER_ID.upper()}, 1x1",
             "simulated_cards",
             (SimulatedGroup(2, 3, OTHER_ID), SimulatedGroup(1, 1, DEFAULT_INTERFACE_ID)),
+        ),
+        (
+            "SIMULATED_CARDS",
+            f"1x1+ofs@{OTHER_ID},1x2",
+            "simulated_cards",
+            (
+                SimulatedGroup(1, 1, OTHER_ID, frozenset({SimulatedKind.OFS})),
+                SimulatedGroup(1, 2),
+            ),
         ),
         ("SIMULATED_DIR", "/run/cards", "simulated_dir", "/run/cards"),
         ("SIMULATED_PR_SECONDS", "0", "simulated_pr_seconds", 0.0),
@@ -220,6 +235,10 @@ def test_an_empty_value_counts_as_unset_unless_it_has_a_meaning(setting):
         ("SIMULATED_CARDS", "2x65"),
         ("SIMULATED_CARDS", "4097x1"),
         ("SIMULATED_CARDS", "4000x1,97x1"),
+        ("SIMULATED_CARDS", "1x1+"),
+        ("SIMULATED_CARDS", "1x1+OFS"),
+        ("SIMULATED_CARDS", "1x1+ofs+nonsense"),
+        ("SIMULATED_CARDS", "1x2+ofs"),
         ("SIMULATED_CARDS", "2x3@"),
         ("SIMULATED_CARDS", "2x3@xyz"),
         ("SIMULATED_CARDS", "2x3\n"),
@@ -265,7 +284,7 @@ def test_any_text_is_taken_or_refused_in_one_clean_line(setting, text):
 
 @given(
     st.sampled_from(["CARDS", "SIMULATED_CARDS", "HTTP_ADDRESS", "RECONCILE_INTERVAL"]),
-    st.text(alphabet="0123456789abcdefx@!,:.-[] all"),
+    st.text(alphabet="0123456789abcdefx@!,:.-+[] all"),
 )
 def test_text_that_nearly_fits_is_taken_or_refused(name, text):
     with contextlib.suppress(SettingsError):

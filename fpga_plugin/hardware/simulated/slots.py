@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
-from fpga_plugin.config.settings import SimulatedGroup
+from fpga_plugin.config.settings import SimulatedGroup, SimulatedKind
 from fpga_plugin.errors import quote
 from fpga_plugin.hardware.simulated import files
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress
@@ -29,6 +29,7 @@ class Shape:
 
     regions: int
     interface_id: InterfaceId
+    kinds: frozenset[SimulatedKind] = frozenset()
 
 
 class CardFile(NamedTuple):
@@ -62,7 +63,9 @@ class Slots:
         self._directory = directory
         self.cards_directory = os.path.join(directory, "cards")
         shapes = [
-            Shape(group.regions, group.interface_id) for group in groups for _ in range(group.cards)
+            Shape(group.regions, group.interface_id, group.kinds)
+            for group in groups
+            for _ in range(group.cards)
         ]
         if not shapes:
             msg = "simulated cards need at least one group of one card"
