@@ -11,12 +11,14 @@ import sqlite3
 import stat
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.commits import CommitCount
 from fpga_plugin.ledger.records import Change
 from fpga_plugin.ledger.salvage import salvaged
 from fpga_plugin.process.file_identity import Inode, inode_at
@@ -25,6 +27,9 @@ log = structlog.get_logger()
 
 JOURNAL_FILE: Final = "journal.sqlite3"
 """In the state directory."""
+
+_COMMITS_FILE: Final = "journal.commits"
+"""Beside it. Not named like it: whoever removes `journal.sqlite3*` removes one journal."""
 
 _FILES: Final = ("", "-wal", "-shm")
 """What the names of a database's files end with."""
@@ -72,7 +77,9 @@ class Journal:
         self.reason = ""
         self.left_out: tuple[str, ...] = ()
         self._inode: Inode | None = None
+        self._commits = 0
         try:
+            self._count = CommitCount(os.path.join(os.path.dirname(path), _COMMITS_FILE))
             try:
                 self._db, self.snapshot = self._open()
             except (sqlite3.DatabaseError, ValueError) as error:
@@ -150,12 +157,27 @@ class Journal:
         self._inode = inode_at(self.path)
 
     def _load(self, db: sqlite3.Connection) -> Change:
-        loaded = rows.load(db)
+        loaded = self._complete(rows.load(db))
         good = salvaged(loaded)
         if good is not loaded:
             self._rewrite(db, good.snapshot)
             self.left_out = good.left_out
         return good.snapshot
+
+    def _complete(self, loaded: rows.Loaded) -> rows.Loaded:
+        """What was read, with a word on what is missing where the last transactions are."""
+        counted = self._count.found
+        self._commits = max(loaded.commits, counted or 0)
+        if counted is None and loaded.commits:
+            missing = f"{self._count.path} does not say whether all transactions are there"
+        elif counted is not None and loaded.commits < counted and loaded.snapshot:
+            missing = (
+                f"the last {counted - loaded.commits} of {counted} transactions: the write-ahead"
+                " log was lost or damaged, or an older copy put in its place"
+            )
+        else:  # nothing is missing, or all of it, which is no more than a journal that was lost
+            return loaded
+        return replace(loaded, left_out=(*loaded.left_out, missing))
 
     def _rewrite(self, db: sqlite3.Connection, snapshot: Change) -> None:
         """Take out what was left out, all of it or nothing; a copy of before is kept."""
@@ -163,9 +185,10 @@ class Journal:
         _create(self.set_aside)  # SQLite fills an empty file
         db.execute("VACUUM INTO ?", (self.set_aside,))
         db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
-        for statement, values in rows.replacement(snapshot):
+        for statement, values in (*rows.replacement(snapshot), rows.counted(self._commits)):
             db.executemany(statement, values)
         db.execute("COMMIT")
+        self._count.write(self._commits)
 
     def keep(self) -> None:
         """Put the journal back if somebody removed it; what cannot be mended now is logged."""
@@ -217,10 +240,11 @@ class Journal:
 
     def _transaction(self, statements: Iterable[rows.Statement]) -> None:
         self._keep()
+        commits = self._commits + 1
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for statement, values in statements:
+                for statement, values in (*statements, rows.counted(commits)):
                     if values:
                         self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
@@ -230,6 +254,8 @@ class Journal:
                 raise
         except (sqlite3.Error, UnicodeError, OverflowError) as error:
             raise self._failed(error) from error
+        self._commits = commits
+        self._count.write(commits)
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database; waits for the disk, so call from a thread."""

@@ -40,6 +40,12 @@ SCHEMA: Final = (
 Statement: TypeAlias = tuple[str, Sequence[tuple[str, ...]]]
 """SQL, and the rows to run it with."""
 
+_COMMITS: Final = "commits"
+"""The one row that is no field of `Change`: `fpga_plugin.ledger.commits` says what for."""
+
+_MAX_DIGITS: Final = 18
+"""Of that number: 30 million years of a thousand transactions a second."""
+
 _MAX_TEXT: Final = 1 << 18
 """Characters of one value: far more than a region of the largest card with the longest reason."""
 
@@ -51,10 +57,12 @@ class Loaded:
     Attributes:
         snapshot: of the rows that make sense.
         left_out: what the others are, for people.
+        commits: how many transactions made it, as it says itself; 0 where it does not.
     """
 
     snapshot: Change
     left_out: tuple[str, ...] = ()
+    commits: int = 0
 
 
 def prepare(db: sqlite3.Connection) -> None:
@@ -104,14 +112,18 @@ def load(db: sqlite3.Connection) -> Loaded:
     """
     snapshot = Change()
     left_out: list[str] = []
+    commits = 0
     for kind, key, value in db.execute("SELECT kind, key, value FROM journal"):
         try:
+            if kind == _COMMITS:
+                commits = _commits(key, value)
+                continue
             parsed, content = _parse(kind, key, value)
         except (ValueError, RecursionError) as error:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")
         else:
             getattr(snapshot, kind)[parsed] = content
-    return Loaded(snapshot, tuple(left_out))
+    return Loaded(snapshot, tuple(left_out), commits)
 
 
 def replacement(snapshot: Change) -> Iterable[Statement]:
@@ -133,6 +145,17 @@ def statements(change: Change) -> Iterable[Statement]:
                 gone.append(row)
     yield "DELETE FROM journal WHERE kind = ? AND key = ?", gone
     yield "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)", there
+
+
+def counted(commits: int) -> Statement:
+    """What makes the journal say how many transactions it has committed, this one included."""
+    return "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)", [(_COMMITS, "", str(commits))]
+
+
+def _commits(key: object, value: object) -> int:
+    if key != "" or not isinstance(value, str) or not value.isascii() or not value.isdigit():
+        _nonsense(value)
+    return _nonsense(value) if len(value) > _MAX_DIGITS else int(value)
 
 
 def _version(db: sqlite3.Connection) -> object:

@@ -37,7 +37,7 @@ def salvaged(loaded: Loaded) -> Loaded:
         regions={region: _doubted(record) for region, record in told.regions.items()},
         unreconciled=told.unreconciled | dict.fromkeys(cards, True),
     )
-    return Loaded(snapshot, left_out)
+    return replace(loaded, snapshot=snapshot, left_out=left_out)
 
 
 def _impossible(claims: Sequence[Claim]) -> set[CardId]:

@@ -68,12 +68,127 @@ def test_what_was_written_survives_a_death_without_close(path: str) -> None:
     ledger = opened(journal)
     found(ledger, CARD)
     ledger.allocate(REGIONS, [P0])
-    # Another process would find exactly these files.
-    for suffix in ("", "-wal"):
-        with open(path + suffix, "rb") as source, open(path + "2" + suffix, "wb") as copy:
-            copy.write(source.read())
+    copy = copied(path)
     journal.close()
-    assert Journal(path + "2").snapshot == remembered(ledger, "boot")
+    assert Journal(copy).snapshot == remembered(ledger, "boot")
+
+
+LOG = ("journal.sqlite3", "journal.commits")
+"""What is left without a write-ahead log."""
+
+
+def copied(path: str, only: tuple[str, ...] = (*LOG, "journal.sqlite3-wal")) -> str:
+    """Another process would find exactly these files."""
+    directory = os.path.dirname(path)
+    os.mkdir(copy := os.path.join(directory, "copy"))
+    for name in only:
+        shutil.copyfile(os.path.join(directory, name), os.path.join(copy, name))
+    return os.path.join(copy, "journal.sqlite3")
+
+
+def behind(path: str) -> tuple[Journal, Ledger]:
+    """A journal of which most is in the file, and a claim and its image only in the log."""
+    journal = Journal(path)
+    ledger = opened(journal)
+    for card in (CARD, OTHER):
+        found(ledger, card)
+        scrub(ledger, card)
+    ledger.set_drained(OTHER.id, drained=True)
+    journal.checkpoint()
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    return journal, ledger
+
+
+def doubted(path: str) -> Journal:
+    """Opens a journal of which nothing may be believed that gives a region out unscrubbed."""
+    journal = Journal(path)
+    regions = journal.snapshot.regions.values()
+    assert {r.region for r in regions} == {r.id for card in (CARD, OTHER) for r in card.regions}
+    assert {r.condition for r in regions} == {Condition.DIRTY}
+    assert journal.snapshot.unreconciled == {CARD.id: True, OTHER.id: True}
+    assert OTHER.id in journal.snapshot.drained
+    assert journal.set_aside is not None
+    return journal
+
+
+@pytest.mark.parametrize("what", ["removed", "empty", "cut off", "damaged"])
+def test_a_write_ahead_log_that_is_lost_gives_no_region_out_unscrubbed(
+    path: str, what: str
+) -> None:
+    journal, _ = behind(path)
+    copy = copied(path, LOG if what == "removed" else (*LOG, "journal.sqlite3-wal"))
+    journal.close()
+    if what == "empty":
+        os.truncate(f"{copy}-wal", 0)
+    elif what == "cut off":
+        os.truncate(f"{copy}-wal", 32 + 24 + 4096 - 1)  # within its first page
+    elif what == "damaged":
+        with open(f"{copy}-wal", "r+b") as log:
+            log.seek(32 + 24 + 100)
+            log.write(b"\xff" * 8)
+    reopened = doubted(copy)
+    assert "write-ahead log was lost or damaged" in reopened.left_out[-1]
+    reopened.write(Change(debts={CARD.id: True}))
+    reopened.close()
+    assert Journal(copy).left_out == (), "it was doubted once, and counts on from there"
+
+
+@pytest.mark.parametrize("content", [None, "", "7", "x" * 21, "00000000000000000007x"])
+def test_a_journal_whose_commits_nobody_counted_is_doubted(path: str, content: str | None) -> None:
+    journal, _ = behind(path)
+    journal.close()
+    count = os.path.join(os.path.dirname(path), "journal.commits")
+    os.unlink(count)
+    if content is not None:
+        with open(count, "w", encoding="ascii") as file:
+            file.write(content)
+    assert count in doubted(path).left_out[-1]
+    assert Journal(path).left_out == ()
+
+
+def test_a_journal_that_was_never_counted_is_believed(path: str) -> None:
+    """One of the version before."""
+    journal, ledger = behind(path)
+    journal.close()
+    run(path, "DELETE FROM journal WHERE kind = 'commits'")
+    os.unlink(os.path.join(os.path.dirname(path), "journal.commits"))
+    reopened = Journal(path)
+    assert reopened.left_out == ()
+    assert reopened.snapshot == remembered(ledger, "boot")
+
+
+def test_a_death_between_commit_and_count_costs_nothing(path: str, monkeypatch) -> None:
+    journal, ledger = behind(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("fpga_plugin.ledger.commits.os.pwrite", died)
+        with pytest.raises(ProcessDiedError):
+            ledger.release([P0])
+    copy = copied(path)
+    journal.close()
+    reopened = Journal(copy)
+    assert reopened.left_out == ()
+    assert P0 not in reopened.snapshot.claims
+
+
+def died(*_: object) -> None:
+    raise ProcessDiedError
+
+
+def test_what_cannot_be_counted_is_kept_and_told_once(path: str, capsys) -> None:
+    journal, ledger = behind(path)
+    count = os.path.join(os.path.dirname(path), "journal.commits")
+    os.unlink(count)
+    os.mkdir(count)
+    ledger.release([P0])
+    ledger.set_debt(CARD.id, open_=True)
+    assert capsys.readouterr().out.count("commits cannot be counted") == 1
+    os.rmdir(count)
+    ledger.set_debt(CARD.id, open_=False)
+    journal.close()
+    reopened = Journal(path)
+    assert reopened.left_out == ()
+    assert reopened.snapshot == remembered(ledger, "boot")
 
 
 def test_a_write_is_all_or_nothing(path: str) -> None:
@@ -538,6 +653,7 @@ claims|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes"
 "env":{{"E":"f"}}}}}},\
 "started":true,"touched":true,"exposed":true,"pod":"pod","epoch":"b","prestarts":2,"poststops":1,\
 "generation":7,"since":1.5}}
+commits||1
 debts|{CARD.id}|true
 drained|{CARD.id}|true
 epochs|boot|"a"
@@ -665,11 +781,7 @@ def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: 
     ledger.release([device(OTHER)])
     ledger.set_debt(CARD.id, open_=False)
     assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) & 0o077 == 0 or what != "directory"
-    # What another process would find, the log included.
-    os.mkdir(tmp_path / "copy")
-    for suffix in ("", "-wal"):
-        shutil.copyfile(path + suffix, str(tmp_path / "copy" / f"journal.sqlite3{suffix}"))
-    copy = Journal(str(tmp_path / "copy" / "journal.sqlite3"))
+    copy = Journal(copied(path))
     assert copy.snapshot == remembered(ledger, "boot")
     copy.close()
     ledger.set_debt(CARD.id, open_=True)
