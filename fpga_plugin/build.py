@@ -12,6 +12,7 @@ from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import BackendKind, Settings
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
+from fpga_plugin.ledger.exposure import ExposurePolicy
 from fpga_plugin.process.trusted_files import check_directory
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
     return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
+
+
+def exposure(settings: Settings) -> ExposurePolicy:
+    """Who is given cards that expose memory, as the settings say."""
+    return ExposurePolicy(settings.uncleared_memory, settings.untranslated_dma)
 
 
 def check_state_dir(settings: Settings) -> None:

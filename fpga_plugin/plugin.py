@@ -16,7 +16,7 @@ from fpga_plugin import __version__
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.build import is_guarded, open_trust
+from fpga_plugin.build import exposure, is_guarded, open_trust
 from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
@@ -101,6 +101,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         snapshot=journal.snapshot,
         boot_id=boot_id,
         scrub=settings.scrub,
+        exposure=exposure(settings),
     )
 
 

@@ -2,7 +2,9 @@
 
 from typing import TypedDict
 
+from fpga_plugin.build import exposure
 from fpga_plugin.config.settings import ScrubPolicy, Settings
+from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.operator.node import Node, NodeCard, look
 
 
@@ -18,11 +20,13 @@ class RegionRow(TypedDict):
 
 
 class CardRow(TypedDict):
-    """One card."""
+    """One card; `memory` and `iommu` as in `fpga-plugin status --json`."""
 
     card: str
     interface_id: str
     numa_node: int | None
+    memory: str
+    iommu: str
     note: str
     regions: list[RegionRow]
 
@@ -47,6 +51,8 @@ def list_devices(settings: Settings) -> Listing:
                 "card": seen.card.id,
                 "interface_id": seen.card.interface_id,
                 "numa_node": seen.card.numa_node,
+                "memory": memory_state(seen.card, debt=seen.owes_memory),
+                "iommu": seen.card.iommu.value,
                 "note": _note(settings, node, seen),
                 "regions": [
                     {
@@ -76,6 +82,8 @@ def _note(settings: Settings, node: Node, seen: NodeCard) -> str:
     if seen.foreign:
         pods = ", ".join(sorted({entry.pod_uid for entry in seen.foreign}))
         return f"left alone: pod {pods} has devices from another plugin (docs/migration.md)"
+    if refused := exposure(settings).note(seen.card):
+        return refused
     if node.journal_error or not seen.no_blank:
         return node.journal_error
     if settings.scrub is ScrubPolicy.BEST_EFFORT:
@@ -88,7 +96,8 @@ def table(listing: Listing) -> str:
     lines = []
     for card in listing["cards"]:
         numa = "" if card["numa_node"] is None else f", NUMA node {card['numa_node']}"
-        lines.append(f"card {card['card']}  interface {card['interface_id']}{numa}")
+        exposed = f"  memory: {card['memory']}  IOMMU: {card['iommu']}"
+        lines.append(f"card {card['card']}  interface {card['interface_id']}{numa}{exposed}")
         if card["note"]:
             lines.append(f"  ! {card['note']}")
         rows = [("REGION", "NODE", "AFU ID", "OWNER", "CONDITION", "")]

@@ -23,6 +23,7 @@ from fpga_plugin.config.values import (
     Advertise,
     BackendKind,
     CardSelection,
+    Exposure,
     HttpAddress,
     LogFormat,
     LogLevel,
@@ -54,6 +55,7 @@ __all__ = [
     "Advertise",
     "BackendKind",
     "CardSelection",
+    "Exposure",
     "HttpAddress",
     "LogFormat",
     "LogLevel",
@@ -312,6 +314,25 @@ class Settings:
         allowed_words(ScrubPolicy),
         "`required`: a region without a blank bitstream is Unhealthy. `best-effort`: it is reset "
         "and given out, with the last tenant's image still in it.",
+    )
+    uncleared_memory: Exposure = _setting(
+        "FPGA_PLUGIN_UNCLEARED_MEMORY",
+        "allow",
+        choice(Exposure),
+        allowed_words(Exposure),
+        "Who is given a card whose on-card memory nobody clears between two pods (`memory: never "
+        "cleared`), since its driver has no knob for that. `allow`: everybody; it is said. "
+        "`refuse-regions`: only who asks for the whole card. `refuse`: nobody. Pods that have such "
+        "a device keep it.",
+    )
+    untranslated_dma: Exposure = _setting(
+        "FPGA_PLUGIN_UNTRANSLATED_DMA",
+        "allow",
+        choice(Exposure),
+        allowed_words(Exposure),
+        "Who is given a card that reaches all of the node's memory, because there is no IOMMU or "
+        "it translates nothing for the card (`IOMMU: none`, `identity`, or `unknown`). The words "
+        "mean the same as for FPGA_PLUGIN_UNCLEARED_MEMORY.",
     )
     recovery: RecoveryPolicy = _setting(
         "FPGA_PLUGIN_RECOVERY",

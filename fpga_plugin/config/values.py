@@ -65,6 +65,14 @@ class RecoveryPolicy(Enum):
     REBIND = "rebind"
 
 
+class Exposure(Enum):
+    """Who is given a card on which a former tenant's data, or the host's memory, is exposed."""
+
+    ALLOW = "allow"
+    REFUSE_REGIONS = "refuse-regions"
+    REFUSE = "refuse"
+
+
 class TrustMode(Enum):
     """What has to be shown of a bitstream before it is programmed."""
 
@@ -118,6 +126,12 @@ class SimulatedKind(StrEnum):
 
     OFS = "ofs"
     """Its one slot is used by virtual functions through vfio-pci; the port shows no AFU."""
+
+    NO_CLEAR = "no-clear"
+    """Its memory has no knob that clears it."""
+
+    NO_IOMMU = "no-iommu"
+    """It is on a node without an IOMMU."""
 
 
 @dataclass(frozen=True, slots=True)

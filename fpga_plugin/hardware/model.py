@@ -1,11 +1,28 @@
 """What there is: cards and their regions, as values."""
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
+
+
+class Iommu(enum.Enum):
+    """What stands between a card's DMA and the host's memory."""
+
+    TRANSLATE = "translate"
+    """An IOMMU: the card reaches what was mapped for it."""
+
+    IDENTITY = "identity"
+    """An IOMMU that lets everything through: the card reaches all of the host's memory."""
+
+    NONE = "none"
+    """No IOMMU: the same."""
+
+    UNKNOWN = "unknown"
+    """The kernel does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,8 @@ class Card:
         regions: those that can be used now, by port id.
         ports: how many the hardware has; a whole card needs all of them.
         clears_memory: the card has documented knobs that clear its on-card memory.
+        some_memory_stays: besides these it has memory that no knob clears.
+        iommu: what limits its DMA; the weakest, where its functions differ.
         description: PCI ids or a product's name, for people.
         handle: how its backend finds it again, as `Region.handle`.
     """
@@ -54,11 +73,18 @@ class Card:
     clears_memory: bool
     description: str = ""
     handle: object = None
+    some_memory_stays: bool = False
+    iommu: Iommu = Iommu.UNKNOWN
 
     @property
     def id(self) -> CardId:
         """The card's device id."""
         return self.address.card_id
+
+    @property
+    def never_cleared(self) -> bool:
+        """Whether nobody clears its on-card memory, or a part of it, between two owners."""
+        return not self.clears_memory or self.some_memory_stays
 
     @property
     def complete(self) -> bool:

@@ -74,6 +74,7 @@ class Claims(LedgerState):
                 self._check_borrowed(region)
             held = self.claims.get(device)
             self._check_in_service(card_of(device), owned=held is not None)
+            self._check_exposure(device)
             if held is not None and not held.touched and not held.exposed:
                 granted.append(self._grant_again(change, held))
                 continue
@@ -136,6 +137,26 @@ class Claims(LedgerState):
             raise RefusedError(
                 f"card {card} is being taken out of service",
                 hint=f"{another}; the operator ends it with `fpga-plugin card undrain`",
+            )
+
+    def _check_exposure(self, device: DeviceId) -> None:
+        """Whether the operator lets anybody new have it.
+
+        Asked of an owned device too: kubelet may have given it to another pod by now, before the
+        end of its owner was seen, and it asks for no pod a second time.
+
+        Raises:
+            RefusedError: they do not.
+        """
+        card = self.cards.get(card_of(device))
+        if card is None:
+            return
+        whole = is_card(device)
+        if why := self.exposure.refusal(card, whole=whole):
+            raise RefusedError(
+                f"card {card.id} is not given {'as a whole' if whole else 'by region'}: {why}",
+                hint="the operator allows it by that setting; the pod's controller makes a new"
+                " pod, which is placed anew",
             )
 
     def _check_mode(self, device: DeviceId, with_: Sequence[DeviceId]) -> None:

@@ -119,17 +119,19 @@ class DeviceLists:
         if card is not None and card_id not in ledger.drained:
             of_regions, of_card = resource_names(self._prefix, card)
             mode = ledger.mode(card_id)
+            by_region = not ledger.exposure.refusal(card, whole=False)
             if mode is not Mode.WHOLE and self._wanted(of_regions):
                 for region in card.regions:
                     device = DeviceId(region.id)
                     if device not in ledger.claims:
                         listed.setdefault(of_regions, {})[device] = AdvertisedDevice(
-                            device, self._region_healthy(card, region), numa
+                            device, by_region and self._region_healthy(card, region), numa
                         )
             if mode is Mode.FREE and self._wanted(of_card):
                 device = DeviceId(card_id)
                 healthy = (
                     card.complete
+                    and not ledger.exposure.refusal(card, whole=True)
                     and card_id not in ledger.debts
                     and all(self._region_healthy(card, region) for region in card.regions)
                 )

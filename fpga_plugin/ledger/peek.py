@@ -22,10 +22,12 @@ class Peek:
     Attributes:
         owners: CLAIMED or STARTED, by the device that is claimed.
         conditions: condition and reason, by region.
+        debts: cards whose memory is not cleared yet.
     """
 
     owners: Mapping[str, Ownership] = field(default_factory=dict)
     conditions: Mapping[str, tuple[Condition, str]] = field(default_factory=dict)
+    debts: frozenset[str] = frozenset()
 
 
 def peek(state_dir: str) -> Peek:
@@ -56,4 +58,5 @@ def peek(state_dir: str) -> Peek:
     return Peek(
         {device: claim.ownership for device, claim in told.claims.items() if claim is not None},
         {region: (record.condition, record.reason) for region, record in told.regions.items()},
+        frozenset(card for card, owes in told.debts.items() if owes),
     )

@@ -25,6 +25,7 @@ from fpga_plugin.ids import (
     device_order,
     parse_device_id,
 )
+from fpga_plugin.ledger.exposure import ExposurePolicy
 from fpga_plugin.ledger.journal import JournalError, JournalWriter
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
@@ -65,6 +66,7 @@ class LedgerState:
         snapshot: Change,
         boot_id: str,
         scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
+        exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
     ) -> None:
         """Take up what the journal knew.
 
@@ -74,6 +76,7 @@ class LedgerState:
         runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
         without an Allocate), but count as not started.
         """
+        self.exposure = exposure
         self._prefix = prefix
         self._journal = journal
         self._generations = itertools.count(1)

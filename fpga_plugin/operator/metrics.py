@@ -235,6 +235,18 @@ def _cards(plugin: Plugin) -> Iterator[Metric]:
         ["card"],
         [((card.id,), int(card.id in ledger.debts)) for card in _sorted(ledger.cards)],
     )
+    yield _gauge(
+        "memory_never_cleared",
+        "Whether a card has on-card memory that nobody clears between two tenants.",
+        ["card"],
+        [((card.id,), int(card.never_cleared)) for card in _sorted(ledger.cards)],
+    )
+    yield _gauge(
+        "card_iommu",
+        "What limits a card's DMA: translate, identity, none or unknown.",
+        ["card", "mode"],
+        [((card.id, card.iommu.value), 1) for card in _sorted(ledger.cards)],
+    )
 
 
 def _releases(plugin: Plugin) -> Iterator[Metric]:

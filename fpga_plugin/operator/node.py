@@ -53,6 +53,7 @@ class NodeCard:
         card: as the hardware shows it.
         selected: FPGA_PLUGIN_CARDS lets the plugin serve it.
         no_blank: why its regions cannot be blanked; empty where they can, or it is not selected.
+        owes_memory: by the journal, what former tenants left in its memory is not cleared yet.
         foreign: what pods hold of it that another plugin gave them.
         regions: in the order of their ports.
     """
@@ -60,6 +61,7 @@ class NodeCard:
     card: Card
     selected: bool
     no_blank: str
+    owes_memory: bool
     foreign: tuple[CheckpointEntry, ...]
     regions: tuple[NodeRegion, ...]
 
@@ -104,6 +106,7 @@ def look(settings: Settings) -> Node:
                 card=card,
                 selected=card in selected,
                 no_blank=no_blank[card.interface_id] if card in selected else "",
+                owes_memory=journal is not None and card.id in journal.debts,
                 foreign=entries_of(card, foreign),
                 regions=tuple(
                     _region(backend, region, journal, in_use=bool(held & {region.id, card.id}))

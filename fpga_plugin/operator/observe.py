@@ -9,8 +9,10 @@ import socket
 
 import structlog
 
+from fpga_plugin.build import exposure
 from fpga_plugin.config.settings import ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import resource_names
 from fpga_plugin.operator.node import NodeCard, look
 from fpga_plugin.pods.pod import PodSourceError
@@ -90,6 +92,9 @@ def _log_card(settings: Settings, seen: NodeCard) -> None:
             regions=[region.id for region in card.regions],
             in_use=[each.region.id for each in seen.regions if each.in_use],
             would_wipe=[] if seen.no_blank else free,
+            memory=memory_state(card, debt=seen.owes_memory),
+            iommu=card.iommu.value,
+            given=exposure(settings).note(card) or None,
             missing=seen.no_blank or None,
             hint=_without_blank(settings) if seen.no_blank else None,
         )

@@ -119,6 +119,7 @@ def _card(card: CardView, now: float) -> str:
         facts.append(("Interface", f"<code>{_text(card['interface_id'])}</code>"))
     if card["numa_node"] is not None:
         facts.append(("NUMA node", str(card["numa_node"])))
+    facts += [(n, _text(v)) for n, v in (("Memory", card["memory"]), ("IOMMU", card["iommu"])) if v]
     for what, form, values in (
         ("Temperature", "{:.0f} °C", card["temperatures"]),
         ("Power", "{:.1f} W", card["power"]),

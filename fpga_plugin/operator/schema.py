@@ -36,7 +36,11 @@ class RegionView(TypedDict):
 
 
 class CardView(TypedDict):
-    """One card; `note` says why it, or its regions, are not given out."""
+    """One card; `note` says why it, or its regions, are not given out.
+
+    `memory` is `cleared`, `not cleared yet` or `never cleared`, `iommu` is `translate`, `identity`,
+    `none` or `unknown`; both are empty where the card is gone.
+    """
 
     card: str
     interface_id: str
@@ -45,6 +49,8 @@ class CardView(TypedDict):
     present: bool
     mode: str
     drained: bool
+    memory: str
+    iommu: str
     note: str
     temperatures: dict[str, float]
     power: dict[str, float]

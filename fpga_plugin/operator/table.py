@@ -122,6 +122,10 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
         facts.append(f"interface {card['interface_id']}")
     if card["numa_node"] is not None:
         facts.append(f"NUMA {card['numa_node']}")
+    if card["memory"]:
+        facts.append(f"memory: {card['memory']}")
+    if card["iommu"]:
+        facts.append(f"IOMMU: {card['iommu']}")
     for form, values in (("{:.0f} C", card["temperatures"]), ("{:.1f} W", card["power"])):
         facts += [f"{name} {value}".lstrip() for name, value in measured(form, values)]
     kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word

@@ -12,6 +12,7 @@ from fpga_plugin import __version__
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Claim
 from fpga_plugin.operator.health import not_ready
@@ -131,6 +132,8 @@ def _card(
         "present": card is not None,
         "mode": ledger.mode(card_id).value,
         "drained": card_id in ledger.drained,
+        "memory": "" if card is None else memory_state(card, debt=card_id in ledger.debts),
+        "iommu": "" if card is None else card.iommu.value,
         "note": _note(plugin, card_id, card),
         "temperatures": dict(readings.temperatures),
         "power": dict(readings.power),
@@ -156,6 +159,8 @@ def _note(plugin: Plugin, card_id: CardId, card: Card | None) -> str:
     notes = []
     if (why := ledger.foreign.get(card_id)) is not None:
         notes.append(f"left alone: {why}")
+    if refused := ledger.exposure.note(card):
+        notes.append(refused)
     if problem := plugin.blanks.problem(card.interface_id):
         notes.append(f"no-blank-image: {problem}")
     if not card.complete:

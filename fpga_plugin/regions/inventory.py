@@ -16,7 +16,14 @@ import structlog
 from fpga_plugin.config.values import CardSelection
 from fpga_plugin.errors import CardGoneError, FpgaPluginError, HardwareError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
+from fpga_plugin.hardware.model import (
+    Card,
+    CardHealth,
+    CardProblem,
+    Iommu,
+    Region,
+    ScanResult,
+)
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import pods
@@ -248,6 +255,7 @@ class Inventory:
                 ports=card.ports,
                 numa_node=card.numa_node,
             )
+            self._say_what_is_exposed(card)
         replaced = self._ledger.card_found(card, observed, blank)
         if replaced:
             log.warning(
@@ -259,6 +267,29 @@ class Inventory:
             self._recorder.card_failed(card.id, "it went and came back")
             self._backend.accept_errors(card.id)  # those that it came with are not its own failing
         self._queue.add(card.id)
+
+    def _say_what_is_exposed(self, card: Card) -> None:
+        """What a scrub does not undo, and no setting of the plugin's mends."""
+        before = self._ledger.cards.get(card.id)
+        given = self._ledger.exposure.note(card) or None
+        if card.never_cleared and (before is None or not before.never_cleared):
+            log.warning(
+                "a card's memory is never cleared",
+                card=card.id,
+                given=given,
+                hint="a pod may read what the last one left there; FPGA_PLUGIN_UNCLEARED_MEMORY"
+                " says who gets such a card (docs/security.md)",
+            )
+        exposed = card.iommu is not Iommu.TRANSLATE
+        if exposed and (before is None or before.iommu is not card.iommu):
+            log.warning(
+                "a card's DMA is not limited by an IOMMU",
+                card=card.id,
+                iommu=card.iommu.value,
+                given=given,
+                hint="an accelerator on it can read and write all of the node's memory;"
+                " FPGA_PLUGIN_UNTRANSLATED_DMA says who gets such a card (docs/security.md)",
+            )
 
     def _gone(self, card_id: CardId) -> None:
         if card_id in self._ledger.cards:

@@ -146,10 +146,9 @@ class Scrubber:
             reports: dict[RegionId, Report] = {}
             try:
                 async with AsyncExitStack() as stack:
-                    life = self._queue.life
                     held = await self._take(card, stack)
                     reports.update((region.id, self._begin_report(region.id)) for region in held)
-                    scrubbed = await self._scrub(card, blank, held, reports, life)
+                    scrubbed = await self._scrub(card, blank, held, reports)
                 # Closed first: whoever hears that a region is clean finds its port free.
                 self._clean(scrubbed, reports, blank=blank is not None)
             finally:
@@ -231,13 +230,8 @@ class Scrubber:
         blank: Bitstream | None,
         held: Mapping[Region, Port],
         reports: Mapping[RegionId, Report],
-        life: int,
     ) -> list[RegionId]:
-        """Returns which of them were scrubbed, the card's memory included.
-
-        `life`: kubelet's, in which nobody used them. Its successor may start an owner's containers
-        without PreStart, and that it has told what is in use since says nothing of what began.
-        """
+        """Returns which of them were scrubbed, the card's memory included."""
         operations, ledger = self._operations, self._operations.ledger
         if not held:
             return []
@@ -246,14 +240,14 @@ class Scrubber:
             ledger.set_debt(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
-            if not self._nobody_began(life):
-                break
+            if not self._queue.synced:
+                break  # another kubelet, which may start an owner's containers without PreStart
             try:
                 await operations.scrub(card, region, port, blank, reports[region.id])
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
-        if not self._nobody_began(life):
+        if not self._queue.synced:
             return []
         if done:
             try:
@@ -262,9 +256,6 @@ class Scrubber:
                 log.warning("scrub failed", card=card.id, error=str(error))
                 return []
         return list(done)
-
-    def _nobody_began(self, life: int) -> bool:
-        return self._queue.synced and self._queue.life == life
 
     def _clean(
         self, regions: Iterable[RegionId], reports: Mapping[RegionId, Report], *, blank: bool

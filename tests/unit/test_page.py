@@ -48,6 +48,8 @@ def card(*regions, **changes):
         "present": True,
         "mode": "partitioned",
         "drained": False,
+        "memory": "cleared",
+        "iommu": "translate",
         "note": "",
         "temperatures": {"t": 45.0},
         "power": {"p": 22.0},

@@ -8,13 +8,14 @@ M count over the node and move when cards come and go; the PCI address and the p
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.shared import iommu, memory_clear_knobs, some_memory_stays
 from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
@@ -196,18 +197,11 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
         regions=regions,
         ports=ports,
         clears_memory=any(memory_clear_knobs(kernel, fme)),
+        some_memory_stays=some_memory_stays(kernel, fme),
+        iommu=iommu(kernel, [one.parent for one in bases]),
         description=_description(kernel, base.parent),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
     )
-
-
-def memory_clear_knobs(kernel: Kernel, fme: str) -> Iterable[str]:
-    """Attributes that clear one bank each of a card's memory (drivers/memory/dfl-emif.c).
-
-    Only the first revision of the memory feature has them, and only once dfl-emif is bound.
-    """
-    for device in children(kernel, fme, r"dfl_dev\.[0-9]{1,9}"):
-        yield from children(kernel, device, r"inf[0-7]_clear")
 
 
 def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:

@@ -8,6 +8,7 @@ what the plugin, or a person, may want to read is there. The user clock stands i
 import errno
 from functools import partial
 
+from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated.board import Binding, Board
 from fpga_plugin.hardware.simulated.state import CLOCK_DEFAULT, CLOCK_HIGH, CLOCK_LOW
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
@@ -83,6 +84,8 @@ def pci_entries(board: Board) -> dict[str, Node]:
         "aer_dev_fatal": "TOTAL_ERR_FATAL 0",
         "subsystem": Link("/sys/bus/pci"),
     }
+    if SimulatedKind.NO_IOMMU not in board.shape.kinds:
+        entries["iommu_group"] = Fixed({"type": "DMA-FQ"})
     if (binding := board.binding) is not None:
         entries["driver"] = Link(PCI_DRIVER)
         base = Lazy(partial(_base, board, binding))
@@ -182,14 +185,17 @@ def _power() -> dict[str, Node]:
 
 
 def _memory(board: Board) -> dict[str, Node]:
+    knobs: dict[str, Node] = {}
+    if SimulatedKind.NO_CLEAR not in board.shape.kinds:
+        knobs["inf0_clear"] = Attribute(store=board.clear_memory)
     return {
+        **knobs,
         "type": "0x0",
         "feature_id": "0x9",
         "driver": Link("/sys/bus/dfl/drivers/dfl-emif"),
         "subsystem": Link("/sys/bus/dfl"),
         "inf0_init_done": "1",
         "inf0_cal_fail": "0",
-        "inf0_clear": Attribute(store=board.clear_memory),
     }
 
 

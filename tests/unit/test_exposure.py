@@ -1,0 +1,163 @@
+"""Cards whose memory nobody clears, or whose DMA nothing limits: said, and refused where asked."""
+
+import errno
+from dataclasses import replace
+
+import pytest
+from doubles.cards import REGIONS, WHOLE, device, make_card
+from doubles.dfl import FakeKernel, served
+from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopened, scrub, shown
+
+from fpga_plugin.config.settings import Exposure
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.model import Iommu
+from fpga_plugin.ledger.exposure import ExposurePolicy, memory_state
+
+PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
+FORGETFUL = make_card(1, clears_memory=True)
+FORGETFUL = replace(FORGETFUL, iommu=Iommu.TRANSLATE)
+KEEPING = replace(make_card(2, nodes=(2, 3)), iommu=Iommu.TRANSLATE)
+OPEN = replace(make_card(3, nodes=(4, 5), clears_memory=True), iommu=Iommu.NONE)
+ALL = (FORGETFUL, KEEPING, OPEN)
+
+
+def ledger_with(policy: ExposurePolicy):
+    ledger, _ = make_ledger(*ALL)
+    ledger.exposure = policy
+    return ledger
+
+
+def healthy(ledger, resource):
+    return {name for name, well in shown(make_lists(ledger), resource).items() if well}
+
+
+def test_by_default_every_card_is_given_to_everybody():
+    ledger = ledger_with(ExposurePolicy())
+    assert healthy(ledger, WHOLE) == {device(card) for card in ALL}
+    assert len(healthy(ledger, REGIONS)) == 6
+    assert not any(ledger.exposure.note(card) for card in ALL)
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        (ExposurePolicy(uncleared_memory=Exposure.REFUSE_REGIONS), KEEPING),
+        (ExposurePolicy(untranslated_dma=Exposure.REFUSE_REGIONS), OPEN),
+    ],
+)
+def test_a_card_that_is_refused_by_region_is_given_as_a_whole(policy, refused):
+    ledger = ledger_with(policy)
+    assert healthy(ledger, WHOLE) == {device(card) for card in ALL}
+    assert not {device(refused, 0), device(refused, 1)} & healthy(ledger, REGIONS)
+    assert len(healthy(ledger, REGIONS)) == 4
+    assert "only as a whole" in policy.note(refused)
+    with pytest.raises(RefusedError, match="not given by region"):
+        ledger.allocate(REGIONS, [device(refused, 0)])
+    ledger.allocate(WHOLE, [device(refused)])
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        (ExposurePolicy(uncleared_memory=Exposure.REFUSE), KEEPING),
+        (ExposurePolicy(untranslated_dma=Exposure.REFUSE), OPEN),
+    ],
+)
+def test_a_card_that_is_refused_is_given_to_nobody_and_stays_listed(policy, refused):
+    ledger = ledger_with(policy)
+    assert healthy(ledger, WHOLE) == {device(card) for card in ALL if card is not refused}
+    assert device(refused) in shown(make_lists(ledger), WHOLE)
+    assert "given to nobody" in policy.note(refused)
+    for resource, which in ((REGIONS, device(refused, 0)), (WHOLE, device(refused))):
+        with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
+            ledger.allocate(resource, [which])
+    assert not ledger.claims
+
+
+@pytest.mark.parametrize("mode", [Iommu.IDENTITY, Iommu.NONE, Iommu.UNKNOWN])
+def test_dma_counts_as_limited_only_where_the_iommu_is_known_to_translate(mode):
+    policy = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
+    assert mode.value in policy.refusal(replace(FORGETFUL, iommu=mode), whole=True)
+    assert not policy.refusal(FORGETFUL, whole=True)
+
+
+def test_who_has_a_device_keeps_it_when_the_operator_begins_to_refuse_it():
+    journal = MemoryJournal()
+    ledger = reopened(journal, KEEPING)
+    scrub(ledger, KEEPING)
+    ledger.allocate(REGIONS, [device(KEEPING, 0)])
+    ledger = reopened(journal)
+    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
+    found(ledger, KEEPING)
+    assert shown(make_lists(ledger), REGIONS) == {
+        device(KEEPING, 0): True,
+        device(KEEPING, 1): False,
+    }
+
+
+def test_an_owned_device_of_a_refused_card_is_given_to_no_other_pod():
+    ledger, _ = make_ledger(KEEPING)
+    ledger.allocate(REGIONS, [device(KEEPING, 0)])
+    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
+    with pytest.raises(RefusedError):
+        ledger.allocate(REGIONS, [device(KEEPING, 0)])
+    assert device(KEEPING, 0) in ledger.claims
+
+
+def test_the_state_of_memory_in_a_word():
+    assert memory_state(FORGETFUL, debt=False) == "cleared"
+    assert memory_state(FORGETFUL, debt=True) == "not cleared yet"
+    assert memory_state(KEEPING, debt=True) == "never cleared"
+    assert memory_state(replace(FORGETFUL, some_memory_stays=True), debt=False) == "never cleared"
+
+
+def test_a_bank_without_a_knob_stays_although_another_one_is_cleared():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    assert not served(kernel)[1].never_cleared
+    kernel.files[f"{fme}/dfl_dev.6/inf0_init_done"] = "1"
+    _, card = served(kernel)
+    assert card.clears_memory
+    assert card.never_cleared
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        ({}, Iommu.NONE),
+        ({"type": "DMA"}, Iommu.TRANSLATE),
+        ({"type": "DMA-FQ\n"}, Iommu.TRANSLATE),
+        ({"type": "unmanaged"}, Iommu.TRANSLATE),
+        ({"type": "identity"}, Iommu.IDENTITY),
+        ({"type": "blocked"}, Iommu.UNKNOWN),
+        ({"type": "\x1b[2J"}, Iommu.UNKNOWN),
+        ({"type": errno.EIO}, Iommu.UNKNOWN),
+        ({"reserved_regions": ""}, Iommu.UNKNOWN),
+        ({"type": "DMA", "name": "vfio-noiommu"}, Iommu.NONE),
+    ],
+)
+def test_the_iommus_mode_is_that_of_the_functions_group(files, mode):
+    kernel = FakeKernel()
+    kernel.add_card()
+    if files:
+        group = "/sys/kernel/iommu_groups/3"
+        kernel.links[f"{PARENT}/iommu_group"] = group
+        kernel.files |= {f"{group}/{name}": text for name, text in files.items()}
+    assert served(kernel)[1].iommu is mode
+
+
+def test_the_weakest_function_of_a_card_counts():
+    kernel = FakeKernel()
+    kernel.add_card(ports=(0, 1))
+    virtual = kernel.add_function("0000:3b:00.1")
+    kernel.links[f"{virtual}/physfn"] = PARENT
+    kernel.links[f"{PARENT}/virtfn0"] = virtual
+    kernel.files[f"{PARENT}/sriov_numvfs"] = "1"
+    port = f"{PARENT}/fpga_region/region0/dfl-port.1"
+    kernel.remove(port)
+    kernel.add_port(virtual, 9, 1, 1)
+    kernel.files[f"{PARENT}/iommu_group/type"] = "DMA"
+    kernel.files[f"{virtual}/iommu_group/type"] = "DMA"
+    assert served(kernel)[1].iommu is Iommu.TRANSLATE
+    kernel.files[f"{virtual}/iommu_group/type"] = "identity"
+    assert served(kernel)[1].iommu is Iommu.IDENTITY
