@@ -22,9 +22,13 @@ _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 def quote(value: object) -> str:
     """A foreign value for a message: printable ASCII in quotes, cut to 64 characters."""
     text = str(value)
+    return f"'{printable_ascii(text)}'" + ("..." if len(text) > MAX_QUOTED else "")
+
+
+def printable_ascii(text: str) -> str:
+    """A foreign name as it may be shown: printable ASCII, cut to 64 characters."""
     cut = text[:MAX_QUOTED]
-    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in cut)
-    return f"'{shown}'" + ("..." if len(text) > MAX_QUOTED else "")
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in cut)
 
 
 def _encodable(text: str) -> str:

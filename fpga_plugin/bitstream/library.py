@@ -161,6 +161,10 @@ class Library:
         except BitstreamError as error:
             return Verdict((), "", problem=error)
 
+    def verdict(self, relative: str) -> Verdict | None:
+        """What was last known of a file; nothing is read."""
+        return self._verdicts.get(relative)
+
     def forget(self, relative: str) -> None:
         """Verify a file anew when it is next asked for, even if it looks the same."""
         self._verdicts.forget(relative)

@@ -38,6 +38,9 @@ READ_SECONDS = 8.0
 ARRIVAL_SECONDS = 60.0
 """How long the index waits for a file before it turns to the next one."""
 
+HEADERS = "all headers"
+"""Names that read among the others; no file has such a path."""
+
 _NAMED = 3
 """Files that a message names."""
 
@@ -126,6 +129,24 @@ class StoreReader:
             )
         except LateError as late:
             raise self._unavailable("", late, ARRIVAL_SECONDS) from None
+
+    async def headers(self) -> tuple[StoreEntry, ...]:
+        """The files of the store with what their headers say, for people; nothing is verified.
+
+        Raises:
+            BitstreamNotFoundError: there is no store.
+            BitstreamError: its directory cannot be read.
+            StoreUnavailableError: the store does not answer.
+        """
+        try:
+            return await self._threads.run(
+                HEADERS,
+                self.library.store.list,
+                seconds=ARRIVAL_SECONDS,
+                spare=SPARE_THREADS,
+            )
+        except LateError as late:
+            raise self._unavailable(HEADERS, late, ARRIVAL_SECONDS) from None
 
     async def tidy(self, present: Iterable[str]) -> None:
         """`Library.tidy`, which does not touch the store."""

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError
@@ -39,6 +40,12 @@ def add_status_parser(commands: "Commands") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     status.add_argument("--watch", action="store_true", help="show it anew when it changes")
+    status.add_argument(
+        "--find",
+        metavar="TEXT",
+        default="",
+        help="only what has it in a pod's, card's or region's name",
+    )
     status.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 
@@ -67,10 +74,10 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     if args.command == "card":
         return _run_card(args, settings)
     if not args.watch:
-        _show(ask(settings.state_dir, "GET", "/status"), as_json=args.json)
+        _show(ask(settings.state_dir, "GET", _path(args.find)), as_json=args.json)
         return 0
     try:
-        _watch(settings.state_dir, as_json=args.json)
+        _watch(settings.state_dir, _path(args.find), as_json=args.json)
     except KeyboardInterrupt:
         print()
     return 0
@@ -84,12 +91,16 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _watch(state_dir: str, *, as_json: bool) -> None:
+def _path(find: str) -> str:
+    return f"/status?{urlencode({'find': find})}" if find else "/status"
+
+
+def _watch(state_dir: str, path: str, *, as_json: bool) -> None:
     """Until interrupted; a plugin that is away may come back."""
     before: object = None
     while True:
         try:
-            status = ask(state_dir, "GET", "/status")
+            status = ask(state_dir, "GET", path)
         except FpgaPluginError as error:
             if before != str(error):
                 before = str(error)

@@ -8,13 +8,23 @@ States are told by words, and by colour in addition.
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from fpga_plugin.operator.schema import CardView, OwnerView, RefusalView, RegionView, StatusView
+from fpga_plugin.operator.schema import (
+    BitstreamView,
+    CardView,
+    OwnerView,
+    RefusalView,
+    RegionView,
+    StatusView,
+    TroubleView,
+)
+from fpga_plugin.operator.selection import MAX_WORDS, selected
+from fpga_plugin.operator.states import ANCHORS, STATES
 from fpga_plugin.operator.style import SCRIPT, STYLE
-from fpga_plugin.operator.table import measured, printable, skipped, span
+from fpga_plugin.operator.table import measured, printable, size, skipped, span
 
 
 def _hash(code: str) -> str:
@@ -29,7 +39,7 @@ HEADERS: Final = (
                 "default-src 'none'",
                 "connect-src 'self'",
                 "base-uri 'none'",
-                "form-action 'none'",
+                "form-action 'self'",
                 "frame-ancestors 'none'",
                 f"style-src {_hash(STYLE)}",
                 f"script-src {_hash(SCRIPT)}",
@@ -39,18 +49,14 @@ HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
 )
 
-_LEGEND: Final[Mapping[str, str]] = {
-    "BLANK": "scrubbed and verified",
-    "PROGRAMMED": "as its owner asked",
-    "DIRTY": "somebody's image or state may be on it; a scrub follows",
-    "SCRUBBING": "work on it is under way",
-    "FAULTED": "cannot be used until an operator mends it",
-    "UNBLANKED": "reset, but the last image is still there",
-}
 
+def page(status: StatusView, *, words: str = "") -> str:
+    """The document.
 
-def page(status: StatusView) -> str:
-    """The document."""
+    Args:
+        status: all of it.
+        words: only what has these is shown (`selection`).
+    """
     node = _text(status["node"] or "this node")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -60,34 +66,52 @@ def page(status: StatusView) -> str:
         f"<style>{STYLE}</style>\n"
         '<noscript><meta http-equiv="refresh" content="15"></noscript>\n'
         "</head>\n<body>\n"
-        f'<main id="status">\n{_main(status, node)}\n</main>\n'
+        f'<form class="find" role="search">{_find(words)}</form>\n'
+        f'<main id="status">\n{_main(status, node, words)}\n</main>\n'
         '<p class="away" id="away" role="status" hidden>The plugin does not answer; what is shown'
         " may be out of date.</p>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
-def _main(status: StatusView, node: str) -> str:
+def _find(words: str) -> str:
+    return (
+        '<label for="find">Pod, card or region</label> '
+        f'<input id="find" name="find" type="search" maxlength="{MAX_WORDS}"'
+        f' value="{_text(words[:MAX_WORDS])}"> <button>Show</button>'
+    )
+
+
+def _main(status: StatusView, node: str, words: str) -> str:
     now = status["time"]
+    shown = selected(status, words)
     parts = [_header(status, node)]
     if status["scrub"] != "required":
         parts.append(
             f'<p class="note"><strong>Scrubbing is {_text(status["scrub"])}</strong>: a region may'
             " be given out with the last tenant's image in it (FPGA_PLUGIN_SCRUB).</p>"
         )
-    if not status["cards"] and not status["problems"]:
+    if words.strip():
+        parts.append(
+            f"<p>Only what has <strong>{_text(words[:MAX_WORDS])}</strong> in its name is shown"
+            f"{'' if shown['cards'] else ': no card or region'}."
+            ' <a href="?">Show everything</a></p>'
+        )
+    elif not status["cards"] and not status["problems"]:
         parts.append("<p>There are no FPGA cards on this node.</p>")
-    parts += [_card(card, now) for card in status["cards"]]
+    parts += [_card(card, now) for card in shown["cards"]]
     parts += [
         f'<section class="card failed"><h2>Card {_text(problem["card"])}</h2>'
         f'<p class="note"><strong>Skipped:</strong> '
         f"{_text(skipped(problem))}</p></section>"
-        for problem in status["problems"]
+        for problem in shown["problems"]
     ]
-    parts.append(_refusals(status["refusals"], now))
+    parts.append(_refusals(shown["refusals"], now))
+    parts.append(_region_table(shown["cards"], now))
+    parts.append(_bitstreams(status["bitstreams"]))
     parts.append(_resources(status))
     parts.append(_legend())
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
 
 
 def _header(status: StatusView, node: str) -> str:
@@ -99,7 +123,7 @@ def _header(status: StatusView, node: str) -> str:
     reasons = "".join(f"<li>{_text(reason)}</li>" for reason in status["not_ready"])
     return (
         f'<header><h1>FPGAs of {node}</h1>\n<p class="summary">'
-        f'<span class="badge {state}">{word}</span> '
+        f'<span class="badge {state}">{word}</span> {_trouble(status["trouble"])} '
         f"{cards} {_plural(cards, 'card')}, {len(regions)} {_plural(len(regions), 'region')}, "
         f"{free} free and healthy. fpga-plugin {_text(status['version'])}, up"
         f" {span(status['time'] - status['started'])}.</p>"
@@ -108,12 +132,27 @@ def _header(status: StatusView, node: str) -> str:
     )
 
 
+def _trouble(trouble: TroubleView) -> str:
+    """A badge for each kind of trouble that there is; they lead to what to do."""
+    badges = [
+        f'<a class="badge {colour}" href="#{ANCHORS[state]}">{count} {word}</a>'
+        for count, word, state, colour in (
+            (trouble["failed"], "failed", "faulted", "bad"),
+            (trouble["refused"], "refused", "refused", "bad"),
+            (trouble["drained"], "drained", "drained", "warn"),
+            (trouble["never_cleared"], "never cleared", "never cleared", "warn"),
+        )
+        if count
+    ]
+    return " ".join(badges) or '<span class="badge plain">no trouble</span>'
+
+
 def _card(card: CardView, now: float) -> str:
     name = _text(card["card"])
     state = card["mode"] if card["present"] else "gone"
     badges = [f'<span class="badge plain">{_text(state)}</span>']
     if card["drained"]:
-        badges.append('<span class="badge warn">out of service</span>')
+        badges.append(f'<a class="badge warn" href="#{ANCHORS["drained"]}">drained</a>')
     facts = []
     if card["interface_id"]:
         facts.append(("Interface", f"<code>{_text(card['interface_id'])}</code>"))
@@ -129,54 +168,112 @@ def _card(card: CardView, now: float) -> str:
         ]
     listed = "".join(f"<div><dt>{term}</dt><dd>{value}</dd></div>" for term, value in facts)
     note = f'<p class="note">{_text(card["note"])}</p>' if card["note"] else ""
-    tiles = "".join(_tile(region) for region in card["regions"])
+    tiles = "".join(_tile(card, region, now) for region in card["regions"])
     return (
         f'<section class="card" aria-labelledby="card-{name}">\n'
         f'<h2 id="card-{name}">Card {name} {" ".join(badges)}</h2>\n'
         f'<dl class="facts">{listed}</dl>\n{note}'
         f'<ul class="board" aria-label="Regions of card {name}">{tiles}</ul>\n'
         + "".join(map(_reason, card["regions"]))
-        + _scrolled(f"Details of card {name}", _region_table(card, now))
         + "</section>"
     )
 
 
-def _tile(region: RegionView) -> str:
+def _tile(card: CardView, region: RegionView, now: float) -> str:
     """One region of the drawn card."""
     owner = region["owner"]
-    who = "free" if owner is None else _owner(owner)
-    health = "" if region["healthy"] else '<span class="badge bad">unhealthy</span>'
+    lines = [f'<span class="state">{_state(region["condition"].lower())}</span>']
+    if region["condition"] == "PROGRAMMED":
+        lines.append(f'<span class="what">{_bitstream(region)}</span>')
+    age = _since(owner, now)
+    who = "free" if owner is None else _owner(owner) + (f", for {age}" if age else "")
+    lines.append(f'<span class="who">{who}</span>')
+    lines += [
+        f'<span class="badge {colour}">{_state(word)}</span>'
+        for word, colour in _marks(card, region)
+    ]
     return (
-        f'<li class="tile {_colour(region)}"><strong>{_short(region["region"])}</strong>'
-        f'<span class="state">{_text(region["condition"].lower())}</span>'
-        f'<span class="who">{who}</span>{health}</li>'
+        f'<li class="tile {_colour(card, region)}"><strong>{_short(region["region"])}</strong>'
+        f"{''.join(lines)}</li>"
     )
 
 
-def _colour(region: RegionView) -> str:
-    if region["condition"] == "FAULTED":
+def _marks(card: CardView, region: RegionView) -> list[tuple[str, str]]:
+    """What else is to be known of a region, with its colour."""
+    marks = []
+    if region["refused"]:
+        marks.append(("refused", "bad"))
+    if card["drained"]:
+        marks.append(("drained", "warn"))
+    # That a drained card's free regions are not offered is what draining is.
+    if not region["healthy"] and not (card["drained"] and region["owner"] is None):
+        marks.append(("unhealthy", "bad"))
+    return marks
+
+
+def _colour(card: CardView, region: RegionView) -> str:
+    if region["failed"] or region["refused"]:
         return "failed"
+    if card["drained"]:
+        return "drained"
     if region["condition"] in {"DIRTY", "SCRUBBING", "UNBLANKED"}:
         return "busy"
-    return "free" if region["owner"] is None else "owned"
+    if region["owner"] is not None:
+        return "owned"
+    return "free" if region["healthy"] else "busy"
 
 
-def _region_table(card: CardView, now: float) -> str:
+def _state(word: str) -> str:
+    """A state's word, which leads to what it means and what to do."""
+    anchor = ANCHORS.get(word)
+    return _text(word) if anchor is None else f'<a href="#{anchor}">{_text(word)}</a>'
+
+
+def _bitstream(region: RegionView) -> str:
+    if region["bitstream"]:
+        return _text(region["bitstream"])
+    return f"<code>{_text(region['afu_id'])}</code>" if region["afu_id"] else "none"
+
+
+def _region_table(cards: Iterable[CardView], now: float) -> str:
     rows = [
         [
             f"<code>{_text(region['region'])}</code>",
             f"<code>{_text(region['node'])}</code>",
             _text(region["ownership"].lower()),
-            _text(region["condition"].lower()),
-            f"<code>{_text(region['afu_id'])}</code>" if region["afu_id"] else "none",
+            _state(region["condition"].lower()),
+            _bitstream(region),
             "healthy" if region["healthy"] else "unhealthy",
             _since(region["owner"], now) or "none",
             "none" if region["owner"] is None else _owner(region["owner"]),
         ]
+        for card in cards
         for region in card["regions"]
     ]
+    if not rows:
+        return ""
     heads = ["Region", "Node", "Ownership", "Condition", "Bitstream", "Health", "For", "Pod"]
-    return _table(f"Regions of card {_text(card['card'])}", heads, rows)
+    table = _table("All regions", heads, rows)
+    return f"<section><h2>Regions</h2>{_scrolled('Regions', table)}</section>"
+
+
+def _bitstreams(bitstreams: Iterable[BitstreamView]) -> str:
+    rows = [
+        [
+            _text(one["name"]) or "none",
+            f"<code>{_text(one['bitstream_id'] or one['afu_id'])}</code>",
+            f"<code>{_text(one['interface_id'])}</code>",
+            "unknown" if one["size"] is None else size(one["size"]),
+            _text(one["trust"]) + (f": {_text(one['problem'])}" if one["problem"] else ""),
+        ]
+        for one in bitstreams
+    ]
+    if not rows:
+        return ""
+    table = _table(
+        "Bitstreams in the store", ["Name", "Bitstream", "Interface", "Size", "Trust"], rows
+    )
+    return f"<section><h2>Bitstreams</h2>{_scrolled('Bitstreams', table)}</section>"
 
 
 def _refusals(refusals: list[RefusalView], now: float) -> str:
@@ -230,10 +327,17 @@ def _resources(status: StatusView) -> str:
 
 def _legend() -> str:
     words = "".join(
-        f"<div><dt>{word.lower()}</dt><dd>{_text(meaning)}</dd></div>"
-        for word, meaning in _LEGEND.items()
+        f'<div id="{state.anchor}"><dt>{state.word}</dt><dd>{_code(state.meaning)}.'
+        f" {_code(state.todo)} <small>docs/runbook.md#{state.part}</small></dd></div>"
+        for state in STATES
     )
     return f'<section><h2>What the states mean</h2><dl class="legend">{words}</dl></section>'
+
+
+def _code(words: str) -> str:
+    """Our own words, with commands between backquotes."""
+    parts = _text(words).split("`")
+    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -267,10 +371,17 @@ def _scrolled(label: str, table: str) -> str:
 
 
 def _reason(region: RegionView) -> str:
-    if not region["reason"]:
-        return ""
-    words = f"<strong>{_short(region['region'])}:</strong> {_text(region['reason'])}"
-    return f'<p class="note">{words}</p>\n'
+    reasons = [region["reason"]]
+    if region["refused"]:
+        # What the hardware said is often where the refusal begins; its rest says what to do.
+        if region["refused"].startswith(region["reason"]):
+            reasons.clear()
+        reasons.append(f"refused: {region['refused']}")
+    return "".join(
+        f'<p class="note"><strong>{_short(region["region"])}:</strong> {_text(reason)}</p>\n'
+        for reason in reasons
+        if reason
+    )
 
 
 def _owner(owner: OwnerView) -> str:

@@ -6,7 +6,7 @@ known are kept by their devices.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.ids import DeviceId, PodUid
@@ -30,6 +30,7 @@ class Refusal:
         message: what kubelet was told, so what the pod's Events say.
         pod: None where kubelet's records did not tell.
         name: what the pod is called; None where that was not known.
+        over: a later call for one of its devices succeeded.
     """
 
     at: float
@@ -41,6 +42,7 @@ class Refusal:
     message: str
     pod: PodUid | None = None
     name: PodName | None = None
+    over: bool = False
 
 
 class Refusals:
@@ -49,6 +51,7 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._last = BoundedDict[object, Refusal](MAX_REFUSALS)
+        self._over: set[object] = set()
 
     def refused(
         self,
@@ -75,7 +78,15 @@ class Refusals:
             pod=pod,
             name=name,
         )
+        self._over.discard(key)
+
+    def served(self, devices: Sequence[DeviceId]) -> None:
+        """A call for these devices succeeded: what was refused of them before is over."""
+        wanted = set(devices)
+        self._over.intersection_update(self._last)
+        self._over.update(k for k, one in self._last.items() if wanted.intersection(one.devices))
 
     def latest(self) -> list[Refusal]:
         """The last refusal of each pod, newest first."""
-        return list(reversed(self._last.values()))
+        kept = ((k in self._over, one) for k, one in reversed(self._last.items()))
+        return [replace(one, over=True) if over else one for over, one in kept]

@@ -14,10 +14,14 @@ from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinished
 from fpga_plugin.operator.health import not_live, not_ready
 from fpga_plugin.operator.hosts import Hosts
 from fpga_plugin.operator.http import Handler, Headers, Request, Response, text
+from fpga_plugin.operator.selection import selected
 from fpga_plugin.operator.survey import Operation, Survey
 from fpga_plugin.operator.view import view
 
 JSON: Final = "application/json"
+
+FIND: Final = "find"
+"""In a query: show only what has this in its name (`selection`)."""
 
 _GET: Final = ("GET", "HEAD")
 _POST: Final = ("POST",)
@@ -100,13 +104,13 @@ class Routes:
         body, content_type = exposition(self._survey, readings, request.accept)
         return Response(200, body, content_type)
 
-    async def _status(self, _request: Request) -> Response:
-        return _json(200, await view(self._survey))
+    async def _status(self, request: Request) -> Response:
+        return _json(200, selected(await view(self._survey), request.query.get(FIND, "")))
 
-    async def _page(self, _request: Request) -> Response:
+    async def _page(self, request: Request) -> Response:
         from fpga_plugin.operator.page import HEADERS, page  # only where the page is served
 
-        html = page(await view(self._survey))
+        html = page(await view(self._survey), words=request.query.get(FIND, ""))
         return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
 
     async def _card(self, request: Request) -> Response:

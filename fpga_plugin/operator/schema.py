@@ -23,15 +23,24 @@ class OwnerView(TypedDict):
 
 
 class RegionView(TypedDict):
-    """One region; `afu_id` is what is on it, and for GBS files the bitstream's id."""
+    """One region.
+
+    `afu_id` is what is on it, and for GBS files the bitstream's id; `bitstream` is what people call
+    that, empty where the store does not tell; `failed`: its hardware is not well, or FAULTED, and
+    `reason` says why; `refused` is why its owner's container was not
+    started, empty where it was not refused since.
+    """
 
     region: str
     node: str
     ownership: str
     condition: str
     reason: str
+    failed: bool
     afu_id: str
+    bitstream: str
     healthy: bool
+    refused: str
     owner: OwnerView | None
 
 
@@ -58,7 +67,10 @@ class CardView(TypedDict):
 
 
 class RefusalView(TypedDict):
-    """The last refusal of a pod; times are Unix time."""
+    """The last refusal of a pod; times are Unix time.
+
+    `open`: the pod still waits, or its admission failed within the last hour.
+    """
 
     at: float
     first: float
@@ -70,6 +82,7 @@ class RefusalView(TypedDict):
     pod_uid: str
     namespace: str
     pod: str
+    open: bool
 
 
 class ResourceView(TypedDict):
@@ -91,6 +104,35 @@ class ProblemView(TypedDict):
     hint: str
 
 
+class BitstreamView(TypedDict):
+    """A bitstream of the store.
+
+    `bitstream_id` is empty for a blank bitstream; `trust` is FPGA_PLUGIN_TRUST's word where the
+    plugin verified the file, `not verified yet`, or `refused`, and then `problem` says why.
+    """
+
+    interface_id: str
+    bitstream_id: str
+    afu_id: str
+    name: str
+    size: int | None
+    trust: str
+    problem: str
+
+
+class TroubleView(TypedDict):
+    """How much of the node needs somebody.
+
+    Pods that were refused and wait, cards that are drained, regions and cards that failed, and
+    cards whose memory is cleared by no scrub.
+    """
+
+    refused: int
+    drained: int
+    failed: int
+    never_cleared: int
+
+
 class MeasureView(TypedDict):
     """A measure of the sandbox; `detail` says how far it goes, or why it does not hold."""
 
@@ -108,12 +150,14 @@ class StatusView(TypedDict):
     started: float
     ready: bool
     not_ready: list[str]
+    trouble: TroubleView
     scrub: str
     sandbox: list[MeasureView]
     resources: list[ResourceView]
     cards: list[CardView]
     problems: list[ProblemView]
     refusals: list[RefusalView]
+    bitstreams: list[BitstreamView]
 
 
 class HolderView(TypedDict):

@@ -78,7 +78,19 @@ ul.note{padding-left:2rem}
 .tile.free{color:var(--good);background:var(--good-back)}
 .tile.owned{color:var(--own);background:var(--own-back)}
 .tile.busy{color:var(--warn);background:var(--warn-back)}
+.tile.drained{color:var(--quiet);background:var(--sheet);border-style:dashed;
+ border-left-style:solid}
 .tile.failed{color:var(--bad);background:var(--bad-back)}
+.what{font-weight:600;overflow-wrap:anywhere}
+.find{max-width:72rem;margin:0 auto;padding:1rem 1rem 0;display:flex;flex-wrap:wrap;gap:.5rem;
+ align-items:center;justify-content:flex-end;color:var(--quiet)}
+.find input{min-width:0;flex:0 1 20rem}
+.find input,.find button{font:inherit;color:var(--text);background:var(--sheet);
+ border:1px solid var(--quiet);border-radius:4px;padding:.125rem .5rem}
+a{color:inherit}
+.tile .badge{margin-top:.25rem}
+.legend div:target{outline:3px solid var(--own);outline-offset:2px}
+small{color:var(--quiet);overflow-wrap:anywhere}
 .who{overflow-wrap:anywhere;font-size:.9375rem}
 .scroll{overflow-x:auto}
 .scroll:focus-visible{outline:3px solid var(--own);outline-offset:2px}
@@ -98,7 +110,8 @@ td code,th code{white-space:nowrap}
 .legend div{display:grid;grid-template-columns:7rem 1fr}
 .away{position:sticky;bottom:0;margin:0;padding:.75rem 1rem;color:var(--bad);
  background:var(--bad-back);border-top:1px solid currentColor}
-@media (max-width:40rem){main{padding:.5rem}section{padding:.75rem}
+@media (max-width:40rem){main{padding:.5rem}.find{padding:.5rem .5rem 0;justify-content:flex-start}
+ section{padding:.75rem}
  .legend div{grid-template-columns:1fr}
  table,caption,tbody,tbody tr{display:block}
  .pod,.why{min-width:0}
@@ -117,7 +130,7 @@ SCRIPT: Final = """\
   async function refresh() {
     if (document.hidden) return;
     try {
-      const answer = await fetch(location.pathname, {cache: "no-store"});
+      const answer = await fetch(location.pathname + location.search, {cache: "no-store"});
       if (!answer.ok) throw new Error(answer.status);
       const next = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = next.getElementById("status");

@@ -15,6 +15,7 @@ from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, Readings
 from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.operator.catalogue import Catalogue
 from fpga_plugin.operator.counters import Counters
 from fpga_plugin.operator.refusals import Refusals
 from fpga_plugin.pods.identity import Identity
@@ -30,6 +31,9 @@ Operation = Callable[[str], Awaitable[Mapping[str, object]]]
 
 MAX_DEVICES = 16
 """Of a refused call, that are remembered."""
+
+_GIVE = frozenset({"Allocate", "PreStartContainer"})
+"""Calls whose success ends what was refused of their devices before."""
 
 FRESH = 2.0
 """Seconds for which a card's sensors are not read again, whoever asks."""
@@ -52,6 +56,7 @@ class Survey:
         observer: is told of calls and of work on regions, too.
         counters: what is counted.
         refusals: the last of each pod.
+        catalogue: what the store has.
         phase: how far the start has come, until `plugin` is there.
         plugin: None while it starts.
         sandbox: what the process has taken from itself; empty: nothing, or not yet.
@@ -62,6 +67,7 @@ class Survey:
     observer: Observer | None = None
     counters: Counters = field(default_factory=Counters, init=False)
     refusals: Refusals = field(default_factory=Refusals, init=False)
+    catalogue: Catalogue = field(default_factory=Catalogue, init=False)
     phase: str = field(default="starting", init=False)
     plugin: "Plugin | None" = field(default=None, init=False)
     sandbox: tuple[Measure, ...] = field(default=(), init=False)
@@ -87,6 +93,8 @@ class Survey:
             self.refusals.refused(
                 method, None, devices[:MAX_DEVICES], status=status.name, message=message
             )
+        elif status is Status.OK and method in _GIVE:
+            self.refusals.served(devices)
         if self.observer is not None:
             self.observer.called(method, resource, devices, status, message, seconds)
 

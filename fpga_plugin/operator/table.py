@@ -19,6 +19,7 @@ from fpga_plugin.operator.schema import (
     RefusalView,
     RegionView,
     StatusView,
+    TroubleView,
 )
 
 MIN_WIDTH: Final = 60
@@ -55,6 +56,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
     ready = "ready" if status["ready"] else "NOT READY"
     lines = [
         f"fpga-plugin {status['version']}{node}: {ready}, up {span(now - status['started'])}",
+        _trouble(status["trouble"]),
         *_noted(status["not_ready"], width),
     ]
     if status["scrub"] != "required":
@@ -72,6 +74,29 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
         for refusal in status["refusals"]:
             lines += _refusal(refusal, now, width)
     return "\n".join(printable(line).rstrip() for line in lines)
+
+
+def _trouble(trouble: TroubleView) -> str:
+    """How much of the node needs somebody, in one line."""
+    counts = [
+        f"{count} {word}"
+        for count, word in (
+            (trouble["failed"], "FAILED"),
+            (trouble["refused"], "REFUSED"),
+            (trouble["drained"], "drained"),
+            (trouble["never_cleared"], "with memory that is never cleared"),
+        )
+        if count
+    ]
+    return f"  {', '.join(counts) or 'no trouble'}"
+
+
+def size(count: int) -> str:
+    """Bytes, in a unit that shows three digits or four."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"
 
 
 def _sandbox(measures: Sequence[MeasureView], width: int) -> list[str]:
@@ -135,6 +160,8 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     for region in card["regions"]:
         if region["reason"]:
             lines += _noted([f"{region['region']}: {region['reason']}"], width)
+        if region["refused"]:
+            lines += _noted([f"{region['region']} refused: {region['refused']}"], width)
     return lines
 
 
@@ -162,14 +189,14 @@ def _rows(regions: Sequence[RegionView], now: float, width: int) -> list[str]:
             region["node"],
             region["ownership"],
             region["condition"],
-            region["afu_id"] or "-",
+            region["bitstream"] or region["afu_id"] or "-",
             "Healthy" if region["healthy"] else "Unhealthy",
             _since(region["owner"], now),
             _owner(region["owner"]),
         ]
         for region in regions
     ]
-    if _width(rows) > width:  # the id's beginning tells bitstreams apart; --json has all of it
+    if _width(rows) > width:  # its beginning tells bitstreams apart; --json has all of it
         rows = [[*row[:4], row[4][:_SHORT_AFU], *row[5:]] for row in rows]
     if _width(rows) > width:  # the card is in the line above
         rows = [[row[0].rpartition("-")[2], *row[1:]] for row in rows]

@@ -6,7 +6,8 @@ them safe for a terminal or a page.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from fpga_plugin import __version__
 from fpga_plugin.errors import FpgaPluginError
@@ -14,9 +15,11 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim
+from fpga_plugin.ledger.records import Claim, Condition
 from fpga_plugin.operator.health import not_ready
+from fpga_plugin.operator.refusals import Refusal
 from fpga_plugin.operator.schema import (
+    BitstreamView,
     CardView,
     OwnerView,
     ProblemView,
@@ -33,6 +36,10 @@ from fpga_plugin.pods.names import PodName
 NAMES_SECONDS = 1.0
 """How long kubelet may take to tell pods' names; without them there are uids."""
 
+ADMISSION_SECONDS: Final = 3600.0
+"""For how long a pod whose admission failed counts as refused."""
+
+NOT_VERIFIED: Final = "not verified yet"
 
 UNKNOWN = PodName("", "")
 """What a pod is called whose name nobody told."""
@@ -44,7 +51,11 @@ async def view(survey: Survey) -> StatusView:
     readings = await survey.readings()
     if plugin is not None:
         await _learn_names(plugin.ledger, plugin.node.pods)
+        await survey.catalogue.refresh(plugin.node.store)
     reasons = not_ready(survey)
+    refusals = _refusals(survey)
+    cards = [] if plugin is None else _cards(survey, plugin, readings, refusals)
+    problems = [] if plugin is None else _problems(plugin)
     return {
         "version": __version__,
         "node": survey.settings.node_name or "",
@@ -52,15 +63,34 @@ async def view(survey: Survey) -> StatusView:
         "started": survey.began,
         "ready": not reasons,
         "not_ready": reasons,
+        "trouble": {
+            "refused": sum(one["open"] for one in refusals),
+            "drained": sum(card["drained"] for card in cards),
+            "failed": len(problems) + sum(map(_failed, cards)),
+            "never_cleared": 0 if plugin is None else _never_cleared(plugin.ledger),
+        },
         "scrub": survey.settings.scrub.value,
         "sandbox": [
             {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
         ],
         "resources": [] if plugin is None else _resources(plugin),
-        "cards": [] if plugin is None else _cards(plugin, readings),
-        "problems": [] if plugin is None else _problems(plugin),
-        "refusals": _refusals(survey),
+        "cards": cards,
+        "problems": problems,
+        "refusals": refusals,
+        "bitstreams": _bitstreams(survey),
     }
+
+
+def _failed(card: CardView) -> int:
+    """Regions that nobody can use before somebody mends them; a card that is gone counts as one."""
+    if not card["present"]:
+        return 1
+    return sum(region["failed"] for region in card["regions"])
+
+
+def _never_cleared(ledger: Ledger) -> int:
+    """Cards that have no knob to clear their memory with."""
+    return sum(not card.clears_memory for card in ledger.cards.values())
 
 
 async def _learn_names(ledger: Ledger, pods: PodDirectory) -> None:
@@ -102,16 +132,32 @@ def _resources(plugin: Plugin) -> list[ResourceView]:
     return views
 
 
-def _cards(plugin: Plugin, readings: Mapping[CardId, Readings]) -> list[CardView]:
+def _cards(
+    survey: Survey,
+    plugin: Plugin,
+    readings: Mapping[CardId, Readings],
+    refusals: Iterable[RefusalView],
+) -> list[CardView]:
     ledger = plugin.ledger
     health = {
         device.id: device.healthy
         for name in plugin.link.status
         for device in plugin.claims.devices(name)
     }
+    refused = {
+        device: one["message"]
+        for one in refusals
+        if one["open"] and one["method"] != "Allocate"
+        for device in one["devices"]
+    }
     gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
     return [
-        _card(plugin, card_id, health, readings.get(card_id, Readings()))
+        _card(
+            plugin,
+            card_id,
+            readings.get(card_id, Readings()),
+            lambda region: _region(survey, plugin, region, health, refused),
+        )
         for card_id in sorted(ledger.cards.keys() | gone)
     ]
 
@@ -119,8 +165,8 @@ def _cards(plugin: Plugin, readings: Mapping[CardId, Readings]) -> list[CardView
 def _card(
     plugin: Plugin,
     card_id: CardId,
-    health: Mapping[DeviceId, bool],
     readings: Readings,
+    shown: Callable[[Region], RegionView],
 ) -> CardView:
     ledger = plugin.ledger
     card = ledger.cards.get(card_id)
@@ -137,7 +183,7 @@ def _card(
         "note": _note(plugin, card_id, card),
         "temperatures": dict(readings.temperatures),
         "power": dict(readings.power),
-        "regions": [_region(plugin, region, health) for region in _present(plugin, card_id, card)],
+        "regions": [shown(region) for region in _present(plugin, card_id, card)],
     }
 
 
@@ -186,19 +232,29 @@ def _memory_waits_for(plugin: Plugin, card_id: CardId) -> str:
     return ""
 
 
-def _region(plugin: Plugin, region: Region, health: Mapping[DeviceId, bool]) -> RegionView:
+def _region(
+    survey: Survey,
+    plugin: Plugin,
+    region: Region,
+    health: Mapping[DeviceId, bool],
+    refused: Mapping[str, str],
+) -> RegionView:
     ledger = plugin.ledger
     record = ledger.record(region.id)
     claim = ledger.region_claim(region.id)
     device = DeviceId(region.id) if claim is None else claim.device
+    trouble = ledger.trouble(region.id)
     return {
         "region": region.id,
         "node": str(region.grant),
         "ownership": ledger.ownership(region.id).value,
         "condition": record.condition.value,
-        "reason": ledger.trouble(region.id) or record.reason,
+        "reason": trouble or record.reason,
+        "failed": bool(trouble) or record.condition is Condition.FAULTED,
         "afu_id": record.afu_id or "",
+        "bitstream": survey.catalogue.name(record.afu_id or ""),
         "healthy": health.get(device, False),
+        "refused": "" if claim is None else refused.get(claim.device, ""),
         "owner": None if claim is None else _owner(plugin, claim),
     }
 
@@ -240,6 +296,37 @@ def _refusals(survey: Survey) -> list[RefusalView]:
                 "pod_uid": one.pod or "",
                 "namespace": name.namespace,
                 "pod": name.name,
+                "open": _open(survey, one),
             }
         )
     return views
+
+
+def _open(survey: Survey, refusal: Refusal) -> bool:
+    """Whether it still keeps a pod waiting; kubelet does not try an admission again."""
+    if refusal.over or survey.plugin is None:
+        return False
+    if refusal.method == "Allocate":
+        return time.time() - refusal.at < ADMISSION_SECONDS
+    claims = survey.plugin.ledger.claims
+    return any(
+        claim.since <= refusal.at and refusal.pod in {None, claim.pod}
+        for claim in map(claims.get, refusal.devices)
+        if claim is not None
+    )
+
+
+def _bitstreams(survey: Survey) -> list[BitstreamView]:
+    mode = survey.settings.trust.value
+    return [
+        {
+            "interface_id": one.interface_id,
+            "bitstream_id": one.bitstream_id,
+            "afu_id": one.afu_id,
+            "name": one.name,
+            "size": one.size,
+            "trust": "refused" if one.problem else mode if one.examined else NOT_VERIFIED,
+            "problem": one.problem,
+        }
+        for one in survey.catalogue.listed
+    ]

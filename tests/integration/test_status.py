@@ -111,6 +111,68 @@ def test_status_tells_the_last_refusal_of_a_pod_and_why(node):
     assert one["devices"] == [P0]
 
 
+def test_a_refused_claim_counts_as_trouble_until_its_container_starts(node):
+    assert told(node, "status")["trouble"]["refused"] == 0
+    answer = node.kubelet.allocate(P0)
+    node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
+    with pytest.raises(Refused) as refused:
+        node.kubelet.prestart(P0, env=request("0" * 32))
+    assert told(node, "status")["trouble"]["refused"] == 1
+    assert region(node, P0)["refused"] == refused.value.message
+    node.kubelet.prestart(P0, env=request())
+    status = told(node, "status")
+    assert status["trouble"]["refused"] == 0
+    assert region(node, P0)["refused"] == ""
+    (one,) = status["refusals"]
+    assert not one["open"], "it is still told, and waits for nothing"
+
+
+def test_a_refusal_is_no_trouble_any_more_once_its_pod_is_gone(node):
+    node.kubelet.allocate(P0)
+    with pytest.raises(Refused):
+        node.kubelet.prestart(P0, env=request("0" * 32))
+    assert told(node, "status")["trouble"]["refused"] == 1
+    node.kubelet.deallocate(P0)
+    assert told(node, "status")["trouble"]["refused"] == 0
+    node.kubelet.allocate(P0)
+    assert region(node, P0)["refused"] == "", "its next owner was not refused"
+
+
+def test_what_failed_and_what_is_drained_is_counted(node):
+    told(node, "card", "drain", CARD)
+    node.arm(P0, "thermal")
+    told(node, "card", "retry", CARD)
+    trouble = eventually(
+        lambda: t if (t := told(node, "status")["trouble"])["failed"] else None, limit=LIMIT
+    )
+    assert trouble == {"refused": 0, "drained": 1, "failed": 1, "never_cleared": 0}
+
+
+def test_bitstreams_are_listed_and_named_by_what_the_store_says_of_them(node):
+    claim(node)
+    status = eventually(
+        lambda: (
+            s
+            if (s := told(node, "status"))["bitstreams"]
+            and all(one["trust"] != "not verified yet" for one in s["bitstreams"])
+            else None
+        )
+    )
+    by_id = {one["afu_id"]: one for one in status["bitstreams"]}
+    assert by_id[AFU]["size"] > 0
+    assert by_id[AFU]["trust"] == "any"
+    assert by_id[AFU]["problem"] == ""
+    assert region(node, P0)["bitstream"] == by_id[AFU]["name"] != ""
+    assert region(node, P1)["bitstream"] == "blank"
+
+
+def test_find_shows_only_what_is_looked_for(node):
+    claim(node)
+    found = told(node, "status", "--find", POD)
+    assert [one["region"] for card in found["cards"] for one in card["regions"]] == [P0]
+    assert told(node, "status", "--find", "nobody & co")["cards"] == []
+
+
 def test_the_table_has_the_same_for_people(node):
     claim(node)
     eventually((node.state_dir / "status.sock").exists)
@@ -118,7 +180,7 @@ def test_the_table_has_the_same_for_people(node):
     assert done.returncode == 0
     assert "ready" in done.stdout
     line = next(line for line in done.stdout.splitlines() if P0 in line)
-    for word in ("STARTED", "PROGRAMMED", AFU, "Healthy", POD):
+    for word in ("STARTED", "PROGRAMMED", "vector_add", "Healthy", POD):
         assert word in line
 
 

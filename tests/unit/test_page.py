@@ -34,8 +34,27 @@ def region(number=0, **changes):
         "condition": "BLANK",
         "reason": "",
         "afu_id": "4cc434ceb4374bd69d69b7e3fdc04577",
+        "bitstream": "",
+        "failed": False,
         "healthy": True,
+        "refused": "",
         "owner": None,
+    } | changes
+
+
+def trouble(**changes):
+    return {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0} | changes
+
+
+def bitstream(**changes):
+    return {
+        "interface_id": "ce48969398f05f33946d560708be108a",
+        "bitstream_id": "18b79ffa2ee54aa096ef4230dafacb5f",
+        "afu_id": "18b79ffa2ee54aa096ef4230dafacb5f",
+        "name": "compress",
+        "size": 4096,
+        "trust": "digest",
+        "problem": "",
     } | changes
 
 
@@ -65,12 +84,14 @@ def status(*cards, **changes):
         "started": 0.0,
         "ready": True,
         "not_ready": [],
+        "trouble": trouble(),
         "scrub": "required",
         "sandbox": [],
         "resources": [],
         "cards": list(cards),
         "problems": [],
         "refusals": [],
+        "bitstreams": [],
     } | changes
 
 
@@ -86,6 +107,7 @@ def refusal(**changes):
         "pod_uid": "3f0c6e5e",
         "namespace": "team",
         "pod": "compress",
+        "open": True,
     } | changes
 
 
@@ -100,7 +122,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag not in {"meta", "br", "wbr"}:
+        if tag not in {"meta", "br", "wbr", "input"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -117,8 +139,8 @@ def everything_foreign():
     hostile = owner(pod_uid=EVIL, namespace=EVIL, pod=EVIL)
     return status(
         card(
-            region(reason=EVIL, node=EVIL, afu_id=EVIL, owner=hostile),
-            region(1, owner=owner(pod="", pod_uid=EVIL)),
+            region(reason=EVIL, node=EVIL, afu_id=EVIL, refused=EVIL, owner=hostile),
+            region(1, owner=owner(pod="", pod_uid=EVIL), condition="PROGRAMMED", bitstream=EVIL),
             note=EVIL,
         ),
         node=EVIL,
@@ -140,15 +162,17 @@ def everything_foreign():
             refusal(message=EVIL, namespace=EVIL, pod=EVIL, method=EVIL, status=EVIL),
             refusal(pod="", pod_uid="", devices=[EVIL]),
         ],
+        bitstreams=[bitstream(name=EVIL, bitstream_id=EVIL, trust=EVIL, problem=EVIL)],
     )
 
 
 def test_nothing_foreign_becomes_markup():
-    html = page(everything_foreign())
-    assert html.count("<script>") == 1
+    html = page(everything_foreign(), words=f'"><script>alert(1)</script>{EVIL}')
+    html += page(everything_foreign())
+    assert html.count("<script>") == 2
     assert "alert(1)&lt;/script&gt;" in html
     assert "\x1b" not in html
-    assert len(Outline(html).of("script")) == 1
+    assert len(Outline(html).of("script")) == 2
 
 
 def test_the_content_security_policy_allows_the_pages_script_and_style_by_hash():
@@ -168,7 +192,11 @@ def test_the_content_security_policy_allows_the_pages_script_and_style_by_hash()
 
 def test_it_refers_to_nothing_elsewhere():
     html = page(everything_foreign())
-    assert not [a for _, a in Outline(html).tags if {"src", "href", "action"} & a.keys()]
+    tags = Outline(html).tags
+    assert not [a for _, a in tags if {"src", "action"} & a.keys()]
+    links = {a["href"] for _, a in tags if "href" in a}
+    ids = {a["id"] for _, a in tags if "id" in a}
+    assert links <= {f"#{one}" for one in ids}
     assert "url(" not in STYLE
     assert "@import" not in STYLE
 
@@ -176,7 +204,7 @@ def test_it_refers_to_nothing_elsewhere():
 def test_tables_have_captions_and_headers_that_a_screen_reader_can_tell():
     outline = Outline(page(everything_foreign()))
     tables = len(outline.of("table"))
-    assert tables == 3
+    assert tables == 4
     assert len(outline.of("caption")) == tables
     assert all(a.get("scope") in {"row", "col"} for a in outline.of("th"))
     boxes = [a for a in outline.of("div") if a.get("role") == "region"]
@@ -211,6 +239,92 @@ def test_a_state_is_told_by_words_not_by_colour_alone(condition, has_owner, word
     assert word in text
     assert "unhealthy" in text
     assert ("team/compress" in text) == has_owner
+
+
+def tiles(html):
+    return re.findall(r'<li class="tile (\w+)">(.*?)</li>', html)
+
+
+def test_a_refused_claim_has_not_the_colour_of_one_that_runs():
+    started = region(condition="PROGRAMMED", owner=owner())
+    waits = region(1, condition="BLANK", owner=owner(ownership="CLAIMED"), refused="no bitstream")
+    html = page(status(card(started, waits)))
+    (runs, _), (refused, text) = tiles(html)
+    assert (runs, refused) == ("owned", "failed")
+    assert "refused" in text
+    assert "refused: no bitstream" in html
+
+
+def test_a_drained_tile_says_so_and_is_not_called_unhealthy_for_it():
+    html = page(status(card(region(healthy=False), drained=True)))
+    ((colour, text),) = tiles(html)
+    assert colour == "drained"
+    assert "drained" in text
+    assert "unhealthy" not in text
+    owned = page(status(card(region(healthy=False, owner=owner()), drained=True)))
+    assert "unhealthy" in tiles(owned)[0][1], "an owned device is unhealthy for another reason"
+
+
+def test_a_free_region_that_is_not_offered_has_not_the_colour_of_one_that_is():
+    (offered, _), (withheld, _) = tiles(page(status(card(region(), region(1, healthy=False)))))
+    assert offered == "free"
+    assert withheld == "busy"
+
+
+def test_a_tile_names_the_bitstream_and_how_long_its_owner_has_had_it():
+    afu = "18b79ffa2ee54aa096ef4230dafacb5f"
+    named = region(condition="PROGRAMMED", afu_id=afu, bitstream="compress-v2", owner=owner())
+    other = region(1, condition="PROGRAMMED", afu_id=afu, owner=owner())
+    (_, one), (_, two) = tiles(page(status(card(named, other))))
+    assert "compress-v2" in one
+    assert "4 min" in one
+    assert afu not in one
+    assert afu in two, "what has no name is told by its id"
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("refused", "refused"),
+        ("drained", "drained"),
+        ("failed", "failed"),
+        ("never_cleared", "never cleared"),
+    ],
+)
+def test_the_header_counts_each_kind_of_trouble_in_page_and_table(kind, word):
+    shown = status(card(region()), trouble=trouble(**{kind: 3}))
+    head = re.search(r"<header>.*?</header>", page(shown), re.DOTALL)[0]
+    assert f"3 {word}" in Outline(head).text
+    assert "no trouble" not in head
+    line = table(shown).splitlines()[1]
+    assert word in line.lower()
+    assert "3" in line
+
+
+def test_without_trouble_the_header_says_so():
+    assert "no trouble" in page(status(card(region())))
+    assert "no trouble" in table(status(card(region())))
+
+
+def test_the_page_shows_what_is_looked_for_and_says_that_there_is_more():
+    shown = status(
+        card(region(owner=owner()), region(1)),
+        card(region(0, region="0000-11-00.0-p0"), card="0000-11-00.0"),
+    )
+    html = page(shown, words="team/comp")
+    assert len(tiles(html)) == 1
+    assert "0000-11-00.0" not in html
+    assert 'href="?"' in html
+    assert "no card or region" in page(shown, words="nobody")
+    assert "2 cards, 3 regions" in html, "the header is the node's"
+
+
+def test_the_bitstreams_of_the_store_are_listed_with_size_and_trust():
+    refused = bitstream(name="old", trust="refused", problem="not in the manifest")
+    html = page(status(bitstreams=[bitstream(), refused]))
+    text = Outline(html).text
+    assert "4.0 KiB" in text
+    assert "refused: not in the manifest" in text
 
 
 def luminance(colour):

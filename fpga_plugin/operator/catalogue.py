@@ -1,0 +1,117 @@
+"""What the store has, for people: each bitstream's name, size, and whether it would be programmed.
+
+The store is read in a thread, at most every `FRESH` seconds, and nobody who looks waits longer than
+`WAIT_SECONDS` for it: a store that hangs costs its names, not the status.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.store import StoreEntry
+from fpga_plugin.errors import FpgaPluginError, printable_ascii
+
+FRESH: Final = 15.0
+"""Seconds for which the store is not read again."""
+
+WAIT_SECONDS: Final = 1.0
+"""How long the status waits for the store; what was known before serves until it answers."""
+
+MOST: Final = 1000
+"""Bitstreams that are shown; the first by path."""
+
+BLANK_NAME: Final = "blank"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A bitstream of the store.
+
+    Attributes:
+        interface_id: the directory that it is in.
+        bitstream_id: what a pod asks for; empty for a blank bitstream.
+        afu_id: what a port reads once it is programmed; empty where the file cannot be used.
+        name: for people; foreign text, empty where it has none.
+        size: in bytes; None where it could not be read.
+        problem: why the plugin would not program it; empty where it would.
+        examined: whether the plugin has verified it.
+    """
+
+    interface_id: str
+    bitstream_id: str
+    afu_id: str
+    name: str
+    size: int | None
+    problem: str
+    examined: bool
+
+
+class Catalogue:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._listed: tuple[Listed, ...] = ()
+        self._names: Mapping[str, str] = {}
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+
+    async def refresh(self, reader: StoreReader) -> None:
+        """Read the store again, unless that was just done; returns in time, whatever it does."""
+        if time.monotonic() - self._read_at < FRESH:
+            return
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(reader), name="catalogue")
+        await asyncio.wait({self._reading}, timeout=WAIT_SECONDS)
+
+    async def _read(self, reader: StoreReader) -> None:
+        try:
+            entries = await reader.headers()
+            self._listed = tuple(_listed(reader, entry) for entry in entries[:MOST])
+            self._names = _names(entries)
+        except FpgaPluginError:
+            # The log has said so; there is no bitstream to be named.
+            self._listed, self._names = (), {}
+        finally:
+            self._read_at = time.monotonic()
+            self._reading = None
+
+    @property
+    def listed(self) -> tuple[Listed, ...]:
+        """The store's bitstreams, in order of path."""
+        return self._listed
+
+    def name(self, afu_id: str) -> str:
+        """What people call what a port shows; empty where the store does not tell."""
+        return self._names.get(afu_id, "")
+
+
+def _names(entries: Sequence[StoreEntry]) -> Mapping[str, str]:
+    names: dict[str, str] = {}
+    for entry in entries:
+        if entry.metadata is not None:
+            names[entry.metadata.afu_id] = BLANK_NAME if entry.blank else _name(entry)
+    return names
+
+
+def _name(entry: StoreEntry) -> str:
+    """The name of an entry's accelerator: who built the file chose it."""
+    return "" if entry.metadata is None else printable_ascii(entry.metadata.clusters[0].name)
+
+
+def _listed(reader: StoreReader, entry: StoreEntry) -> Listed:
+    verdict = reader.library.verdict(reader.library.store.relative(entry.path))
+    problem = entry.problem
+    if problem is None and verdict is not None:
+        problem = verdict.problem
+    return Listed(
+        interface_id=entry.interface_id or "",
+        bitstream_id="" if entry.blank else entry.bitstream_id or "",
+        afu_id=entry.metadata.afu_id if entry.metadata is not None else "",
+        name=BLANK_NAME if entry.blank else _name(entry),
+        size=entry.size,
+        problem="" if problem is None else str(problem),
+        examined=verdict is not None,
+    )
