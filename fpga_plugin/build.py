@@ -7,9 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import BackendKind, Settings
+from fpga_plugin.config.settings import BackendKind, Settings, defaults
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ledger.exposure import ExposurePolicy
@@ -17,6 +19,9 @@ from fpga_plugin.process.trusted_files import check_directory
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
+
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,13 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
 def exposure(settings: Settings) -> ExposurePolicy:
     """Who is given cards that expose memory, as the settings say."""
     return ExposurePolicy(settings.uncleared_memory, settings.untranslated_dma)
+
+
+def log_settings(settings: Settings) -> None:
+    """Say once which settings are in force, and what is odd about the environment."""
+    for warning in settings.warnings:
+        log.warning(warning)
+    log.info("settings in force", given=dict(settings.given), defaults=defaults(settings))
 
 
 def check_state_dir(settings: Settings) -> None:

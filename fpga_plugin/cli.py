@@ -116,7 +116,7 @@ def _main(arguments: Sequence[str]) -> int:
 def _command(args: "argparse.Namespace") -> int:
     match args.command:
         case "devices":
-            return _devices(load_settings(os.environ), as_json=args.json)
+            return _devices(_settings(), as_json=args.json)
         case "demo":
             from fpga_plugin.commands.demo import run_demo
 
@@ -124,16 +124,26 @@ def _command(args: "argparse.Namespace") -> int:
         case "status" | "card":
             from fpga_plugin.commands.status import run_status
 
-            return run_status(args, load_settings(os.environ))
+            return run_status(args, _settings())
         case "policy":
             from fpga_plugin.commands.policy import run_policy
 
+            _settings()
             return run_policy(args)
         case _:
             from fpga_plugin.commands.bitstream import run_bitstream
 
             _log_errors()
+            _settings()
             return run_bitstream(args)
+
+
+def _settings() -> Settings:
+    """A command's settings; says what is odd in the environment, as the log of `run` does."""
+    settings = load_settings(os.environ)
+    for warning in settings.warnings:
+        print(f"fpga-plugin: {warning}", file=sys.stderr)
+    return settings
 
 
 def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":

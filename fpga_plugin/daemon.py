@@ -15,6 +15,7 @@ import structlog
 
 from fpga_plugin.build import (
     check_state_dir,
+    log_settings,
     open_hardware,
     open_policy,
 )
@@ -41,17 +42,6 @@ FOLD_SECONDS = 600.0
 
 KEEP_SECONDS = 30.0
 """How often an idle plugin looks whether its journal is still there."""
-
-
-def _check(settings: Settings) -> None:
-    """Say what is odd about the settings; look at the state directory before others lose it.
-
-    Raises:
-        FpgaPluginError: others may have written there.
-    """
-    for warning in settings.warnings:
-        log.warning(warning)
-    check_state_dir(settings)
 
 
 def _open_journal(settings: Settings) -> Journal:
@@ -120,7 +110,8 @@ class Daemon:
 
     async def _start(self) -> Plugin:
         settings = self.settings
-        _check(settings)
+        log_settings(settings)
+        check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
         self._status = Listeners(self.survey, self._operations)
         self._status.start()

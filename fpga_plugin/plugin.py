@@ -6,7 +6,7 @@ the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubl
 """
 
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,17 +23,15 @@ from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.deviceplugin.link import KubeletLink
-from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.journal import Journal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.pods.recorder import EventRecorder, PodObserver
 from fpga_plugin.regions.actions import CardActions
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.inventory import Inventory
@@ -57,13 +55,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Observer(ReportObserver, Protocol):
+class Observer(ReportObserver, PodObserver, Protocol):
     """Is told what the plugin does, and decides nothing by it. Must not raise."""
-
-    def refused(
-        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
-    ) -> None:
-        """A PreStart was not answered with OK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +176,7 @@ class Plugin:
             EventBroadcaster(lambda: _event_sink(settings)) if settings.events else None,
             node_name=settings.node_name,
             pods=node.pods,
-            refused=observer.refused,
+            observer=observer,
         )
         # Work on cards.
         self.blanks = Blanks(node.store, settings.scrub)
@@ -215,7 +208,13 @@ class Plugin:
         self.prestarts = PreStarts(
             operations,
             Preparer(operations, recovery, queue, node.reads),
-            Wants(operations, node.store, node.reads),
+            Wants(
+                operations,
+                node.store,
+                node.reads,
+                recorder=recorder,
+                unknown=settings.unknown_variables,
+            ),
             pods=node.pods,
             envs=envs,
             permission=Permission(node.policy, node.pods),

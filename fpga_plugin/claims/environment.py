@@ -22,7 +22,7 @@ class EnvSource(Protocol):
 
         Returns:
             Who asks, with the container where those that hold the devices ask for different things,
-            and the container's FPGA_* request variables.
+            and the container's FPGA_* variables: those of requests, and those that mean nothing.
 
         Raises:
             NoSourceError: it cannot be told, or not yet.

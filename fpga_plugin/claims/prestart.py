@@ -40,14 +40,11 @@ from fpga_plugin.ledger.records import RegionRecord
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.pods.requests import FpgaRequest, parse_requests
+from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Plan, Preparer
 
 log = structlog.get_logger()
-
-_MAX_AT_ONCE = 1000
-"""Variables that are parsed within some milliseconds."""
 
 LONGEST_ANSWER = 25.0
 """Seconds after which a PreStart is answered whatever its deadline; kubelet gives it 30 s."""
@@ -159,7 +156,7 @@ class PreStarts:
                     identity = await self._identify(resource, devices, begun)
                     lease = self._lease(devices)
                     identity, env = await self._ask(identity, devices, env)
-                    requests = await _parse(env)
+                    requests = await self._wants.requests(identity, devices, env)
                     identity = await self._permission.check(
                         identity, resource, devices, requests, lease
                     )
@@ -391,10 +388,3 @@ class PreStarts:
             await asyncio.wait(self._tasks)
         for devices in [*self._preparations]:
             self._drop(devices)
-
-
-async def _parse(env: Mapping[str, str]) -> tuple[FpgaRequest, ...]:
-    """What a container asks for; a tenant who has ten thousand variables does not stop the loop."""
-    if len(env) <= _MAX_AT_ONCE:
-        return parse_requests(env)
-    return await asyncio.to_thread(parse_requests, env)

@@ -1,17 +1,30 @@
 """What each region of a call is to become: requests given to regions, and their bitstreams read."""
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
+
+import structlog
 
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import CardGoneError
+from fpga_plugin.config.values import UnknownVariables
+from fpga_plugin.errors import CardGoneError, InvalidRequestError
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import BitstreamId, DeviceId, InterfaceId, RegionId
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
-from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
+from fpga_plugin.pods.unknown_variables import unknown_variables
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Want
 from fpga_plugin.regions.reads import CardReads
+
+log = structlog.get_logger()
+
+_MAX_AT_ONCE = 1000
+"""Variables that are parsed within some milliseconds."""
 
 
 class Wants:
@@ -21,13 +34,68 @@ class Wants:
         operations: has the ledger and the backend.
         store: where bitstreams come from.
         reads: of cards that may not answer.
+        recorder: is told of variables that mean nothing.
+        unknown: what is done about those.
     """
 
-    def __init__(self, operations: CardOperations, store: StoreReader, reads: CardReads) -> None:
+    def __init__(
+        self,
+        operations: CardOperations,
+        store: StoreReader,
+        reads: CardReads,
+        *,
+        recorder: EventRecorder,
+        unknown: UnknownVariables = UnknownVariables.WARN,
+    ) -> None:
+        self._recorder = recorder
+        self._unknown = unknown
         self._ledger = operations.ledger
         self._backend = operations.backend
         self._store = store
         self._reads = reads
+
+    async def requests(
+        self, identity: Identity, devices: Sequence[DeviceId], env: Mapping[str, str]
+    ) -> tuple[FpgaRequest, ...]:
+        """What a container asks for; says which of its FPGA_* variables mean nothing.
+
+        Raises:
+            InvalidRequestError: a request is wrong, or a variable means nothing and none such may
+                be there.
+        """
+        # A tenant who has ten thousand variables does not stop the loop.
+        many = len(env) > _MAX_AT_ONCE
+        first, count = (
+            await asyncio.to_thread(unknown_variables, env) if many else unknown_variables(env)
+        )
+        if count:
+            self._tell(identity, devices, [str(one) for one in first], count)
+        return await asyncio.to_thread(parse_requests, env) if many else parse_requests(env)
+
+    def _tell(
+        self, identity: Identity, devices: Sequence[DeviceId], variables: list[str], count: int
+    ) -> None:
+        """Say what means nothing.
+
+        Raises:
+            InvalidRequestError: it may not be there.
+        """
+        log.warning(
+            "FPGA_* variables mean nothing",
+            devices=list(devices),
+            pod=identity.pod,
+            container=identity.container or None,
+            variables=variables,
+            count=count,
+        )
+        more = f" and {count - len(variables)} more" if count > len(variables) else ""
+        error = InvalidRequestError(
+            f"FPGA_* variables mean nothing: {', '.join(variables)}{more}",
+            hint="a region without a request is handed over blank; docs/requests.md has the names",
+        )
+        if self._unknown is UnknownVariables.REFUSE:
+            raise error
+        self._recorder.warned(identity, devices, str(error))
 
     async def of(
         self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]

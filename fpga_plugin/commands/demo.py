@@ -40,7 +40,7 @@ simulated card shows the first 16 bytes of an image as its AFU id: bitstreams
 for real cards fail to verify.
 
 With --json each line is an object with "t" (seconds since the start) and
-"event": advertised, call, region, scrub or error.
+"event": advertised, call, region, scrub, warning or error.
 
 exit code: 0 all went well; 1 the pod was refused, as its event would say, or
 the input is wrong

@@ -10,7 +10,6 @@ An empty value counts as unset, as a template leaves it; only where the table sa
 
 # ruff: noqa: RUF009  # the calls in the dataclass make its table; their values are immutable
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final, TypeVar, cast
@@ -33,6 +32,7 @@ from fpga_plugin.config.values import (
     SimulatedGroup,
     SimulatedKind,
     TrustMode,
+    UnknownVariables,
     allowed_words,
     choice,
     parse_bool,
@@ -47,6 +47,7 @@ from fpga_plugin.config.values import (
     seconds,
 )
 from fpga_plugin.errors import SettingsError, quote
+from fpga_plugin.service_links import is_service_link
 
 __all__ = [
     "DEFAULT_INTERFACE_ID",
@@ -67,6 +68,8 @@ __all__ = [
     "SimulatedGroup",
     "SimulatedKind",
     "TrustMode",
+    "UnknownVariables",
+    "defaults",
     "load_settings",
 ]
 
@@ -74,14 +77,6 @@ T = TypeVar("T")
 
 PREFIX: Final = "FPGA_PLUGIN_"
 """What the names of all variables but NODE_NAME begin with."""
-
-# Kubelet gives every container variables of the Services in its namespace; those of a Service that
-# is called `fpga-plugin...` begin like ours (Kubernetes documentation, "Discovering services").
-_SERVICE_LINK = re.compile(
-    rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)",
-    re.ASCII,
-)
-_SERVICE_LINK_URL = ("tcp://", "udp://", "sctp://")
 
 _MAX_WARNINGS = 20
 _MAX_COMPARED = 64
@@ -299,6 +294,15 @@ class Settings:
         "new version leaves the one before in force. At the start it has to be right.",
         empty="everything is allowed",
     )
+    unknown_variables: UnknownVariables = _setting(
+        "FPGA_PLUGIN_UNKNOWN_VARIABLES",
+        "warn",
+        choice(UnknownVariables),
+        allowed_words(UnknownVariables),
+        "What to do about a container that has an FPGA and a variable FPGA_* that means nothing, "
+        "such as FPGA_REGON_1. `warn`: log, status and Event name it and what was probably meant. "
+        "`refuse`: the container does not start, either.",
+    )
     state_dir: str = _setting(
         "FPGA_PLUGIN_STATE_DIR",
         "/var/lib/fpga-plugin",
@@ -454,6 +458,8 @@ class Settings:
     )
     warnings: tuple[str, ...] = ()
     """What is odd in the environment without being wrong, one sentence each; to be logged."""
+    given: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """The variables that were set, with their texts; to be logged. None of them is a secret."""
 
     def __post_init__(self) -> None:
         """Put the simulated cards' directory below the state directory unless it was given."""
@@ -477,10 +483,12 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     """
     values: dict[str, object] = {}
     wrong: list[str] = []
+    used: list[Setting] = []
     for attribute, setting in _TABLE.items():
         text = environ.get(setting.name)
         if text is None or (not text and not setting.empty):
             continue
+        used.append(setting)
         try:
             values[attribute] = setting.value(text)
         except ValueError as error:
@@ -493,7 +501,18 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
             hint="`fpga-plugin run --help` and docs/configuration.md describe every setting",
         )
     # The parsers' types were checked against the fields' where the table was written.
-    return Settings(warnings=_warnings(environ), **values)  # type: ignore[arg-type]
+    given = tuple((setting.name, environ[setting.name]) for setting in used)
+    return Settings(warnings=_warnings(environ), given=given, **values)  # type: ignore[arg-type]
+
+
+def defaults(settings: Settings) -> dict[str, str]:
+    """The settings that were not given, and the default of each; to be logged."""
+    given = dict(settings.given)
+    return {
+        setting.name: setting.default or setting.default_text.replace("`", "")
+        for setting in SETTINGS
+        if setting.name not in given
+    }
 
 
 def _warnings(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -501,18 +520,14 @@ def _warnings(environ: Mapping[str, str]) -> tuple[str, ...]:
     unknown = sorted(
         name
         for name, value in environ.items()
-        if name.startswith(PREFIX) and name not in known and not _is_service_link(name, value)
+        if name.startswith(PREFIX)
+        and name not in known
+        and not is_service_link(name, value, prefix=PREFIX)
     )
     warnings = [_unknown(name, known) for name in unknown[:_MAX_WARNINGS]]
     if rest := len(unknown) - len(warnings):
         warnings.append(f"{rest} more unknown {PREFIX}* variables have no effect")
     return tuple(warnings)
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    if _SERVICE_LINK.fullmatch(name):
-        return True
-    return name.endswith("PORT") and value.startswith(_SERVICE_LINK_URL)
 
 
 def _unknown(name: str, known: list[str]) -> str:

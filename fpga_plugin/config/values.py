@@ -58,6 +58,13 @@ class ScrubPolicy(Enum):
     BEST_EFFORT = "best-effort"
 
 
+class UnknownVariables(Enum):
+    """What happens to a container that has an FPGA and a variable FPGA_* without meaning."""
+
+    WARN = "warn"
+    REFUSE = "refuse"
+
+
 class RecoveryPolicy(Enum):
     """What the plugin may do about a port that a failed PR has poisoned."""
 

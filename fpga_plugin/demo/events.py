@@ -188,4 +188,21 @@ class Failure:
         return {name: value for name, value in fields.items() if value}
 
 
-Event: TypeAlias = Advertised | Call | RegionState | Work | Failure
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A container is served, and may not be what its author means.
+
+    Attributes:
+        message: what the pod's event would say.
+        devices: of the container.
+    """
+
+    message: str
+    devices: tuple[DeviceId, ...]
+
+    def json(self) -> JsonObject:
+        """Its fields."""
+        return {"event": "warning", "message": self.message, "devices": list(self.devices)}
+
+
+Event: TypeAlias = Advertised | Call | RegionState | Work | Warned | Failure

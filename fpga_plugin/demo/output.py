@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final, Protocol, TextIO
 
-from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Work
+from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
 from fpga_plugin.ids import Resource, ResourceKind, ResourceName
 from fpga_plugin.ledger.records import Condition
 
@@ -117,8 +117,11 @@ class TextOutput(_Lines):
                 self._region(seconds, event)
             case Work():
                 self._work(seconds, event)
+            case Warned():
+                self._told(seconds, "warning", event.message, "yellow")
             case Failure():
-                self._failure(seconds, event)
+                kind, colour = ("error", "red") if event.final else ("retry", "yellow")
+                self._told(seconds, kind, event.message, colour)
 
     def _line(self, seconds: float, kind: str, text: str) -> None:
         clock = self._painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")
@@ -172,10 +175,9 @@ class TextOutput(_Lines):
                 note = f"  {step.note}" if step.note else ""
                 self.write(f"{_INDENT}  {step.name:<18}{milliseconds(step.seconds):>10}{note}")
 
-    def _failure(self, seconds: float, event: Failure) -> None:
-        first, *rest = self._wrapped(event.message, "") or [""]
-        colour = "red" if event.final else "yellow"
-        self._line(seconds, "error" if event.final else "retry", self._painted(first, colour))
+    def _told(self, seconds: float, kind: str, message: str, colour: str) -> None:
+        first, *rest = self._wrapped(message, "") or [""]
+        self._line(seconds, kind, self._painted(first, colour))
         for line in rest:
             self.write(_INDENT + self._painted(line, colour))
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from grpclib.const import Status
 
-from fpga_plugin.demo.events import Advertised, Call, Event, RegionState, Work
+from fpga_plugin.demo.events import Advertised, Call, Event, RegionState, Warned, Work
 from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.pods.identity import Identity
 from fpga_plugin.regions.reports import Report
 
 Sink = Callable[[float, Event], None]
@@ -78,6 +79,10 @@ class Recorder:
         work = Work(kept, self._ledger.record(report.region).condition)
         self.work.append(work)
         self.emit(work)
+
+    def warned(self, _identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """The daemon serves a container that may not be what its author means."""
+        self.emit(Warned(message, tuple(devices)))
 
     def on_list(self, devices: DeviceList) -> None:
         """Kubelet got a list."""

@@ -9,7 +9,7 @@ import socket
 
 import structlog
 
-from fpga_plugin.build import exposure
+from fpga_plugin.build import exposure, log_settings
 from fpga_plugin.config.settings import ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ledger.exposure import memory_state
@@ -31,8 +31,7 @@ async def observe(settings: Settings) -> None:
     Raises:
         FpgaPluginError: the hardware cannot be looked at.
     """
-    for warning in settings.warnings:
-        log.warning(warning)
+    log_settings(settings)
     node = await asyncio.to_thread(look, settings)
     for problem in node.problems:
         log.warning(

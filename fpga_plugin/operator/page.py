@@ -107,6 +107,7 @@ def _main(status: StatusView, node: str, words: str) -> str:
         for problem in shown["problems"]
     ]
     parts.append(_refusals(shown["refusals"], now))
+    parts.append(_warnings(shown["warnings"], now))
     parts.append(_region_table(shown["cards"], now))
     parts.append(_bitstreams(status["bitstreams"]))
     parts.append(_resources(status))
@@ -292,6 +293,17 @@ def _refusals(refusals: list[RefusalView], now: float) -> str:
     ]
     table = _table("The last refusal of each pod", ["Pod", "When", "Call", "Why"], rows)
     return f"<section><h2>Refused</h2>{_scrolled('Refused pods', table)}</section>"
+
+
+def _warnings(warnings: list[RefusalView], now: float) -> str:
+    if not warnings:
+        return ""
+    rows = [[_refused_pod(one), _when(one, now), _text(one["message"])] for one in warnings]
+    table = _table("The last warning about each pod", ["Pod", "When", "What"], rows)
+    return (
+        "<section><h2>Served, but perhaps not as meant</h2>"
+        f"{_scrolled('Pods that were warned of', table)}</section>"
+    )
 
 
 def _when(one: RefusalView, now: float) -> str:

@@ -67,7 +67,7 @@ class CardView(TypedDict):
 
 
 class RefusalView(TypedDict):
-    """The last refusal of a pod; times are Unix time.
+    """The last refusal of a pod, or the last warning about one; times are Unix time.
 
     `open`: the pod still waits, or its admission failed within the last hour.
     """
@@ -158,6 +158,7 @@ class StatusView(TypedDict):
     problems: list[ProblemView]
     refusals: list[RefusalView]
     bitstreams: list[BitstreamView]
+    warnings: list[RefusalView]
 
 
 class HolderView(TypedDict):

@@ -23,6 +23,7 @@ def selected(status: StatusView, words: str) -> StatusView:
         "cards": cards,
         "problems": [one for one in status["problems"] if look in one["card"].lower()],
         "refusals": [one for one in status["refusals"] if _refusal(one, look)],
+        "warnings": [one for one in status["warnings"] if _refusal(one, look)],
     }
 
 

@@ -40,7 +40,10 @@ FRESH = 2.0
 
 
 class Observer(ReportObserver, Protocol):
-    """Is told of each of kubelet's calls, and of each scrub and preparation. Must not raise."""
+    """Is told of each of kubelet's calls, of scrubs, preparations, warnings. Must not raise."""
+
+    def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A container is served, and may not be what its author means."""
 
     @property
     def called(self) -> CallObserver:
@@ -57,6 +60,7 @@ class Survey:
         counters: what is counted.
         refusals: the last of each pod.
         catalogue: what the store has.
+        warnings: the last of each pod that was served.
         phase: how far the start has come, until `plugin` is there.
         plugin: None while it starts.
         sandbox: what the process has taken from itself; empty: nothing, or not yet.
@@ -68,6 +72,7 @@ class Survey:
     counters: Counters = field(default_factory=Counters, init=False)
     refusals: Refusals = field(default_factory=Refusals, init=False)
     catalogue: Catalogue = field(default_factory=Catalogue, init=False)
+    warnings: Refusals = field(default_factory=Refusals, init=False)
     phase: str = field(default="starting", init=False)
     plugin: "Plugin | None" = field(default=None, init=False)
     sandbox: tuple[Measure, ...] = field(default=(), init=False)
@@ -119,6 +124,19 @@ class Survey:
             message=str(error),
             name=identity.name,
         )
+
+    def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A container is served, and may not be what its author means (`Observer`)."""
+        self.warnings.refused(
+            "PreStartContainer",
+            identity.pod,
+            devices[:MAX_DEVICES],
+            status="OK",
+            message=message,
+            name=identity.name,
+        )
+        if self.observer is not None:
+            self.observer.warned(identity, devices, message)
 
     async def readings(self) -> Mapping[CardId, Readings]:
         """Sensors of all cards, at most `FRESH` seconds old; read in a thread, by one at a time."""

@@ -31,6 +31,9 @@ _FEW_SENSORS: Final = 3
 _NO_BREAK: Final = "\xa0"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
+_NOT_YET: Final = "not cleared yet"
+"""As `ledger.exposure.memory_state` says it."""
+
 STATES: Final = """\
 ownership:
   FREE        nobody has it
@@ -38,6 +41,10 @@ ownership:
   STARTED     a container has it
 condition:
   BLANK       scrubbed and verified
+  BLANK (memory not cleared yet)
+              the same, but the card's memory, which all its regions share, may
+              hold what an earlier tenant left: it is cleared once no region of
+              the card is in use, and the whole card is not given out until then
   PROGRAMMED  as its owner asked
   DIRTY       somebody's image or state may be on it; a scrub follows
   SCRUBBING   work on it is under way
@@ -73,6 +80,10 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
         lines += ["", "refused, the last time of each pod:"]
         for refusal in status["refusals"]:
             lines += _refusal(refusal, now, width)
+    if status["warnings"]:
+        lines += ["", "served, but perhaps not as meant, the last time of each pod:"]
+        for warning in status["warnings"]:
+            lines += _refusal(warning, now, width)
     return "\n".join(printable(line).rstrip() for line in lines)
 
 
@@ -156,7 +167,7 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     kept = "  ".join(fact.replace(" ", _NO_BREAK) for fact in facts)  # 45 C is one word
     lines = [line.replace(_NO_BREAK, " ") for line in _wrapped(kept, width, "", "     ")]
     lines += _noted([card["note"]] if card["note"] else [], width)
-    lines += _rows(card["regions"], now, width)
+    lines += _rows(card["regions"], now, width, memory=card["memory"])
     for region in card["regions"]:
         if region["reason"]:
             lines += _noted([f"{region['region']}: {region['reason']}"], width)
@@ -177,7 +188,7 @@ def measured(form: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(name if len(values) > 1 else "", form.format(v)) for name, v in values.items()]
 
 
-def _rows(regions: Sequence[RegionView], now: float, width: int) -> list[str]:
+def _rows(regions: Sequence[RegionView], now: float, width: int, *, memory: str) -> list[str]:
     if not regions:
         return []
     rows: list[list[str]] = [
@@ -188,7 +199,7 @@ def _rows(regions: Sequence[RegionView], now: float, width: int) -> list[str]:
             region["region"],
             region["node"],
             region["ownership"],
-            region["condition"],
+            _condition(region, memory),
             region["bitstream"] or region["afu_id"] or "-",
             "Healthy" if region["healthy"] else "Unhealthy",
             _since(region["owner"], now),
@@ -214,6 +225,13 @@ def _rows(regions: Sequence[RegionView], now: float, width: int) -> list[str]:
         lines.append(f"  {'  '.join(cells)}".rstrip())
         lines += _wrapped(owner, width, indent, indent)
     return lines
+
+
+def _condition(region: RegionView, memory: str) -> str:
+    """A clean region of a card whose memory is not: the exception stands beside the claim."""
+    if memory == _NOT_YET and region["condition"] == "BLANK":
+        return f"BLANK (memory {memory})"
+    return region["condition"]
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:

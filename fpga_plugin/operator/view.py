@@ -17,7 +17,7 @@ from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Claim, Condition
 from fpga_plugin.operator.health import not_ready
-from fpga_plugin.operator.refusals import Refusal
+from fpga_plugin.operator.refusals import Refusal, Refusals
 from fpga_plugin.operator.schema import (
     BitstreamView,
     CardView,
@@ -53,7 +53,7 @@ async def view(survey: Survey) -> StatusView:
         await _learn_names(plugin.ledger, plugin.node.pods)
         await survey.catalogue.refresh(plugin.node.store)
     reasons = not_ready(survey)
-    refusals = _refusals(survey)
+    refusals = _refusals(survey, survey.refusals)
     cards = [] if plugin is None else _cards(survey, plugin, readings, refusals)
     problems = [] if plugin is None else _problems(plugin)
     return {
@@ -77,6 +77,7 @@ async def view(survey: Survey) -> StatusView:
         "cards": cards,
         "problems": problems,
         "refusals": refusals,
+        "warnings": _refusals(survey, survey.warnings),
         "bitstreams": _bitstreams(survey),
     }
 
@@ -279,9 +280,9 @@ def _problems(plugin: Plugin) -> list[ProblemView]:
     ]
 
 
-def _refusals(survey: Survey) -> list[RefusalView]:
+def _refusals(survey: Survey, refusals: Refusals) -> list[RefusalView]:
     views: list[RefusalView] = []
-    for one in survey.refusals.latest():
+    for one in refusals.latest():
         known = None if survey.plugin is None else survey.plugin.node.pods.known(one.pod)
         name = one.name or known or UNKNOWN
         views.append(

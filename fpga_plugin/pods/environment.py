@@ -25,6 +25,7 @@ from fpga_plugin.pods.requests import (
     is_request_variable,
     parse_requests,
 )
+from fpga_plugin.pods.unknown_variables import is_unknown_variable
 
 _SUBSCRIPT: Final = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 
@@ -46,10 +47,12 @@ class RequestVariables:
 
     Attributes:
         env: its FPGA_* request variables.
+        unknown: its FPGA_* variables that mean nothing; only their names count.
         volatile: a label or annotation is in it: these may change while the pod lives.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
     volatile: bool = False
 
 
@@ -61,6 +64,7 @@ class ContainerRequests:
         name: of the container.
         passes_on: a plain init container: others may have its devices after it.
         env: its FPGA_* request variables.
+        unknown: its FPGA_* variables that mean nothing; only their names count.
         requests: what they ask for.
         wrong: message and hint of the error that its variables are; None: there is none.
     """
@@ -68,6 +72,7 @@ class ContainerRequests:
     name: str
     passes_on: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
     requests: tuple[FpgaRequest, ...] = ()
     wrong: tuple[str, str] | None = None
 
@@ -109,7 +114,8 @@ def container_requests(pod: Pod) -> tuple[tuple[ContainerRequests, ...], bool]:
         except InvalidRequestError as error:
             found.append(replace(asks, wrong=(error.message, error.hint)))
         else:
-            found.append(replace(asks, env=variables.env, requests=requests))
+            asks = replace(asks, env=variables.env, unknown=variables.unknown)
+            found.append(replace(asks, requests=requests))
     return tuple(found), lasting
 
 
@@ -145,7 +151,8 @@ def request_variables(pod: Pod, container: Container) -> RequestVariables:
         )
     return RequestVariables(
         {name: value.text for name, value in requests.items()},
-        any(value.volatile for value in requests.values()),
+        {name: value.text for name, value in values.items() if is_unknown_variable(name, "")},
+        volatile=any(value.volatile for value in requests.values()),
     )
 
 

@@ -6,8 +6,8 @@ way, else from PodResources, in the background.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from grpclib.const import Status
 
@@ -27,6 +27,18 @@ MAX_LOOKUPS = 16
 _FAILURES = {Status.INTERNAL, Status.UNKNOWN}
 
 
+class PodObserver(Protocol):
+    """Is told what pods are told. Must not raise."""
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        """A PreStart was not answered with OK."""
+
+    def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A container is served, and may not be what its author means."""
+
+
 class EventRecorder:
     """Belongs to the event loop.
 
@@ -34,7 +46,7 @@ class EventRecorder:
         events: where it goes; None: nowhere.
         node_name: the node's name; without it there is no news about the node.
         pods: tells names of pods.
-        refused: is told of every PreStart that is not answered with OK.
+        observer: is told, too.
     """
 
     def __init__(
@@ -43,9 +55,9 @@ class EventRecorder:
         *,
         node_name: str | None,
         pods: PodDirectory,
-        refused: Callable[[Identity, Sequence[DeviceId], FpgaPluginError], None] | None = None,
+        observer: PodObserver | None = None,
     ) -> None:
-        self._told = refused
+        self._observer = observer
         self._events = events
         self._node = None if node_name is None else Subject("Node", node_name, "", node_name)
         self._pods = pods
@@ -55,37 +67,52 @@ class EventRecorder:
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
         """A PreStart was refused, or failed. Work that goes on is no news."""
-        if self._told is not None:
-            self._told(identity, devices, error)
-        if self._events is None or isinstance(error, NotFinishedError) or identity.pod is None:
+        if self._observer is not None:
+            self._observer.refused(identity, devices, error)
+        if isinstance(error, NotFinishedError):
+            return
+        failed = error.status in _FAILURES
+        reason = "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused"
+        self._tell(identity, devices, reason, str(error))
+
+    def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+        """A container is served, and may not be what its author means."""
+        if self._observer is not None:
+            self._observer.warned(identity, devices, message)
+        self._tell(identity, devices, "FpgaVariableUnknown", message)
+
+    def _tell(
+        self, identity: Identity, devices: Sequence[DeviceId], reason: str, note: str
+    ) -> None:
+        """Tell the pod, once its name is known."""
+        if self._events is None or identity.pod is None:
             return
         name = identity.name or self._pods.known(identity.pod)
         if name is not None:
-            self._about_pod(identity.pod, name, error)
+            self._about_pod(identity.pod, name, reason, note)
         elif len(self._lookups) < MAX_LOOKUPS:
-            task = asyncio.create_task(self._look_up(identity.pod, devices, error))
+            task = asyncio.create_task(self._look_up(identity.pod, devices, reason, note))
             self._lookups.add(task)
             task.add_done_callback(self._lookups.discard)
 
     async def _look_up(
-        self, pod: PodUid, devices: Sequence[DeviceId], error: FpgaPluginError
+        self, pod: PodUid, devices: Sequence[DeviceId], reason: str, note: str
     ) -> None:
         """Find the name by the devices; where kubelet does not tell, the log has to do."""
         try:
             name = await self._pods.holder(devices)
         except FpgaPluginError:
             return
-        self._about_pod(pod, name, error)
+        self._about_pod(pod, name, reason, note)
 
-    def _about_pod(self, pod: PodUid, name: PodName, error: FpgaPluginError) -> None:
+    def _about_pod(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
         assert self._events is not None, "asked for before"
-        failed = error.status in _FAILURES
         self._events.record(
             Event(
                 Subject("Pod", name.name, name.namespace, pod),
-                "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused",
+                reason,
                 "Programming",
-                str(error),
+                note,
                 warning=True,
             )
         )

@@ -70,7 +70,8 @@ class StockEnvironment:
         if asks.wrong is not None:
             message, hint = asks.wrong
             raise InvalidRequestError(message, hint=hint)
-        return replace(identity, container=container), asks.env
+        unknown = {} if container else {k: v for one in holders for k, v in one.unknown.items()}
+        return replace(identity, container=container), {**unknown, **asks.unknown, **asks.env}
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
         """Remember who started (`EnvSource`)."""

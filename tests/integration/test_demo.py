@@ -123,6 +123,9 @@ MANIFESTS = {
     "admission": SIX_REGIONS_AND_A_CARD,
     "mixed": MIXED,
     "sidecar": SIDECAR,
+    "misspelt": KEP.replace("FPGA_BITSTREAM_ID_1", "FPGA_BITSTREAM_1")
+    .replace("FPGA_REGION_1", "FPGA_REGON_1")
+    .replace("FPGA_DRIVER_PARAMS_1", "FPGA_DRIVER_PARAM_1"),
     "deployment": KEP.replace("kind: Pod", "kind: Deployment"),
     "bad-yaml": "a: [",
     "no-fpga": KEP.replace(f"        {REGIONS}: 1\n", ""),
@@ -264,7 +267,15 @@ def runs(tmp_path_factory):
     return {name: run if name == "text" else parse(run) for name, run in results.items()}
 
 
-SUCCESSES = ("default", "text", "kep-verbatim", "sidecar", "deployment-pod", *EXAMPLE_FILES)
+SUCCESSES = (
+    "default",
+    "text",
+    "kep-verbatim",
+    "sidecar",
+    "misspelt",
+    "deployment-pod",
+    *EXAMPLE_FILES,
+)
 INPUT_ERRORS = ("deployment", "bad-yaml", "no-fpga", "value-from", "missing-file", "missing-store")
 
 
@@ -283,7 +294,7 @@ def test_a_demo_that_fails_exits_with_1_and_leaves_nothing(runs, name):
 
 
 def test_every_line_of_json_is_an_event_in_order_of_time(runs):
-    kinds = {"advertised", "call", "region", "scrub", "error"}
+    kinds = {"advertised", "call", "region", "scrub", "warning", "error"}
     for run in runs.values():
         times = [event["t"] for event in run.events]
         assert times == sorted(times)
@@ -529,6 +540,16 @@ def in_process(monkeypatch, capsys):
         return parse(Run(code, captured.out, captured.err, []))
 
     return run
+
+
+def test_misspelt_variables_are_told_with_what_was_meant(runs):
+    run = runs["misspelt"]
+    assert run.code == 0
+    warning, *_ = run.of("warning")
+    for right in ("FPGA_BITSTREAM_ID_1", "FPGA_REGION_1", "FPGA_DRIVER_PARAMS_1"):
+        assert f"did you mean {right}?" in warning["message"]
+    kinds = [(one["event"], one.get("method")) for one in run.events]
+    assert kinds.index(("warning", None)) < kinds.index(("call", "PreStartContainer"))
 
 
 def test_an_unfinished_preparation_is_tried_again(in_process):

@@ -462,6 +462,9 @@ class Nobody:
     def refused(self, *_: object) -> None:
         """Forget it."""
 
+    def warned(self, *_: object) -> None:
+        """Forget it."""
+
 
 class Images:
     """`StoreReader` with every accelerator and, unless it was taken away, a blank."""

@@ -27,6 +27,7 @@ from fpga_plugin.config.settings import (
     SimulatedGroup,
     SimulatedKind,
     TrustMode,
+    UnknownVariables,
     load_settings,
 )
 from fpga_plugin.errors import SettingsError
@@ -92,6 +93,8 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "simulated_pr_seconds": 0.05,
         "node_name": None,
         "warnings": (),
+        "given": (),
+        "unknown_variables": UnknownVariables.WARN,
     }
 
 

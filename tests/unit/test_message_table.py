@@ -22,8 +22,7 @@ LEFT_OUT = {
 }
 
 NOT_LITERAL = {
-    ("daemon.py", "warning"): "unknown setting ... has no effect",
-    ("operator/observe.py", "warning"): "unknown setting ... has no effect",
+    ("build.py", "warning"): "unknown setting ... has no effect",
 }
 """Variables that are logged: (file, name) and the message as it is documented."""
 

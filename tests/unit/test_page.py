@@ -92,6 +92,7 @@ def status(*cards, **changes):
         "problems": [],
         "refusals": [],
         "bitstreams": [],
+        "warnings": [],
     } | changes
 
 
@@ -429,3 +430,21 @@ def test_what_the_plugin_has_taken_from_itself_is_said_and_what_is_missing_stand
 
 def test_a_node_without_cards_is_shown_as_such():
     assert "no FPGA cards" in table(status())
+
+
+def test_a_warning_about_a_pod_is_shown_and_its_words_are_only_text():
+    warned = refusal(status="OK", message="'FPGA_<b>' (did you mean FPGA_AFU_1?)")
+    html = page(status(warnings=[warned]))
+    assert "perhaps not as meant" in html
+    assert "<b>" not in html
+    text = table(status(warnings=[warned]))
+    assert "perhaps not as meant" in text
+    assert "did you mean FPGA_AFU_1?" in text
+
+
+def test_a_clean_region_of_a_card_with_a_memory_debt_says_so_beside_it():
+    clean = region(condition="BLANK", healthy=True)
+    assert "BLANK (memory not cleared yet)" in table(status(card(clean, memory="not cleared yet")))
+    assert "(memory" not in table(status(card(clean)))
+    dirty = region(condition="DIRTY", healthy=False)
+    assert "(memory" not in table(status(card(dirty, memory="not cleared yet")))

@@ -83,6 +83,17 @@ def test_hardware_that_failed_is_told_apart_from_a_refusal() -> None:
     assert event.reason == "FpgaProgrammingFailed"
 
 
+def test_a_warning_is_told_to_the_pod_that_is_served_all_the_same() -> None:
+    async def story(recorder: EventRecorder) -> None:
+        recorder.warned(NAMED, DEVICES, "FPGA_* variables mean nothing: 'FPGA_REGON_1'")
+
+    (event,) = told(story)
+    assert event.subject == Subject("Pod", "compress", "tenant", POD)
+    assert event.reason == "FpgaVariableUnknown"
+    assert "FPGA_REGON_1" in event.note
+    assert event.warning
+
+
 def test_work_that_goes_on_is_no_news() -> None:
     assert told(refuse(NAMED, NotFinishedError("not yet"))) == []
 
