@@ -285,7 +285,7 @@ def test_a_demo_that_goes_well_exits_with_0_and_leaves_nothing(runs, name):
     assert (run.code, run.err, run.left, run.of("error")) == (0, "", [], [])
 
 
-@pytest.mark.parametrize("name", sorted({*MANIFESTS, "missing-file"} - {"kep-verbatim", "sidecar"}))
+@pytest.mark.parametrize("name", sorted({*MANIFESTS, "missing-file"} - {*SUCCESSES}))
 def test_a_demo_that_fails_exits_with_1_and_leaves_nothing(runs, name):
     run = runs[name]
     assert (run.code, run.left) == (1, [])
