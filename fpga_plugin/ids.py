@@ -66,6 +66,11 @@ def device_variable(region: RegionId) -> str:
     return f"FPGA_DEVICE_{name}"
 
 
+def numbered_variable(number: int) -> str:
+    """`FPGA_DEVICE_<n>`: a container's n-th region of one resource, from 1."""
+    return f"FPGA_DEVICE_{number}"
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class PciAddress:
     """A PCI function; orders as the kernel numbers them."""
@@ -126,6 +131,15 @@ class Resource:
     def name(self) -> ResourceName:
         """`<domain>/region-<interface id>` or `<domain>/fpga-<interface id>`."""
         return ResourceName(f"{self.domain}/{self.kind.stem}-{self.interface_id}")
+
+    @property
+    def variable(self) -> str:
+        """`FPGA_DEVICES_<KIND>_<8>`: where a container finds the nodes of all that it has of it.
+
+        Of the interface id there are the first 8 digits. A container with two resources gets two
+        answers, each numbered from 1, so that `numbered_variable` tells nothing there.
+        """
+        return f"FPGA_DEVICES_{self.kind.stem.upper()}_{self.interface_id[:8].upper()}"
 
 
 @functools.lru_cache(maxsize=4096)

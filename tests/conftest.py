@@ -46,8 +46,16 @@ def _chromium() -> str:
     return "" if shutil.which("chromium") else "chromium is not installed (make deps)"
 
 
+def _gcc() -> str:
+    headers = ("/usr/include/stdlib.h", "/usr/include/linux/fpga-dfl.h")
+    if shutil.which("gcc") and all(os.path.exists(header) for header in headers):
+        return ""
+    return "gcc or the headers of libc and Linux are not installed (make deps)"
+
+
 PREREQUISITES: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
+    "gcc": _gcc,
     "openssl": _openssl,
     "prometheus": _prometheus,
     "umockdev": _umockdev,

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import RegionId, ResourceName, device_order, device_variable
+from fpga_plugin.ids import (
+    RegionId,
+    Resource,
+    ResourceName,
+    device_order,
+    device_variable,
+    numbered_variable,
+)
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.pods.identity import Identity
 
@@ -19,8 +26,9 @@ class Allocation:
     """The answer to Allocate: what the container gets.
 
     Attributes:
-        envs: `FPGA_DEVICE_<REGION ID>` = its nodes, separated by commas, and what else its grant
-            says.
+        envs: what its regions' grants say, and their nodes, separated by commas:
+            `FPGA_DEVICE_<REGION ID>`, the same as `FPGA_DEVICE_<n>`, and all of them together as
+            `FPGA_DEVICES_<KIND>_<8>`.
         nodes: device nodes, to read and write, at the same path.
         mounts: files and directories of the node.
     """
@@ -30,16 +38,28 @@ class Allocation:
     mounts: tuple[Mount, ...] = ()
 
     @classmethod
-    def of(cls, grants: Mapping[RegionId, Grant]) -> "Allocation":
-        """What a container gets that has these regions."""
+    def of(cls, resource: ResourceName, grants: Mapping[RegionId, Grant]) -> "Allocation":
+        """What a container gets that has these regions, as or in devices of this resource.
+
+        Regions are in order of (PCI address, port id), whatever order kubelet named them in.
+
+        Raises:
+            ValueError: the resource is none of this plugin's.
+        """
         envs: dict[str, str] = {}
         nodes: list[str] = []
         mounts: list[Mount] = []
-        for region in sorted(grants, key=device_order):
+        regions = sorted(grants, key=device_order)
+        for number, region in enumerate(regions, 1):
             grant = grants[region]
-            envs |= {**grant.env, device_variable(region): str(grant)}
+            envs |= {
+                **grant.env,
+                device_variable(region): str(grant),
+                numbered_variable(number): str(grant),
+            }
             nodes += [*grant.shared, *grant.nodes]
             mounts += grant.mounts
+        envs[Resource.parse(resource).variable] = ",".join(str(grants[r]) for r in regions)
         return cls(envs, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(mounts)))
 
 

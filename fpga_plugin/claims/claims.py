@@ -76,7 +76,7 @@ class ClaimService:
         claims = self._ledger.allocate(resource, ids)
         self._owners.allocated(claim.device for claim in claims)
         return Allocation.of(
-            {region: grant for claim in claims for region, grant in claim.grants.items()}
+            resource, {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
 
     def preferred(

@@ -80,7 +80,11 @@ def test_a_claim_from_allocate_to_deallocate():
         kubelet = node.kubelet
 
         answer = kubelet.allocate(P1)
-        assert dict(answer.envs) == {"FPGA_DEVICE_0000_10_00_0_P1": "/dev/dfl-port.1"}
+        assert dict(answer.envs) == {
+            "FPGA_DEVICE_0000_10_00_0_P1": "/dev/dfl-port.1",
+            "FPGA_DEVICE_1": "/dev/dfl-port.1",
+            "FPGA_DEVICES_REGION_CE489693": "/dev/dfl-port.1",
+        }
         assert [(d.container_path, d.host_path, d.permissions) for d in answer.devices] == [
             ("/dev/dfl-port.1", "/dev/dfl-port.1", "rw")
         ]
@@ -139,8 +143,11 @@ def test_a_whole_card_comes_with_all_its_nodes_and_hides_its_regions():
     with Node("2x3").up() as node:
         kubelet = node.kubelet
         answer = kubelet.allocate(CARD, resource=CARDS)
+        nodes = [f"/dev/dfl-port.{port}" for port in range(3)]
         assert dict(answer.envs) == {
-            f"FPGA_DEVICE_0000_10_00_0_P{port}": f"/dev/dfl-port.{port}" for port in range(3)
+            **{f"FPGA_DEVICE_0000_10_00_0_P{port}": node for port, node in enumerate(nodes)},
+            **{f"FPGA_DEVICE_{number}": node for number, node in enumerate(nodes, 1)},
+            "FPGA_DEVICES_FPGA_CE489693": ",".join(nodes),
         }
         assert [d.host_path for d in answer.devices] == [f"/dev/dfl-port.{n}" for n in range(3)]
         others = {f"{CARD_2}-p{port}": HEALTHY for port in range(3)}
@@ -167,6 +174,10 @@ def test_several_devices_in_one_call_are_served_in_device_order():
             "FPGA_DEVICE_0000_10_00_0_P0": "/dev/dfl-port.0",
             "FPGA_DEVICE_0000_10_00_0_P1": "/dev/dfl-port.1",
             "FPGA_DEVICE_0000_11_00_0_P0": "/dev/dfl-port.2",
+            "FPGA_DEVICE_1": "/dev/dfl-port.0",
+            "FPGA_DEVICE_2": "/dev/dfl-port.1",
+            "FPGA_DEVICE_3": "/dev/dfl-port.2",
+            "FPGA_DEVICES_REGION_CE489693": "/dev/dfl-port.0,/dev/dfl-port.1,/dev/dfl-port.2",
         }
         # Suffixes: numbers by value and before other strings.
         env = request(AFU_3, n="b") | request(AFU_2, n="10") | request(AFU, n="9")

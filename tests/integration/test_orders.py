@@ -45,7 +45,7 @@ def test_an_implied_release_is_scrubbed_before_the_next_owner_is_programmed():
         mark = node.plugin.mark
         # Nothing ever told that the first pod ended.
         answer = node.kubelet.allocate(P0)
-        assert dict(answer.envs) == {"FPGA_DEVICE_0000_10_00_0_P0": "/dev/dfl-port.0"}
+        assert answer.envs["FPGA_DEVICE_0000_10_00_0_P0"] == "/dev/dfl-port.0"
         assert node.kubelet.listed(REGIONS) == {P0: HEALTHY, P1: HEALTHY}
         node.kubelet.prestart(P0, env=request())
         assert node.afu(P0) == AFU

@@ -170,7 +170,7 @@ def test_a_claim_lives_on_the_example(make):
     assert node.conditions() == {Condition.BLANK}
     pod, answer = node.admit(R0)
     assert answer.nodes == (str(node.folder / "0"),)
-    assert answer.envs == {device_variable(R0): str(node.folder / "0")}
+    assert answer.envs[device_variable(R0)] == answer.envs["FPGA_DEVICE_1"] == answer.nodes[0]
     node.start(pod, AFU).result()
     assert (node.logic(R0), node.logic(R1)) == (AFU, BLANK)
     assert node.ledger.record(R0).condition is Condition.PROGRAMMED

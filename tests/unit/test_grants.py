@@ -8,6 +8,7 @@ from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import PodUid, RegionId, device_variable
+from fpga_plugin.ledger.names import resource_names
 from fpga_plugin.ledger.records import Loan
 
 CARD = make_card(1, nodes=((0, 1), (2, 3)), shared=("/dev/shared",))
@@ -16,6 +17,7 @@ P0, P1 = device(CARD, 0), device(CARD, 1)
 R0, R1 = RegionId(P0), RegionId(P1)
 Q0 = device(OTHER, 0)
 POD = PodUid("pod-a")
+CARDS = resource_names("fpga.intel.com", CARD)[1]
 
 
 @pytest.fixture
@@ -27,13 +29,43 @@ def test_a_container_gets_all_that_the_grants_of_its_regions_say():
     library, plugins = Mount("/opt/lib", "/usr/lib/x"), Mount("/opt/plugins", "/p", read_only=False)
     one = Grant(("/dev/a", "/dev/b"), ("/dev/s",), (library,), {"FUNCTIONS": "1"})
     other = Grant(("/dev/c",), ("/dev/s",), (library, plugins), {device_variable(R1): "nonsense"})
-    allocation = Allocation.of({R0: one, R1: other})
+    allocation = Allocation.of(REGIONS, {R1: other, R0: one})  # as kubelet named them
     assert allocation.nodes == ("/dev/s", "/dev/a", "/dev/b", "/dev/c")
     assert allocation.mounts == (library, plugins)
     assert allocation.envs == {
         "FUNCTIONS": "1",
         device_variable(R0): "/dev/a,/dev/b",
         device_variable(R1): "/dev/c",
+        "FPGA_DEVICE_1": "/dev/a,/dev/b",
+        "FPGA_DEVICE_2": "/dev/c",
+        "FPGA_DEVICES_REGION_CE489693": "/dev/a,/dev/b,/dev/c",
+    }
+
+
+def test_devices_are_numbered_by_address_and_port_not_by_their_text():
+    ids = ["0000-3b-00.0-p10", "0000-3b-00.0-p9", "0000-0a-00.0-p3", "0000-3b-00.0-p1"]
+    grants = {RegionId(id_): Grant((f"/dev/{id_}",)) for id_ in ids}
+    envs = Allocation.of(CARDS, grants).envs
+    numbered = [envs[f"FPGA_DEVICE_{number}"] for number in range(1, 5)]
+    assert numbered == [
+        "/dev/0000-0a-00.0-p3",
+        "/dev/0000-3b-00.0-p1",
+        "/dev/0000-3b-00.0-p9",
+        "/dev/0000-3b-00.0-p10",
+    ]
+    assert envs["FPGA_DEVICES_FPGA_CE489693"] == ",".join(numbered)
+    assert "FPGA_DEVICE_0" not in envs
+    assert "FPGA_DEVICE_5" not in envs
+
+
+def test_what_a_container_gets_of_another_card_has_another_name():
+    one, other = (
+        Allocation.of(f"fpga.example.com/region-{id_}", {R0: Grant(("/dev/a",))})
+        for id_ in ("0123456789abcdef" * 2, "fedcba9876543210" * 2)
+    )
+    assert one.envs.keys() ^ other.envs.keys() == {
+        "FPGA_DEVICES_REGION_01234567",
+        "FPGA_DEVICES_REGION_FEDCBA98",
     }
 
 
