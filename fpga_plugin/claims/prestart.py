@@ -250,7 +250,7 @@ class PreStarts:
         if existing is not None and existing.key == key:
             return existing
         wants = await self._wants.of(devices, requests)
-        plan = Plan(lease, identity.pod, wants)
+        plan = Plan(lease, identity.pod, wants, key.epoch)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
         existing = self._preparations.get(frozenset(devices))

@@ -51,11 +51,14 @@ class Plan:
         lease: on the claims of the call's devices, as they were when the plan was made.
         pod: their owner, if kubelet's records tell.
         wants: what each region is to become; None: blank.
+        epoch: kubelet's life that asked. A later one may start the owner's containers without
+            PreStart until the plugin has registered with it.
     """
 
     lease: Lease
     pod: PodUid | None
     wants: Mapping[RegionId, Want | None]
+    epoch: str
 
 
 class Preparer:
@@ -158,7 +161,7 @@ class Preparer:
             )
 
     def check(self, plan: Plan, *, mending: bool = False) -> None:
-        """The plan still holds: same claims, same nodes, sound hardware.
+        """The plan still holds: same claims, same kubelet, same nodes, sound hardware.
 
         Args:
             plan: which.
@@ -166,9 +169,15 @@ class Preparer:
 
         Raises:
             RefusedError: it does not.
+            NotFinishedError: kubelet restarted, and asks anew.
         """
         ledger = self._operations.ledger
         plan.lease.check()
+        if plan.epoch != ledger.epoch:
+            raise NotFinishedError(
+                f"kubelet restarted while {', '.join(plan.wants)} was prepared",
+                hint="kubelet's next try prepares it anew",
+            )
         for claim in plan.lease.claims:
             ledger.check_grants(claim)
             if (why := ledger.foreign.get(card_of(claim.device))) is not None:
@@ -264,9 +273,11 @@ class Preparer:
             if card.clears_memory:
                 ledger.set_debt(card.id, open_=True)
             for region in dirty:
+                self.check(plan)
                 await operations.scrub(card, region, ports[region.id], blank, reports[region.id])
         whole = len(regions) == card.ports
         if dirty or (whole and card.id in ledger.debts):
+            self.check(plan)
             scrubbed = {r.id: reports[r.id] for r in (dirty or regions)}
             await operations.clear_memory(card, {**scrubbed, **_rest(reports, scrubbed)})
         for region in regions:

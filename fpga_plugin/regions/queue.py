@@ -59,6 +59,7 @@ class CardQueue:
         self.interval = interval
         self._worker: CardWorker | None = None
         self._synced = False
+        self._life = 0
         self._closing = False
         self._added: set[CardId] = set()  # ever: `sync` looks at all of them
         self._tasks: dict[CardId, asyncio.Task[None]] = {}
@@ -75,6 +76,11 @@ class CardQueue:
         return self._synced
 
     @property
+    def life(self) -> int:
+        """Differs between any two lives of kubelet, of which the second may be synced too."""
+        return self._life
+
+    @property
     def open(self) -> bool:
         """Whether work may begin."""
         return self._synced and not self._closing
@@ -88,6 +94,7 @@ class CardQueue:
     def unsync(self) -> None:
         """Another kubelet: what is in use is not known."""
         self._synced = False
+        self._life += 1
 
     def busy(self, card: CardId) -> bool:
         """Whether a task looks at the card, or waits to look at it again."""

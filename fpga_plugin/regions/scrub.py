@@ -146,9 +146,10 @@ class Scrubber:
             reports: dict[RegionId, Report] = {}
             try:
                 async with AsyncExitStack() as stack:
+                    life = self._queue.life
                     held = await self._take(card, stack)
                     reports.update((region.id, self._begin_report(region.id)) for region in held)
-                    scrubbed = await self._scrub(card, blank, held, reports)
+                    scrubbed = await self._scrub(card, blank, held, reports, life)
                 # Closed first: whoever hears that a region is clean finds its port free.
                 self._clean(scrubbed, reports, blank=blank is not None)
             finally:
@@ -230,8 +231,13 @@ class Scrubber:
         blank: Bitstream | None,
         held: Mapping[Region, Port],
         reports: Mapping[RegionId, Report],
+        life: int,
     ) -> list[RegionId]:
-        """Returns which of them were scrubbed, the card's memory included."""
+        """Returns which of them were scrubbed, the card's memory included.
+
+        `life`: kubelet's, in which nobody used them. Its successor may start an owner's containers
+        without PreStart, and that it has told what is in use since says nothing of what began.
+        """
         operations, ledger = self._operations, self._operations.ledger
         if not held:
             return []
@@ -240,14 +246,14 @@ class Scrubber:
             ledger.set_debt(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
-            if not self._queue.synced:
-                break  # another kubelet, which may start an owner's containers without PreStart
+            if not self._nobody_began(life):
+                break
             try:
                 await operations.scrub(card, region, port, blank, reports[region.id])
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
-        if not self._queue.synced:
+        if not self._nobody_began(life):
             return []
         if done:
             try:
@@ -256,6 +262,9 @@ class Scrubber:
                 log.warning("scrub failed", card=card.id, error=str(error))
                 return []
         return list(done)
+
+    def _nobody_began(self, life: int) -> bool:
+        return self._queue.synced and self._queue.life == life
 
     def _clean(
         self, regions: Iterable[RegionId], reports: Mapping[RegionId, Report], *, blank: bool

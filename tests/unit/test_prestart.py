@@ -262,6 +262,25 @@ def test_another_kubelet_during_the_last_look_ends_the_call_of_the_one_before(sc
     scene.refused(task, NotFinishedError)
 
 
+@pytest.mark.parametrize("touches", [1, 2, 3])
+def test_another_kubelet_stops_the_work_for_the_one_before(begin, touches: int):
+    scene = begin(cards=(2,), memory=True)
+    scene.hold_releases()
+    former = scene.admit(*scene.regions)
+    scene.start(former, AFU, OTHER_AFU)
+    pod = scene.admit(*scene.regions)
+    scene.touched.clear()
+    task = scene.prestart(pod, AFU, OTHER_AFU)
+    scene.until(lambda: len(scene.touched) >= touches)
+    before = len(scene.touched)
+    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
+    scene.plugin.work()
+    with pytest.raises(NotFinishedError):
+        task.result()
+    assert len(scene.touched) <= before + 2, "a reset and a PR: only what had begun ends"
+    assert Condition.PROGRAMMED not in {scene.ledger.record(r).condition for r in scene.regions}
+
+
 def test_hardware_that_fails_during_the_last_look_is_given_to_nobody(scene: Scene):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)

@@ -183,7 +183,8 @@ def test_a_kubelet_that_restarts_while_a_cgroup_is_read_unsyncs_the_queue(world:
     assert world.condition(world.r0) is Condition.BLANK
 
 
-def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make) -> None:
+@pytest.mark.parametrize("told", [False, True], ids=["asked", "and tells what is in use"])
+def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make, *, told: bool) -> None:
     world = make(memory=True)
     pods = [world.run(world.r0), world.run(world.r1)]
     for pod in pods:
@@ -196,6 +197,9 @@ def test_a_kubelet_that_restarts_between_two_regions_stops_the_second(make) -> N
     def restart() -> None:
         world.on_touch = lambda: None
         world.plugin.loop.call_soon(world.plugin.lives.kubelet_epoch, "life 2")
+        if told:  # of what it began without PreStart meanwhile, its records say nothing
+            world.plugin.loop.call_soon(world.plugin.queue.sync)
+            world.plugin.loop.call_soon(setattr, world.plugin.queue, "_closing", True)  # no more
 
     world.on_touch = restart
     world.settle()
