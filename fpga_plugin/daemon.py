@@ -26,6 +26,7 @@ from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.operator.card_operations import operations as operator_actions
+from fpga_plugin.operator.historian import Historian
 from fpga_plugin.operator.listeners import Listeners
 from fpga_plugin.operator.survey import Observer, Operation, Survey
 from fpga_plugin.plugin import Plugin, open_ledger, open_library, open_node
@@ -138,13 +139,18 @@ class Daemon:
             programming=self._locks.set_programming,
         )
         link = KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=self.survey.called)
+        historian = self.survey.historian = Historian(ledger, node.pods.known, journal)
         plugin = self._plugin = Plugin(settings, node, ledger, link, self.survey)
         await plugin.start()
         self.survey.plugin = plugin
         self._operations.update(operator_actions(plugin.actions))
         self._tasks = [
             asyncio.create_task(self._supervised(work), name=name)
-            for name, work in {**plugin.work(), "journal": self._fold(journal)}.items()
+            for name, work in {
+                **plugin.work(),
+                "journal": self._fold(journal),
+                "history": historian.run(),
+            }.items()
         ]
         return plugin
 
@@ -181,6 +187,8 @@ class Daemon:
                 watcher.close()
         if self._plugin is not None:
             await self._plugin.close()
+        if self.survey.historian is not None:
+            self.survey.historian.close()
         if self._journal is not None:
             self._journal.close()
         if self._locks is not None:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.operator.client import ask
-from fpga_plugin.operator.table import NO_LIMIT, STATES, card_table, table
+from fpga_plugin.operator.table import NO_LIMIT, STATES, card_table, history_table, table
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
@@ -38,6 +38,11 @@ def add_status_parser(commands: "Commands") -> None:
         "that runs here.",
         epilog=STATES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.add_argument(
+        "--history",
+        action="store_true",
+        help="what happened last: claims, programmings, scrubs and refusals of each region",
     )
     status.add_argument("--watch", action="store_true", help="show it anew when it changes")
     status.add_argument(
@@ -73,6 +78,8 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     """`status` once or until Ctrl-C, and `card`."""
     if args.command == "card":
         return _run_card(args, settings)
+    if args.history:
+        return _run_history(args, settings)
     if not args.watch:
         _show(ask(settings.state_dir, "GET", _path(args.find)), as_json=args.json)
         return 0
@@ -91,8 +98,21 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _path(find: str) -> str:
-    return f"/status?{urlencode({'find': find})}" if find else "/status"
+def _run_history(args: argparse.Namespace, settings: Settings) -> int:
+    history = ask(settings.state_dir, "GET", _path(args.find, "/history"))
+    if args.json:
+        print(json.dumps(history, indent=2))
+    else:
+        print(history_table(history, width=_columns()))
+    return 0
+
+
+def _path(find: str, path: str = "/status") -> str:
+    return f"{path}?{urlencode({'find': find})}" if find else path
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
 
 
 def _watch(state_dir: str, path: str, *, as_json: bool) -> None:
@@ -133,5 +153,4 @@ def _show(status: Any, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(status, indent=2))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
-    print(table(status, width=width), flush=True)
+    print(table(status, width=_columns()), flush=True)

@@ -9,7 +9,7 @@ answered or begun; the write-ahead log is folded into the database by `checkpoin
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ledger import rows
+from fpga_plugin.ledger import history, rows
 from fpga_plugin.ledger.commits import CommitCount
 from fpga_plugin.ledger.records import Change
 from fpga_plugin.ledger.salvage import salvaged
@@ -78,6 +78,7 @@ class Journal:
         self.left_out: tuple[str, ...] = ()
         self._inode: Inode | None = None
         self._commits = 0
+        self._events = 0
         try:
             self._count = CommitCount(os.path.join(os.path.dirname(path), _COMMITS_FILE))
             try:
@@ -144,6 +145,7 @@ class Journal:
         try:
             self._set_up(db)
             rows.prepare(db)
+            self._events = history.prepare(db)
             return db, self._load(db)
         except BaseException:
             db.close()
@@ -256,6 +258,27 @@ class Journal:
             raise self._failed(error) from error
         self._commits = commits
         self._count.write(commits)
+
+    def remember(self, entries: Sequence[history.Entry]) -> None:
+        """Add to the history; no decision depends on it, so it is no counted transaction.
+
+        Raises:
+            JournalError: nothing was written.
+        """
+        self._keep()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in history.statements(entries, self._events):
+                    self._db.executemany(statement, values)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+            raise self._failed(error) from error
+        self._events += len(entries)
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the database; waits for the disk, so call from a thread."""

@@ -18,6 +18,7 @@ import msgspec
 
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource, ResourceName, parse_device_id
+from fpga_plugin.ledger import history
 from fpga_plugin.ledger.names import card_of, is_card, names_kind_of
 from fpga_plugin.ledger.records import (
     Change,
@@ -80,6 +81,8 @@ def prepare(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
     if new:
         db.execute(SCHEMA)
+    if history.SCHEMA not in _tables(db):  # an earlier version's journal has none
+        db.execute(history.SCHEMA)
     # A file that can be read and not written is better known now than by the first Allocate.
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
@@ -99,7 +102,7 @@ def check(db: sqlite3.Connection) -> None:
     if (version := _version(db)) != SCHEMA_VERSION:
         msg = f"another version of the plugin wrote it (schema {version}, not {SCHEMA_VERSION})"
         raise ValueError(msg)
-    if _tables(db) != [SCHEMA]:
+    if {*_tables(db), history.SCHEMA} != {SCHEMA, history.SCHEMA}:
         msg = "its tables are not those that the plugin makes"
         raise ValueError(msg)
 

@@ -15,6 +15,7 @@ from typing import Final
 from fpga_plugin.operator.schema import (
     BitstreamView,
     CardView,
+    EventView,
     OwnerView,
     RefusalView,
     RegionView,
@@ -24,7 +25,7 @@ from fpga_plugin.operator.schema import (
 from fpga_plugin.operator.selection import MAX_WORDS, selected
 from fpga_plugin.operator.states import ANCHORS, STATES
 from fpga_plugin.operator.style import SCRIPT, STYLE
-from fpga_plugin.operator.table import measured, printable, size, skipped, span
+from fpga_plugin.operator.table import happened, measured, printable, size, skipped, span
 
 
 def _hash(code: str) -> str:
@@ -50,11 +51,12 @@ HEADERS: Final = (
 )
 
 
-def page(status: StatusView, *, words: str = "") -> str:
+def page(status: StatusView, events: Sequence[EventView] = (), *, words: str = "") -> str:
     """The document.
 
     Args:
         status: all of it.
+        events: what happened last, the newest first.
         words: only what has these is shown (`selection`).
     """
     node = _text(status["node"] or "this node")
@@ -67,7 +69,7 @@ def page(status: StatusView, *, words: str = "") -> str:
         '<noscript><meta http-equiv="refresh" content="15"></noscript>\n'
         "</head>\n<body>\n"
         f'<form class="find" role="search">{_find(words)}</form>\n'
-        f'<main id="status">\n{_main(status, node, words)}\n</main>\n'
+        f'<main id="status">\n{_main(status, events, node, words)}\n</main>\n'
         '<p class="away" id="away" role="status" hidden>The plugin does not answer; what is shown'
         " may be out of date.</p>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
@@ -82,7 +84,7 @@ def _find(words: str) -> str:
     )
 
 
-def _main(status: StatusView, node: str, words: str) -> str:
+def _main(status: StatusView, events: Sequence[EventView], node: str, words: str) -> str:
     now = status["time"]
     shown = selected(status, words)
     parts = [_header(status, node)]
@@ -109,7 +111,8 @@ def _main(status: StatusView, node: str, words: str) -> str:
     parts.append(_refusals(shown["refusals"], now))
     parts.append(_warnings(shown["warnings"], now))
     parts.append(_region_table(shown["cards"], now))
-    parts.append(_bitstreams(status["bitstreams"]))
+    parts.append(_history(events, now))
+    parts.append(_bitstreams(status["bitstreams"], now))
     parts.append(_resources(status))
     parts.append(_legend())
     return "\n".join(filter(None, parts))
@@ -258,13 +261,31 @@ def _region_table(cards: Iterable[CardView], now: float) -> str:
     return f"<section><h2>Regions</h2>{_scrolled('Regions', table)}</section>"
 
 
-def _bitstreams(bitstreams: Iterable[BitstreamView]) -> str:
+def _history(events: Iterable[EventView], now: float) -> str:
+    rows = [
+        [
+            f"<code>{_text(one['region'])}</code>",
+            f"{span(now - one['at'])} ago",
+            _text(happened(one)),
+            _text(one["pod"]) or f"<code>{_text(one['pod_uid'])}</code>",
+            _text(one["message"]),
+        ]
+        for one in events
+    ]
+    if not rows:
+        return ""
+    table = _table("What happened last", ["Region", "When", "What", "Pod", "Why"], rows)
+    return f"<section><h2>History</h2>{_scrolled('History', table)}</section>"
+
+
+def _bitstreams(bitstreams: Iterable[BitstreamView], now: float) -> str:
     rows = [
         [
             _text(one["name"]) or "none",
             f"<code>{_text(one['bitstream_id'] or one['afu_id'])}</code>",
             f"<code>{_text(one['interface_id'])}</code>",
             "unknown" if one["size"] is None else size(one["size"]),
+            "-" if one["last_used"] is None else f"{span(now - one['last_used'])} ago",
             _text(one["trust"]) + (f": {_text(one['problem'])}" if one["problem"] else ""),
         ]
         for one in bitstreams
@@ -272,7 +293,9 @@ def _bitstreams(bitstreams: Iterable[BitstreamView]) -> str:
     if not rows:
         return ""
     table = _table(
-        "Bitstreams in the store", ["Name", "Bitstream", "Interface", "Size", "Trust"], rows
+        "Bitstreams in the store",
+        ["Name", "Bitstream", "Interface", "Size", "Used", "Trust"],
+        rows,
     )
     return f"<section><h2>Bitstreams</h2>{_scrolled('Bitstreams', table)}</section>"
 

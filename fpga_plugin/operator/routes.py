@@ -16,12 +16,15 @@ from fpga_plugin.operator.hosts import Hosts
 from fpga_plugin.operator.http import Handler, Headers, Request, Response, text
 from fpga_plugin.operator.selection import selected
 from fpga_plugin.operator.survey import Operation, Survey
-from fpga_plugin.operator.view import view
+from fpga_plugin.operator.view import past, view
 
 JSON: Final = "application/json"
 
 FIND: Final = "find"
 """In a query: show only what has this in its name (`selection`)."""
+
+PAGE_EVENTS: Final = 25
+"""The newest, on the page; /history.json has more."""
 
 _GET: Final = ("GET", "HEAD")
 _POST: Final = ("POST",)
@@ -50,6 +53,7 @@ class Routes:
         )
         self._local: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/status": (_GET, self._status),
+            "/history": (_GET, self._history),
             "/metrics": (_GET, self._metrics),
             "/healthz": (_GET, self._healthz),
             "/readyz": (_GET, self._readyz),
@@ -61,7 +65,11 @@ class Routes:
             "/readyz": self._readyz,
         }
         if settings.status_page:
-            self._public |= {"/": self._page, "/status.json": self._status}
+            self._public |= {
+                "/": self._page,
+                "/status.json": self._status,
+                "/history.json": self._history,
+            }
 
     async def public(self, request: Request) -> Response:
         """On the TCP address."""
@@ -107,10 +115,15 @@ class Routes:
     async def _status(self, request: Request) -> Response:
         return _json(200, selected(await view(self._survey), request.query.get(FIND, "")))
 
+    async def _history(self, request: Request) -> Response:
+        return _json(200, await past(self._survey, request.query.get(FIND, "")))
+
     async def _page(self, request: Request) -> Response:
         from fpga_plugin.operator.page import HEADERS, page  # only where the page is served
 
-        html = page(await view(self._survey), words=request.query.get(FIND, ""))
+        words = request.query.get(FIND, "")
+        events = await self._survey.past.events(words, most=PAGE_EVENTS)
+        html = page(await view(self._survey), events, words=words)
         return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
 
     async def _card(self, request: Request) -> Response:

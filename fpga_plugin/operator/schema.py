@@ -107,6 +107,7 @@ class ProblemView(TypedDict):
 class BitstreamView(TypedDict):
     """A bitstream of the store.
 
+    `last_used` is when it was last programmed here, as far back as the history goes.
     `bitstream_id` is empty for a blank bitstream; `trust` is FPGA_PLUGIN_TRUST's word where the
     plugin verified the file, `not verified yet`, or `refused`, and then `problem` says why.
     """
@@ -116,8 +117,35 @@ class BitstreamView(TypedDict):
     afu_id: str
     name: str
     size: int | None
+    last_used: float | None
     trust: str
     problem: str
+
+
+class EventView(TypedDict):
+    """Something that happened to a region.
+
+    `event` is `claimed`, `released`, `programmed`, `scrubbed` or `refused`; `at` is Unix time;
+    `seconds` is how long it took or, of a release, how long the claim held, null where it says
+    nothing; `pod` is a namespace and name, empty where not known; `message` says what went wrong.
+    """
+
+    at: float
+    region: str
+    event: str
+    seconds: float | None
+    pod_uid: str
+    pod: str
+    afu_id: str
+    bitstream: str
+    message: str
+
+
+class HistoryView(TypedDict):
+    """What happened, the newest first; `time` is Unix time."""
+
+    time: float
+    events: list[EventView]
 
 
 class TroubleView(TypedDict):

@@ -17,6 +17,8 @@ from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.operator.catalogue import Catalogue
 from fpga_plugin.operator.counters import Counters
+from fpga_plugin.operator.historian import Historian
+from fpga_plugin.operator.past import Past
 from fpga_plugin.operator.refusals import Refusals
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.process.sandbox import Measure
@@ -61,6 +63,8 @@ class Survey:
         refusals: the last of each pod.
         catalogue: what the store has.
         warnings: the last of each pod that was served.
+        past: what happened, as the journal tells.
+        historian: writes that down; None while the plugin starts.
         phase: how far the start has come, until `plugin` is there.
         plugin: None while it starts.
         sandbox: what the process has taken from itself; empty: nothing, or not yet.
@@ -73,6 +77,8 @@ class Survey:
     refusals: Refusals = field(default_factory=Refusals, init=False)
     catalogue: Catalogue = field(default_factory=Catalogue, init=False)
     warnings: Refusals = field(default_factory=Refusals, init=False)
+    past: Past = field(init=False)
+    historian: Historian | None = field(default=None, init=False)
     phase: str = field(default="starting", init=False)
     plugin: "Plugin | None" = field(default=None, init=False)
     sandbox: tuple[Measure, ...] = field(default=(), init=False)
@@ -82,6 +88,10 @@ class Survey:
     _reads: CardReads = field(default_factory=CardReads, init=False)
     _read_at: float = field(default=float("-inf"), init=False)
     _reading: asyncio.Task[Mapping[CardId, Readings]] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Look where the settings say."""
+        self.past = Past(self.settings.state_dir, self.catalogue)
 
     def called(  # noqa: PLR0917  # as CallObserver has it
         self,
@@ -98,6 +108,8 @@ class Survey:
             self.refusals.refused(
                 method, None, devices[:MAX_DEVICES], status=status.name, message=message
             )
+            if self.historian is not None:
+                self.historian.refused(None, devices, message)
         elif status is Status.OK and method in _GIVE:
             self.refusals.served(devices)
         if self.observer is not None:
@@ -106,6 +118,8 @@ class Survey:
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared (`Plugin`'s observer)."""
         self.counters.report(report, card_of(report.region))
+        if self.historian is not None:
+            self.historian.reported(report)
         if self.observer is not None:
             self.observer.reported(report)
 
@@ -116,6 +130,8 @@ class Survey:
         self.counters.refused(error)
         if isinstance(error, NotFinishedError):
             return
+        if self.historian is not None:
+            self.historian.refused(identity.pod, devices, str(error))
         self.refusals.refused(
             "PreStartContainer",
             identity.pod,

@@ -13,6 +13,8 @@ from typing import Final
 from fpga_plugin.operator.schema import (
     CardStateView,
     CardView,
+    EventView,
+    HistoryView,
     MeasureView,
     OwnerView,
     ProblemView,
@@ -100,6 +102,45 @@ def _trouble(trouble: TroubleView) -> str:
         if count
     ]
     return f"  {', '.join(counts) or 'no trouble'}"
+
+
+def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:
+    """What happened to the regions, the newest first."""
+    if not history["events"]:
+        return "nothing happened to these regions, as far back as the history goes"
+    width = max(width, MIN_WIDTH)
+    rows: list[list[str]] = [["WHEN", "REGION", "WHAT", "POD"]]
+    rows += [
+        [
+            f"{datetime.fromtimestamp(one['at'], UTC):%Y-%m-%d %H:%M:%SZ}",
+            one["region"],
+            happened(one),
+            one["pod"] or one["pod_uid"] or "-",
+        ]
+        for one in history["events"]
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row, event in zip(rows, (None, *history["events"]), strict=True):
+        cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
+        lines += _wrapped(printable("  ".join(cells).rstrip()), width, "", "    ")
+        if event is not None and event["message"]:
+            lines += _wrapped(printable(event["message"]), width, "    ", "    ")
+    return "\n".join(lines)
+
+
+def happened(event: EventView) -> str:
+    """What happened, with which bitstream and how long it took, in some words."""
+    words = event["event"]
+    if event["message"] and words in {"programmed", "scrubbed"}:
+        words = f"not {words}"
+    if event["afu_id"] and event["event"] == "programmed":
+        words += f" {event['bitstream'] or event['afu_id']}"
+    if event["seconds"] is None:
+        return words
+    if event["event"] == "released":
+        return f"{words} after {span(event['seconds'])}"
+    return f"{words} in {event['seconds']:.3f} s"
 
 
 def size(count: int) -> str:

@@ -21,6 +21,7 @@ from fpga_plugin.operator.refusals import Refusal, Refusals
 from fpga_plugin.operator.schema import (
     BitstreamView,
     CardView,
+    HistoryView,
     OwnerView,
     ProblemView,
     RefusalView,
@@ -52,6 +53,7 @@ async def view(survey: Survey) -> StatusView:
     if plugin is not None:
         await _learn_names(plugin.ledger, plugin.node.pods)
         await survey.catalogue.refresh(plugin.node.store)
+    used = {} if plugin is None else await survey.past.last_used()
     reasons = not_ready(survey)
     refusals = _refusals(survey, survey.refusals)
     cards = [] if plugin is None else _cards(survey, plugin, readings, refusals)
@@ -78,7 +80,7 @@ async def view(survey: Survey) -> StatusView:
         "problems": problems,
         "refusals": refusals,
         "warnings": _refusals(survey, survey.warnings),
-        "bitstreams": _bitstreams(survey),
+        "bitstreams": _bitstreams(survey, used),
     }
 
 
@@ -92,6 +94,13 @@ def _failed(card: CardView) -> int:
 def _never_cleared(ledger: Ledger) -> int:
     """Cards that have no knob to clear their memory with."""
     return sum(not card.clears_memory for card in ledger.cards.values())
+
+
+async def past(survey: Survey, words: str = "") -> HistoryView:
+    """What happened to the regions; `words` as for `selection`."""
+    if survey.plugin is not None:
+        await survey.catalogue.refresh(survey.plugin.node.store)
+    return {"time": time.time(), "events": await survey.past.events(words)}
 
 
 async def _learn_names(ledger: Ledger, pods: PodDirectory) -> None:
@@ -317,7 +326,7 @@ def _open(survey: Survey, refusal: Refusal) -> bool:
     )
 
 
-def _bitstreams(survey: Survey) -> list[BitstreamView]:
+def _bitstreams(survey: Survey, used: Mapping[str, float]) -> list[BitstreamView]:
     mode = survey.settings.trust.value
     return [
         {
@@ -326,6 +335,7 @@ def _bitstreams(survey: Survey) -> list[BitstreamView]:
             "afu_id": one.afu_id,
             "name": one.name,
             "size": one.size,
+            "last_used": used.get(one.afu_id),
             "trust": "refused" if one.problem else mode if one.examined else NOT_VERIFIED,
             "problem": one.problem,
         }

@@ -173,6 +173,52 @@ def test_find_shows_only_what_is_looked_for(node):
     assert told(node, "status", "--find", "nobody & co")["cards"] == []
 
 
+def history(node, *arguments):
+    """Oldest first."""
+    return list(reversed(told(node, "status", "--history", *arguments)["events"]))
+
+
+def test_the_history_tells_a_regions_life_and_outlives_the_plugin(node):
+    answer = node.kubelet.allocate(P0)
+    node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
+    with pytest.raises(Refused):
+        node.kubelet.prestart(P0, env=request("0" * 32))
+    node.kubelet.prestart(P0, env=request())
+    node.kubelet.poststop(P0)
+    node.kubelet.deallocate(P0)
+
+    def life():
+        found = [one for one in history(node, "--find", P0) if one["event"] != "scrubbed"]
+        return found if found[-1:] and found[-1]["event"] == "released" else None
+
+    events = eventually(life)
+    assert [one["event"] for one in events] == ["claimed", "refused", "programmed", "released"]
+    assert [one["pod_uid"] for one in events[1:]] == [POD] * 3
+    assert "no bitstream" in events[1]["message"]
+    assert events[2]["seconds"] > 0
+    assert (events[2]["afu_id"], events[2]["bitstream"]) == (AFU, "vector_add")
+    assert {one["region"] for one in history(node)} == {P0, P1}, "both were scrubbed at the start"
+    node.kubelet.until_health(P0, HEALTHY)
+    node.plugin.stop()
+    node.again()
+    kept = [one for one in history(node, "--find", POD) if one["event"] != "scrubbed"]
+    assert kept == [one for one in events if one["pod_uid"]]
+    used = {one["afu_id"]: one["last_used"] for one in told(node, "status")["bitstreams"]}
+    assert used[AFU] == events[2]["at"]
+
+
+def test_the_history_is_a_table_for_people_too(node):
+    claim(node)
+    eventually(lambda: [one for one in history(node) if one["event"] == "programmed"])
+    lines = command(node.state_dir, "status", "--history").stdout.splitlines()
+    assert lines[0].split() == ["WHEN", "REGION", "WHAT", "POD"]
+    line = next(line for line in lines if "programmed vector_add in 0." in line)
+    assert P0 in line
+    assert POD in line
+    nothing = command(node.state_dir, "status", "--history", "--find", "nobody").stdout
+    assert "nothing happened" in nothing
+
+
 def test_the_table_has_the_same_for_people(node):
     claim(node)
     eventually((node.state_dir / "status.sock").exists)

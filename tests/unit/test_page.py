@@ -9,7 +9,7 @@ import pytest
 
 from fpga_plugin.operator.page import HEADERS, page
 from fpga_plugin.operator.style import DARK, LIGHT, SCRIPT, STYLE
-from fpga_plugin.operator.table import table
+from fpga_plugin.operator.table import history_table, table
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J"
 
@@ -53,9 +53,30 @@ def bitstream(**changes):
         "afu_id": "18b79ffa2ee54aa096ef4230dafacb5f",
         "name": "compress",
         "size": 4096,
+        "last_used": 1180.0,
         "trust": "digest",
         "problem": "",
     } | changes
+
+
+def event(**changes):
+    return {
+        "at": 1180.0,
+        "region": "0000-10-00.0-p0",
+        "event": "programmed",
+        "seconds": 0.25,
+        "pod_uid": "3f0c6e5e",
+        "pod": "team/compress",
+        "afu_id": "18b79ffa2ee54aa096ef4230dafacb5f",
+        "bitstream": "compress",
+        "message": "",
+    } | changes
+
+
+HOSTILE_EVENTS = [
+    event(region=EVIL, pod=EVIL, bitstream=EVIL, message=EVIL),
+    event(pod="", pod_uid=EVIL, bitstream="", afu_id=EVIL),
+]
 
 
 def card(*regions, **changes):
@@ -169,7 +190,7 @@ def everything_foreign():
 
 def test_nothing_foreign_becomes_markup():
     html = page(everything_foreign(), words=f'"><script>alert(1)</script>{EVIL}')
-    html += page(everything_foreign())
+    html += page(everything_foreign(), HOSTILE_EVENTS)
     assert html.count("<script>") == 2
     assert "alert(1)&lt;/script&gt;" in html
     assert "\x1b" not in html
@@ -203,9 +224,9 @@ def test_it_refers_to_nothing_elsewhere():
 
 
 def test_tables_have_captions_and_headers_that_a_screen_reader_can_tell():
-    outline = Outline(page(everything_foreign()))
+    outline = Outline(page(everything_foreign(), HOSTILE_EVENTS))
     tables = len(outline.of("table"))
-    assert tables == 4
+    assert tables == 5
     assert len(outline.of("caption")) == tables
     assert all(a.get("scope") in {"row", "col"} for a in outline.of("th"))
     boxes = [a for a in outline.of("div") if a.get("role") == "region"]
@@ -355,6 +376,32 @@ def test_light_and_dark_have_the_same_colours_by_name():
 
 
 # ---------------------------------------------------------------- the table, of the same view
+
+
+def test_the_history_moves_no_cursor_and_is_no_wider_than_the_terminal():
+    long = [*HOSTILE_EVENTS, event(message="because " * 100)]
+    text = history_table({"time": 0.0, "events": long}, width=80)
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_the_history_says_what_happened_how_long_it_took_and_why_not():
+    shown = [
+        event(),
+        event(event="released", seconds=3600.0, afu_id="", bitstream=""),
+        event(event="scrubbed", message="it is hot", seconds=1.5, afu_id="", bitstream=""),
+        event(event="claimed", seconds=None, afu_id="", bitstream=""),
+    ]
+    text = history_table({"time": 0.0, "events": shown})
+    html = Outline(page(status(), shown)).text
+    for words in (
+        "programmed compress in 0.250 s",
+        "released after 1 h",
+        "not scrubbed in 1.500 s",
+    ):
+        assert words in text
+        assert words in html
+    assert "    it is hot" in text.splitlines()
 
 
 def test_the_table_moves_no_cursor():

@@ -1,0 +1,180 @@
+"""Writes down what happens to regions (`ledger.history`), a moment later and away from the calls.
+
+It listens where others do: the ledger for claims, and what the survey is told of work and refusals.
+Nothing waits for it, and nothing fails by it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ledger.history import WORDS, Entry, Event, Kind
+from fpga_plugin.ledger.journal import Journal
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.records import Claim
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.regions.reports import Report
+
+log = structlog.get_logger()
+
+DELAY: Final = 1.0
+"""Seconds from an event to its row: kubelet's records name the pod by then, and rows share a
+transaction."""
+
+AT_ONCE: Final = 64
+"""Rows of one transaction."""
+
+MOST_WAITING: Final = 4096
+"""Events that wait to be written; beyond that the oldest are lost."""
+
+Named = Callable[[PodUid | None], PodName | None]
+"""What a pod is called, where that is known."""
+
+
+class Historian:
+    """Belongs to the event loop.
+
+    Args:
+        ledger: whose claims are written down.
+        named: what pods are called.
+        journal: where to.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        named: Named,
+        journal: Journal,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._ledger, self._named, self._journal, self._clock = ledger, named, journal, clock
+        self._waiting: deque[tuple[RegionId, Kind, Event, Claim | None]] = deque(
+            maxlen=MOST_WAITING
+        )
+        self._something = asyncio.Event()
+        self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
+        self._refused: dict[RegionId, str] = {}
+        for claim in ledger.claims.values():
+            self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
+        ledger.subscribe(self._changed)
+
+    def _note(self, region: RegionId, kind: Kind, event: Event, claim: Claim | None = None) -> None:
+        if kind is not Kind.REFUSED:
+            self._refused.pop(region, None)
+        self._waiting.append((region, kind, event, claim))
+        self._something.set()
+
+    def _changed(self, card: CardId | None) -> None:
+        """Claims of a card may have begun or ended."""
+        if card is None:
+            return
+        now = self._clock()
+        before = self._claims.get(card, {})
+        present = {claim.device: claim for claim in self._ledger.claims_on(card)}
+        for device in before.keys() | present.keys():
+            old, new = before.get(device), present.get(device)
+            same = old is not None and new is not None and old.generation == new.generation
+            if old is not None and not same:
+                held = max(now - old.since, 0.0) if old.since else None
+                for region in old.grants:
+                    self._note(region, Kind.RELEASED, Event(at=now, seconds=held, pod=old.pod))
+            if new is not None and not same:
+                for region in new.grants:
+                    self._note(region, Kind.CLAIMED, Event(at=now), new)
+        if present:
+            self._claims[card] = present
+        else:
+            self._claims.pop(card, None)
+
+    def reported(self, report: Report) -> None:
+        """A region was scrubbed or prepared."""
+        now = self._clock()
+        programmed = [step.seconds for step in report.steps if step.name == "program"]
+        cleaned = [step.seconds for step in report.steps if step.name != "program"]
+        words = report.error[:WORDS]
+        if report.scrubbed:
+            former = min(report.former, default=None)
+            self._note(
+                report.region,
+                Kind.SCRUBBED,
+                Event(
+                    at=now,
+                    seconds=sum(cleaned),
+                    pod=former,
+                    words="" if programmed else words,
+                    afu_id=None if programmed else report.afu_id,
+                ),
+            )
+        if programmed:
+            self._note(
+                report.region,
+                Kind.PROGRAMMED,
+                Event(
+                    at=now,
+                    seconds=sum(programmed),
+                    pod=report.pod,
+                    words=words,
+                    afu_id=report.afu_id,
+                ),
+            )
+
+    def refused(self, pod: PodUid | None, devices: Sequence[DeviceId], message: str) -> None:
+        """A call was refused; of several alike in a row, the first is written down."""
+        named = set(devices)  # perhaps of no card, and then of no form either
+        key = f"{pod}: {message}"
+        for card in self._ledger.cards.values():
+            for region in (each.id for each in card.regions):
+                if named.isdisjoint({card.id, region}) or self._refused.get(region) == key:
+                    continue
+                self._refused[region] = key
+                event = Event(at=self._clock(), pod=pod, words=message[:WORDS])
+                self._note(region, Kind.REFUSED, event)
+
+    async def run(self) -> None:
+        """Write, for as long as the plugin serves."""
+        while True:
+            await self._something.wait()
+            await asyncio.sleep(DELAY)
+            self._something.clear()
+            while self._waiting:
+                self._write()
+                await asyncio.sleep(0)  # kubelet's calls go first
+
+    def close(self) -> None:
+        """Write what still waits."""
+        while self._waiting:
+            self._write()
+
+    def _write(self) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        try:
+            self._journal.remember([self._entry(*each) for each in batch])
+        except FpgaPluginError as error:
+            log.warning("history not written", events=len(batch), error=error.message)
+
+    def _entry(self, region: RegionId, kind: Kind, event: Event, claim: Claim | None) -> Entry:
+        pod = event.pod
+        if claim is not None:
+            now = self._ledger.claims.get(claim.device)
+            pod = now.pod if now is not None and now.generation == claim.generation else claim.pod
+        name = self._named(pod)
+        return Entry(
+            region,
+            kind,
+            Event(
+                at=event.at,
+                seconds=event.seconds,
+                pod=pod,
+                name="" if name is None else str(name)[:512],
+                afu_id=event.afu_id,
+                words=event.words,
+            ),
+        )

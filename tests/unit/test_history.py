@@ -1,0 +1,242 @@
+"""The history: what is written of a region's life, how much is kept, and what it cannot harm."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import pytest
+from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
+from ledger_support import found, scrub, start
+
+from fpga_plugin.ids import DeviceId, PodUid, RegionId
+from fpga_plugin.ledger import history
+from fpga_plugin.ledger.history import MOST, Entry, Event, Kind, latest
+from fpga_plugin.ledger.journal import Journal, JournalError
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.operator import historian
+from fpga_plugin.operator.historian import Historian
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.regions.reports import Report, Step
+
+CARD = make_card(1, nodes=(0, 1), clears_memory=True)
+P0, P1 = device(CARD, 0), device(CARD, 1)
+R0, R1 = RegionId(P0), RegionId(P1)
+POD = PodUid("pod-a")
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(str(tmp_path / "journal.sqlite3"))
+    yield journal
+    journal.close()
+
+
+class Scene:
+    def __init__(self, journal):
+        self.journal, self.now = journal, 100.0
+        self.ledger = Ledger(
+            prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
+        )
+        self.historian = Historian(
+            self.ledger,
+            lambda pod: PodName("team", "compress") if pod == POD else None,
+            journal,
+            clock=lambda: self.now,
+        )
+        found(self.ledger, CARD)
+
+    def told(self):
+        """Oldest first."""
+        self.historian.close()
+        entries = reversed(list(latest(self.journal.path)))
+        return [(one.region, one.kind.value, one.event) for one in entries]
+
+
+@pytest.fixture
+def scene(journal):
+    scene = Scene(journal)
+    scrub(scene.ledger, CARD)
+    return scene
+
+
+def test_a_claim_is_told_with_its_pod_and_how_long_it_held(scene):
+    scene.ledger.allocate(REGIONS, [P0])
+    scene.ledger.bind_pod([P0], POD)
+    start(scene.ledger, P0)
+    claim = scene.ledger.claims[P0]
+    scene.now = claim.since + 30.0
+    scene.ledger.release([P0])
+    (_, claimed, one), (_, released, other) = scene.told()
+    assert (claimed, released) == ("claimed", "released")
+    assert (other.pod, other.name) == (POD, "team/compress")
+    assert other.seconds == pytest.approx(30.0)
+    assert one.at == 100.0
+
+
+def test_a_claim_is_told_once_whatever_becomes_of_it(scene):
+    scene.ledger.allocate(REGIONS, [P0])
+    scene.ledger.bind_pod([P0], POD)
+    start(scene.ledger, P0)
+    ((_, kind, event),) = scene.told()
+    assert kind == "claimed"
+    assert (event.pod, event.name) == (POD, "team/compress"), "known by the time it is written"
+
+
+def test_a_whole_card_is_told_for_each_region(scene):
+    scene.ledger.allocate(WHOLE, [device(CARD)])
+    assert [(region, kind) for region, kind, _ in scene.told()] == [
+        (R0, "claimed"),
+        (R1, "claimed"),
+    ]
+
+
+def test_a_restart_tells_no_claim_again(scene, journal):
+    scene.ledger.allocate(REGIONS, [P0])
+    assert len(scene.told()) == 1
+    journal.close()
+    again = Scene(Journal(journal.path))
+    assert len(again.told()) == 1
+    again.ledger.release([P0])
+    assert [kind for _, kind, _ in again.told()] == ["claimed", "released"]
+    again.journal.close()
+
+
+def test_a_scrub_and_a_programming_of_one_report_are_two_events_with_their_times(scene):
+    steps = [Step("quiesce", 0.5), Step("program blank", 1.0), Step("program", 2.0)]
+    scene.historian.reported(
+        Report(R0, scrubbed=True, steps=steps, afu_id=AFU, pod=POD, former=frozenset({"old"}))
+    )
+    (_, first, scrubbed), (_, second, programmed) = scene.told()
+    assert (first, second) == ("scrubbed", "programmed")
+    assert (scrubbed.seconds, scrubbed.pod) == (1.5, "old")
+    assert (programmed.seconds, programmed.pod, programmed.afu_id) == (2.0, POD, AFU)
+
+
+def test_what_failed_says_why(scene):
+    scene.historian.reported(
+        Report(R0, scrubbed=True, steps=[Step("quiesce", 0.5)], error="x" * 5000, failure="io")
+    )
+    ((_, kind, event),) = scene.told()
+    assert kind == "scrubbed"
+    assert event.words == "x" * history.WORDS
+
+
+def test_refusals_alike_in_a_row_are_one(scene):
+    for words in ("no", "no", "other", "no"):
+        scene.historian.refused(POD, [P0], words)
+    scene.historian.reported(Report(R0, steps=[Step("program", 1.0)]))
+    scene.historian.refused(POD, [P0], "no")
+    kinds = [event.words for _, kind, event in scene.told() if kind == "refused"]
+    assert kinds == ["no", "other", "no", "no"]
+
+
+def test_a_refusal_of_devices_that_are_not_there_is_nobodys(scene):
+    scene.historian.refused(None, [DeviceId("0000-99-00.0-p0"), DeviceId("\x1b[2J")], "no")
+    assert scene.told() == []
+
+
+def test_the_last_of_each_kind_are_kept_and_no_more(journal):
+    def entries(region, kind, count):
+        return [Entry(region, kind, Event(at=float(i))) for i in range(count)]
+
+    journal.remember(entries(R1, Kind.SCRUBBED, 3))
+    for _ in range(5):
+        journal.remember(entries(R0, Kind.REFUSED, MOST + 7))
+    journal.remember(entries(R0, Kind.CLAIMED, 1))
+    kept = list(latest(journal.path))
+    assert len(kept) == MOST + 4
+    refused = [one.event.at for one in kept if one.kind is Kind.REFUSED]
+    assert refused == [float(i) for i in reversed(range(7, MOST + 7))], "the newest, newest first"
+
+
+def test_ids_go_on_after_a_restart(journal):
+    journal.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
+    journal.close()
+    again = Journal(journal.path)
+    again.remember([Entry(R0, Kind.CLAIMED, Event(at=2.0))])
+    assert [one.event.at for one in latest(again.path)] == [2.0, 1.0]
+    again.close()
+
+
+def test_what_is_older_than_all_bounds_goes_at_a_start(journal, monkeypatch):
+    journal.remember([Entry(R0, Kind.CLAIMED, Event(at=float(i))) for i in range(9)])
+    journal.close()
+    monkeypatch.setattr(history, "MOST_ROWS", 4)
+    again = Journal(journal.path)
+    assert [one.event.at for one in latest(again.path)] == [8.0, 7.0, 6.0, 5.0]
+    again.close()
+
+
+def execute(path, *statements):
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+
+
+def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
+    scene.ledger.allocate(REGIONS, [P0])
+    journal.close()
+    execute(journal.path, "DROP TABLE history")
+    again = Journal(journal.path)
+    assert again.set_aside is None
+    assert set(again.snapshot.claims) == {P0}
+    again.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
+    assert len(list(latest(again.path))) == 1
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "('x', 'claimed', 5, '{\"at\": 1.0}')",
+        f"('{R0}', 'stolen', 5, '{{\"at\": 1.0}}')",
+        f"('{R0}', 'claimed', 5, '{{\"at\": -1.0}}')",
+        f"('{R0}', 'claimed', 5, '{{\"at\": 1.0, \"words\": \"{'x' * 2000}\"}}')",
+        f"('{R0}', 'claimed', 5, '{'[' * 100000}')",
+        f"('{R0}', 'claimed', 5, x'ff')",
+        f"('{R0}', x'ff', 5, 7)",
+        f"('{R0}', 'claimed', 'many', '{{\"at\": 1.0}}')",
+        f"('{R0}', 'claimed', 9223372036854775807, '{{\"at\": 1.0}}')",
+        f"('{R0}', 'claimed', -5, '{{\"at\": -1.0}}')",
+    ],
+    ids=range(10),
+)
+def test_a_row_that_makes_no_sense_costs_no_claim_and_no_further_history(scene, journal, row):
+    scene.ledger.allocate(REGIONS, [P0])
+    journal.close()
+    execute(journal.path, f"INSERT INTO history VALUES {row}")
+    again = Journal(journal.path)
+    assert again.set_aside is None
+    assert not again.left_out
+    assert set(again.snapshot.claims) == {P0}
+    again.remember([Entry(R1, Kind.SCRUBBED, Event(at=2.0))])
+    assert list(latest(again.path)) == [Entry(R1, Kind.SCRUBBED, Event(at=2.0))]
+    again.close()
+
+
+def test_a_history_that_cannot_be_written_holds_up_nothing(scene, journal):
+    journal.close()
+    with pytest.raises(JournalError):
+        journal.remember([Entry(R0, Kind.CLAIMED, Event(at=1.0))])
+    scene.historian.refused(POD, [P0], "no")
+    scene.historian.close()
+
+
+def test_it_is_written_while_the_plugin_serves(scene, journal, monkeypatch):
+    monkeypatch.setattr(historian, "DELAY", 0.0)
+
+    async def serve():
+        task = asyncio.create_task(scene.historian.run())
+        for number in range(200):
+            scene.historian.refused(POD, [P0, P1], f"no {number}")
+        async with asyncio.timeout(60):
+            while len(list(latest(journal.path))) < 2 * MOST:  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(serve())
+
+
+def test_allocates_own_step_writes_no_history(scene, journal):
+    scene.ledger.allocate(REGIONS, [P0])
+    assert list(latest(journal.path)) == []
