@@ -1,6 +1,7 @@
 """The chart and the kustomization, rendered by the real helm and kustomize: `make test-deploy`."""
 
 import copy
+import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def rendered(*values: str) -> Objects:
     sets = [
         word for value in ("image.repository=fpga-plugin", *values) for word in ("--set", value)
     ]
-    done = helm(*sets)
+    done = helm("--no-hooks", *sets)
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)
 
@@ -163,7 +164,7 @@ def test_without_the_api_server_there_is_neither_a_right_nor_a_token():
 
 
 def test_another_release_has_its_name_everywhere():
-    done = helm("--set", "image.repository=x", release="two")
+    done = helm("--no-hooks", "--set", "image.repository=x", release="two")
     assert {name for _, name in objects(done.stdout)} == {"two-fpga-plugin"}
 
 
@@ -182,3 +183,253 @@ def test_the_chart_lints():
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "obsrve=true",
+        "image.repo=x",
+        "paths.kubelt=/x",
+        "settings.FPGA_PLUGIN_SCRUB=bestefort",
+        "settings.FPGA_PLUGIN_STATUS_PAGE=yes",
+        "settings.FPGA_PLUGIN_HTTP_ADDRESS=:0",
+        "settings.FPGA_PLUGIN_HTTP_ADDRESS=9102",
+        "nodeConfigurations.named.a.setings.FPGA_PLUGIN_SCRUB=required",
+        "nodeConfigurations.named.a.settings.FPGA_PLUGIN_SCRUBB=required",
+        "nodeConfigurations.named.A=",
+        "bitstreams.volume.glusterfs.path=x",
+        "tolerations[0].opertor=Exists",
+        "updateStrategy.maxUnavailable=0",
+        "extraEnv[0].name=FPGA_PLUGIN_SCRUB",
+    ],
+)
+def test_a_slip_in_a_value_is_refused(value: str):
+    done = helm("--set", "image.repository=x", "--set", value)
+    assert done.returncode != 0
+    assert "schema" in done.stderr
+
+
+def test_a_parent_chart_may_hand_down_its_global_values():
+    assert rendered("global.anything.at.all=1") == rendered()
+
+
+def test_the_port_follows_the_address_everywhere():
+    made = rendered(
+        "settings.FPGA_PLUGIN_HTTP_ADDRESS=:9200",
+        "service.create=true",
+        "podMonitor.create=true",
+        "networkPolicy.create=true",
+        "networkPolicy.from[0].namespaceSelector.matchLabels.a=b",
+    )
+    (container,) = pod_spec(made)["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 9200, "protocol": "TCP"}]
+    (port,) = made["Service", "fpga-plugin"]["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (9200, "http")
+    (rule,) = made["NetworkPolicy", "fpga-plugin"]["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
+    labels = made["DaemonSet", "fpga-plugin"]["spec"]["template"]["metadata"]["labels"]
+    for kind, where in (("Service", "selector"), ("NetworkPolicy", "podSelector")):
+        selector = made[kind, "fpga-plugin"]["spec"][where]
+        assert selector.get("matchLabels", selector).items() <= labels.items()
+
+
+def test_where_nothing_is_served_there_is_no_port_and_nothing_that_leads_to_it():
+    (container,) = pod_spec(rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS="))["containers"]
+    assert "ports" not in container
+    for kind in ("service", "podMonitor", "networkPolicy"):
+        off = ("--set", "settings.FPGA_PLUGIN_HTTP_ADDRESS=", "--set", f"{kind}.create=true")
+        done = helm("--set", "image.repository=x", *off)
+        assert done.returncode != 0
+        assert "FPGA_PLUGIN_HTTP_ADDRESS is empty" in done.stderr
+
+
+def test_two_releases_have_no_object_of_one_name():
+    everything = [
+        word
+        for kind in ("nodeFeatureRule", "podMonitor", "prometheusRule", "dashboards", "service",
+                     "networkPolicy", "openshift")
+        for word in ("--set", f"{kind}.create=true")
+    ]  # fmt: skip
+    values = ("--set", "image.repository=x", "--set", "policy=rules: []", *everything)
+    one, two = (objects(helm(*values, release=name).stdout) for name in ("fpga-plugin", "two"))
+    assert one.keys().isdisjoint(two.keys())
+    assert len(one) == len(two) == 13
+    named = objects(helm(*values, "--set", "fullnameOverride=cards", release="two").stdout)
+    assert all(name.startswith("cards") for _, name in named)
+
+
+def node_terms(given: Objects, name: str) -> list[dict[str, Any]]:
+    affinity = given["DaemonSet", name]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    ((term,),) = (
+        each["nodeSelectorTerms"]
+        for each in [affinity["requiredDuringSchedulingIgnoredDuringExecution"]]
+    )
+    found: list[dict[str, Any]] = term["matchExpressions"]
+    return found
+
+
+def test_a_nodes_label_chooses_its_configuration_and_each_node_has_one():
+    label = "fpga.intel.com/plugin-configuration"
+    made = rendered(
+        "settings.FPGA_PLUGIN_SCRUB=best-effort",
+        "nodeConfigurations.named.whole.settings.FPGA_PLUGIN_ADVERTISE=whole",
+        "nodeConfigurations.named.look.observe=true",
+    )
+    names = ["fpga-plugin", "fpga-plugin-look", "fpga-plugin-whole"]
+    assert sorted(name for kind, name in made if kind == "DaemonSet") == names
+    present = {
+        "key": "feature.node.kubernetes.io/fpga-dfl.present", "operator": "In", "values": ["true"]
+    }  # fmt: skip
+    for name, which in zip(
+        names,
+        [
+            {"key": label, "operator": "NotIn", "values": ["look", "whole"]},
+            {"key": label, "operator": "In", "values": ["look"]},
+            {"key": label, "operator": "In", "values": ["whole"]},
+        ],
+        strict=True,
+    ):
+        assert node_terms(made, name) == [present, which]
+    env = {}
+    selectors = []
+    for name in names:
+        spec = made["DaemonSet", name]["spec"]
+        (container,) = spec["template"]["spec"]["containers"]
+        env[name] = {e["name"]: e.get("value") for e in container["env"]}
+        assert env[name]["FPGA_PLUGIN_SCRUB"] == "best-effort", "what is not said is as for all"
+        labels = spec["template"]["metadata"]["labels"]
+        selectors.append(spec["selector"]["matchLabels"])
+        assert selectors[-1].items() <= labels.items()
+        assert labels["app.kubernetes.io/instance"] == "fpga-plugin"
+        observes = name.endswith("look")
+        assert container["securityContext"]["privileged"] is not observes
+        assert ("livenessProbe" in container) is not observes
+    assert env["fpga-plugin-whole"]["FPGA_PLUGIN_ADVERTISE"] == "whole"
+    assert "FPGA_PLUGIN_ADVERTISE" not in env["fpga-plugin"]
+    assert len({tuple(s.items()) for s in selectors}) == len(names), "none selects another's pods"
+
+
+def test_configurations_are_chosen_among_all_nodes_where_the_affinity_names_none():
+    made = rendered("affinity=null", "nodeConfigurations.named.look.observe=true")
+    (which,) = node_terms(made, "fpga-plugin-look")
+    assert which["values"] == ["look"]
+
+
+@pytest.mark.parametrize(
+    ("values", "volume"),
+    [
+        ((), {"hostPath": {"path": "/srv/intel.com/fpga", "type": "DirectoryOrCreate"}}),
+        (
+            ("bitstreams.volume.persistentVolumeClaim.claimName=store",),
+            {"persistentVolumeClaim": {"claimName": "store"}},
+        ),
+        (
+            ("bitstreams.volume.nfs.server=s", "bitstreams.volume.nfs.path=/fpga"),
+            {"nfs": {"server": "s", "path": "/fpga"}},
+        ),
+        (
+            ("bitstreams.volume.image.reference=r/x@sha256:0",),
+            {"image": {"reference": "r/x@sha256:0"}},
+        ),
+        (
+            (
+                "bitstreams.volume.configMap.name=blanks",
+                "bitstreams.volume.configMap.items[0].key=a",
+                "bitstreams.volume.configMap.items[0].path=i/blank.gbs",
+            ),
+            {
+                "projected": {
+                    "sources": [
+                        {
+                            "configMap": {
+                                "name": "blanks",
+                                "items": [{"key": "a", "path": "i/blank.gbs"}],
+                            }
+                        }
+                    ]
+                }
+            },
+        ),
+    ],
+)
+def test_the_store_may_be_any_of_these_volumes(values: Sequence[str], volume: dict[str, Any]):
+    (found,) = (v for v in pod_spec(rendered(*values))["volumes"] if v["name"] == "bitstreams")
+    assert found == {"name": "bitstreams"} | volume
+
+
+def test_the_store_is_one_volume():
+    done = helm(
+        "--set", "image.repository=x",
+        "--set", "bitstreams.volume.nfs.server=s",
+        "--set", "bitstreams.volume.hostPath.path=/x",
+    )  # fmt: skip
+    assert done.returncode != 0
+
+
+def test_alerts_and_dashboards_are_those_of_the_project():
+    made = rendered("prometheusRule.create=true", "dashboards.create=true")
+    rule = made["PrometheusRule", "fpga-plugin"]["spec"]
+    assert rule == yaml.safe_load((ROOT / "deploy/monitoring/alerts.yaml").read_text())
+    boards = made["ConfigMap", "fpga-plugin-dashboards"]
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    for path in (ROOT / "deploy/monitoring").glob("*.json"):
+        text = boards["data"][f"fpga-plugin-{path.name}"]
+        assert json.loads(text) == json.loads(path.read_text())
+
+
+def test_the_pods_service_account_may_be_another_one():
+    made = rendered("serviceAccount.create=false", "serviceAccount.name=given")
+    assert ("ServiceAccount", "fpga-plugin") not in made
+    assert pod_spec(made)["serviceAccountName"] == "given"
+    (subject,) = made["ClusterRoleBinding", "fpga-plugin"]["subjects"]
+    assert subject["name"] == "given"
+
+
+def test_what_is_added_to_the_pod_is_there_beside_the_charts_own():
+    made = rendered(
+        "extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=x",
+        "extraVolumes[0].name=a,extraVolumes[0].secret.secretName=s",
+        "extraVolumeMounts[0].name=a,extraVolumeMounts[0].mountPath=/a",
+        "annotations.a=b",
+        "updateStrategy.maxUnavailable=10%",
+    )
+    spec = pod_spec(made)
+    (container,) = spec["containers"]
+    assert container["env"][-1] == {"name": "HTTPS_PROXY", "value": "x"}
+    assert spec["volumes"][-1] == {"name": "a", "secret": {"secretName": "s"}}
+    assert container["volumeMounts"][-1] == {"name": "a", "mountPath": "/a"}
+    daemonset = made["DaemonSet", "fpga-plugin"]
+    assert daemonset["metadata"]["annotations"] == {"a": "b"}
+    rolling = daemonset["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": "10%"}
+    by_hand = rendered("updateStrategy.type=OnDelete")["DaemonSet", "fpga-plugin"]["spec"]
+    assert by_hand["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_openshift_allows_what_the_pod_asks_for_and_no_more():
+    for observe in ("true", "false"):
+        made = rendered("openshift.create=true", f"observe={observe}")
+        allowed = made["SecurityContextConstraints", "fpga-plugin"]
+        spec = pod_spec(made)
+        (container,) = spec["containers"]
+        assert allowed["allowPrivilegedContainer"] is container["securityContext"]["privileged"]
+        kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+        assert kinds <= set(allowed["volumes"])
+        assert allowed["users"] == ["system:serviceaccount:fpga-plugin:fpga-plugin"]
+
+
+def test_helm_test_asks_a_node_of_the_plugins_over_its_status_socket():
+    made = objects(helm("--set", "image.repository=x").stdout)
+    pod = made["Pod", "fpga-plugin-ready"]
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["/usr/local/bin/fpga-plugin-probe", "readyz"]
+    assert container["securityContext"]["privileged"] is False
+    assert pod["spec"]["affinity"] == pod_spec(made)["affinity"]
+    daemonset = made["DaemonSet", "fpga-plugin"]["spec"]["selector"]["matchLabels"]
+    assert not daemonset.items() <= pod["metadata"]["labels"].items()
+    observing = objects(helm("--set", "image.repository=x", "--set", "observe=true").stdout)
+    assert not [kind for kind, _ in observing if kind == "Pod"]

@@ -3,13 +3,15 @@
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fpga_plugin.config.settings import Settings, load_settings
+from fpga_plugin.config.settings import SETTINGS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy/kustomize/base"
@@ -109,7 +111,7 @@ def test_probes_ask_where_only_the_nodes_root_can_and_give_up_before_kubelet_doe
 
 def test_the_helm_chart_has_the_same_probes():
     """What tests/deploy compares as a whole where helm is there."""
-    text = (CHART / "templates/daemonset.yaml").read_text()
+    text = (CHART / "templates/_daemonset.tpl").read_text()
     own = (BASE / "daemonset.yaml").read_text()
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
         (block,) = re.findall(rf"(?m)^ +{kind}:.*\n(?: {{10,}}.*\n)+", own)
@@ -142,15 +144,68 @@ def test_probes_outlast_the_wait_for_a_predecessors_pr():
     assert port["containerPort"] == address.port
 
 
-def test_the_charts_schema_is_that_of_the_settings():
+def schema_module() -> Any:
     path = ROOT / "deploy/helm/settings_schema.py"
     spec = importlib.util.spec_from_file_location("settings_schema", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_charts_schema_is_that_of_the_settings():
     written = json.loads((CHART / "values.schema.json").read_text())
-    assert written == module.schema(), "make docs"
+    assert written == schema_module().schema(), "make docs"
+
+
+def test_the_charts_readme_and_copies_are_those_of_their_sources():
+    module = schema_module()
+    assert (CHART / "README.md").read_text() == module.readme(), "make docs"
+    files = {path for path in (CHART / "files").rglob("*") if path.is_file()}
+    assert files == module.copies().keys(), "make docs"
+    for copy, original in module.copies().items():
+        assert copy.read_text() == original.read_text(), "make docs"
+
+
+def objects_of(of: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema of an object, by its path."""
+    if of.get("type") == "object":
+        yield where, of
+    for name, inner in of.get("properties", {}).items():
+        yield from objects_of(inner, f"{where}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(of.get(key), dict):
+            yield from objects_of(of[key], where)
+
+
+def test_every_object_of_the_charts_values_is_closed():
+    module = schema_module()
+    written = module.schema()
+    found = dict(objects_of(written, "values"))
+    found |= dict(objects_of(written["definitions"]["settings"], "settings"))
+    open_ones = {where for where, of in found.items() if "additionalProperties" not in of}
+    for where in open_ones - {"values.global"}:
+        assert "As Kubernetes has it." in found[where]["description"], f"{where} is open"
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert defaults.keys() == written["properties"].keys() - {"global"}
+
+
+def test_the_schema_takes_what_a_setting_takes_and_no_other_word():
+    settings = schema_module().schema()["definitions"]["settings"]["properties"]
+    assert settings["FPGA_PLUGIN_SCRUB"]["enum"] == ["required", "best-effort"]
+    assert True in settings["FPGA_PLUGIN_STATUS_PAGE"]["enum"]
+    for setting in SETTINGS:
+        known = settings.get(setting.name, {})
+        for word in known.get("enum", []):
+            setting.value(json.dumps(word) if isinstance(word, bool) else str(word))
+        if "enum" not in known and setting.name in settings:
+            # Whatever is one of a few words is told by its parser, and so in the schema.
+            assert not isinstance(getattr(Settings(), _attribute(setting.name)), Enum | bool)
+
+
+def _attribute(name: str) -> str:
+    return name.removeprefix("FPGA_PLUGIN_").lower()
 
 
 # ---------------------------------------------------------------- NFD

@@ -1,13 +1,22 @@
 {{- define "fpga-plugin.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}{{ end }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
-{{- define "fpga-plugin.selector" -}}
-app.kubernetes.io/name: {{ include "fpga-plugin.name" . }}
+{{- define "fpga-plugin.serviceAccount" -}}
+{{- if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}{{ else if .Values.serviceAccount.create }}{{ include "fpga-plugin.name" . }}{{ else }}default{{ end }}
+{{- end }}
+
+{{- /* All pods of this release, whatever their configuration. */ -}}
+{{- define "fpga-plugin.pods" -}}
+app.kubernetes.io/instance: {{ include "fpga-plugin.name" . }}
 {{- end }}
 
 {{- define "fpga-plugin.labels" -}}
-{{ include "fpga-plugin.selector" . }}
+app.kubernetes.io/name: {{ include "fpga-plugin.name" . }}
+{{ include "fpga-plugin.pods" . }}
+app.kubernetes.io/part-of: fpga-plugin
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -35,4 +44,28 @@ push it to a registry that your nodes can pull from:
 {{- /* Whether anything in the pod speaks to the API server. */ -}}
 {{- define "fpga-plugin.api" -}}
 {{- if or .Values.readPods .Values.events }}true{{ end }}
+{{- end }}
+
+{{- /* The port of FPGA_PLUGIN_HTTP_ADDRESS in the given settings; empty: nothing is served. */ -}}
+{{- define "fpga-plugin.port" -}}
+{{- if hasKey . "FPGA_PLUGIN_HTTP_ADDRESS" }}{{ regexFind "[0-9]+$" (toString .FPGA_PLUGIN_HTTP_ADDRESS) }}{{ else }}9102{{ end }}
+{{- end }}
+
+{{- define "fpga-plugin.needsPort" -}}
+{{- if not (include "fpga-plugin.port" .Values.settings) }}
+{{- fail "settings.FPGA_PLUGIN_HTTP_ADDRESS is empty: nothing is served that service, podMonitor or networkPolicy could lead to" }}
+{{- end }}
+{{- end }}
+
+{{- /* The store: the volume that bitstreams.volume names, else the node's own directory. */ -}}
+{{- define "fpga-plugin.store" -}}
+{{- $volume := .Values.bitstreams.volume }}
+{{- if not $volume }}
+hostPath: {path: {{ .Values.paths.bitstreams }}, type: DirectoryOrCreate}
+{{- else if $volume.configMap }}
+{{- /* Projected, for the reason that the policy's volume has. */}}
+projected: {sources: [{configMap: {{ toJson $volume.configMap }}}]}
+{{- else }}
+{{- toYaml $volume }}
+{{- end }}
 {{- end }}
