@@ -52,6 +52,11 @@ def test_of_sysfs_what_is_below_the_pci_host_bridges_is_written_and_nothing_else
     assert allowed[str(sysfs / "devices")] == READ
 
 
+def test_a_cards_iommu_group_is_read(sysfs: Path):
+    allowed, _ = rules(real(sysfs), rebinds=False)
+    assert allowed[str(sysfs / "kernel/iommu_groups")] == READ
+
+
 @pytest.mark.parametrize(
     ("recovery", "rebinds", "expected"),
     [
