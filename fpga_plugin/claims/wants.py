@@ -17,6 +17,7 @@ from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
 from fpga_plugin.pods.unknown_variables import unknown_variables
+from fpga_plugin.regions.clocks import check_asked
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Want
 from fpga_plugin.regions.reads import CardReads
@@ -126,6 +127,7 @@ class Wants:
             name = (request.interface_id, request.bitstream_id)
             if name not in loaded:
                 loaded[name] = await self._store.load(*name)
+            check_asked(region_id, request.settings.clock, loaded[name])
             wants[region_id] = Want(loaded[name], request.settings)
         return wants
 

@@ -140,6 +140,9 @@ class SimulatedKind(StrEnum):
     NO_IOMMU = "no-iommu"
     """It is on a node without an IOMMU."""
 
+    FIXED_CLOCK = "fixed-clock"
+    """Its user clock can be measured, and not be set."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:

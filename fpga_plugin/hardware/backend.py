@@ -64,6 +64,21 @@ class ClockLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class UserClock:
+    """A region's user clock, as it runs now.
+
+    Attributes:
+        high: MHz; None: it cannot be told.
+        low: its half-rate clock in MHz; None: it cannot be told, or is not there.
+        source: by what it was measured, or why it cannot be; for people.
+    """
+
+    high: float | None
+    low: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class DriverSettings:
     """Driver parameters of a region that overrode the defaults.
 
@@ -110,6 +125,9 @@ class Backend(Protocol):
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
         """Limits of the region's user clock; None where there is no documented way to set it."""
+
+    def user_clock(self, region: Region) -> UserClock:
+        """What the region's user clock is now; never raises for what the hardware answers."""
 
     def apply_settings(self, card: Card, region: Region, settings: DriverSettings) -> None:
         """Set driver parameters; `DriverSettings()` restores the defaults.

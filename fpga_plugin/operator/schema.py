@@ -22,9 +22,17 @@ class OwnerView(TypedDict):
     since: float | None
 
 
+class ClockView(TypedDict):
+    """An image's user clock: `set`, `checked`, `not checked` or `not stated`, and the details."""
+
+    state: str
+    detail: str
+
+
 class RegionView(TypedDict):
     """One region.
 
+    `clock` is null where no image of a container's is on it, or the plugin was restarted since.
     `afu_id` is what is on it, and for GBS files the bitstream's id; `bitstream` is what people call
     that, empty where the store does not tell; `failed`: its hardware is not well, or FAULTED, and
     `reason` says why; `refused` is why its owner's container was not
@@ -39,6 +47,7 @@ class RegionView(TypedDict):
     failed: bool
     afu_id: str
     bitstream: str
+    clock: ClockView | None
     healthy: bool
     refused: str
     owner: OwnerView | None

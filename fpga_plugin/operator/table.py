@@ -210,10 +210,21 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     lines += _noted([card["note"]] if card["note"] else [], width)
     lines += _rows(card["regions"], now, width, memory=card["memory"])
     for region in card["regions"]:
-        if region["reason"]:
-            lines += _noted([f"{region['region']}: {region['reason']}"], width)
-        if region["refused"]:
-            lines += _noted([f"{region['region']} refused: {region['refused']}"], width)
+        lines += _said(region, width)
+    return lines
+
+
+def _said(region: RegionView, width: int) -> list[str]:
+    """What there is to say of a region besides its row."""
+    lines: list[str] = []
+    if region["reason"]:
+        lines += _noted([f"{region['region']}: {region['reason']}"], width)
+    if region["refused"]:
+        lines += _noted([f"{region['region']} refused: {region['refused']}"], width)
+    if region["clock"] is not None:
+        mark = "  ! " if region["clock"]["state"] == "not checked" else "  "
+        text = f"{region['region']} clock: {region['clock']['detail']}"
+        lines += _wrapped(printable(text), width, mark, "    ")
     return lines
 
 

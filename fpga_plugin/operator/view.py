@@ -15,12 +15,13 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim, Condition
+from fpga_plugin.ledger.records import Claim, Condition, RegionRecord
 from fpga_plugin.operator.health import not_ready
 from fpga_plugin.operator.refusals import Refusal, Refusals
 from fpga_plugin.operator.schema import (
     BitstreamView,
     CardView,
+    ClockView,
     HistoryView,
     OwnerView,
     ProblemView,
@@ -263,10 +264,18 @@ def _region(
         "failed": bool(trouble) or record.condition is Condition.FAULTED,
         "afu_id": record.afu_id or "",
         "bitstream": survey.catalogue.name(record.afu_id or ""),
+        "clock": _clock(plugin, record),
         "healthy": health.get(device, False),
         "refused": "" if claim is None else refused.get(claim.device, ""),
         "owner": None if claim is None else _owner(plugin, claim),
     }
+
+
+def _clock(plugin: Plugin, record: RegionRecord) -> ClockView | None:
+    plan = plugin.operations.clocks.get(record.region)
+    if plan is None or record.condition is not Condition.PROGRAMMED:
+        return None
+    return {"state": plan.state.value, "detail": plan.detail}
 
 
 def _owner(plugin: Plugin, claim: Claim) -> OwnerView:

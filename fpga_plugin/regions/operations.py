@@ -20,7 +20,7 @@ from fpga_plugin.errors import (
     ProgrammingError,
     WrongImageError,
 )
-from fpga_plugin.hardware.backend import Backend, Port
+from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
@@ -29,6 +29,7 @@ from fpga_plugin.ledger.records import Condition
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.clocks import ClockPlan, ClockState, plan_clock
 from fpga_plugin.regions.reports import Report, ReportObserver
 from fpga_plugin.regions.workers import CardWorkers
 
@@ -43,6 +44,7 @@ class CardOperations:
         observer: is told of each scrub and preparation.
         debugged: regions whose owner asked for `debug=1`: their port errors are logged.
         lives: about which life of its card the work on each region is.
+        clocks: what became of the clock of the image that is on a region.
         doubted: regions whose last work failed although the card's signals are well.
     """
 
@@ -53,6 +55,7 @@ class CardOperations:
     cgroups: PodCgroups
     observer: ReportObserver
     debugged: set[RegionId] = field(default_factory=set, init=False)
+    clocks: dict[RegionId, ClockPlan] = field(default_factory=dict, init=False)
     lives: dict[RegionId, int] = field(default_factory=dict, init=False)
     doubted: set[RegionId] = field(default_factory=set, init=False)
 
@@ -225,6 +228,7 @@ class CardOperations:
             FpgaPluginError: it failed, and the ledger knows.
         """
         self.debugged.discard(region.id)
+        self.clocks.pop(region.id, None)
         await self.step(
             card,
             report,
@@ -232,6 +236,37 @@ class CardOperations:
             pr=True,
             blank=True,
         )
+
+    async def plan_clock(
+        self,
+        card: Card,
+        region: Region,
+        bitstream: Bitstream,
+        settings: DriverSettings,
+        report: Report,
+    ) -> ClockPlan:
+        """What an image's clock is to be; before the PR, and after a scrub gave the default back.
+
+        Raises:
+            FpgaPluginError: the image would run too fast, or the card says nonsense; the region is
+                as it was.
+        """
+        try:
+            made = await self.workers.run(
+                card.id, plan_clock, self.backend, card, region, bitstream, settings
+            )
+        except FpgaPluginError as error:
+            report.failed(error)
+            raise
+        if made.state is ClockState.NOT_CHECKED:
+            log.warning(
+                "an image's clock is not checked",
+                region=region.id,
+                clock=made.detail,
+                hint="above the frequency that it was built for it computes wrongly",
+                **report.concerned(),
+            )
+        return made
 
     async def clear_memory(self, card: Card, reports: Mapping[RegionId, Report]) -> None:
         """Clear the card's memory, unless somebody may still use it; then the debt stays open.

@@ -341,21 +341,21 @@ class Preparer:
             ledger.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
+        bitstream = want.bitstream
+        clock = await operations.plan_clock(card, region, bitstream, want.settings, report)
         ledger.working([region.id])
 
         def program() -> None:
             if own:
                 steps.quiesce(operations.backend, card, region, port, report)
-            if want.settings != DriverSettings():
-                with steps.timed(report, "set parameters") as notes:
-                    notes.text = f"clock {want.settings.clock or 'default'}"
-                    operations.backend.apply_settings(card, region, want.settings)
-            steps.program(port, want.bitstream, report, name="program")
+            steps.set_parameters(operations.backend, card, region, clock, report)
+            steps.program(port, bitstream, report, name="program")
 
         operations.debugged.discard(region.id)
         await operations.step(card, report, program, pr=True)
         if want.settings.debug:
             operations.debugged.add(region.id)
+        operations.clocks[region.id] = clock
         ledger.programmed(region.id, want.bitstream.afu_id)
 
 

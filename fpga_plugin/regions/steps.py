@@ -14,6 +14,7 @@ from fpga_plugin.errors import HardwareError, WrongImageError
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId
+from fpga_plugin.regions.clocks import ClockPlan
 from fpga_plugin.regions.reports import Report, Step
 
 
@@ -51,6 +52,20 @@ def quiesce(backend: Backend, card: Card, region: Region, port: Port, report: Re
         notes.text = ", ".join(f"{name} was {value:#x}" for name, value in errors.items())
     with timed(report, "restore defaults"):
         backend.apply_settings(card, region, DriverSettings())
+
+
+def set_parameters(
+    backend: Backend, card: Card, region: Region, clock: ClockPlan, report: Report
+) -> None:
+    """Set driver parameters, unless they are the defaults; notes what becomes of the clock.
+
+    Raises:
+        FpgaPluginError: the driver refused.
+    """
+    with timed(report, "set parameters") as notes:
+        notes.text = f"clock: {clock.detail}"
+        if clock.settings != DriverSettings():
+            backend.apply_settings(card, region, clock.settings)
 
 
 def program(port: Port, bitstream: Bitstream, report: Report, *, name: str) -> None:

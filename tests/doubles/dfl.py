@@ -23,6 +23,24 @@ def failure(number: int, path: str = "") -> OSError:
 
 
 @dataclass
+class FakeRegisters:
+    """Of a device node; `FakeKernel.on_register` is told what is written."""
+
+    kernel: "FakeKernel"
+    node: str
+
+    def read(self, offset: int) -> int:
+        return self.kernel.registers[self.node].get(offset, 0)
+
+    def write(self, offset: int, value: int) -> None:
+        self.kernel.registers[self.node][offset] = value
+        self.kernel.on_register(self.node, offset, value)
+
+    def close(self) -> None:
+        self.kernel.log.append(f"unmap {self.node}")
+
+
+@dataclass
 class FakeKernel:
     """Attributes by path: a text, or the errno that reading gives. Links by path: a target."""
 
@@ -38,6 +56,8 @@ class FakeKernel:
     opened: dict[int, tuple[str, int]] = field(default_factory=dict)
     ioctls: list[tuple[str, int, bytes | int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    registers: dict[str, dict[int, int]] = field(default_factory=dict)
+    on_register: Callable[[str, int, int], None] = lambda node, offset, value: None
 
     def boot_id(self) -> str:
         return "b0070000-0000-0000-0000-000000000000"
@@ -114,6 +134,14 @@ class FakeKernel:
         argsz, flags, port, size, address = defs.PORT_PR.unpack(argument)
         assert (argsz, flags) == (24, 0)
         return self.pr(port, ctypes.string_at(address, size))
+
+    def map(self, handle: Handle, length: int) -> "FakeRegisters":
+        node, _ = self.opened[handle]
+        if node not in self.registers:
+            raise failure(errno.ENODEV, node)
+        assert length % 4096 == 0
+        self.log.append(f"map {node}")
+        return FakeRegisters(self, node)
 
     def close(self, handle: Handle) -> None:
         node, _ = self.opened.pop(handle)

@@ -24,7 +24,7 @@ from fpga_plugin.errors import (
     PortPoisonedError,
     ProgrammingError,
 )
-from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
 from fpga_plugin.ids import (
@@ -230,6 +230,9 @@ class Rack:
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
         return None
+
+    def user_clock(self, region: Region) -> UserClock:
+        return UserClock(None, None, "nothing measures it")
 
     def apply_settings(self, card: Card, region: Region, settings: DriverSettings) -> None:
         self._operate()

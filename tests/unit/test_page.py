@@ -36,6 +36,7 @@ def region(number=0, **changes):
         "afu_id": "4cc434ceb4374bd69d69b7e3fdc04577",
         "bitstream": "",
         "failed": False,
+        "clock": None,
         "healthy": True,
         "refused": "",
         "owner": None,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from fpga_plugin.errors import HardwareError
-from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.health import health
@@ -20,6 +20,7 @@ from fpga_plugin.hardware.dfl.port import (
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
+from fpga_plugin.hardware.dfl.userclock import user_clock
 from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Readings, Region, ScanResult
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
@@ -77,6 +78,10 @@ class DflBackend:
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
         """Limits of a region's user clock in MHz; None on mainline drivers."""
         return clock_limits(self._kernel, region)
+
+    def user_clock(self, region: Region) -> UserClock:
+        """What a region's user clock is now, by whatever its driver has to measure it."""
+        return user_clock(self._kernel, region)
 
     def apply_settings(
         self,

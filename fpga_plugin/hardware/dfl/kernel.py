@@ -10,6 +10,19 @@ Handle = NewType("Handle", int)
 """An open device node."""
 
 
+class Registers(Protocol):
+    """Registers of a device, mapped; each access is one of 64 bits, at a multiple of 8."""
+
+    def read(self, offset: int) -> int:
+        """The register's value."""
+
+    def write(self, offset: int, value: int) -> None:
+        """Set it."""
+
+    def close(self) -> None:
+        """Take the mapping away."""
+
+
 class Kernel(Protocol):
     """What the DFL code asks of a kernel."""
 
@@ -46,6 +59,9 @@ class Kernel(Protocol):
 
         A struct may hold the address of a buffer of this process.
         """
+
+    def map(self, handle: Handle, length: int) -> Registers:
+        """Map the beginning of an open device node; outlives its handle."""
 
     def close(self, handle: Handle) -> None:
         """Close a device node."""

@@ -6,6 +6,7 @@ the node's own paths, which are also what containers are given; only this module
 
 import errno
 import fcntl
+import mmap
 import os
 
 from fpga_plugin.hardware.dfl.kernel import Handle
@@ -118,6 +119,10 @@ class LinuxKernel:
         result: int = fcntl.ioctl(handle, request, bytearray(argument), True)
         return result
 
+    def map(self, handle: Handle, length: int) -> "MappedRegisters":
+        """Map the beginning of an open device node; outlives its handle."""
+        return MappedRegisters(handle, length)
+
     def close(self, handle: Handle) -> None:
         """Close a device node."""
         os.close(handle)
@@ -143,6 +148,31 @@ class LinuxKernel:
             if root and (target == root or target.startswith(root + "/")):
                 return f"/{tree}{target.removeprefix(root)}"
         return target
+
+
+class MappedRegisters:
+    """Implements `fpga_plugin.hardware.dfl.kernel.Registers`.
+
+    An item of a memoryview of 64-bit words is copied as a whole (CPython, Objects/memoryobject.c,
+    unpack_single and pack_single), which is one load or store on 64-bit machines.
+    """
+
+    def __init__(self, handle: Handle, length: int) -> None:
+        self._mapping = mmap.mmap(handle, length)
+        self._words = memoryview(self._mapping).cast("Q")
+
+    def read(self, offset: int) -> int:
+        """The register's value."""
+        return self._words[offset // 8]
+
+    def write(self, offset: int, value: int) -> None:
+        """Set it."""
+        self._words[offset // 8] = value
+
+    def close(self) -> None:
+        """Take the mapping away."""
+        self._words.release()
+        self._mapping.close()
 
 
 def _reversed_parts(path: str) -> list[str]:

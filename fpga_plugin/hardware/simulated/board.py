@@ -108,6 +108,7 @@ class Board:
         self.file = file
         self.fme_lock = threading.Lock()
         self.binding: Binding | None = None
+        self._half_rate: dict[int, bool] = {}
         self.gone = False
 
     @property
@@ -245,6 +246,15 @@ class Board:
         if not CLOCK_LOW * 1000 <= kilohertz <= CLOCK_HIGH * 1000:
             raise failure(errno.EINVAL, self.region(port))
         self.change(port, lambda state: replace(state, clock=round(kilohertz / 1000)))
+
+    def select_clock(self, port: int, text: str) -> None:
+        """Write `userclk_freqcntrcmd`: bit 32 says which clock is counted."""
+        self.state(port)
+        self._half_rate[port] = not unsigned(text) >> 32 & 1
+
+    def counted_clock(self, port: int) -> str:
+        """`userclk_freqcntrsts`: the frequency of the clock that is counted, in 10 kHz."""
+        return f"{self.state(port).clock * 100 // (2 if self._half_rate.get(port) else 1):#x}"
 
     def clear_memory(self, text: str) -> None:
         """Write `inf0_clear`: exactly 1 (dfl-emif.c takes the newline of an `echo`)."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from fpga_plugin.config.settings import SimulatedGroup
-from fpga_plugin.hardware.dfl.kernel import Handle
+from fpga_plugin.hardware.dfl.kernel import Handle, Registers
 from fpga_plugin.hardware.simulated.board import Board, OpenFile
 from fpga_plugin.hardware.simulated.driver import PciDriver
 from fpga_plugin.hardware.simulated.faults import Fault
@@ -182,6 +182,10 @@ class SimulatedKernel:
         if request == _FME_PORT_PR and file.port is None:
             return self._pr.run(file, argument)
         raise failure(errno.EINVAL, file.board.card)
+
+    def map(self, handle: Handle, length: int) -> Registers:  # noqa: ARG002 - of the interface
+        """ENODEV: nothing of a simulated card has registers that can be mapped."""
+        raise failure(errno.ENODEV)
 
     def close(self, handle: Handle) -> None:
         """Close a device node. The FME's waits for a PR that runs."""

@@ -220,16 +220,28 @@ def _port(board: Board, binding: Binding, port: int) -> dict[str, Node]:
                 "first_malformed_req": register,
             }
         ),
+        **_clock(board, port),
+    }
+
+
+def _clock(board: Board, port: int) -> dict[str, Node]:
+    if SimulatedKind.FIXED_CLOCK in board.shape.kinds:
+        return {
+            "userclk_freqcntrcmd": Attribute(store=partial(board.select_clock, port)),
+            "userclk_freqcntrsts": Attribute(partial(board.counted_clock, port)),
+        }
+    frequency = Attribute(
+        lambda: str(board.state(port).clock * 1000), partial(board.set_clock, port)
+    )
+    return {
         "userclk": Fixed(
             {
-                "frequency": Attribute(
-                    lambda: str(board.state(port).clock * 1000), partial(board.set_clock, port)
-                ),
+                "frequency": frequency,
                 "frequency_min": str(CLOCK_LOW * 1000),
                 "frequency_max": str(CLOCK_HIGH * 1000),
                 "frequency_default": str(CLOCK_DEFAULT * 1000),
             }
-        ),
+        )
     }
 
 
