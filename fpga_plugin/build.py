@@ -1,4 +1,4 @@
-"""What the settings name, opened: hardware, store, trust, policy.
+"""What the settings name, opened: hardware, store, trust, policy, workloads.
 
 For the daemon, and for commands that only look, which should not pay for importing a daemon.
 """
@@ -19,6 +19,7 @@ from fpga_plugin.process.trusted_files import check_directory
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
+    from fpga_plugin.workloads.file import WorkloadsFile
 
 
 log = structlog.get_logger()
@@ -121,6 +122,28 @@ def open_policy(settings: Settings) -> "PolicyFile | None":
         return PolicyFile(settings.policy_file, guarded=is_guarded(settings))
     except PolicyError as error:
         raise SettingsError(f"FPGA_PLUGIN_POLICY_FILE: {error.message}", hint=error.hint) from error
+
+
+def open_workloads(settings: Settings) -> "WorkloadsFile | None":
+    """What containers get beside their devices, if the operator says so.
+
+    A wrong file is told, and nothing is added: to refuse the start would take away the devices of
+    those that need nothing else.
+    """
+    if settings.workloads_file is None:
+        return None
+    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: 1.5 MiB
+    from fpga_plugin.workloads.paths import Guarded
+
+    return WorkloadsFile(
+        settings.workloads_file,
+        guarded=is_guarded(settings),
+        dev_root=settings.dev_root,
+        paths=Guarded(
+            private=(os.path.dirname(settings.kubelet_dir), settings.state_dir),
+            kept=(settings.bitstream_dir,),
+        ),
+    )
 
 
 def is_guarded(settings: Settings) -> bool:

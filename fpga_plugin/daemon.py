@@ -18,6 +18,7 @@ from fpga_plugin.build import (
     log_settings,
     open_hardware,
     open_policy,
+    open_workloads,
 )
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.deviceplugin.link import KubeletLink
@@ -35,6 +36,7 @@ from fpga_plugin.process.locks import NodeLocks, acquire_locks
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
+    from fpga_plugin.workloads.file import WorkloadsFile
 
 log = structlog.get_logger()
 
@@ -94,6 +96,7 @@ class Daemon:
         self._journal: Journal | None = None
         self._events: EventSource | None = None
         self._policy: PolicyFile | None = None
+        self._workloads: WorkloadsFile | None = None
         self._plugin: Plugin | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -114,6 +117,7 @@ class Daemon:
         log_settings(settings)
         check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
+        self._workloads = open_workloads(settings)
         self._status = Listeners(self.survey, self._operations)
         self._status.start()
         self.survey.phase = "waiting for another plugin on this node to end"
@@ -136,6 +140,7 @@ class Daemon:
             backend=hardware.backend,
             library=await asyncio.to_thread(open_library, settings, boot_id),
             policy=self._policy,
+            workloads=self._workloads,
             programming=self._locks.set_programming,
         )
         link = KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=self.survey.called)
@@ -182,7 +187,7 @@ class Daemon:
         if self._status is not None:
             await self._status.close()
         await self._end_tasks()
-        for watcher in (self._events, self._policy):
+        for watcher in (self._events, self._policy, self._workloads):
             if watcher is not None:
                 watcher.close()
         if self._plugin is not None:

@@ -51,6 +51,7 @@ from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
+    from fpga_plugin.workloads.file import WorkloadsFile  # the same
 
 log = structlog.get_logger()
 
@@ -71,6 +72,7 @@ class Node:
         workers: locks and threads of cards that are worked on.
         reads: threads in which cards are read.
         policy: who may load what; None: everybody everything.
+        workloads: what containers get beside their devices; None: nothing.
     """
 
     backend: Backend
@@ -80,6 +82,7 @@ class Node:
     workers: CardWorkers
     reads: CardReads = field(default_factory=CardReads)
     policy: "PolicyFile | None" = None
+    workloads: "WorkloadsFile | None" = None
 
 
 def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
@@ -116,6 +119,7 @@ def open_node(
     backend: Backend,
     library: Library,
     policy: "PolicyFile | None",
+    workloads: "WorkloadsFile | None",
     programming: Callable[[frozenset[RegionId]], None],
 ) -> Node:
     """The node that the settings describe.
@@ -140,6 +144,7 @@ def open_node(
         ),
         workers=CardWorkers(programming),
         policy=policy,
+        workloads=workloads,
     )
 
 
@@ -227,7 +232,12 @@ class Plugin:
             scrub=settings.scrub,
         )
         self.claims = ClaimService(
-            ledger=ledger, owners=owners, lists=self.lists, prestarts=self.prestarts, queue=queue
+            ledger=ledger,
+            owners=owners,
+            lists=self.lists,
+            prestarts=self.prestarts,
+            queue=queue,
+            workloads=node.workloads,
         )
         # What a stock kubelet does not say.
         self.reconciler = Reconciler(
@@ -259,8 +269,9 @@ class Plugin:
         if self.ledger.rebinding:
             await self.recovery.resume()
         await self.link.start(self.claims, self.reconciler)
-        if self.node.policy is not None:
-            self.node.policy.start()
+        for followed in (self.node.policy, self.node.workloads):
+            if followed is not None:
+                followed.start()
         log.info(
             "serving",
             version=__version__,

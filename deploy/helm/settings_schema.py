@@ -28,6 +28,7 @@ CHARTS_OWN = {
     "FPGA_PLUGIN_OBSERVE": "observe",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
+    "FPGA_PLUGIN_WORKLOADS": "workloads",
     "FPGA_PLUGIN_KEYS_DIR": "keysConfigMap",
     "FPGA_PLUGIN_KUBELET_DIR": "",
     "FPGA_PLUGIN_STATE_DIR": "paths.state",
@@ -194,6 +195,7 @@ def values() -> dict[str, Schema]:
         "events": boolean("Post Events on pods and nodes, with the right to do so."),
         "readPods": boolean("The plugin may `get` pods, to learn what a container asks for."),
         "policy": text("Text of the policy file (docs/policy.md); empty: none."),
+        "workloads": text("Text of the workloads file (docs/workloads.md); empty: none."),
         "keysConfigMap": text("ConfigMap with the keys that sign bitstreams; empty: none."),
         "bitstreams": closed(
             "The store of bitstreams.",

@@ -19,6 +19,7 @@ from fpga_plugin.ids import (
 )
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.pods.identity import Identity
+from fpga_plugin.workloads.rules import Extras
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,16 @@ class Allocation:
             mounts += grant.mounts
         envs[Resource.parse(resource).variable] = ",".join(str(grants[r]) for r in regions)
         return cls(envs, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(mounts)))
+
+    def plus(self, extras: Extras) -> "Allocation":
+        """The same with what the operator adds; of two things with one name, the plugin's own."""
+        taken = {mount.container_path for mount in self.mounts}
+        added = [mount for mount in extras.mounts if mount.container_path not in taken]
+        return Allocation(
+            {**extras.env, **self.envs},
+            tuple(dict.fromkeys([*self.nodes, *extras.nodes])),
+            (*self.mounts, *added),
+        )
 
 
 @dataclass(slots=True)

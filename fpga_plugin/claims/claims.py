@@ -5,19 +5,22 @@ background (invariant 5). PreStart, which waits, has a module of its own (`prest
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.prestart import PreStarts
-from fpga_plugin.ids import DeviceId, ResourceName
+from fpga_plugin.ids import DeviceId, Resource, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.preferred import preferred
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
+
+if TYPE_CHECKING:
+    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
 
 log = structlog.get_logger()
 
@@ -38,6 +41,7 @@ class ClaimService:
         lists: what is advertised of it.
         prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
+        workloads: what the operator adds; None: nothing.
     """
 
     def __init__(
@@ -48,12 +52,14 @@ class ClaimService:
         lists: DeviceLists,
         prestarts: PreStarts,
         queue: CardQueue,
+        workloads: "WorkloadsFile | None" = None,
     ) -> None:
         self._ledger = ledger
         self._owners = owners
         self._lists = lists
         self._prestarts = prestarts
         self._queue = queue
+        self._workloads = workloads
 
     # ---------------------------------------------------------------- lists
 
@@ -75,9 +81,13 @@ class ClaimService:
         """Grant devices to a container, journalled before it returns."""
         claims = self._ledger.allocate(resource, ids)
         self._owners.allocated(claim.device for claim in claims)
-        return Allocation.of(
+        answer = Allocation.of(
             resource, {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
+        if self._workloads is None:
+            return answer
+        # As of the last change that was noticed: to look at the file here could take long.
+        return answer.plus(self._workloads.content.extras(Resource.parse(resource)))
 
     def preferred(
         self,

@@ -303,6 +303,17 @@ class Settings:
         "such as FPGA_REGON_1. `warn`: log, status and Event name it and what was probably meant. "
         "`refuse`: the container does not start, either.",
     )
+    workloads_file: str | None = _optional(
+        "FPGA_PLUGIN_WORKLOADS",
+        "",
+        parse_path,
+        _OR_EMPTY,
+        "What containers get beside their devices, by resource or interface id: mounts, variables "
+        "and device nodes. YAML, or JSON where the name ends in `.json` (docs/workloads.md). Read "
+        "again when it changes; a wrong new version leaves the one before in force, and a wrong "
+        "first one adds nothing.",
+        empty="nothing",
+    )
     state_dir: str = _setting(
         "FPGA_PLUGIN_STATE_DIR",
         "/var/lib/fpga-plugin",

@@ -12,7 +12,7 @@ from typing import Final
 from fpga_plugin import __version__
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.model import Card, Readings, Region
-from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.ids import CardId, DeviceId, Resource
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Claim, Condition, RegionRecord
@@ -29,6 +29,7 @@ from fpga_plugin.operator.schema import (
     RegionView,
     ResourceView,
     StatusView,
+    WorkloadView,
 )
 from fpga_plugin.operator.survey import Survey
 from fpga_plugin.plugin import Plugin
@@ -76,6 +77,8 @@ async def view(survey: Survey) -> StatusView:
         "sandbox": [
             {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
         ],
+        "workloads": [] if plugin is None else _workloads(plugin),
+        "workloads_problem": "" if plugin is None else _workloads_problem(plugin),
         "resources": [] if plugin is None else _resources(plugin),
         "cards": cards,
         "problems": problems,
@@ -124,6 +127,24 @@ async def _learn_names(ledger: Ledger, pods: PodDirectory) -> None:
         same = claim is not None and (claim.pod, claim.generation) == (pod, generation)
         if same and len(names) == 1:
             pods.learn(pod, *names)
+
+
+def _workloads(plugin: Plugin) -> list[WorkloadView]:
+    if (file := plugin.node.workloads) is None:
+        return []
+    resources = [Resource.parse(name) for name in plugin.claims.resources()]
+    return [
+        {
+            "name": entry.name,
+            "resources": [one.name for one in resources if entry.concerns(one)],
+            "absent": list(file.absent(entry)),
+        }
+        for entry in file.content.entries
+    ]
+
+
+def _workloads_problem(plugin: Plugin) -> str:
+    return "" if plugin.node.workloads is None else plugin.node.workloads.problem
 
 
 def _resources(plugin: Plugin) -> list[ResourceView]:

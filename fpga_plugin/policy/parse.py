@@ -1,31 +1,22 @@
 """From the bytes of a policy file to a `Policy`, strictly: what is not understood is refused.
 
-All scalars of the YAML are read as text. Ids of digits only, and namespaces called `on` or `1e3`,
-therefore mean what they say, which YAML's own types would not let them. A key that is there twice,
-an unknown key and a reference (`*anchor`, which can make a small file a huge policy) are errors.
-
-PyYAML is imported here, so this module is imported only where there is a policy.
+PyYAML is imported for it, so this module is imported only where there is a policy.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
-import yaml
 
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import BitstreamId, ResourceKind, parse_bitstream_id, parse_interface_id
+from fpga_plugin.operator_files.strict import one_line, structured
 from fpga_plugin.policy.rules import Action, Policy, Rule, parse_pattern
-
-MAX_BYTES: Final = 256 * 1024
-"""Of a policy file; a ConfigMap has at most 1 MiB, and a rule takes about 200 bytes."""
 
 MAX_RULES: Final = 500
 MAX_ENTRIES: Final = 1000
 """In one list of one rule."""
-_MAX_DEPTH: Final = 8
 
 BLANK: Final = "blank"
 """In `bitstreams`: devices without a bitstream."""
@@ -35,30 +26,9 @@ _HELP: Final = "docs/policy.md describes the file"
 
 T = TypeVar("T")
 
-# The C parser where libyaml is there (as in all wheels): thirty times faster.
-_Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-
 
 class PolicyError(FpgaPluginError):
     """A policy file cannot be read or is wrong; the message says where."""
-
-
-class _Loader(_Base):  # type: ignore[misc]  # the base is chosen where the module is imported
-    """Text everywhere, and no key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002  # PyYAML's
-        keys: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                _wrong_at(key.start_mark, "a key that is no text")
-            if key.value in keys:
-                _wrong_at(key.start_mark, f"key {quote(key.value)} is there twice")
-            keys.add(key.value)
-        return dict(super().construct_mapping(node, deep=True))
-
-
-def _wrong_at(mark: Any, what: str) -> NoReturn:
-    raise ValueError(f"line {mark.line + 1}: {what}")
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,6 +50,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     rules: list[_Rule] = []
 
 
+# Made at import: see pods/checkpoint.py.
+_FILE: Final = msgspec.json.Decoder(_File)
+
+
 def parse_policy(raw: bytes, *, as_json: bool = False) -> Policy:
     """Read a policy.
 
@@ -90,60 +64,10 @@ def parse_policy(raw: bytes, *, as_json: bool = False) -> Policy:
     Raises:
         PolicyError: it is too large, no YAML or JSON, or says something that is not understood.
     """
-    if len(raw) > MAX_BYTES:
-        raise PolicyError(f"the policy has more than {MAX_BYTES} bytes", hint=_HELP)
     try:
-        text = raw.decode()
-        data = _load_json(text) if as_json else _load_yaml(text)
-        if data in (None, ""):
-            raise PolicyError("the file is empty", hint=_HELP)
-        return _policy(msgspec.convert(data, _File))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f"line {mark.line + 1}: "
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "no YAML"
-        raise PolicyError(f"{where}{quote(problem)}", hint=_HELP) from error
-    except UnicodeDecodeError as error:
-        raise PolicyError("it is not UTF-8 text", hint=_HELP) from error
-    except RecursionError as error:
-        raise PolicyError("it is nested too deeply", hint=_HELP) from error
-    except msgspec.ValidationError as error:
-        raise PolicyError(_bounded(str(error)), hint=_HELP) from error
+        return _policy(structured(raw, _FILE, as_json=as_json))
     except ValueError as error:
-        raise PolicyError(_bounded(str(error)), hint=_HELP) from error
-
-
-def _bounded(text: str) -> str:
-    """Msgspec quotes whole keys; a message is one line of what can be printed."""
-    shown = "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:300])
-    return shown + ("..." if len(text) > len(shown) else "")
-
-
-def _load_yaml(text: str) -> object:
-    depth = documents = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
-            _wrong_at(event.start_mark, "references (*) are not supported")
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        if documents > 1:
-            _wrong_at(event.start_mark, "a second document")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            _wrong_at(event.start_mark, "nested too deeply")
-    return yaml.load(text, Loader=_Loader)  # noqa: S506  # of CBaseLoader: it makes text only
-
-
-def _load_json(text: str) -> object:
-    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(items)
-        if len(result) != len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"key {quote(twice)} is there twice")
-        return result
-
-    return json.loads(text, object_pairs_hook=pairs, parse_int=str)
+        raise PolicyError(one_line(str(error)), hint=_HELP) from error
 
 
 def _policy(file: _File) -> Policy:

@@ -143,17 +143,23 @@ def test_an_unknown_setting_and_one_that_the_chart_sets_itself_are_refused(name:
     assert name in done.stderr
 
 
-def test_policy_and_keys_are_mounted_where_the_settings_say():
-    made = rendered("policy=rules: []", "keysConfigMap=keys")
+def test_policy_workloads_and_keys_are_mounted_where_the_settings_say():
+    made = rendered("policy=rules: []", "workloads=workloads: []", "keysConfigMap=keys")
     spec = pod_spec(made)
     env = {entry["name"]: entry.get("value") for entry in spec["containers"][0]["env"]}
     mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
     (file,) = made["ConfigMap", "fpga-plugin-policy"]["data"]
     assert env["FPGA_PLUGIN_POLICY_FILE"] == f"{mounts['policy']}/{file}"
+    (file,) = made["ConfigMap", "fpga-plugin-workloads"]["data"]
+    assert env["FPGA_PLUGIN_WORKLOADS"] == f"{mounts['workloads']}/{file}"
     assert env["FPGA_PLUGIN_KEYS_DIR"] == mounts["keys"]
     # Not configMap volumes: kubelet makes their directories 0777, and the plugin refuses those.
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    for name, config_map in (("policy", "fpga-plugin-policy"), ("keys", "keys")):
+    for name, config_map in (
+        ("policy", "fpga-plugin-policy"),
+        ("workloads", "fpga-plugin-workloads"),
+        ("keys", "keys"),
+    ):
         assert volumes[name]["projected"] == {"sources": [{"configMap": {"name": config_map}}]}
 
 

@@ -77,6 +77,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "http_address": ("", 9102),
         "http_hosts": None,
         "policy_file": None,
+        "workloads_file": None,
         "status_page": False,
         "events": False,
         "log_level": LogLevel.INFO,

@@ -19,6 +19,7 @@ from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.pods.requests import REQUEST_PREFIXES, parse_requests
 from fpga_plugin.policy.parse import parse_policy
 from fpga_plugin.policy.rules import parse_pattern
+from fpga_plugin.workloads.parse import parse_workloads
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 DASHED = "18b79ffa-2ee5-4aa0-96ef-4230dafacb5f"
@@ -86,7 +87,53 @@ def _policy(field: str) -> Callable[[str], str]:
     return read
 
 
+def _workload(key: str) -> Callable[[str], str]:
+    """What a workloads file makes of a text in one place of an entry."""
+
+    def read(text: str) -> str:
+        entry: dict[str, object] = {"name": "r", "env": {"A": "1"}}
+        if key == "name":
+            entry["name"] = text
+        elif key == "variable":
+            entry["env"] = {text: "1"}
+        elif key == "value":
+            entry["env"] = {"A": text}
+        elif key == "mount":
+            entry["mounts"] = [{"hostPath": text}]
+        else:
+            entry[key] = [text]
+        document = {"version": "1", "workloads": [entry]}
+        raw = json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass")
+        (parsed,) = parse_workloads(raw, as_json=True).entries
+        extras = parsed.extras
+        found = {
+            "name": lambda: parsed.name,
+            "variable": lambda: next(iter(extras.env)),
+            "value": lambda: extras.env["A"],
+            "mount": lambda: extras.mounts[0].host_path,
+            "devices": lambda: extras.nodes[0],
+            "resources": lambda: next(iter(parsed.resources or ())),
+        }
+        return found[key]()
+
+    return read
+
+
 READERS = {
+    "name of a workload": Reader(
+        _workload("name"), "opae", "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+    ),
+    "variable of a workload": Reader(
+        _workload("variable"), "OCL_ICD_VENDORS", "(?!(?i:FPGA_))[A-Za-z_][A-Za-z0-9_]{0,127}"
+    ),
+    "value of a workload's variable": Reader(_workload("value"), "3", "[ -~]{0,4096}"),
+    "mount of a workload": Reader(
+        _workload("mount"), "/opt/intel", r"(?!/(dev|proc|sys|run)(/(?!hugepages|shm)|$))/[!-~]+"
+    ),
+    "device of a workload": Reader(_workload("devices"), "/dev/null", r"/dev/(?!dfl|vfio)[!-~]+"),
+    "resource of a workload": Reader(
+        _workload("resources"), f"region-{INTERFACE}", "(region|fpga|af)-[A-Za-z0-9._-]+"
+    ),
     "interface id": Reader(ids.parse_interface_id, INTERFACE, HEX32),
     "AFU id": Reader(ids.parse_afu_id, DASHED, HEX32),
     "bitstream id": Reader(ids.parse_bitstream_id, HASH, f"{HEX32}|{HEX40}"),

@@ -109,6 +109,8 @@ def status(*cards, **changes):
         "trouble": trouble(),
         "scrub": "required",
         "sandbox": [],
+        "workloads": [],
+        "workloads_problem": "",
         "resources": [],
         "cards": list(cards),
         "problems": [],

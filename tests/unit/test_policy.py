@@ -14,10 +14,11 @@ from fpga_plugin.claims.permission import asks
 from fpga_plugin.cli import main
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, RefusedError
 from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceKind, ResourceName
+from fpga_plugin.operator_files.strict import MAX_BYTES
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
 from fpga_plugin.policy.file import PolicyFile, read_policy
-from fpga_plugin.policy.parse import MAX_BYTES, PolicyError, parse_policy
+from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask, Policy, parse_pattern
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
@@ -108,6 +109,14 @@ def test_json_says_the_same_as_yaml():
     assert parse_policy(raw, as_json=True) == policy(
         "version: 1\ndefault: deny\nrules: [{name: a, action: allow}]"
     )
+
+
+@pytest.mark.parametrize("nothing", ["NaN", "-Infinity", "1e999", "1.5"])
+def test_what_json_has_no_word_for_is_not_taken_for_nothing(nothing):
+    rule = f'{{"name": "a", "action": "allow", "namespaces": {nothing}}}'
+    raw = f'{{"version": 1, "default": "deny", "rules": [{rule}]}}'.encode()
+    with pytest.raises(PolicyError):
+        parse_policy(raw, as_json=True)
 
 
 HEAD = "version: 1\ndefault: deny\n"

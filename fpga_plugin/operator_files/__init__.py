@@ -1,0 +1,1 @@
+"""Files that the operator writes: read strictly, and again when they change."""

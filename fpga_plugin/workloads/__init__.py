@@ -1,0 +1,1 @@
+"""What containers get beside their devices: mounts, variables and nodes, by the operator's file."""
