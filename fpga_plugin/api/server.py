@@ -5,10 +5,15 @@ and not on the event loop.
 """
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
+import httpx2
 import yaml
 from httpx2 import Timeout
 from lightkube import AsyncClient, KubeConfig
+from lightkube.config import client_adapter
+from lightkube.config.kubeconfig import SingleConfig
 
 from fpga_plugin.errors import BitstreamError, NoSourceError, quote
 from fpga_plugin.process.trusted_files import read_small
@@ -16,6 +21,7 @@ from fpga_plugin.process.trusted_files import read_small
 # lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
 _one_at_a_time = threading.Lock()
 
+T = TypeVar("T")
 
 _MAX_KUBECONFIG_BYTES = 1 << 20
 
@@ -34,11 +40,31 @@ def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
     Raises:
         CredentialsError: there are none, others may write them, or they are not understood.
     """
+    # No proxy and no default certificates from the environment: the file says it all.
+    return _connect(
+        kubeconfig,
+        lambda config: AsyncClient(config=config, timeout=Timeout(seconds), trust_env=False),
+    )
+
+
+def connect_http(kubeconfig: str | None, *, seconds: float) -> httpx2.AsyncClient:
+    """Like `connect`, for calls that lightkube's client does not make as they have to be made."""
+    given = client_adapter.ConnectionParams(timeout=Timeout(seconds), trust_env=False)
+    return _connect(kubeconfig, lambda config: client_adapter.AsyncClient(config, given))
+
+
+def _connect(kubeconfig: str | None, make: Callable[[SingleConfig], T]) -> T:
+    """What `make` makes of the credentials.
+
+    Raises:
+        CredentialsError: there are none, others may write them, or they are not understood.
+    """
     try:
         with _one_at_a_time:
             config = KubeConfig.from_service_account() if kubeconfig is None else _read(kubeconfig)
-        # No proxy and no default certificates from the environment: the file says it all.
-        return AsyncClient(config=config.get(), timeout=Timeout(seconds), trust_env=False)
+        single = config.get()
+        assert single is not None, "without a default, lightkube raises"
+        return make(single)
     except BitstreamError as error:
         raise CredentialsError(f"the credentials cannot be used: {error}") from error
     except Exception as error:  # of many types, for files that are missing or malformed

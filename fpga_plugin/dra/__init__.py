@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation: the second door, beside the device plugin API."""

@@ -1,0 +1,278 @@
+"""One node's pool of ResourceSlices: what to write so that it says what it ought to.
+
+The slices of a pool count together: the scheduler uses those of the highest generation, once there
+are as many of them as each of them says. So one slice that says something else is replaced in its
+place; anything more makes a new generation, during which the pool is not used.
+
+Names are fixed by what a slice is: if the answer to a write was lost, the next try finds the slice.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from fpga_plugin.api.mirror import Metadata
+from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice, Value
+
+API_VERSION: Final = "resource.k8s.io/v1"
+COLLECTION: Final = f"/apis/{API_VERSION}/resourceslices"
+
+MAX_NAME: Final = 253
+"""Of an object, in characters (a DNS subdomain)."""
+
+_MAX_GENERATION: Final = 1 << 62
+"""Far beyond what we ever write: it leaves room for more (the API has 64 bits with a sign)."""
+
+Spec = dict[str, Any]
+
+
+class SliceMetadata(Metadata):
+    """Of a slice."""
+
+    ownerReferences: list[dict[str, Any]] = msgspec.field(default_factory=list)  # noqa: N815  # the API's own name
+
+
+class PoolOf(msgspec.Struct):
+    """Which pool a slice belongs to."""
+
+    name: str = ""
+    generation: int = 0
+    resourceSliceCount: int = 0  # noqa: N815  # the API's own name
+
+
+class SliceSpec(msgspec.Struct):
+    """What a slice says; devices and counters as the JSON that they are."""
+
+    driver: str = ""
+    nodeName: str = ""  # noqa: N815  # the API's own name
+    pool: PoolOf = msgspec.field(default_factory=PoolOf)
+    sharedCounters: list[dict[str, Any]] | None = None  # noqa: N815  # the API's own name
+    devices: list[dict[str, Any]] | None = None
+
+    @property
+    def content(self) -> Spec:
+        """The part that says something."""
+        told = {"sharedCounters": self.sharedCounters, "devices": self.devices}
+        return {key: value for key, value in told.items() if value}
+
+
+class ResourceSlice(msgspec.Struct):
+    """A slice as the API server has it."""
+
+    metadata: SliceMetadata
+    spec: SliceSpec = msgspec.field(default_factory=SliceSpec)
+
+    @property
+    def generation(self) -> int:
+        """Of its pool; 0 where it is none that can be followed by another."""
+        told = self.spec.pool.generation
+        return told if 0 < told < _MAX_GENERATION else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to write.
+
+    Attributes:
+        delete: names of slices that are no part of the pool any more.
+        write: names of slices to replace or make, in this order.
+        generation: which the pool has then.
+    """
+
+    generation: int
+    delete: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.delete or self.write)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The pool of one node.
+
+    Attributes:
+        driver: its name; the domain of attributes and taints.
+        node: its name, which is the pool's too.
+    """
+
+    driver: str
+    node: str
+    _suffix: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        suffix = f"{self.driver}-{self.node}"
+        if len(suffix) > MAX_NAME - 6:
+            digest = hashlib.sha256(suffix.encode()).hexdigest()[:16]
+            suffix = f"{suffix[: MAX_NAME - 6 - 17].rstrip('.-')}-{digest}"
+        object.__setattr__(self, "_suffix", suffix)
+
+    def named(self, slices: Sequence[Slice]) -> dict[str, Slice]:
+        """The slices by the names that they get; counters before devices."""
+        counts = {"c": 0, "d": 0}
+        named: dict[str, Slice] = {}
+        for one in slices:
+            kind = "c" if one.counter_sets else "d"
+            named[f"{kind}{counts[kind]:04x}-{self._suffix}"] = one
+            counts[kind] += 1
+        return named
+
+    def plan(
+        self,
+        wanted: Mapping[str, Slice],
+        have: Mapping[str, ResourceSlice],
+        *,
+        accepted: Mapping[str, tuple[Spec, Spec]],
+    ) -> Plan:
+        """What is to be written, if anything.
+
+        Args:
+            wanted: by name.
+            have: what the API server has of this driver and node.
+            accepted: by name, what was sent and what the server made of it; that is no difference.
+        """
+        obsolete = tuple(sorted(have.keys() - wanted.keys()))
+        latest = max((one.generation for one in have.values()), default=0)
+        changed = []
+        for name, one in wanted.items():
+            sent, there = self.content(one), have.get(name)
+            if there is None or (
+                meaning(there.spec.content) != sent
+                and accepted.get(name) != (sent, meaning(there.spec.content))
+            ):
+                changed.append(name)
+        sound = latest > 0 and all(
+            (there := have.get(name)) is not None
+            and there.spec.pool == PoolOf(self.node, latest, len(wanted))
+            for name in wanted
+        )
+        alone = all(have[name].generation < latest for name in obsolete)
+        if sound and alone and len(changed) <= 1:
+            return Plan(latest, obsolete, tuple(changed))
+        # Those that are there first: until the last one is made, the pool is not used.
+        names = sorted(wanted, key=lambda name: (name not in have, name))
+        return Plan(latest + 1, obsolete, tuple(names))
+
+    def manifest(
+        self,
+        name: str,
+        one: Slice,
+        *,
+        generation: int,
+        count: int,
+        before: ResourceSlice | None,
+        owner: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The object to send."""
+        metadata: dict[str, Any] = {"name": name, "ownerReferences": [owner]}
+        if before is not None:
+            metadata["resourceVersion"] = before.metadata.resourceVersion
+        spec = {
+            "driver": self.driver,
+            "nodeName": self.node,
+            "pool": {"name": self.node, "generation": generation, "resourceSliceCount": count},
+        } | self.content(one)
+        if before is not None:
+            _keep_times(spec, before.spec.content)
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "ResourceSlice",
+            "metadata": metadata,
+            "spec": spec,
+        }
+
+    def content(self, one: Slice) -> Spec:
+        """What a slice's spec says, as JSON."""
+        content: Spec = {}
+        if one.counter_sets:
+            content["sharedCounters"] = [_counter_set(each) for each in one.counter_sets]
+        if one.devices:
+            content["devices"] = [self._device(each) for each in one.devices]
+        return content
+
+    def _device(self, device: Device) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "name": device.name,
+            "attributes": {name: _attribute(value) for name, value in device.attributes.items()},
+        }
+        if device.consumes:
+            told["consumesCounters"] = [
+                {"counterSet": name, "counters": {counter: {"value": "1"} for counter in counters}}
+                for name, counters in device.consumes.items()
+            ]
+        if device.taints:
+            told["taints"] = [
+                {"key": f"{self.driver}/{taint.key}", "effect": taint.effect.value}
+                | ({"value": taint.value} if taint.value else {})
+                for taint in device.taints
+            ]
+        return told
+
+
+def _counter_set(one: CounterSet) -> dict[str, Any]:
+    return {"name": one.name, "counters": {name: {"value": "1"} for name in one.counters}}
+
+
+def _attribute(value: Value) -> dict[str, Value]:
+    if isinstance(value, bool):
+        return {"bool": value}
+    return {"int" if isinstance(value, int) else "string": value}
+
+
+def meaning(content: Spec) -> Spec:
+    """What a slice says, without what the server adds."""
+    told = dict(content)
+    if devices := told.get("devices"):
+        told["devices"] = [_untimed(device) for device in devices]
+    return told
+
+
+def _untimed(device: dict[str, Any]) -> dict[str, Any]:
+    if not (taints := _taints(device)):
+        return device
+    bare = [{key: value for key, value in one.items() if key != "timeAdded"} for one in taints]
+    return device | {"taints": bare}
+
+
+def lost(form: Form, sent: Spec, told: Spec) -> Form:
+    """What the server understands, by what it made of a slice.
+
+    A feature that is off, or that it does not know, takes its fields away without a word.
+    """
+    return Form(
+        counters=form.counters and has_counters(told) >= has_counters(sent),
+        taints=form.taints and _has_taints(told) >= _has_taints(sent),
+    )
+
+
+def has_counters(content: Spec) -> int:
+    """How many things in a slice are about counters."""
+    sets = content.get("sharedCounters") or ()
+    return len(sets) + sum("consumesCounters" in device for device in content.get("devices", ()))
+
+
+def _has_taints(content: Spec) -> int:
+    return sum(bool(device.get("taints")) for device in content.get("devices", ()))
+
+
+def _keep_times(spec: Spec, before: Spec) -> None:
+    """Since when a device has a taint: the server would put the present time in its place."""
+    times = {
+        (device.get("name"), taint.get("key"), taint.get("value"), taint.get("effect")): time
+        for device in before.get("devices", ())
+        for taint in _taints(device)
+        if isinstance(time := taint.get("timeAdded"), str)
+    }
+    for device in spec.get("devices", ()):
+        for taint in device.get("taints", ()):
+            key = (device["name"], taint["key"], taint.get("value"), taint["effect"])
+            if key in times:
+                taint["timeAdded"] = times[key]
+
+
+def _taints(device: Mapping[str, Any]) -> list[dict[str, Any]]:
+    taints = device.get("taints")
+    return [one for one in taints if isinstance(one, dict)] if isinstance(taints, list) else []

@@ -1,0 +1,283 @@
+"""Keeps this node's ResourceSlices as the ledger wants them, for ever.
+
+Others write here too: kubelet deletes the slices of its node at its own start, and a driver's 30 s
+after it lost the connection to it; the garbage collector deletes them with the node. So the own
+slices are watched, and whatever is not as it ought to be is written again: what is missing is made,
+what is obsolete is deleted. What fails is tried again, less and less often, and never given up.
+
+Nothing happens between two changes. A change waits for a moment before it is written, since most
+that the ledger tells change nothing here, or are undone at once (a region between two owners).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from fpga_plugin.api.mirror import Backoff, Mirror
+from fpga_plugin.api.rest import ApiServerError, Session, session
+from fpga_plugin.dra.pool import (
+    COLLECTION,
+    Plan,
+    Pool,
+    ResourceSlice,
+    Spec,
+    has_counters,
+    lost,
+    meaning,
+)
+from fpga_plugin.dra.wanted import Form, Slice
+from fpga_plugin.errors import NoSourceError, quote
+
+log = structlog.get_logger()
+
+SETTLE_SECONDS: Final = 1.0
+"""Between a change and what is written of it."""
+
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+
+
+class _Named(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class _Node(msgspec.Struct):
+    metadata: _Named
+
+
+_node = msgspec.json.Decoder(_Node)
+_slice = msgspec.json.Decoder(ResourceSlice)
+
+
+class SliceReconciler:
+    """The slices of one driver on one node. Belongs to the event loop.
+
+    Args:
+        kubeconfig: path of a file with credentials; None: the pod's service account.
+        pool: of which driver, on which node.
+        wanted: what the slices ought to say, in a form that the server understands.
+        registered: set once kubelet has the driver: before, a pod could be bound for nothing.
+        settle: seconds between a change and what is written of it.
+        backoff: how long to wait after failures.
+
+    Attributes:
+        form: what the server understands, as far as known.
+        problem: why the slices may be old; empty if they are not.
+        published: they were, once, as they ought to be.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: str | None,
+        pool: Pool,
+        wanted: Callable[[Form], tuple[Slice, ...]],
+        *,
+        registered: asyncio.Event,
+        settle: float = SETTLE_SECONDS,
+        backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._pool = pool
+        self._wanted = wanted
+        self._registered = registered
+        self._settle = settle
+        self._backoff = backoff()
+        self._changed = asyncio.Event()
+        self._accepted: dict[str, tuple[Spec, Spec]] = {}
+        self._mirror = Mirror(
+            kubeconfig,
+            COLLECTION,
+            ResourceSlice,
+            fields={"spec.driver": pool.driver, "spec.nodeName": pool.node},
+            changed=self.wake,
+            backoff=backoff(),
+        )
+        self.form = Form()
+        self.problem = ""
+        self.published = False
+
+    def wake(self) -> None:
+        """Something changed: compare anew."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keep the slices as they ought to be; ends only when cancelled."""
+        await self._registered.wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._mirror.run(), name="watch of slices")
+            tasks.create_task(self._publish(), name="slices")
+
+    async def _publish(self) -> None:
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(self._settle)
+            self._changed.clear()
+            if not self._mirror.synced:
+                continue  # the first list wakes us
+            try:
+                await self._reconcile()
+            except NoSourceError as error:
+                delay = self._backoff.delay(error)
+                if error.message != self.problem:
+                    log.warning(
+                        "ResourceSlices not published",
+                        error=error.message,
+                        hint="it is tried again; until then the scheduler goes by what was"
+                        " published last",
+                    )
+                self.problem = error.message
+                await asyncio.sleep(delay)
+                self.wake()
+            else:
+                self._backoff.reset()
+                self.problem, self.published = "", True
+
+    async def _reconcile(self) -> None:
+        """Write what is not as it ought to be.
+
+        Raises:
+            NoSourceError: not all of it could be written.
+        """
+        if not self._differs():
+            return
+        async with session(self._kubeconfig) as server:
+            # Each round either writes all, or learns that the server understands less.
+            while (differs := self._differs()) and not await self._write(server, *differs):
+                pass
+
+    def _differs(self) -> tuple[Plan, dict[str, Slice]] | None:
+        wanted = self._pool.named(self._wanted(self.form))
+        plan = self._pool.plan(wanted, self._mirror.items, accepted=self._accepted)
+        return (plan, wanted) if plan else None
+
+    async def _write(self, server: Session, plan: Plan, wanted: Mapping[str, Slice]) -> bool:
+        """Whether all was written; else the server understands less than was thought.
+
+        Raises:
+            NoSourceError: something could not be written.
+        """
+        owner = await self._owner(server) if plan.write else {}
+        for name in plan.delete:
+            await self._delete(server, name)
+        for name in plan.write:
+            manifest = self._pool.manifest(
+                name,
+                wanted[name],
+                generation=plan.generation,
+                count=len(wanted),
+                before=self._mirror.items.get(name),
+                owner=owner,
+            )
+            sent = self._pool.content(wanted[name])
+            try:
+                told = await self._put(server, name, manifest)
+            except ApiServerError as error:
+                if error.code != _INVALID or not has_counters(sent):
+                    raise
+                self._understands(replace(self.form, counters=False), error.message)
+                return False
+            form = lost(self.form, sent, told.spec.content)
+            if form != self.form:
+                self._understands(form, "")
+                return False
+            if (made := meaning(told.spec.content)) != sent:
+                self._accepted[name] = (sent, made)
+            else:
+                self._accepted.pop(name, None)
+        log.info(
+            "ResourceSlices published",
+            generation=plan.generation,
+            slices=len(wanted),
+            devices=sum(len(one.devices) for one in wanted.values()),
+            written=len(plan.write),
+            deleted=len(plan.delete),
+        )
+        return True
+
+    def _understands(self, form: Form, error: str) -> None:
+        log.warning(
+            "the API server does not take all that a ResourceSlice may say",
+            counters=form.counters,
+            taints=form.taints,
+            error=error,
+            hint="without counters there are regions or cards, not both; without taints what must"
+            " not be given out is left out. Kubernetes 1.36 has both; its feature gates are"
+            " DRAPartitionableDevices and DRADeviceTaints",
+        )
+        self.form = form
+
+    async def _owner(self, server: Session) -> Mapping[str, Any]:
+        """The node: its end is the slices' end."""
+        name = self._pool.node
+        body = await server.call("GET", f"/api/v1/nodes/{name}")
+        try:
+            node = _node.decode(body).metadata
+        except msgspec.DecodeError as error:
+            raise ApiServerError(f"node {name}: the API server's answer is not understood") from (
+                error
+            )
+        return {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+
+    async def _put(self, server: Session, name: str, manifest: Mapping[str, Any]) -> ResourceSlice:
+        """Replace or make a slice; what the server made of it.
+
+        Raises:
+            ApiServerError: it did not, or not as it is known here.
+        """
+        known = "resourceVersion" in manifest["metadata"]
+        path = f"{COLLECTION}/{name}" if known else COLLECTION
+        try:
+            body = await server.call("PUT" if known else "POST", path, body=manifest)
+        except ApiServerError as error:
+            if error.code == _CONFLICT or (known and _is_gone(error)):
+                await self._look(server, name)
+            raise
+        told = _decoded(body, name)
+        self._mirror.learn(told)
+        return told
+
+    async def _look(self, server: Session, name: str) -> None:
+        """Learn how a slice is now, without waiting for the watch.
+
+        Raises:
+            ApiServerError: the server does not tell, or the name is another's.
+        """
+        try:
+            there = _decoded(await server.call("GET", f"{COLLECTION}/{name}"), name)
+        except ApiServerError as error:
+            if not _is_gone(error):
+                raise
+            self._mirror.forget(name)
+            return
+        if (there.spec.driver, there.spec.nodeName) != (self._pool.driver, self._pool.node):
+            raise ApiServerError(
+                f"ResourceSlice {name} is of driver {quote(there.spec.driver)} on node"
+                f" {quote(there.spec.nodeName)}: delete it"
+            )
+        self._mirror.learn(there)
+
+    async def _delete(self, server: Session, name: str) -> None:
+        try:
+            await server.call("DELETE", f"{COLLECTION}/{name}")
+        except ApiServerError as error:
+            if not _is_gone(error):
+                raise
+        self._mirror.forget(name)
+
+
+def _is_gone(error: ApiServerError) -> bool:
+    """Whether the API server itself says that there is none; a proxy's 404 has no reason."""
+    return error.code == _NOT_FOUND and error.reason == "NotFound"
+
+
+def _decoded(body: bytes, name: str) -> ResourceSlice:
+    try:
+        return _slice.decode(body)
+    except msgspec.DecodeError as error:
+        raise ApiServerError(
+            f"ResourceSlice {name}: the API server's answer is not understood ({quote(error)})"
+        ) from error

@@ -1,0 +1,345 @@
+"""What the scheduler is told: the ledger as devices, counters and taints.
+
+The device plugin's lists hide a card while its regions are owned. Here nothing is hidden: a card
+and its regions share counters, and the scheduler, which does all accounting, keeps them apart. So
+what an owner has is not told at all, and a pod's life costs no write. What must not be given out
+is tainted and stays on the list, and an owned device is always on it (invariant 3).
+
+A server that does not know counters or taints drops them without a word. For it there is a simpler
+`Form`: regions or cards, not both; and a device that would be tainted is left out unless it is
+owned.
+
+The limits are those of resource.k8s.io/v1 (types.go).
+"""
+
+import enum
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeVar
+
+from fpga_plugin.config.settings import Advertise, ScrubPolicy
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import (
+    CardId,
+    DeviceId,
+    InterfaceId,
+    RegionId,
+    ResourceKind,
+    device_order,
+    known_resource,
+)
+from fpga_plugin.ledger.ledger import Ledger, card_of, is_card
+from fpga_plugin.ledger.records import Claim, Condition
+
+MAX_DEVICES: Final = 64
+"""Of a slice with taints or counters; 128 without, but a taint must not move devices about."""
+
+MAX_SETS: Final = 8
+"""Counter sets of a slice."""
+
+MAX_COUNTERS: Final = 32
+"""Counters of a set."""
+
+MAX_CONSUMED: Final = 2
+"""Counter sets of which one device may take."""
+
+STANDARD: Final = "resource.kubernetes.io"
+"""Domain of the attributes that mean the same with every driver."""
+
+_WORD = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?=:|$)", re.ASCII)
+
+_T = TypeVar("_T")
+Value: TypeAlias = bool | int | str
+
+
+class Effect(enum.StrEnum):
+    """What a taint does."""
+
+    NO_SCHEDULE = "NoSchedule"
+    """No claim gets the device from now on."""
+    NO_EXECUTE = "NoExecute"
+    """And the pods of the claim that has it are deleted, so that their controllers make others."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Taint:
+    """Why a device is not given out; the key without its domain."""
+
+    key: str
+    value: str = ""
+    effect: Effect = Effect.NO_SCHEDULE
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSet:
+    """What the devices of one card have between them: one of each."""
+
+    name: str
+    counters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A card or region.
+
+    Attributes:
+        name: in the slice.
+        attributes: what claims choose by; those without a domain are the driver's.
+        consumes: the counters that it takes, one of each, by counter set.
+        taints: why it is not to be given out.
+    """
+
+    name: str
+    attributes: Mapping[str, Value]
+    consumes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one ResourceSlice says: counter sets or devices, never both."""
+
+    counter_sets: tuple[CounterSet, ...] = ()
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the server understands.
+
+    Attributes:
+        counters: shared counters (by default since Kubernetes 1.36).
+        taints: device taints (the same).
+    """
+
+    counters: bool = True
+    taints: bool = True
+
+
+class Wanted:
+    """What the slices of this node ought to say.
+
+    Args:
+        ledger: who has what.
+        advertise: which kind of devices there are; an owned one of the other kind is listed too.
+        scrub: which condition counts as clean.
+    """
+
+    def __init__(self, ledger: Ledger, *, advertise: Advertise, scrub: ScrubPolicy) -> None:
+        self._ledger = ledger
+        self._kinds = {
+            Advertise.BOTH: frozenset(ResourceKind),
+            Advertise.REGION: frozenset({ResourceKind.REGION}),
+            Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
+        }[advertise]
+        self._clean = frozenset(
+            {Condition.BLANK}
+            if scrub is ScrubPolicy.REQUIRED
+            else {Condition.BLANK, Condition.UNBLANKED}
+        )
+
+    def __call__(self, form: Form) -> tuple[Slice, ...]:
+        """The slices, in order; at least one, so that an empty pool is told as well."""
+        ledger = self._ledger
+        cards = sorted(
+            ledger.cards.keys() | {card_of(device) for device in ledger.claims}, key=device_order
+        )
+        sets: list[CounterSet] = []
+        regions: list[Device] = []
+        whole: list[Device] = []
+        for card in cards:
+            one = _CardView(ledger, card, self._clean)
+            of_card, of_regions = one.listed(self._kinds, form)
+            counters = _counter_sets(one) if form.counters and of_card and of_regions else ()
+            sets += counters
+            regions += (one.region(region, counters, form) for region in of_regions)
+            whole += (one.whole(counters, form) for _ in of_card)
+        counter_slices = (Slice(counter_sets=part) for part in _parts(sets, MAX_SETS))
+        # First-fit takes them in this order: regions, the smaller thing, come first.
+        device_slices = [Slice(devices=part) for part in _parts(regions + whole, MAX_DEVICES)]
+        return (*counter_slices, *(device_slices or [Slice()]))
+
+
+class _CardView:
+    """One card as the ledger has it, present or only owned."""
+
+    def __init__(self, ledger: Ledger, card_id: CardId, clean: frozenset[Condition]) -> None:
+        self.id = card_id
+        self.card: Card | None = ledger.cards.get(card_id)
+        self._ledger = ledger
+        self._clean = clean
+        self._present: dict[RegionId, Region] = (
+            {} if self.card is None else {region.id: region for region in self.card.regions}
+        )
+        claims = ledger.claims_on(card_id)
+        self._owned = {claim.device for claim in claims}
+        granted = {region for claim in claims for region in claim.grants}
+        self.regions: tuple[RegionId, ...] = tuple(
+            sorted(self._present.keys() | granted, key=device_order)
+        )
+
+    def listed(
+        self, kinds: frozenset[ResourceKind], form: Form
+    ) -> tuple[tuple[CardId, ...], tuple[RegionId, ...]]:
+        """The card, or nothing, and those of its regions that are told of."""
+        whole_owned = DeviceId(self.id) in self._owned
+        whole = whole_owned or (ResourceKind.WHOLE in kinds and self.card is not None)
+        regions = [
+            region
+            for region in self.regions
+            if DeviceId(region) in self._owned
+            or (ResourceKind.REGION in kinds and region in self._present)
+        ]
+        countable = form.counters and len(self.regions) <= MAX_CONSUMED * MAX_COUNTERS
+        if whole and regions and not countable:
+            # Nothing would keep them apart. What is owned stays, the smaller thing else.
+            if whole_owned:
+                regions = [region for region in regions if DeviceId(region) in self._owned]
+            else:
+                whole = False
+        if not form.taints:
+            regions = [
+                region
+                for region in regions
+                if DeviceId(region) in self._owned or not self._taints_of_region(region)
+            ]
+            whole = whole and (whole_owned or not self._taints_of_card())
+        return (self.id,) if whole else (), tuple(regions)
+
+    def region(self, region: RegionId, counters: Sequence[CounterSet], form: Form) -> Device:
+        counter = _counter(region)
+        return Device(
+            device_name(DeviceId(region)),
+            self._attributes(ResourceKind.REGION) | {"afuID": ""},
+            {one.name: (counter,) for one in counters if counter in one.counters},
+            self._taints_of_region(region) if form.taints else (),
+        )
+
+    def whole(self, counters: Sequence[CounterSet], form: Form) -> Device:
+        return Device(
+            device_name(DeviceId(self.id)),
+            self._attributes(ResourceKind.WHOLE) | {"regions": len(self.regions)},
+            {one.name: one.counters for one in counters},
+            self._taints_of_card() if form.taints else (),
+        )
+
+    def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
+        told: dict[str, Value] = {
+            "type": "card" if kind is ResourceKind.WHOLE else "region",
+            "card": device_name(DeviceId(self.id)),
+        }
+        if (interface := self._interface()) is not None:
+            told["interfaceID"] = interface
+        if self.card is not None:
+            told[f"{STANDARD}/pciBusID"] = str(self.card.address)
+            if self.card.numa_node is not None:
+                told[f"{STANDARD}/numaNode"] = self.card.numa_node
+        return told
+
+    def _interface(self) -> InterfaceId | None:
+        """The present card's; of one that is gone, what its owners asked for."""
+        if self.card is not None:
+            return self.card.interface_id
+        resources = (known_resource(claim.resource) for claim in self._ledger.claims_on(self.id))
+        return next((one.interface_id for one in resources if one is not None), None)
+
+    def _taints_of_region(self, region: RegionId) -> tuple[Taint, ...]:
+        device = DeviceId(region)
+        claim = self._ledger.claims.get(device)
+        taints = {*self._of_hardware([region], claim), *self._drained()}
+        if self._ledger.region_claim(region) is None:
+            taints |= {*self._of_holders([region]), *self._of_remains([region])}
+        return _one_of_each(taints)
+
+    def _taints_of_card(self) -> tuple[Taint, ...]:
+        claim = self._ledger.card_claim(self.id)
+        taints = {*self._of_hardware(self.regions, claim), *self._drained()}
+        if self.card is not None and not self.card.complete:
+            taints.add(Taint("incomplete"))
+        if claim is None:
+            free = [r for r in self.regions if self._ledger.region_claim(r) is None]
+            taints |= {*self._of_holders(free), *self._of_remains(free)}
+            # While a region is owned its memory cannot be cleared, and the card is not free.
+            if self.id in self._ledger.debts and len(free) == len(self.regions):
+                taints.add(Taint("memory-not-cleared"))
+        return _one_of_each(taints)
+
+    def _of_hardware(self, regions: Iterable[RegionId], claim: Claim | None) -> Iterator[Taint]:
+        """What no scrub mends, owned or not."""
+        ledger = self._ledger
+        if self.card is None:
+            yield Taint("gone")
+            return
+        for region in regions:
+            if region not in self._present:
+                yield Taint("gone")
+            elif trouble := ledger.trouble(region):
+                # A container that did not start will not start here: its pod is better elsewhere.
+                stuck = (
+                    claim is not None
+                    and not claim.started
+                    and ledger.record(region).condition is Condition.FAULTED
+                    and self.id not in ledger.rebinding
+                )
+                effect = Effect.NO_EXECUTE if stuck else Effect.NO_SCHEDULE
+                yield Taint("faulted", _word(trouble), effect)
+
+    def _drained(self) -> Iterator[Taint]:
+        if self.id in self._ledger.drained:
+            yield Taint("drained")
+
+    def _of_holders(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
+        """Somebody has a free device whom the scheduler does not know."""
+        ledger = self._ledger
+        if self.id in ledger.foreign:
+            yield Taint("held", "another-plugin")
+        elif self.id in ledger.unreconciled:
+            yield Taint("held", "owners-unknown")
+        elif self.id in ledger.rebinding:
+            yield Taint("held", "rebinding")
+        elif not all(ledger.own_node(self._present[r]) for r in regions if r in self._present):
+            yield Taint("held", "node-lent")
+
+    def _of_remains(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
+        """What a scrub has not yet taken off, or cannot."""
+        for region in regions:
+            record = self._ledger.record(region)
+            if record.condition not in self._clean | {Condition.FAULTED}:
+                yield Taint("not-clean")
+
+
+def _counter_sets(card: _CardView) -> tuple[CounterSet, ...]:
+    """One of each region; a set has its card's name, a second one a suffix."""
+    name = device_name(DeviceId(card.id))
+    return tuple(
+        CounterSet(
+            name if number == 0 else f"{name}-{number}", tuple(_counter(region) for region in part)
+        )
+        for number, part in enumerate(_parts(card.regions, MAX_COUNTERS))
+    )
+
+
+def _counter(region: RegionId) -> str:
+    """Of card `c`, region `c-p3`: `region-3`."""
+    assert not is_card(DeviceId(region))
+    return f"region-{region.rpartition('-p')[2]}"
+
+
+def _parts(things: Sequence[_T], size: int) -> Iterator[tuple[_T, ...]]:
+    for begin in range(0, len(things), size):
+        yield tuple(things[begin : begin + size])
+
+
+def _one_of_each(taints: Iterable[Taint]) -> tuple[Taint, ...]:
+    """A card's regions may have several faults: one reason for each key and effect is enough."""
+    return tuple({(one.key, one.effect): one for one in sorted(taints, reverse=True)}.values())[
+        ::-1
+    ]
+
+
+def _word(reason: str) -> str:
+    """A taint's value: the word with which a reason begins (`thermal: ...`), if it is one."""
+    match = _WORD.match(reason)
+    return "" if match is None else match[0]
