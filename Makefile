@@ -61,6 +61,11 @@ test-kubelet-1.32: ## where an older kubelet may differ: re-registration, and wh
 	@$(MAKE) --no-print-directory test-kubelet K8S=1.32 \
 	  PYTEST_ARGS="-k 'restart or finished or deleted or away' $(PYTEST_ARGS)"
 
+.PHONY: test-dra
+test-dra: ## ResourceSlices with the real API server, scheduler and controllers (takes Go; PYTEST_ARGS="-k taint")
+	@bash .ci/setup dev
+	@$(PYTHON) tests/dra/cluster.py $(PYTHON) -m pytest tests/dra -q $(PYTEST_ARGS)
+
 .PHONY: image
 image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=...)
 	@[[ "$${BASE:-}" =~ @sha256:[0-9a-f]{64}$$ ]] || { \

@@ -1,4 +1,4 @@
-"""What the scheduler is told of cards and regions (docs/dra.md)."""
+"""What the scheduler is told of cards and regions."""
 
 import re
 from dataclasses import replace
@@ -124,6 +124,9 @@ def test_a_faulted_region_taints_itself_and_its_card_with_the_word_for_it() -> N
     assert taints(ledger, BOARD) == expected
     assert taints(ledger, P1) == ()
     ledger.set_failing(CARD.id, {})
+    assert keys(ledger, P0) == ["not-clean"], "whatever happened meanwhile is scrubbed off first"
+    scrub(ledger, CARD)
+    assert taints(ledger, P0) == ()
     ledger.working([R1])
     ledger.faulted(R1, "PR failed: error register 0x1")
     assert taints(ledger, P1) == (Taint("faulted", ""),)

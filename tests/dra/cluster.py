@@ -1,0 +1,237 @@
+"""A cluster without kubelets: API server, etcd, scheduler and controllers, as processes.
+
+Nodes are objects that the tests make. What kubelet does of a pod's end, the tests do by force.
+Ports are free ones, so that nothing here takes root or namespaces.
+"""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / ".cache/kubelet/1.36"
+NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
+
+LIMIT = 120.0
+"""Seconds after which a test gives up on what it waits for."""
+
+CONTROLLERS = (
+    "resourceclaim-controller",
+    "device-taint-eviction-controller",
+    "garbage-collector-controller",
+)
+"""The ones that DRA takes; others would take away nodes that no kubelet keeps alive."""
+
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T], what: str, *, limit: float = LIMIT) -> T:
+    """Wait for what nobody announces; returns what it came to."""
+    deadline = time.monotonic() + limit
+    while not (found := look()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {limit:g} s: {what}")
+        time.sleep(0.05)
+    return found
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Cluster:
+    """Runs until `end`.
+
+    Args:
+        folder: for its files and logs.
+        gates: feature gates of all programs, besides what is on by default.
+    """
+
+    def __init__(self, folder: Path, gates: Mapping[str, bool] | None = None) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        etcd, peers, api, scheduler, controllers = _free_ports(5)
+        self.url = f"https://127.0.0.1:{api}"
+        key = folder / "service-accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        (folder / "tokens.csv").write_text('admin,admin,admin,"system:masters"\n')
+        features = [f"--feature-gates={name}={on}".lower().replace(name.lower(), name)
+                    for name, on in (gates or {}).items()]  # fmt: skip
+        store = f"http://127.0.0.1:{etcd}"
+        self._run(
+            "etcd",
+            *("--data-dir", folder / "etcd", "--unsafe-no-fsync", "--log-level", "error"),
+            *("--listen-client-urls", store, "--advertise-client-urls", store),
+            *("--listen-peer-urls", f"http://127.0.0.1:{peers}"),
+        )
+        self._run(
+            "kube-apiserver",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={folder}/tokens.csv",
+            f"--cert-dir={folder}",
+            f"--etcd-servers={store}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=10.99.0.1",  # a loopback address is refused; nobody comes by it
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={api}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.98.0.0/24",
+            "--authorization-mode=RBAC",
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            *features,
+        )
+        until(self._ready, "the API server is ready")
+        admin = self.kubeconfig()
+        common = ("--kubeconfig", admin, "--leader-elect=false", *features)
+        self._run("kube-scheduler", *common, f"--secure-port={scheduler}")
+        self._run(
+            "kube-controller-manager",
+            *common,
+            f"--secure-port={controllers}",
+            f"--controllers={','.join(CONTROLLERS)}",
+        )
+
+    def _run(self, name: str, *arguments: str | Path) -> None:
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(PROGRAMS / name), *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _ready(self) -> bool:
+        for name, process in self._processes.items():
+            assert process.poll() is None, self.tail(name)
+        try:
+            self.call("GET", "/readyz", raw=True)
+            self.call("GET", "/api/v1/namespaces/default")
+        except OSError:
+            return False
+        return True
+
+    def tail(self, name: str, lines: int = 30) -> str:
+        """The end of a program's log."""
+        text = (self._folder / f"{name}.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def end(self) -> None:
+        """Its data are lost."""
+        for process in reversed(self._processes.values()):
+            process.send_signal(signal.SIGKILL)
+            process.wait(LIMIT)
+
+    def kubeconfig(self, token: str = "admin") -> str:
+        """Credentials, in a file."""
+        path = self._folder / f"{token[:20]}.kubeconfig"
+        authority = str(self._folder / "apiserver.crt")
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "it", "cluster": {"server": self.url, "certificate-authority": authority}}
+            ],
+            "users": [{"name": "me", "user": {"token": token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
+            "current-context": "it",
+        }
+        path.write_text(json.dumps(config))
+        return str(path)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        raw: bool = False,
+        token: str = "admin",
+        kind: str = "application/json",
+    ) -> Any:
+        """As the administrator, or whose token it is.
+
+        Raises:
+            OSError: it is not there, or refuses (HTTPError).
+        """
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
+        )
+        context = ssl.create_default_context(cafile=self._folder / "apiserver.crt")
+        with urllib.request.urlopen(request, timeout=LIMIT, context=context) as answer:
+            text = answer.read()
+        return text if raw else json.loads(text)
+
+    def add_node(self, name: str) -> str:
+        """A node that is ready and has room; its uid."""
+        made = self.call("POST", "/api/v1/nodes", {
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        })  # fmt: skip
+        room = {"cpu": "1000", "memory": "1000Gi", "pods": "10000"}
+        status = {"capacity": room, "allocatable": room,
+                  "conditions": [{"type": "Ready", "status": "True"}]}  # fmt: skip
+        self.call(
+            "PATCH", f"/api/v1/nodes/{name}/status", {"status": status},
+            kind="application/merge-patch+json",
+        )  # fmt: skip
+        return str(made["metadata"]["uid"])
+
+    def slices(self) -> list[dict[str, Any]]:
+        """All of them."""
+        return list(self.call("GET", "/apis/resource.k8s.io/v1/resourceslices")["items"])
+
+    def claims(self) -> list[dict[str, Any]]:
+        """All of them."""
+        return list(self.call("GET", "/apis/resource.k8s.io/v1/resourceclaims")["items"])
+
+    def pod(self, name: str) -> dict[str, Any] | None:
+        """A pod; None: there is none."""
+        try:
+            return dict(self.call("GET", f"/api/v1/namespaces/default/pods/{name}"))
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    def add_pod(self, name: str, **spec: Any) -> None:
+        """A pod; nobody runs it."""
+        spec.setdefault("containers", [{"name": "main", "image": "none"}])
+        pod = {"metadata": {"name": name}, "spec": spec}
+        self.call("POST", "/api/v1/namespaces/default/pods", pod)
+
+    def delete_pod(self, name: str) -> None:
+        """By force, as no kubelet ends it."""
+        path = f"/api/v1/namespaces/default/pods/{name}"
+        self.call("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def build() -> None:
+    """Make the programs, or say why not."""
+    script = ROOT / "tests/kubelet/build"
+    if subprocess.run([script, "1.36", *NAMES], check=False).returncode != 0:
+        sys.exit(f"test-dra: {', '.join(NAMES)} cannot be built")
+
+
+if __name__ == "__main__":
+    build()
+    os.environ["FPGA_DRA"] = "1"
+    os.execvp(sys.argv[1], sys.argv[1:])
