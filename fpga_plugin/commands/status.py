@@ -73,6 +73,15 @@ def add_card_parser(commands: "Commands") -> None:
         operation.add_argument("card", metavar="CARD", help="its id, such as 0000-3b-00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 
+    check = operations.add_parser(
+        "check",
+        help="print what the plugin would do with each card and what it assumes; touches nothing",
+        description="Print what the plugin would do with each card of this node, and everything"
+        " that it takes for granted about it, as text to send back. Reads only: it opens no device"
+        " node, writes nothing and asks no running plugin.",
+    )
+    check.add_argument("--json", action="store_true", help="JSON instead of text")
+
 
 def run_status(args: argparse.Namespace, settings: Settings) -> int:
     """`status` once or until Ctrl-C, and `card`."""
@@ -92,6 +101,10 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
 
 def _run_card(args: argparse.Namespace, settings: Settings) -> int:
     """Ask for an operation on a card, and print the card's state."""
+    if args.operation == "check":
+        from fpga_plugin.commands.check import run_check  # it looks at the node itself
+
+        return run_check(args, settings)
     body = {"operation": args.operation, "card": args.card}
     state = ask(settings.state_dir, "POST", "/card", body)
     print(json.dumps(state, indent=2) if args.json else card_table(state))

@@ -11,7 +11,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Readings, Region, ScanResult
+from fpga_plugin.hardware.model import (
+    Assumption,
+    Card,
+    CardHealth,
+    CardProblem,
+    Readings,
+    Region,
+    ScanResult,
+)
 from fpga_plugin.ids import AfuId, CardId
 
 
@@ -177,6 +185,12 @@ class Backend(Protocol):
 
     def accept_errors(self, card: CardId) -> None:
         """The operator has looked: what counters of errors say at the next look counts as well."""
+
+    def assumptions(self, card: CardId) -> tuple[Assumption, ...]:
+        """What is taken for granted about a card, sound or not.
+
+        Opens no device node, writes nothing, and never raises for what the card answers.
+        """
 
     def readings(self, card: Card) -> Readings:
         """Sensors and error registers, for those who watch; never raises, waits for no PR."""

@@ -136,3 +136,27 @@ class Readings:
     temperatures: Mapping[str, float] = field(default_factory=dict)
     power: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
+
+
+class Verdict(enum.Enum):
+    """Whether an assumption about a card holds."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    UNKNOWN = "cannot be told"
+    """Without touching the card, or at all: it is taken on trust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Something that the plugin takes for granted about a card.
+
+    Attributes:
+        says: what.
+        verdict: whether it holds, as far as reading tells.
+        seen: where that was read and what it said, or why it cannot be told.
+    """
+
+    says: str
+    verdict: Verdict
+    seen: str

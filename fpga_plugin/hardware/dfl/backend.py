@@ -8,6 +8,7 @@ from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.aer import AerCounters
+from fpga_plugin.hardware.dfl.assumptions import assumptions
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import (
@@ -21,7 +22,15 @@ from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
 from fpga_plugin.hardware.dfl.userclock import user_clock
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Readings, Region, ScanResult
+from fpga_plugin.hardware.model import (
+    Assumption,
+    Card,
+    CardHealth,
+    CardProblem,
+    Readings,
+    Region,
+    ScanResult,
+)
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -119,6 +128,10 @@ class DflBackend:
     def accept_errors(self, card: CardId) -> None:
         """What its error counters say at the next look counts as well."""
         self._aer.forget(card)
+
+    def assumptions(self, card: CardId) -> tuple[Assumption, ...]:
+        """What is taken for granted about a card, by what sysfs shows of it."""
+        return assumptions(self._kernel, PciAddress.parse(card))
 
     def readings(self, card: Card) -> Readings:
         """Its sensors and error registers."""

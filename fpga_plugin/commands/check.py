@@ -1,0 +1,186 @@
+"""`fpga-plugin card check`: what the plugin would do with each card, and what it takes for granted.
+
+For owners of cards that nobody has tried, as text to send back. It reads what anybody may read:
+sysfs, the store, the journal and kubelet's checkpoint. It opens no device node, writes nothing, and
+needs no running plugin; what a pod is called is not in it.
+"""
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
+import os
+import textwrap
+from typing import TypedDict
+
+from fpga_plugin import __version__
+from fpga_plugin.build import exposure, open_hardware
+from fpga_plugin.config.settings import ScrubPolicy, Settings
+from fpga_plugin.hardware.backend import Backend
+from fpga_plugin.hardware.model import CardProblem, Verdict
+from fpga_plugin.ids import CardId
+from fpga_plugin.ledger.exposure import memory_state
+from fpga_plugin.ledger.names import resource_names
+from fpga_plugin.operator.node import NodeCard, look
+from fpga_plugin.operator.table import printable
+
+_WIDTH = 100
+_MARKS = {Verdict.HOLDS: "+", Verdict.FAILS: "-", Verdict.UNKNOWN: "?"}
+
+
+class AssumptionView(TypedDict):
+    """One assumption; `verdict` is `holds`, `does not hold` or `cannot be told`."""
+
+    says: str
+    verdict: str
+    seen: str
+
+
+class CardCheck(TypedDict):
+    """One card; `problem` is why it is not served, empty where it is."""
+
+    card: str
+    description: str
+    problem: str
+    would: list[str]
+    assumptions: list[AssumptionView]
+
+
+class Check(TypedDict):
+    """Everything; `settings` are those that decide what would be done."""
+
+    version: str
+    kernel: str
+    machine: str
+    settings: dict[str, str]
+    cards: list[CardCheck]
+
+
+def run_check(args: argparse.Namespace, settings: Settings) -> int:
+    """Print it.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    found = check(settings)
+    print(json.dumps(found, indent=2) if args.json else report(found))
+    return 0
+
+
+def check(settings: Settings) -> Check:
+    """Look at the node.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    backend = open_hardware(settings, owner=False).backend
+    node = look(settings)
+    system = os.uname()
+    return {
+        "version": __version__,
+        "kernel": f"{system.sysname} {system.release}",
+        "machine": system.machine,
+        "settings": {
+            "FPGA_PLUGIN_BACKEND": settings.backend.value,
+            "FPGA_PLUGIN_ADVERTISE": settings.advertise.value,
+            "FPGA_PLUGIN_SCRUB": settings.scrub.value,
+            "FPGA_PLUGIN_RECOVERY": settings.recovery.value,
+            "FPGA_PLUGIN_TRUST": settings.trust.value,
+            "FPGA_PLUGIN_UNCLEARED_MEMORY": settings.uncleared_memory.value,
+            "FPGA_PLUGIN_UNTRANSLATED_DMA": settings.untranslated_dma.value,
+        },
+        "cards": [
+            *(_served(settings, backend, seen) for seen in node.cards),
+            *(_skipped(backend, problem) for problem in node.problems),
+        ],
+    }
+
+
+def _assumptions(backend: Backend, card: CardId) -> list[AssumptionView]:
+    return [
+        {"says": one.says, "verdict": one.verdict.value, "seen": one.seen}
+        for one in backend.assumptions(card)
+    ]
+
+
+def _skipped(backend: Backend, problem: CardProblem) -> CardCheck:
+    card = problem.address.card_id
+    return {
+        "card": card,
+        "description": "",
+        "problem": ": ".join(filter(None, (problem.message, problem.hint))),
+        "would": ["leave it alone"],
+        "assumptions": _assumptions(backend, card),
+    }
+
+
+def _served(settings: Settings, backend: Backend, seen: NodeCard) -> CardCheck:
+    card = seen.card
+    problem = ""
+    if not seen.selected:
+        problem = "FPGA_PLUGIN_CARDS leaves it out"
+    elif seen.foreign:
+        problem = "another plugin's pods have devices of it (docs/migration.md)"
+    return {
+        "card": card.id,
+        "description": card.description,
+        "problem": problem,
+        "would": ["leave it alone"] if problem else _would(settings, seen),
+        "assumptions": _assumptions(backend, card.id),
+    }
+
+
+def _would(settings: Settings, seen: NodeCard) -> list[str]:
+    card = seen.card
+    names = ", ".join(resource_names(settings.resource_prefix, card))
+    nodes = ", ".join(f"{region.id} ({region.grant})" for region in card.regions)
+    health = "its regions would be Unhealthy until there is one"
+    if settings.scrub is ScrubPolicy.BEST_EFFORT:
+        health = "its regions would only be reset (best-effort)"
+    blank = f"{seen.no_blank}: {health}" if seen.no_blank else ""
+    free = ", ".join(each.region.id for each in seen.regions if not each.in_use)
+    memory = memory_state(card, debt=seen.owes_memory)
+    return [
+        f"advertise it as {names}, as far as FPGA_PLUGIN_ADVERTISE says",
+        f"give a container of a region its node: {nodes}",
+        blank or f"reset and blank what nobody has: {free or 'nothing'}",
+        f"clear its memory: no, it is {memory}"
+        if card.never_cleared
+        else f"clear its memory whenever nobody has a region of it (now: {memory})",
+        *filter(None, [exposure(settings).note(card)]),
+    ]
+
+
+def report(found: Check) -> str:
+    """As text to send back."""
+    lines = [
+        f"fpga-plugin {found['version']}, card check; {found['kernel']}, {found['machine']}",
+        "Nothing was opened, written or programmed.",
+        *(f"  {name}={value}" for name, value in found["settings"].items()),
+    ]
+    if not found["cards"]:
+        lines += [
+            "",
+            "no FPGA cards on this node: lspci -k -d ::1200 shows whether dfl-pci has any",
+        ]
+    for card in found["cards"]:
+        lines += ["", f"card {card['card']}  {card['description']}".rstrip()]
+        if card["problem"]:
+            lines += _item("!", f"not served: {card['problem']}")
+        lines.append("  it would")
+        for one in card["would"]:
+            lines += _item("*", one)
+        lines.append("  it assumes (+ holds, - does not hold, ? is taken on trust)")
+        for assumed in card["assumptions"]:
+            mark = _MARKS[Verdict(assumed["verdict"])]
+            lines += _item(mark, f"{assumed['says']}: {assumed['seen']}")
+    return "\n".join(printable(line) for line in lines)
+
+
+def _item(mark: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        _WIDTH,
+        initial_indent=f"    {mark} ",
+        subsequent_indent="      ",
+        break_on_hyphens=False,
+    )

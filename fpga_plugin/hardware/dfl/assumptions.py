@@ -1,0 +1,208 @@
+"""What the DFL code takes for granted about a card, and what sysfs shows of it.
+
+For owners of cards that nobody has tried: `fpga-plugin card check` prints it, to be sent back. It
+reads attributes and follows links; it opens no device node, writes nothing, and takes everything
+that it reads for foreign text. What only a programming could show is said to be on trust.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from fpga_plugin.errors import HardwareError, quote
+from fpga_plugin.hardware.dfl.discovery import PCI
+from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.shared import iommu
+from fpga_plugin.hardware.dfl.sysfs import children, optional
+from fpga_plugin.hardware.dfl.userclock import userclk_features
+from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
+from fpga_plugin.ids import PciAddress
+
+_TRUST = (
+    ("a PR of one port leaves the others alone", "the driver checks nothing of an image"),
+    ("the port's AFU id follows the image", "only a programming shows it"),
+    ("PORT_RESET stops the accelerator and its DMA", "the reset's acknowledgement is all there is"),
+    ("the blank image runs nothing", "it is the vendor's"),
+)
+_ALLOWED_FUNCTIONS = 64
+
+
+def assumptions(kernel: Kernel, address: PciAddress) -> tuple[Assumption, ...]:
+    """What is taken for granted about a card; never raises for what the card answers."""
+    return tuple(_Look(kernel, address).all())
+
+
+class _Look:
+    """One look at a card's directories."""
+
+    def __init__(self, kernel: Kernel, address: PciAddress) -> None:
+        self._kernel = kernel
+        self._function = f"{PCI}/{address}"
+
+    def all(self) -> Iterator[Assumption]:
+        for part in (self._identity, self._driver, self._functions, self._fme, self._ports):
+            try:
+                yield from part()
+            except OSError as error:
+                where = f" ({error.filename})" if error.filename else ""
+                yield Assumption(
+                    "sysfs can be read", Verdict.FAILS, f"{error.strerror or 'error'}{where}"
+                )
+            except HardwareError as error:
+                yield Assumption("sysfs makes sense", Verdict.FAILS, error.message)
+        for says, why in _TRUST:
+            yield Assumption(says, Verdict.UNKNOWN, why)
+
+    def _text(self, path: str) -> str:
+        """An attribute as it is shown; what it says may be anything."""
+        try:
+            text = optional(self._kernel, path)
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        return "is not there" if text is None else f"says {quote(text)}"
+
+    def _driver_of(self, device: str) -> str:
+        try:
+            return os.path.basename(self._kernel.realpath(f"{device}/driver"))
+        except FileNotFoundError:
+            return ""
+
+    def _identity(self) -> Iterator[Assumption]:
+        names = ("vendor", "device", "subsystem_vendor", "subsystem_device", "revision")
+        seen = ", ".join(f"{name} {self._text(f'{self._function}/{name}')}" for name in names)
+        known = self._kernel.exists(self._function)
+        yield Assumption(
+            "it is a PCI function that the kernel knows",
+            Verdict.HOLDS if known else Verdict.FAILS,
+            seen,
+        )
+
+    def _driver(self) -> Iterator[Assumption]:
+        driver = self._driver_of(self._function)
+        yield Assumption(
+            "dfl-pci has it",
+            Verdict.HOLDS if driver == "dfl-pci" else Verdict.FAILS,
+            f"its driver is {quote(driver)}" if driver else "it has no driver",
+        )
+
+    def _functions(self) -> Iterator[Assumption]:
+        links = list(children(self._kernel, self._function, r"virtfn[0-9]{1,5}"))
+        seen = [
+            f"{os.path.basename(self._kernel.realpath(link))}: {self._driver_of(link) or 'none'}"
+            for link in links[:_ALLOWED_FUNCTIONS]
+        ]
+        foreign = any(self._driver_of(link) != "dfl-pci" for link in links)
+        numbers = self._text(f"{self._function}/sriov_numvfs")
+        yield Assumption(
+            "nobody but dfl-pci has its virtual functions",
+            Verdict.FAILS if foreign else Verdict.HOLDS,
+            f"sriov_numvfs {numbers}" + "".join(f"; driver of {quote(one)}" for one in seen),
+        )
+        mode = iommu(self._kernel, [self._function, *links])
+        group = f"{self._function}/iommu_group"
+        members = list(children(self._kernel, f"{group}/devices", r"[0-9a-f:.]{1,20}"))
+        yield Assumption(
+            "an IOMMU keeps its DMA from the host's memory",
+            Verdict.HOLDS if mode is Iommu.TRANSLATE else Verdict.FAILS,
+            f"IOMMU: {mode.value}; the group's type {self._text(f'{group}/type')}, it has"
+            f" {len(members)} functions",
+        )
+
+    def _below(self, pattern: str) -> Iterator[str]:
+        """Devices of the card's base regions, those of its virtual functions too."""
+        kernel = self._kernel
+        functions = [self._function, *children(kernel, self._function, r"virtfn[0-9]{1,5}")]
+        for function in functions:
+            for base in children(kernel, f"{function}/fpga_region", r"region[0-9]{1,9}"):
+                yield from children(kernel, base, pattern)
+
+    def _fme(self) -> Iterator[Assumption]:
+        fmes = list(self._below(r"dfl-fme\.[0-9]{1,9}"))
+        driver = self._driver_of(fmes[0]) if fmes else ""
+        yield Assumption(
+            "it has one FME, whose driver is dfl-fme",
+            Verdict.HOLDS if len(fmes) == 1 and driver == "dfl-fme" else Verdict.FAILS,
+            f"{len(fmes)} found; driver: {quote(driver)}",
+        )
+        for fme in fmes[:1]:
+            managers = list(children(self._kernel, fme, r"dfl-fme-mgr\.[0-9]{1,9}"))
+            yield Assumption(
+                "it can be reconfigured partially",
+                Verdict.HOLDS if managers else Verdict.FAILS,
+                f"{len(managers)} FPGA managers below the FME; ports_num"
+                f" {self._text(f'{fme}/ports_num')}, bitstream_id"
+                f" {self._text(f'{fme}/bitstream_id')}",
+            )
+            regions = chain.from_iterable(
+                children(self._kernel, f"{platform}/fpga_region", r"region[0-9]{1,9}")
+                for platform in children(self._kernel, fme, r"dfl-fme-region\.[0-9]{1,9}")
+            )
+            ids = [self._text(f"{region}/compat_id") for region in regions]
+            yield Assumption(
+                "it shows one interface id, and fits every bitstream that has it",
+                Verdict.HOLDS if ids and len(set(ids)) == 1 and "says" in ids[0] else Verdict.FAILS,
+                "; ".join(f"compat_id {one}" for one in ids[:_ALLOWED_FUNCTIONS]) or "none found",
+            )
+            yield self._memory(fme)
+
+    def _memory(self, fme: str) -> Assumption:
+        banks: list[str] = []
+        stays = False
+        for device in children(self._kernel, fme, r"dfl_dev\.[0-9]{1,9}"):
+            for done in children(self._kernel, device, r"inf[0-7]_init_done"):
+                knob = self._kernel.exists(f"{done.removesuffix('_init_done')}_clear")
+                stays |= not knob
+                banks.append(f"{os.path.basename(done)[:4]}: {'' if knob else 'no '}clear knob")
+        return Assumption(
+            "all of its on-card memory can be cleared",
+            Verdict.HOLDS if banks and not stays else Verdict.FAILS,
+            "; ".join(banks) or "dfl-emif shows no memory",
+        )
+
+    def _ports(self) -> Iterator[Assumption]:
+        for port in self._below(r"dfl-port\.[0-9]{1,9}"):
+            name = os.path.basename(port)
+            driver = self._driver_of(port)
+            shown = self._text(f"{port}/afu_id")
+            yield Assumption(
+                f"{name} has its driver and shows the AFU that is on it",
+                Verdict.HOLDS if driver == "dfl-port" and "says" in shown else Verdict.FAILS,
+                f"driver: {quote(driver)}; id {self._text(f'{port}/id')}; afu_id {shown}; errors"
+                f" {self._text(f'{port}/errors/errors')}; power_state"
+                f" {self._text(f'{port}/power_state')}",
+            )
+            yield self._clock(port, name)
+
+    def _clock(self, port: str, name: str) -> Assumption:
+        exists = self._kernel.exists
+        features = userclk_features(self._kernel, port)
+        uio = [u for one in features for u in children(self._kernel, f"{one}/uio", r"uio[0-9]+")]
+        vendors = [
+            device
+            for device in children(self._kernel, port, r"dfl[-_.a-z0-9]{0,60}")
+            if exists(f"{device}/userclk/frequency")
+        ]
+        ways: tuple[tuple[Callable[[], bool], Verdict, str], ...] = (
+            (
+                lambda: exists(f"{port}/userclk/frequency_max"),
+                Verdict.HOLDS,
+                "userclk/frequency sets it",
+            ),
+            (lambda: bool(vendors), Verdict.HOLDS, "the vendor's driver tells it (userclk)"),
+            (
+                lambda: bool(uio),
+                Verdict.HOLDS,
+                f"it would be measured by {', '.join(map(os.path.basename, uio))}",
+            ),
+            (lambda: bool(features), Verdict.FAILS, "feature 0x14 has no driver: load uio_dfl"),
+            (
+                lambda: exists(f"{port}/userclk_freqcntrcmd"),
+                Verdict.HOLDS,
+                "it would be measured by userclk_freqcntrcmd",
+            ),
+        )
+        verdict, seen = next(
+            ((verdict, seen) for found, verdict, seen in ways if found()),
+            (Verdict.FAILS, "nothing sets or measures it"),
+        )
+        return Assumption(f"the user clock of {name} can be set or measured", verdict, seen)

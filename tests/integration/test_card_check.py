@@ -1,0 +1,54 @@
+"""`fpga-plugin card check`: what would be done, as text to send back; nothing is touched."""
+
+import json
+import os
+import subprocess
+import sys
+
+from daemon_support import CARD, LIMIT, P0, REGIONS, Node
+
+
+def check(node: Node, *options: str) -> str:
+    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+    return subprocess.run(
+        [sys.executable, "-m", "fpga_plugin", "card", "check", *options],
+        env=others | dict(node.settings),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=True,
+    ).stdout
+
+
+def test_it_works_without_a_plugin_and_leaves_no_trace():
+    with Node("1x2+no-clear+no-iommu") as node:
+        before = sorted(node.folder.rglob("*"))
+        text = check(node)
+        assert sorted(node.folder.rglob("*")) == before
+        assert f"card {CARD}  Intel PAC A10 GX" in text
+        assert REGIONS in text
+        assert "clear its memory: no, it is never cleared" in text
+        assert "- an IOMMU keeps its DMA from the host's memory: IOMMU: none" in text
+        assert "? the port's AFU id follows the image" in text
+
+
+def test_beside_a_plugin_it_says_what_is_in_use_and_changes_nothing():
+    with Node("1x2", untranslated_dma="refuse").up() as node:
+        node.kubelet.allocate(P0)
+        before, calls = node.state(), node.plugin.mark
+        found = json.loads(check(node, "--json"))
+        (card,) = found["cards"]
+        assert any("reset and blank what nobody has" in one for one in card["would"])
+        assert not any(f"nobody has: {P0}" in one for one in card["would"])
+        verdicts = {one["verdict"] for one in card["assumptions"]}
+        assert verdicts <= {"holds", "does not hold", "cannot be told"}
+        assert found["settings"]["FPGA_PLUGIN_UNTRANSLATED_DMA"] == "refuse"
+        assert node.state() == before
+        assert not node.plugin.logged("card found", calls)
+
+
+def test_a_card_that_the_settings_leave_out_would_be_left_alone():
+    with Node("1x1", cards="!0000:10:00.0") as node:
+        (card,) = json.loads(check(node, "--json"))["cards"]
+        assert card["would"] == ["leave it alone"]
+        assert "FPGA_PLUGIN_CARDS" in card["problem"]

@@ -1,0 +1,122 @@
+"""What is taken for granted about a card is told from sysfs, and nothing is opened or written."""
+
+import errno
+
+import pytest
+from doubles.dfl import CARD, FakeKernel
+
+from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.model import Verdict
+from fpga_plugin.ids import CardId
+
+PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
+PORT = f"{PARENT}/fpga_region/region0/dfl-port.0"
+FME = f"{PARENT}/fpga_region/region0/dfl-fme.0"
+
+
+def look(kernel: FakeKernel):
+    found = DflBackend(kernel).assumptions(CardId(CARD))
+    assert not kernel.log, "a node was opened"
+    assert not kernel.written, "an attribute was written"
+    return {one.says: one for one in found}
+
+
+def sound() -> FakeKernel:
+    kernel = FakeKernel()
+    kernel.add_card()
+    kernel.files[f"{PARENT}/iommu_group/type"] = "DMA"
+    kernel.links[f"{FME}/driver"] = "/sys/bus/platform/drivers/dfl-fme"
+    kernel.files["/sys/bus/platform/drivers/dfl-fme/module"] = ""
+    kernel.files[f"{PORT}/userclk_freqcntrcmd"] = ""
+    return kernel
+
+
+def fails(kernel: FakeKernel) -> list[str]:
+    return [says for says, one in look(kernel).items() if one.verdict is Verdict.FAILS]
+
+
+def test_of_a_sound_card_everything_that_can_be_read_holds_and_the_rest_is_on_trust():
+    assert fails(sound()) == []
+    unknown = [one.says for one in look(sound()).values() if one.verdict is Verdict.UNKNOWN]
+    assert "the port's AFU id follows the image" in unknown
+
+
+def _identity(kernel: FakeKernel) -> None:
+    kernel.links[f"{PARENT}/driver"] = "/sys/bus/pci/drivers/vfio-pci"
+    kernel.files["/sys/bus/pci/drivers/vfio-pci/module"] = ""
+
+
+def _virtual(kernel: FakeKernel) -> None:
+    virtual = kernel.add_function("0000:3b:00.1", driver="vfio-pci")
+    kernel.links[f"{PARENT}/virtfn0"] = virtual
+    kernel.files[f"{virtual}/iommu_group/type"] = "DMA"
+
+
+@pytest.mark.parametrize(
+    ("change", "assumption"),
+    [
+        (_identity, "dfl-pci has it"),
+        (_virtual, "nobody but dfl-pci has its virtual functions"),
+        (
+            lambda kernel: kernel.files.update({f"{PARENT}/iommu_group/type": "identity"}),
+            "an IOMMU keeps its DMA from the host's memory",
+        ),
+        (lambda kernel: kernel.remove(f"{FME}/driver"), "it has one FME, whose driver is dfl-fme"),
+        (lambda kernel: kernel.remove(f"{FME}/dfl-fme-mgr.0"), "it can be reconfigured partially"),
+        (
+            lambda kernel: kernel.remove(f"{FME}/dfl-fme-region.7"),
+            "it shows one interface id, and fits every bitstream that has it",
+        ),
+        (
+            lambda kernel: kernel.remove(f"{FME}/dfl_dev.5/inf0_clear"),
+            "all of its on-card memory can be cleared",
+        ),
+        (
+            lambda kernel: kernel.remove(f"{PORT}/afu_id"),
+            "dfl-port.0 has its driver and shows the AFU that is on it",
+        ),
+        (
+            lambda kernel: kernel.files.update({f"{PORT}/afu_id": errno.EBUSY}),
+            "dfl-port.0 has its driver and shows the AFU that is on it",
+        ),
+        (
+            lambda kernel: kernel.remove(f"{PORT}/userclk_freqcntrcmd"),
+            "the user clock of dfl-port.0 can be set or measured",
+        ),
+    ],
+)
+def test_what_does_not_hold_is_told(change, assumption):
+    kernel = sound()
+    change(kernel)
+    assert fails(kernel) == [assumption]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("dfl_dev.8/feature_id", "feature 0x14 has no driver"),
+        ("dfl_dev.8/uio/uio4/maps/map0/size", "measured by uio4"),
+        ("dfl_dev.9/userclk/frequency", "vendor's driver"),
+        ("userclk/frequency_max", "userclk/frequency sets it"),
+    ],
+)
+def test_the_way_to_the_user_clock_is_named(name, says):
+    kernel = sound()
+    kernel.remove(f"{PORT}/userclk_freqcntrcmd")
+    kernel.files[f"{PORT}/dfl_dev.8/feature_id"] = "0x14"
+    kernel.files[f"{PORT}/{name}"] = "0x14"
+    assert says in look(kernel)["the user clock of dfl-port.0 can be set or measured"].seen
+
+
+def test_a_card_that_is_not_there_is_told_and_raises_nothing():
+    assert "it is a PCI function that the kernel knows" in fails(FakeKernel())
+
+
+def test_foreign_text_is_quoted():
+    kernel = sound()
+    kernel.files[f"{PORT}/afu_id"] = "\x1b[2J" + "x" * 9000
+    kernel.files[f"{PORT}/dfl_dev.8/feature_id"] = "\x1b[31m"
+    seen = "".join(one.seen for one in look(kernel).values())
+    assert "\x1b" not in seen
+    assert len(seen) < 4000
+    assert "sysfs makes sense" in fails(kernel)
