@@ -5,6 +5,7 @@
 behind the edge may put such a value into a path, a sysfs write or a log line.
 """
 
+import base64
 import enum
 import functools
 import re
@@ -47,16 +48,20 @@ class ResourceKind(enum.Enum):
 
     REGION = "region"
     WHOLE = "whole"
+    AF = "af"
+    """A region that is handed over with the accelerator function that is on it."""
 
     @property
     def stem(self) -> str:
         """How the names of such resources begin, after the `/`."""
-        return "fpga" if self is ResourceKind.WHOLE else "region"
+        return "fpga" if self is ResourceKind.WHOLE else self.value
 
 
-_KINDS: Final = {kind.stem: kind for kind in ResourceKind}
-_RESOURCE = re.compile(
-    rf"([a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)/({'|'.join(_KINDS)})-([0-9a-f]{{32}})", re.ASCII
+_KINDS: Final = {kind.stem: kind for kind in (ResourceKind.REGION, ResourceKind.WHOLE)}
+_DOMAIN: Final = r"([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
+_RESOURCE = re.compile(rf"{_DOMAIN}/({'|'.join(_KINDS)})-([0-9a-f]{{32}})", re.ASCII)
+_FUNCTION = re.compile(
+    rf"{_DOMAIN}/af-[0-9a-f]{{3}}\.[0-9a-f]{{3}}\.([A-Za-z0-9_-]{{43}})", re.ASCII
 )
 
 
@@ -109,11 +114,13 @@ class Resource:
         domain: `fpga.intel.com`, or what the operator calls it.
         kind: what each of its devices is.
         interface_id: of the cards.
+        afu_id: of the function that is on the regions; None but for AF.
     """
 
     domain: str
     kind: ResourceKind
     interface_id: InterfaceId
+    afu_id: AfuId | None = None
 
     @classmethod
     def parse(cls, name: str) -> "Resource":
@@ -123,14 +130,23 @@ class Resource:
             ValueError: `name` is none that this plugin gives.
         """
         if (resource := known_resource(name)) is None:
-            msg = "neither region-<interface id> nor fpga-<interface id> of a domain"
+            msg = "none of region-<interface id>, fpga-<interface id> and af-... of a domain"
             raise ValueError(msg)
         return resource
 
     @property
     def name(self) -> ResourceName:
-        """`<domain>/region-<interface id>` or `<domain>/fpga-<interface id>`."""
-        return ResourceName(f"{self.domain}/{self.kind.stem}-{self.interface_id}")
+        """`<domain>/region-<interface id>`, `<domain>/fpga-<interface id>` or `<domain>/af-...`.
+
+        The last is the Intel plugin's (pkg/fpga/devtypes.go, GetAfuDevType): three digits of each
+        id for people, and both ids in base64 of the URL alphabet. A resource's name has room for 63
+        characters, not for two ids in hex.
+        """
+        if self.afu_id is None:
+            return ResourceName(f"{self.domain}/{self.kind.stem}-{self.interface_id}")
+        both = base64.urlsafe_b64encode(bytes.fromhex(self.interface_id + self.afu_id))
+        short = f"{self.interface_id[:3]}.{self.afu_id[:3]}"
+        return ResourceName(f"{self.domain}/af-{short}.{both.decode().rstrip('=')}")
 
     @property
     def variable(self) -> str:
@@ -146,11 +162,15 @@ class Resource:
 def known_resource(name: str) -> Resource | None:
     """What a resource is a resource of, if it is called as this plugin calls its own.
 
-    Names in its domain may be another plugin's (the Intel plugin's `af-...`): they are None.
+    Names in its domain may be another plugin's: they are None.
     """
-    if not (match := _RESOURCE.fullmatch(name)):
+    if match := _RESOURCE.fullmatch(name):
+        return Resource(match[1], _KINDS[match[2]], InterfaceId(match[3]))
+    if not (match := _FUNCTION.fullmatch(name)):
         return None
-    return Resource(match[1], _KINDS[match[2]], InterfaceId(match[3]))
+    both = base64.urlsafe_b64decode(match[2] + "=").hex()
+    resource = Resource(match[1], ResourceKind.AF, InterfaceId(both[:32]), AfuId(both[32:]))
+    return resource if resource.name == name else None  # the digits say so too
 
 
 def region_id(card: CardId, port_id: int) -> RegionId:

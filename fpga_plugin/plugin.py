@@ -21,7 +21,7 @@ from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Settings
+from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.ids import RegionId
@@ -98,6 +98,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         boot_id=boot_id,
         scrub=settings.scrub,
         exposure=exposure(settings),
+        functions=settings.advertise is Advertise.AF,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fpga_plugin.errors import NoSourceError, NotPermittedError
-from fpga_plugin.ids import DeviceId, Resource, ResourceName
+from fpga_plugin.ids import BitstreamId, DeviceId, Resource, ResourceName
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
@@ -124,9 +124,12 @@ def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, 
     Each request that fits is a question of its own. What is left over of the devices is handed over
     blank and is no question: who may have the devices with a bitstream may have some without. Only
     a container without any request asks for blank devices. Requests of which none fits are an
-    error, and another's to tell.
+    error, and another's to tell. What a preprogrammed region holds, its resource says.
     """
     of = Resource.parse(resource)
+    if of.afu_id is not None:
+        function = BitstreamId(of.afu_id)
+        return (Ask(kind=of.kind, interface_id=of.interface_id, bitstream_id=function),)
     fitting = dict.fromkeys(r.bitstream_id for r in requests if r.interface_id == of.interface_id)
     bitstreams = tuple(fitting) if requests else (None,)
     return tuple(

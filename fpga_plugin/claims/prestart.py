@@ -42,9 +42,15 @@ from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import Plan, Preparer
+from fpga_plugin.regions.prepare import Plan, Preparer, Want
 
 log = structlog.get_logger()
+
+_PLURALS = {
+    ResourceKind.REGION: "regions",
+    ResourceKind.AF: "preprogrammed functions",
+    ResourceKind.WHOLE: "whole cards",
+}
 
 LONGEST_ANSWER = 25.0
 """Seconds after which a PreStart is answered whatever its deadline; kubelet gives it 30 s."""
@@ -249,7 +255,7 @@ class PreStarts:
         existing = self._preparations.get(frozenset(devices))
         if existing is not None and existing.key == key:
             return existing
-        wants = await self._wants.of(devices, requests)
+        wants = await self._wants.of(devices, requests, resources=identity.resources)
         plan = Plan(lease, identity.pod, wants, key.epoch)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
@@ -311,13 +317,15 @@ class PreStarts:
         self._cgroups.entered(pod, regions)
 
     def _refuse_mixture(self, identity: Identity) -> None:
-        """Region and whole card of one interface id in one container: not supported."""
+        """Devices of two kinds of one interface id in one container: not supported."""
         kinds: dict[InterfaceId, ResourceKind] = {}
         for resource in filter(None, map(known_resource, identity.resources)):
             interface_id = resource.interface_id
             if kinds.setdefault(interface_id, resource.kind) is not resource.kind:
+                both = {resource.kind, kinds[interface_id]}
+                of = " and ".join(name for kind, name in _PLURALS.items() if kind in both)
                 raise RefusedError(
-                    f"the container asks for regions and whole cards of interface {interface_id}:"
+                    f"the container asks for {of} of interface {interface_id}:"
                     " which bitstream belongs to which cannot be told",
                     hint="use one of the two kinds in a container",
                 )
@@ -365,7 +373,7 @@ class PreStarts:
             devices=plan.lease.devices,
             pod=plan.pod,
             bitstreams={
-                region: None if want is None else want.bitstream.bitstream_id
+                region: want.bitstream.bitstream_id if isinstance(want, Want) else None
                 for region, want in plan.wants.items()
             },
             error=None if preparation.error is None else str(preparation.error),

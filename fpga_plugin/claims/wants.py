@@ -1,7 +1,7 @@
 """What each region of a call is to become: requests given to regions, and their bitstreams read."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -11,15 +11,24 @@ from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.values import UnknownVariables
 from fpga_plugin.errors import CardGoneError, InvalidRequestError
 from fpga_plugin.hardware.backend import DriverSettings
-from fpga_plugin.ids import BitstreamId, DeviceId, InterfaceId, RegionId
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    DeviceId,
+    InterfaceId,
+    RegionId,
+    ResourceName,
+    known_resource,
+)
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.pods.functions import assign_functions
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
 from fpga_plugin.pods.unknown_variables import unknown_variables
 from fpga_plugin.regions.clocks import check_asked
 from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import Want
+from fpga_plugin.regions.prepare import Kept, Want
 from fpga_plugin.regions.reads import CardReads
 
 log = structlog.get_logger()
@@ -99,13 +108,20 @@ class Wants:
         self._recorder.warned(identity, devices, str(error))
 
     async def of(
-        self, devices: tuple[DeviceId, ...], requests: tuple[FpgaRequest, ...]
-    ) -> dict[RegionId, Want | None]:
+        self,
+        devices: tuple[DeviceId, ...],
+        requests: tuple[FpgaRequest, ...],
+        *,
+        resources: Collection[ResourceName] = (),
+    ) -> dict[RegionId, Want | Kept | None]:
         """What the regions of these devices are to become; None: blank.
+
+        `resources`: all that the container has, as far as it is known.
 
         Raises:
             InvalidRequestError: no request fits, or a parameter is out of its limits.
-            RefusedError: more fit than there are devices, or a card is gone.
+            RefusedError: more fit than there are devices, a function is asked for that is not
+                there, or a card is gone.
             FpgaPluginError: a bitstream is not there, not valid, or not trusted.
         """
         targets = [
@@ -117,7 +133,16 @@ class Wants:
             for device in devices
             for region in self._ledger.regions_of(device)
         ]
-        wants: dict[RegionId, Want | None] = {}
+        if (function := self._function(devices)) is not None:
+            kept = assign_functions(requests, targets, *function, resources)
+            for region_id, request in kept.items():
+                if request is not None:
+                    await self._check_limits(region_id, request)
+            return {
+                region_id: Kept(function[1], DriverSettings() if one is None else one.settings)
+                for region_id, one in kept.items()
+            }
+        wants: dict[RegionId, Want | Kept | None] = {}
         loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
         for region_id, request in assign(requests, targets).items():
             if request is None:
@@ -130,6 +155,15 @@ class Wants:
             check_asked(region_id, request.settings.clock, loaded[name])
             wants[region_id] = Want(loaded[name], request.settings)
         return wants
+
+    def _function(self, devices: tuple[DeviceId, ...]) -> tuple[InterfaceId, AfuId] | None:
+        """What the call's regions hold, where they are handed over with it."""
+        for device in devices:
+            claim = self._ledger.claims.get(device)
+            if claim is not None and (resource := known_resource(claim.resource)) is not None:
+                afu_id = resource.afu_id
+                return None if afu_id is None else (resource.interface_id, afu_id)
+        return None
 
     async def _check_limits(self, region_id: RegionId, request: FpgaRequest) -> None:
         region = self._ledger.region(region_id)

@@ -3,8 +3,9 @@
 from typing import TypedDict
 
 from fpga_plugin.build import exposure
-from fpga_plugin.config.settings import ScrubPolicy, Settings
+from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.ledger.exposure import memory_state
+from fpga_plugin.ledger.names import FUNCTIONS_HINT
 from fpga_plugin.operator.node import Node, NodeCard, look
 
 
@@ -82,7 +83,9 @@ def _note(settings: Settings, node: Node, seen: NodeCard) -> str:
     if seen.foreign:
         pods = ", ".join(sorted({entry.pod_uid for entry in seen.foreign}))
         return f"left alone: pod {pods} has devices from another plugin (docs/migration.md)"
-    if refused := exposure(settings).note(seen.card):
+    programs = seen.card.reprogrammable or settings.advertise is Advertise.AF
+    unserved = "" if programs else f"cannot be reprogrammed: {FUNCTIONS_HINT}"
+    if refused := exposure(settings).note(seen.card) or unserved:
         return refused
     if node.journal_error or not seen.no_blank:
         return node.journal_error

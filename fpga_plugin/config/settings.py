@@ -172,7 +172,9 @@ class Settings:
         "both",
         choice(Advertise),
         allowed_words(Advertise),
-        "Advertise each card's regions, each card as a whole, or both.",
+        "Advertise each card's regions, each card as a whole, or both. With `af` each region is "
+        "advertised by the accelerator function that is on it, and nothing is programmed: "
+        "docs/functions.md.",
     )
     backend: BackendKind = _setting(
         "FPGA_PLUGIN_BACKEND",

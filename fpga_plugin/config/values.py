@@ -36,11 +36,13 @@ _GROUP = re.compile(r"([0-9]{1,6})x([0-9]{1,6})(?P<kinds>(?:\+[^+@]*)*)(?P<id>@.
 
 
 class Advertise(Enum):
-    """Which of the two resources of a card are registered."""
+    """Which resources of a card are registered."""
 
     BOTH = "both"
     REGION = "region"
     WHOLE = "whole"
+    AF = "af"
+    """Its regions, by the accelerator function that is on each; nothing is programmed."""
 
 
 class BackendKind(Enum):
@@ -133,6 +135,8 @@ class SimulatedKind(StrEnum):
 
     OFS = "ofs"
     """Its one slot is used by virtual functions through vfio-pci; the port shows no AFU."""
+    NO_PR = "no-pr"
+    """A PAC N3000: its accelerators come with the card's whole image, and nothing programs them."""
 
     NO_CLEAR = "no-clear"
     """Its memory has no knob that clears it."""

@@ -63,6 +63,8 @@ class Card:
         iommu: what limits its DMA; the weakest, where its functions differ.
         description: PCI ids or a product's name, for people.
         handle: how its backend finds it again, as `Region.handle`.
+        reprogrammable: its regions can be programmed one by one; else what is on them came with the
+            card's whole image.
     """
 
     address: PciAddress
@@ -75,6 +77,7 @@ class Card:
     handle: object = None
     some_memory_stays: bool = False
     iommu: Iommu = Iommu.UNKNOWN
+    reprogrammable: bool = True
 
     @property
     def id(self) -> CardId:

@@ -10,6 +10,7 @@ from fpga_plugin.ledger.names import (
     card_of,
     grants_among,
     is_card,
+    is_function,
     names_kind_of,
 )
 from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Epoch, Loan, pods
@@ -79,6 +80,7 @@ class Claims(LedgerState):
                 granted.append(self._grant_again(change, held))
                 continue
             if held is not None:
+                self._check_served(resource)
                 self._release(change, held)
                 implied += 1
             claim = Claim(
@@ -113,6 +115,19 @@ class Claims(LedgerState):
         if held.pod is not None:  # whose it is now has to be learnt anew
             held = change.claims[held.device] = replace(held, pod=None)
         return held
+
+    def _check_served(self, resource: ResourceName) -> None:
+        """Whether another pod may have what an owner has from before regions keep their functions.
+
+        Raises:
+            RefusedError: it may not.
+        """
+        if self.serves_functions and not is_function(resource):
+            raise RefusedError(
+                f"{resource} is left to the pods that have it: regions are handed over with the"
+                " functions that are on them (FPGA_PLUGIN_ADVERTISE=af)",
+                hint="ask for the function's resource, which begins with af-",
+            )
 
     def _check_in_service(self, card: CardId, *, owned: bool) -> None:
         """Whether devices of a card are given to anybody, or only to those that own them.

@@ -5,25 +5,37 @@ from dataclasses import replace
 
 from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
-from fpga_plugin.ledger.records import CLEAN, Change, Condition, RegionRecord, pods
+from fpga_plugin.ledger.records import (
+    CLEAN,
+    Change,
+    Condition,
+    RegionRecord,
+    TenantImage,
+    pods,
+)
 from fpga_plugin.ledger.state import Begun, LedgerState
 
 
 class Conditions(LedgerState):
     """The ledger's steps on the side of scrubbing and programming."""
 
-    def working(self, regions: Iterable[RegionId]) -> None:
+    def working(self, regions: Iterable[RegionId], *, image: AfuId | None = None) -> None:
         """The next step changes what is on these regions: until it is done, nothing is known.
 
-        Said again of a region that is being worked on, it goes on with the same work.
+        Said again of a region that is being worked on, it goes on with the same work. `image`: an
+        owner's, which they are about to be programmed with; known until a blank replaces it.
         """
+        regions = tuple(regions)
         begun = {}
         for region in regions:
             record = self.record(region)
             if record.condition is not Condition.SCRUBBING:
                 claim = self.region_claim(region)
                 begun[region] = Begun(0 if claim is None else claim.generation, record.former)
-        self._commit(_change(map(self.record, begun), Condition.SCRUBBING, ""))
+        change = _change(map(self.record, begun), Condition.SCRUBBING, "")
+        if image is not None:
+            change.images = {TenantImage(region, image): True for region in regions}
+        self._commit(change)
         self._begun.update(begun)
 
     def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
@@ -72,6 +84,10 @@ class Conditions(LedgerState):
             record = replace(record, former=frozenset())
         condition = Condition.BLANK if blank else Condition.UNBLANKED
         change = _change([record], condition, "", afu_id)
+        if blank:
+            change.images = {TenantImage(region, afu): False for afu in self.images.get(region, ())}
+        if afu_id is not None:
+            self._name_function(change, region, afu_id)
         self._end_loans(change, gone)
         self._commit(change)
 

@@ -5,9 +5,18 @@ only what changed is derived again. A list that is the same is the same object: 
 ledger change no list, and telling that must not take a comparison of a thousand devices.
 """
 
+from collections.abc import Iterator
+
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import CardId, DeviceId, ResourceName, device_order, known_resource
+from fpga_plugin.ids import (
+    CardId,
+    DeviceId,
+    ResourceKind,
+    ResourceName,
+    device_order,
+    known_resource,
+)
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
 from fpga_plugin.ledger.records import Condition, Mode
@@ -21,15 +30,20 @@ class DeviceLists:
     ) -> None:
         self._ledger = ledger
         self._prefix = prefix
-        self._advertise = advertise
         self._healthy_conditions = frozenset(
             {Condition.BLANK}
-            if scrub is ScrubPolicy.REQUIRED
+            if scrub is ScrubPolicy.REQUIRED and advertise is not Advertise.AF
             else {Condition.BLANK, Condition.UNBLANKED}
         )
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
+        self._kinds = {
+            Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
+            Advertise.REGION: frozenset({ResourceKind.REGION}),
+            Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
+            Advertise.AF: frozenset({ResourceKind.AF}),
+        }[advertise]
         self._lists: dict[ResourceName, tuple[AdvertisedDevice, ...]] = {}
         # Resources that had a claim in this life.
         self._owned: set[ResourceName] = {c.resource for c in ledger.claims.values()}
@@ -66,7 +80,7 @@ class DeviceLists:
         return (
             resource is not None
             and resource.domain == self._prefix
-            and self._advertise.value in {Advertise.BOTH.value, resource.kind.value}
+            and resource.kind in self._kinds
         )
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
@@ -117,29 +131,39 @@ class DeviceLists:
                 claim.device, healthy, numa
             )
         if card is not None and card_id not in ledger.drained:
-            of_regions, of_card = resource_names(self._prefix, card)
-            mode = ledger.mode(card_id)
-            by_region = not ledger.exposure.refusal(card, whole=False)
-            if mode is not Mode.WHOLE and self._wanted(of_regions):
-                for region in card.regions:
-                    device = DeviceId(region.id)
-                    if device not in ledger.claims:
-                        listed.setdefault(of_regions, {})[device] = AdvertisedDevice(
-                            device, by_region and self._region_healthy(card, region), numa
-                        )
-            if mode is Mode.FREE and self._wanted(of_card):
-                device = DeviceId(card_id)
-                healthy = (
-                    card.complete
-                    and not ledger.exposure.refusal(card, whole=True)
-                    and card_id not in ledger.debts
-                    and all(self._region_healthy(card, region) for region in card.regions)
-                )
-                listed.setdefault(of_card, {})[device] = AdvertisedDevice(device, healthy, numa)
+            for resource, device in self._free(card):
+                listed.setdefault(resource, {})[device.id] = device
         return {
             resource: tuple(devices[d] for d in sorted(devices, key=device_order))
             for resource, devices in listed.items()
         }
+
+    def _free(self, card: Card) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
+        """What of a card nobody has, and anybody may ask for."""
+        ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
+        by_region = not ledger.exposure.refusal(card, whole=False)
+        free = [region for region in card.regions if DeviceId(region.id) not in ledger.claims]
+        if ResourceKind.AF in self._kinds:
+            for region in free if mode is not Mode.WHOLE else ():
+                if (resource := ledger.function_resource(region.id)) is not None:
+                    healthy = by_region and self._region_healthy(card, region)
+                    yield resource, AdvertisedDevice(DeviceId(region.id), healthy, numa)
+            return
+        if not card.reprogrammable:
+            return
+        of_regions, of_card = resource_names(self._prefix, card)
+        if mode is not Mode.WHOLE and self._wanted(of_regions):
+            for region in free:
+                healthy = by_region and self._region_healthy(card, region)
+                yield of_regions, AdvertisedDevice(DeviceId(region.id), healthy, numa)
+        if mode is Mode.FREE and self._wanted(of_card):
+            healthy = (
+                card.complete
+                and not ledger.exposure.refusal(card, whole=True)
+                and card.id not in ledger.debts
+                and all(self._region_healthy(card, region) for region in card.regions)
+            )
+            yield of_card, AdvertisedDevice(DeviceId(card.id), healthy, numa)
 
     def _region_healthy(self, card: Card, region: Region) -> bool:
         ledger = self._ledger

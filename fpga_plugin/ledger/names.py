@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
+    AfuId,
     CardId,
     DeviceId,
     InterfaceId,
@@ -22,6 +23,12 @@ from fpga_plugin.ids import (
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
+FUNCTIONS_HINT = (
+    "its accelerators are part of the card's whole image: FPGA_PLUGIN_ADVERTISE=af hands them over"
+    " as they are (docs/functions.md)"
+)
+"""For a card that cannot be reprogrammed."""
+
 
 def resource_names(prefix: str, card: Card) -> tuple[ResourceName, ResourceName]:
     """The resources of a card: its regions, and the card as a whole."""
@@ -36,14 +43,29 @@ def _names(prefix: str, interface_id: InterfaceId) -> tuple[ResourceName, Resour
     )
 
 
+def function_name(prefix: str, card: Card, afu_id: AfuId) -> ResourceName:
+    """The resource of those regions of a card that hold a preprogrammed function."""
+    return _function_name(prefix, card.interface_id, afu_id)
+
+
+@functools.lru_cache(maxsize=256)
+def _function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> ResourceName:
+    return Resource(prefix, ResourceKind.AF, interface_id, afu_id).name
+
+
+def is_function(resource: ResourceName) -> bool:
+    """Whether a resource's regions are handed over with what is on them."""
+    known = known_resource(resource)
+    return known is not None and known.kind is ResourceKind.AF
+
+
 def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
     """Whether a resource is of cards where the device is a card, of regions where it is a region.
 
     The interface id is not compared: a card may have got another static part since.
     """
-    kind = ResourceKind.WHOLE if is_card(device) else ResourceKind.REGION
     known = known_resource(resource)
-    return known is not None and known.kind is kind
+    return known is not None and (known.kind is ResourceKind.WHOLE) is is_card(device)
 
 
 def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:

@@ -32,8 +32,9 @@ class Presence(LedgerState):
         DIRTY.
         """
         change = Change()
-        names = set(resource_names(self._prefix, card)) - self.resources
-        change.resources = dict.fromkeys(names, True)
+        if card.reprogrammable and not self.serves_functions:
+            names = set(resource_names(self._prefix, card)) - self.resources
+            change.resources = dict.fromkeys(names, True)
         before = self.cards.get(card.id)
         self._new_to_journal(change, card)
         known = {} if before is None else {region.id: region for region in before.regions}
@@ -65,12 +66,20 @@ class Presence(LedgerState):
             if new != record:
                 change.regions[region.id] = new
         self._show(card)
+        self._see(change, observed)
         self._seen.update(region.id for region in card.regions)
         try:
             self._learn(change)
         finally:
             self._notify(card.id)
         return went & present.keys()
+
+    def _see(self, change: Change, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """What is on the regions of a card that is there."""
+        for region, afu_id in observed.items():
+            if afu_id is not None:
+                self.functions[region] = afu_id
+                self._name_function(change, region, afu_id)
 
     def _new_to_journal(self, change: Change, card: Card) -> None:
         """What the journal never knew of, or lost: its memory, and its owners."""
@@ -89,7 +98,9 @@ class Presence(LedgerState):
             case Condition.BLANK if observed is not None and observed == blank == record.afu_id:
                 return record
             case Condition.UNBLANKED if observed is not None and observed == record.afu_id:
-                return record if blank is None else replace(dirty, reason="it can be blanked now")
+                if blank is None or self.keeps(record.region):
+                    return record
+                return replace(dirty, reason="it can be blanked now")
             case Condition.PROGRAMMED if owned and observed is not None:
                 if observed == record.afu_id:
                     return record
@@ -120,6 +131,7 @@ class Presence(LedgerState):
 
     def _went(self, change: Change, region: RegionId) -> None:
         self.failing.pop(region, None)
+        self.functions.pop(region, None)
         record = self.record(region)
         if record.condition is not Condition.DIRTY:
             change.regions[region] = replace(
@@ -178,6 +190,8 @@ class Presence(LedgerState):
         found: dict[RegionId, RegionRecord] = {}
         for region, afu_id in observed.items():
             if card_of(region) == card and not self.as_left(region, afu_id):
+                if afu_id is not None:
+                    self.functions[region] = afu_id
                 found[region] = record = self.record(region)
                 change.regions[region] = replace(
                     record,

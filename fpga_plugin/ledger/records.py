@@ -154,6 +154,19 @@ class Loan:
     node: Path
 
 
+@dataclass(frozen=True, slots=True)
+class TenantImage:
+    """An image that a region was programmed with for an owner, and that no blank replaced since.
+
+    Attributes:
+        region: which region.
+        afu_id: as which it reads; None: it may be any, since the journal was damaged.
+    """
+
+    region: RegionId
+    afu_id: Afu | None
+
+
 class Epoch(enum.StrEnum):
     """Whose life a value of `Change.epochs` names."""
 
@@ -183,6 +196,7 @@ class Change:
         loans: nodes in the hands of pods whose claims ended.
         resources: every resource ever registered.
         strays: PostStops of ended claims that may still come.
+        images: of owners, that may still be on their regions.
     """
 
     epochs: dict[Epoch, str] = field(default_factory=dict)
@@ -195,6 +209,7 @@ class Change:
     loans: dict[Loan, bool] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
     strays: dict[DeviceId, int] = field(default_factory=dict)
+    images: dict[TenantImage, bool] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

@@ -27,6 +27,7 @@ from fpga_plugin.ledger.records import (
     Epoch,
     Loan,
     RegionRecord,
+    TenantImage,
     Text,
 )
 
@@ -230,6 +231,12 @@ def _loan(text: str) -> Loan:
     return loan
 
 
+def _image(text: str) -> TenantImage:
+    image = _IMAGE.decode(text)
+    _region(image.region)
+    return image
+
+
 def _resource(text: str) -> ResourceName:
     return Resource.parse(text).name
 
@@ -262,6 +269,7 @@ class _Kind:
 # Made at import: see pods/checkpoint.py.
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 _LOAN: Final = msgspec.json.Decoder(Loan)
+_IMAGE: Final = msgspec.json.Decoder(TenantImage)
 _FLAG: Final = msgspec.json.Decoder(bool)
 
 _KINDS: Final[Mapping[str, _Kind]] = {
@@ -275,5 +283,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "loans": _Kind(_loan, _FLAG),
     "resources": _Kind(_resource, _FLAG),
     "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
+    "images": _Kind(_image, _FLAG),
 }
 """By the field of `Change`."""

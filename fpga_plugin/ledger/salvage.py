@@ -3,8 +3,9 @@
 SQLite has no checksums, so a damaged disk may turn one row into another. Rows that are recognised
 as nonsense are left out. What else is wrong nobody knows; so no condition counts that would let a
 region be given out unscrubbed, as after a reboot, and kubelet's records are asked for owners whose
-claims were lost, as without a journal. What would take something away from somebody stays: claims,
-drained cards, memory debts, FAULTED regions, former owners.
+claims were lost, as without a journal. Any region may hold a former owner's image. What would take
+something away from somebody stays: claims, drained cards, memory debts, FAULTED regions, former
+owners.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.names import card_of, is_card
-from fpga_plugin.ledger.records import Claim, Condition, RegionRecord
+from fpga_plugin.ledger.records import Claim, Condition, RegionRecord, TenantImage
 from fpga_plugin.ledger.rows import Loaded
 
 
@@ -35,6 +36,7 @@ def salvaged(loaded: Loaded) -> Loaded:
         told,
         claims={c.device: c for c in claims if card_of(c.device) not in impossible},
         regions={region: _doubted(record) for region, record in told.regions.items()},
+        images=told.images | {TenantImage(region, None): True for region in told.regions},
         unreconciled=told.unreconciled | dict.fromkeys(cards, True),
     )
     return replace(loaded, snapshot=snapshot, left_out=left_out)

@@ -17,6 +17,7 @@ from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
+    AfuId,
     CardId,
     DeviceId,
     PodUid,
@@ -28,7 +29,14 @@ from fpga_plugin.ids import (
 from fpga_plugin.ledger.exposure import ExposurePolicy
 from fpga_plugin.ledger.journal import JournalError, JournalWriter
 from fpga_plugin.ledger.lease import Lease
-from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
+from fpga_plugin.ledger.names import (
+    DELETE_THE_POD,
+    card_of,
+    function_name,
+    is_card,
+    is_function,
+    resource_names,
+)
 from fpga_plugin.ledger.records import (
     CLEAN,
     Change,
@@ -67,10 +75,12 @@ class LedgerState:
         boot_id: str,
         scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
         exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
+        functions: bool = False,
     ) -> None:
         """Take up what the journal knew.
 
-        A region that was left unblanked is DIRTY where `scrub` now requires a blank.
+        A region that was left unblanked is DIRTY where `scrub` now requires a blank, unless regions
+        are served by their preprogrammed `functions`.
 
         In another boot nothing that it says about conditions holds, and no container of before
         runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
@@ -79,6 +89,7 @@ class LedgerState:
         self.exposure = exposure
         self._prefix = prefix
         self._journal = journal
+        self.serves_functions = functions
         self._generations = itertools.count(1)
         self._clock = time.time  # nothing is decided by it: it is shown
         self._listeners: list[Callable[[CardId | None], None]] = []
@@ -92,6 +103,8 @@ class LedgerState:
         self.loans: dict[str, set[Loan]] = {}  # by node
         self.resources: set[ResourceName] = set()
         self.strays: dict[DeviceId, int] = {}
+        self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
+        self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
         self.epoch = ""
         self.env_epoch = ""
         self.failing: dict[RegionId, Fault] = {}
@@ -115,7 +128,8 @@ class LedgerState:
             if taken != claim:
                 change.claims[claim.device] = taken
         for record in self.regions.values():
-            taken_up = _record_at_start(record, scrub, same_boot=same_boot)
+            unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
+            taken_up = _record_at_start(record, unblanked=unblanked, same_boot=same_boot)
             if taken_up != record:
                 change.regions[record.region] = taken_up
         if not same_boot:
@@ -163,6 +177,12 @@ class LedgerState:
         for region, record in change.regions.items():
             cards.add(card_of(region))
             self.regions[region] = record
+            if record.afu_id is not None:
+                self.functions[region] = record.afu_id
+        for image, on in change.images.items():
+            of_region = self.images.setdefault(image.region, set())
+            (of_region.add if on else of_region.discard)(image.afu_id)
+            cards.add(card_of(image.region))
         for loan, on in change.loans.items():
             self._set_loan(loan, on=on)
             cards |= self._shown_by.get(loan.node, set())
@@ -297,6 +317,55 @@ class LedgerState:
         fault = self.failing.get(region)
         return "" if fault is None else fault.message
 
+    def keeps(self, region: RegionId) -> bool:
+        """Whether what is on a region stays there: nothing is programmed, a blank neither.
+
+        Its owner's resource tells; without an owner, how the node's cards are served. What came
+        with a card's whole image stays in any case.
+        """
+        card = self.cards.get(card_of(region))
+        if card is not None and not card.reprogrammable:
+            return True
+        claim = self.region_claim(region)
+        return self.serves_functions if claim is None else is_function(claim.resource)
+
+    def function(self, region: RegionId) -> AfuId | None:
+        """The preprogrammed function that a region may be handed over with.
+
+        None where nothing tells what is on it, or where it was programmed for an owner and not
+        blanked since: a former owner's image is no function.
+        """
+        afu_id = self.functions.get(region)
+        return None if self.withheld(region) else afu_id
+
+    def withheld(self, region: RegionId) -> bool:
+        """Whether what is on a region may be a former owner's image, or the present one's.
+
+        Nobody programmed anything on a card that cannot be programmed.
+        """
+        return self._owners_image(region, self.functions.get(region))
+
+    def _owners_image(self, region: RegionId, afu_id: AfuId | None) -> bool:
+        card, images = self.cards.get(card_of(region)), self.images.get(region)
+        if not images or (card is not None and not card.reprogrammable):
+            return False
+        return None in images or afu_id in images
+
+    def function_resource(self, region: RegionId) -> ResourceName | None:
+        """The resource of a present region's function."""
+        afu_id, card = self.function(region), self.cards.get(card_of(region))
+        if afu_id is None or card is None:
+            return None
+        return function_name(self._prefix, card, afu_id)
+
+    def _name_function(self, change: Change, region: RegionId, afu_id: AfuId) -> None:
+        """A function that a region turned out to hold is a resource from now on."""
+        card = self.cards.get(card_of(region))
+        if card is None or not self.serves_functions or self._owners_image(region, afu_id):
+            return
+        if (name := function_name(self._prefix, card, afu_id)) not in self.resources:
+            change.resources[name] = True
+
     def borrowed_node(self, region: Region) -> tuple[str, DeviceId] | None:
         """A present node of this region, with the device for which a claim's pod was given it.
 
@@ -384,10 +453,15 @@ class LedgerState:
             return claim.resource
         if (card := self.cards.get(card_of(device))) is None:
             return None
+        present = any(DeviceId(r.id) == device for r in card.regions)
+        if self.serves_functions:
+            return self.function_resource(RegionId(device)) if present else None
+        if not card.reprogrammable:
+            return None
         of_regions, of_card = resource_names(self._prefix, card)
         if is_card(device):
             return of_card
-        return of_regions if any(DeviceId(r.id) == device for r in card.regions) else None
+        return of_regions if present else None
 
     def check_devices(self, resource: ResourceName, ids: Sequence[str]) -> tuple[DeviceId, ...]:
         """The devices of a call, in device order, each once.
@@ -479,13 +553,13 @@ def _claim_at_start(claim: Claim, *, same_boot: bool) -> Claim:
     return replace(claim, started=False, touched=False, exposed=True, prestarts=0, poststops=0)
 
 
-def _record_at_start(record: RegionRecord, scrub: ScrubPolicy, *, same_boot: bool) -> RegionRecord:
+def _record_at_start(record: RegionRecord, *, unblanked: bool, same_boot: bool) -> RegionRecord:
     reason = ""
     if not same_boot:
         reason = "the node booted"
     elif record.condition is Condition.SCRUBBING:
         reason = "the plugin ended while it worked on the region"
-    elif record.condition is Condition.UNBLANKED and scrub is ScrubPolicy.REQUIRED:
+    elif record.condition is Condition.UNBLANKED and not unblanked:
         reason = "a blank bitstream is required now"
     if not reason:
         return record

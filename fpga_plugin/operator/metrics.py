@@ -305,7 +305,7 @@ def _best_effort(survey: Survey, plugin: Plugin) -> Iterator[Metric]:
     )
     yield _gauge(
         "regions_unblanked",
-        "Regions that still hold their last image, reset, because of best-effort scrubbing.",
+        "Regions that still hold their last image, reset: functions, and by best-effort scrubbing.",
         [],
         [((), unblanked)],
     )

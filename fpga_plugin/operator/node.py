@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.build import open_hardware, open_trust
-from fpga_plugin.config.settings import Settings
+from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Region
@@ -52,8 +52,8 @@ class NodeCard:
     Attributes:
         card: as the hardware shows it.
         selected: FPGA_PLUGIN_CARDS lets the plugin serve it.
-        no_blank: why its regions cannot be blanked; empty where they can, or it is not selected.
         owes_memory: by the journal, what former tenants left in its memory is not cleared yet.
+        no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         foreign: what pods hold of it that another plugin gave them.
         regions: in the order of their ports.
     """
@@ -99,14 +99,16 @@ def look(settings: Settings) -> Node:
         held |= journal.owners.keys()
     cards = sorted(inventory.cards.values(), key=lambda card: card.address)
     selected = [card for card in cards if settings.cards.selects(card.id)]
-    no_blank = _no_blank(settings, {card.interface_id for card in selected})
+    # Elsewhere none is needed.
+    blanked = [c for c in selected if c.reprogrammable and settings.advertise is not Advertise.AF]
+    no_blank = _no_blank(settings, {card.interface_id for card in blanked})
     return Node(
         cards=tuple(
             NodeCard(
                 card=card,
                 selected=card in selected,
-                no_blank=no_blank[card.interface_id] if card in selected else "",
                 owes_memory=journal is not None and card.id in journal.debts,
+                no_blank=no_blank[card.interface_id] if card in blanked else "",
                 foreign=entries_of(card, foreign),
                 regions=tuple(
                     _region(backend, region, journal, in_use=bool(held & {region.id, card.id}))

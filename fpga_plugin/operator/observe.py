@@ -10,10 +10,11 @@ import socket
 import structlog
 
 from fpga_plugin.build import exposure, log_settings
-from fpga_plugin.config.settings import ScrubPolicy, Settings
+from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import AfuId, ResourceName
 from fpga_plugin.ledger.exposure import memory_state
-from fpga_plugin.ledger.names import resource_names
+from fpga_plugin.ledger.names import FUNCTIONS_HINT, function_name, resource_names
 from fpga_plugin.operator.node import NodeCard, look
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
@@ -81,22 +82,37 @@ def _log_card(settings: Settings, seen: NodeCard) -> None:
             pods=sorted({entry.pod_uid for entry in seen.foreign}),
             hint="delete these pods first (docs/migration.md)",
         )
+    elif not seen.card.reprogrammable and settings.advertise is not Advertise.AF:
+        log.warning(
+            "card cannot be reprogrammed",
+            card=card.id,
+            description=card.description,
+            hint=FUNCTIONS_HINT,
+        )
     else:
         free = [each.region.id for each in seen.regions if not each.in_use]
         log.info(
             "would serve card",
             card=card.id,
             interface_id=card.interface_id,
-            resources=resource_names(settings.resource_prefix, card),
+            resources=_resources(settings, seen),
             regions=[region.id for region in card.regions],
             in_use=[each.region.id for each in seen.regions if each.in_use],
-            would_wipe=[] if seen.no_blank else free,
             memory=memory_state(card, debt=seen.owes_memory),
             iommu=card.iommu.value,
             given=exposure(settings).note(card) or None,
+            would_wipe=[] if seen.no_blank or settings.advertise is Advertise.AF else free,
+            would_reset=free if settings.advertise is Advertise.AF else None,
             missing=seen.no_blank or None,
             hint=_without_blank(settings) if seen.no_blank else None,
         )
+
+
+def _resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
+    if settings.advertise is not Advertise.AF:
+        return resource_names(settings.resource_prefix, seen.card)
+    found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
+    return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
 
 
 def _without_blank(settings: Settings) -> str:

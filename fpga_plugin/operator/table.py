@@ -51,7 +51,7 @@ condition:
   DIRTY       somebody's image or state may be on it; a scrub follows
   SCRUBBING   work on it is under way
   FAULTED     cannot be used until an operator mends it
-  UNBLANKED   reset, but the last image is still there (best-effort scrubbing)
+  UNBLANKED   reset, but the last image is still there (best effort, functions)
 health:       what kubelet is told; an Unhealthy region is given to nobody
 """
 """What the words mean, for `--help`."""

@@ -35,6 +35,7 @@ from fpga_plugin.operator.survey import Survey
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.names import PodName
+from fpga_plugin.regions import functions
 
 NAMES_SECONDS = 1.0
 """How long kubelet may take to tell pods' names; without them there are uids."""
@@ -237,8 +238,7 @@ def _note(plugin: Plugin, card_id: CardId, card: Card | None) -> str:
     notes = []
     if (why := ledger.foreign.get(card_id)) is not None:
         notes.append(f"left alone: {why}")
-    if refused := ledger.exposure.note(card):
-        notes.append(refused)
+    notes += filter(None, (ledger.exposure.note(card), functions.note(ledger, card)))
     if problem := plugin.blanks.problem(card.interface_id):
         notes.append(f"no-blank-image: {problem}")
     if not card.complete:

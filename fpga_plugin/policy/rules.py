@@ -64,7 +64,11 @@ class Ask:
 
     def __str__(self) -> str:
         what = "no bitstream" if self.bitstream_id is None else f"bitstream {self.bitstream_id}"
-        device = "a region" if self.kind is ResourceKind.REGION else "a whole card"
+        device = {
+            ResourceKind.REGION: "a region",
+            ResourceKind.WHOLE: "a whole card",
+            ResourceKind.AF: "a preprogrammed region",
+        }[self.kind]
         return f"{device} of interface {self.interface_id} with {what}"
 
 

@@ -120,6 +120,14 @@ def plan_clock(
     return ClockPlan(ClockState.CHECKED, says, asked)
 
 
+def of_function(asked: DriverSettings) -> ClockPlan:
+    """Of a preprogrammed function nothing says what it was built for: its clock stays as it is."""
+    if asked.clock is not None:
+        return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
+    says = "a preprogrammed function does not say what it was built for"
+    return ClockPlan(ClockState.NOT_STATED, says, asked)
+
+
 def _too_fast(region: Region, bitstream: Bitstream, now: str) -> RefusedError:
     low = _stated(bitstream.clock_frequency_low)
     half = "" if low is None else f" (half-rate: {low:g} MHz)"

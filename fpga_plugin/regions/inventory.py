@@ -28,6 +28,7 @@ from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import pods
 from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.regions.functions import FunctionNews
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import SILENT, SILENT_HINT, CardReads, SilentCardError
@@ -83,6 +84,7 @@ class Inventory:
         self._again: set[CardId] = set()
         self._degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._functions = FunctionNews(operations.ledger)
         self._closing = False
         self.problems: dict[CardId, CardProblem] = {}
 
@@ -99,7 +101,7 @@ class Inventory:
                 if card_id not in found.cards and self._changes[card_id] == before[card_id]:
                     self._gone(card_id)
             for card in (found.cards[card_id] for card_id in observed):
-                blank = await self._blanks.afu_id(card.interface_id)
+                blank = await self._blank(card)
                 if not self._cards.selects(card.id) or self._changes[card.id] != before[card.id]:
                     continue
                 self._scanned(card, observed[card.id], healths.get(card.id), blank)
@@ -243,7 +245,13 @@ class Inventory:
             except SilentCardError:
                 self._no_answer(card_id)
                 return
-            self._found(found, observed, await self._blanks.afu_id(found.interface_id))
+            self._found(found, observed, await self._blank(found))
+
+    async def _blank(self, card: Card) -> AfuId | None:
+        """AFU id of what a card's free regions are blanked with; None: with nothing."""
+        if self._ledger.serves_functions or not card.reprogrammable:
+            return None
+        return await self._blanks.afu_id(card.interface_id)
 
     def _found(self, card: Card, observed: _Observed, blank: AfuId | None) -> None:
         if self._ledger.cards.get(card.id) != card:
@@ -266,6 +274,7 @@ class Inventory:
             )
             self._recorder.card_failed(card.id, "it went and came back")
             self._backend.accept_errors(card.id)  # those that it came with are not its own failing
+        self._functions.found(card)
         self._queue.add(card.id)
 
     def _say_what_is_exposed(self, card: Card) -> None:

@@ -220,9 +220,18 @@ class CardOperations:
         )
 
     async def scrub(
-        self, card: Card, region: Region, port: Port, blank: Bitstream | None, report: Report
+        self,
+        card: Card,
+        region: Region,
+        port: Port,
+        blank: Bitstream | None,
+        report: Report,
+        *,
+        keep: bool = False,
     ) -> None:
         """Scrub a region but for its card's memory; it stays SCRUBBING.
+
+        `keep`: what is on it stays (`Ledger.keeps`).
 
         Raises:
             FpgaPluginError: it failed, and the ledger knows.
@@ -232,8 +241,8 @@ class CardOperations:
         await self.step(
             card,
             report,
-            lambda: steps.scrub(self.backend, card, region, port, blank, report),
-            pr=True,
+            lambda: steps.scrub(self.backend, card, region, port, blank, report, keep=keep),
+            pr=not keep,
             blank=True,
         )
 

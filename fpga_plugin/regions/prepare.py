@@ -23,6 +23,7 @@ from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.ledger.records import Condition, RegionRecord
 from fpga_plugin.regions import steps
+from fpga_plugin.regions.clocks import of_function
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
@@ -42,6 +43,24 @@ class Want:
     bitstream: Bitstream
     settings: DriverSettings
 
+    @property
+    def afu_id(self) -> AfuId:
+        """What the region reads as once it is programmed."""
+        return self.bitstream.afu_id
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A preprogrammed function that a container gets as it is: reset, and nothing programmed.
+
+    Attributes:
+        afu_id: of the function.
+        settings: as of a `Want`.
+    """
+
+    afu_id: AfuId
+    settings: DriverSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -57,7 +76,7 @@ class Plan:
 
     lease: Lease
     pod: PodUid | None
-    wants: Mapping[RegionId, Want | None]
+    wants: Mapping[RegionId, Want | Kept | None]
     epoch: str
 
 
@@ -263,7 +282,8 @@ class Preparer:
         used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
         dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
         blank: Bitstream | None = None
-        if dirty:
+        keeping = {r for r, want in plan.wants.items() if isinstance(want, Kept)}
+        if any(region.id not in keeping for region in dirty):
             blank = await operations.blanks.load(card.interface_id)
             self.check(plan)
         for region in regions:
@@ -274,7 +294,14 @@ class Preparer:
                 ledger.set_debt(card.id, open_=True)
             for region in dirty:
                 self.check(plan)
-                await operations.scrub(card, region, ports[region.id], blank, reports[region.id])
+                await operations.scrub(
+                    card,
+                    region,
+                    ports[region.id],
+                    blank,
+                    reports[region.id],
+                    keep=region.id in keeping,
+                )
         whole = len(regions) == card.ports
         if dirty or (whole and card.id in ledger.debts):
             self.check(plan)
@@ -291,7 +318,7 @@ class Preparer:
                 used=region.id in used,
             )
 
-    def _needs_scrub(self, region: Region, want: Want | None, used: set[RegionId]) -> bool:
+    def _needs_scrub(self, region: Region, want: Want | Kept | None, used: set[RegionId]) -> bool:
         match self._condition(region.id):
             case Condition.BLANK:
                 # Handed over blank before: a container has run on it since.
@@ -306,7 +333,12 @@ class Preparer:
                 return True
 
     def _refuse_stale_image(
-        self, region: Region, want: Want | None, blank: Bitstream | None, *, scrubbed: bool
+        self,
+        region: Region,
+        want: Want | Kept | None,
+        blank: Bitstream | None,
+        *,
+        scrubbed: bool,
     ) -> None:
         if want is not None:
             return
@@ -324,7 +356,7 @@ class Preparer:
         card: Card,
         region: Region,
         port: Port,
-        want: Want | None,
+        want: Want | Kept | None,
         report: Report,
         *,
         used: bool,
@@ -341,22 +373,28 @@ class Preparer:
             ledger.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
-        bitstream = want.bitstream
-        clock = await operations.plan_clock(card, region, bitstream, want.settings, report)
-        ledger.working([region.id])
+        clock = (
+            of_function(want.settings)
+            if isinstance(want, Kept)
+            else await operations.plan_clock(card, region, want.bitstream, want.settings, report)
+        )
+        ledger.working([region.id], image=None if isinstance(want, Kept) else want.afu_id)
 
         def program() -> None:
             if own:
                 steps.quiesce(operations.backend, card, region, port, report)
             steps.set_parameters(operations.backend, card, region, clock, report)
-            steps.program(port, bitstream, report, name="program")
+            if isinstance(want, Kept):
+                steps.confirm(port, want.afu_id, report)
+            else:
+                steps.program(port, want.bitstream, report, name="program")
 
         operations.debugged.discard(region.id)
-        await operations.step(card, report, program, pr=True)
+        await operations.step(card, report, program, pr=isinstance(want, Want))
         if want.settings.debug:
             operations.debugged.add(region.id)
         operations.clocks[region.id] = clock
-        ledger.programmed(region.id, want.bitstream.afu_id)
+        ledger.programmed(region.id, want.afu_id)
 
 
 def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:

@@ -11,6 +11,7 @@ when kubelet restarts.
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import structlog
 
@@ -32,6 +33,17 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import Report
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blank:
+    """What a region is scrubbed with; None under best-effort."""
+
+    image: Bitstream | None = None
+
+
+_KEEP = _Blank()
+"""With nothing: its function stays (`Ledger.keeps`)."""
 
 
 class Scrubber:
@@ -136,28 +148,47 @@ class Scrubber:
                 if self._owes(card):
                     return await self._pay(card)
                 return Outcome.WAIT if lent else Outcome.NOTHING
-            try:
-                blank = await operations.blanks.load(card.interface_id)
-            except RefusedError as error:
-                for region in self._due(card):
-                    if operations.ledger.record(region.id).reason != error.message:
-                        operations.ledger.dirty([region.id], error.message)
+            blanks = await self._blanks(card)
+            if not blanks:
                 return Outcome.NOTHING  # the store's change adds the card again
             reports: dict[RegionId, Report] = {}
             try:
                 async with AsyncExitStack() as stack:
                     life = self._queue.life
-                    held = await self._take(card, stack)
+                    held = await self._take(card, blanks, stack)
                     reports.update((region.id, self._begin_report(region.id)) for region in held)
-                    scrubbed = await self._scrub(card, blank, held, reports, life)
+                    scrubbed = await self._scrub(card, blanks, held, reports, life)
                 # Closed first: whoever hears that a region is clean finds its port free.
-                self._clean(scrubbed, reports, blank=blank is not None)
+                self._clean(scrubbed, reports, blanks)
             finally:
                 operations.settle(reports)
                 for report in reports.values():
                     operations.report(report)
             clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
             return Outcome.DONE if clean and all(clean) else Outcome.WAIT
+
+    async def _blanks(self, card: Card) -> dict[RegionId, _Blank]:
+        """What each region that is due is to be scrubbed with; those that cannot be are left out.
+
+        Decided once for the whole scrub: owners may come and go in it.
+        """
+        ledger = self._operations.ledger
+        blank: _Blank | None = None
+        reason = ""
+        if not all(ledger.keeps(region.id) for region in self._due(card)):
+            try:
+                blank = _Blank(await self._operations.blanks.load(card.interface_id))
+            except RefusedError as error:
+                reason = error.message
+        blanks: dict[RegionId, _Blank] = {}
+        for region in self._due(card):
+            if ledger.keeps(region.id):
+                blanks[region.id] = _KEEP
+            elif blank is not None:
+                blanks[region.id] = blank
+            elif reason and ledger.record(region.id).reason != reason:
+                ledger.dirty([region.id], reason)
+        return blanks
 
     async def _end_loans(self, card: Card) -> bool:
         """Whether a node of the card is still in the hands of a pod whose claim ended."""
@@ -178,11 +209,15 @@ class Scrubber:
         self._lenders[card.id] = living
         return bool(living)
 
-    async def _take(self, card: Card, stack: AsyncExitStack) -> dict[Region, Port]:
+    async def _take(
+        self, card: Card, blanks: Mapping[RegionId, _Blank], stack: AsyncExitStack
+    ) -> dict[Region, Port]:
         """Hold the ports of those regions that nobody uses."""
         operations = self._operations
         held: dict[Region, Port] = {}
         for region in self._due(card):
+            if region.id not in blanks:
+                continue
             former = operations.ledger.record(region.id).former
             if (uid := await operations.living(former, of=region.id)) is not None:
                 self._wait_for(region.id, f"pod {uid}, its last owner, still runs")
@@ -228,7 +263,7 @@ class Scrubber:
     async def _scrub(
         self,
         card: Card,
-        blank: Bitstream | None,
+        blanks: Mapping[RegionId, _Blank],
         held: Mapping[Region, Port],
         reports: Mapping[RegionId, Report],
         life: int,
@@ -248,8 +283,9 @@ class Scrubber:
         for region, port in held.items():
             if not self._nobody_began(life):
                 break
+            blank, report = blanks[region.id], reports[region.id]
             try:
-                await operations.scrub(card, region, port, blank, reports[region.id])
+                await operations.scrub(card, region, port, blank.image, report, keep=blank is _KEEP)
             except FpgaPluginError:
                 continue  # the ledger knows; the card's other regions go on
             done[region.id] = reports[region.id]
@@ -267,13 +303,17 @@ class Scrubber:
         return self._queue.synced and self._queue.life == life
 
     def _clean(
-        self, regions: Iterable[RegionId], reports: Mapping[RegionId, Report], *, blank: bool
+        self,
+        regions: Iterable[RegionId],
+        reports: Mapping[RegionId, Report],
+        blanks: Mapping[RegionId, _Blank],
     ) -> None:
         ledger = self._operations.ledger
         for region in regions:
             # Else its card went in the meantime, and what is there now is another one.
             if ledger.record(region).condition is Condition.SCRUBBING:
-                ledger.clean(region, reports[region].afu_id, blank=blank)
+                blanked = blanks[region].image is not None
+                ledger.clean(region, reports[region].afu_id, blank=blanked)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import HardwareError, WrongImageError
+from fpga_plugin.errors import HardwareError, RefusedError, WrongImageError
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId
@@ -97,6 +97,24 @@ def verify(port: Port, expected: AfuId, report: Report) -> None:
         notes.text = f"AFU id reads {expected}"
 
 
+def confirm(port: Port, expected: AfuId, report: Report) -> None:
+    """A region holds the function that its owner was promised.
+
+    Raises:
+        RefusedError: it holds another by now.
+        HardwareError: it cannot be read.
+    """
+    with timed(report, "verify") as notes:
+        report.afu_id = port.afu_id()
+        if report.afu_id != expected:
+            raise RefusedError(
+                f"region {report.region} holds the function {report.afu_id} by now, and the pod was"
+                f" given it for {expected}",
+                hint="delete the pod: the region is advertised by the function that it holds",
+            )
+        notes.text = f"function {expected} is there"
+
+
 def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend's own methods
     backend: Backend,
     card: Card,
@@ -104,30 +122,42 @@ def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend'
     port: Port,
     blank: Bitstream | None,
     report: Report,
+    *,
+    keep: bool = False,
 ) -> None:
     """Everything of a scrub but the card's memory.
 
-    Without a blank bitstream (best-effort) the last image stays, reset.
+    Without a blank bitstream (best-effort) the last image stays, reset. `keep`: so does a function
+    that came with the card, which has to be without errors then.
 
     Raises:
         HardwareError: a step failed; the region must not be given out.
     """
     report.scrubbed = True
     quiesce(backend, card, region, port, report)
-    if blank is not None:
+    if keep:
+        _no_errors_left(port, report, region, "reset")
+        with timed(report, "verify") as notes:
+            report.afu_id = port.afu_id()
+            notes.text = f"function {report.afu_id} stays, reset; its own memory is not cleared"
+    elif blank is not None:
         program(port, blank, report, name="program blank")
-        with timed(report, "clear errors") as notes:
-            # What the last image kept raising has no source any more.
-            if (left := port.clear_errors().get("errors_left")) is not None:
-                notes.text = f"{left:#x} left"
-                raise HardwareError(
-                    f"region {region.id} keeps port errors {left:#x} after it was blanked",
-                    hint="the operator finds what to do in docs/runbook.md",
-                )
+        # What the last image kept raising has no source any more.
+        _no_errors_left(port, report, region, "blanked")
     else:
         with timed(report, "verify") as notes:
             report.afu_id = port.afu_id()
             notes.text = "no blank bitstream: the last image stays, reset"
+
+
+def _no_errors_left(port: Port, report: Report, region: Region, what: str) -> None:
+    with timed(report, "clear errors") as notes:
+        if (left := port.clear_errors().get("errors_left")) is not None:
+            notes.text = f"{left:#x} left"
+            raise HardwareError(
+                f"region {region.id} keeps port errors {left:#x} after it was {what}",
+                hint="the operator finds what to do in docs/runbook.md",
+            )
 
 
 def clear_memory(backend: Backend, card: Card, report: Report) -> None:

@@ -27,6 +27,7 @@ def make_card(
     numa_node: int | None = 0,
     clears_memory: bool = False,
     shared: tuple[str, ...] = (),
+    reprogrammable: bool = True,
 ) -> Card:
     """A card; `nodes` are the numbers of its regions' device nodes, one or several a region."""
     address = PciAddress(0, 0x10 + number, 0, 0)
@@ -41,6 +42,7 @@ def make_card(
         ),
         ports=len(numbers) if ports is None else ports,
         clears_memory=clears_memory,
+        reprogrammable=reprogrammable,
     )
 
 

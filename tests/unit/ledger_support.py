@@ -17,6 +17,7 @@ from fpga_plugin.ledger.records import (
     Epoch,
     Loan,
     RegionRecord,
+    TenantImage,
 )
 
 
@@ -84,6 +85,7 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         loans=dict.fromkeys(frozenset[Loan]().union(*ledger.loans.values()), True),
         resources=dict.fromkeys(ledger.resources, True),
         strays=dict(ledger.strays),
+        images={TenantImage(r, one): True for r, of in ledger.images.items() for one in of},
     )
 
 

@@ -80,6 +80,39 @@ def test_regions_go_by_port_id_and_not_by_node_number():
     ]
 
 
+@pytest.mark.parametrize(
+    ("vendor", "device", "subsystem", "product", "reprogrammable"),
+    [
+        ("8086", "0b30", "0000", "Intel PAC N3000", False),
+        ("8086", "0b2b", "0000", "Intel PAC D5005", True),
+        ("8086", "bcce", "1771", "OFS N6001", True),
+        ("1c2c", "1000", "0000", "Silicom N5010", True),
+        ("1c2c", "1001", "0001", "Silicom N5011", True),
+    ],
+)
+def test_a_card_is_known_by_its_pci_ids(
+    vendor: str, device: str, subsystem: str, product: str, *, reprogrammable: bool
+):
+    kernel = FakeKernel()
+    kernel.add_card()
+    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    for name, value in zip(names, (vendor, device, "8086", subsystem), strict=True):
+        kernel.files[f"/sys/devices/pci0000:3a/{ADDRESS}/{name}"] = f"0x{value}"
+    (found,) = scan(kernel).cards.values()
+    assert found.description.startswith(product)
+    assert found.reprogrammable is reprogrammable
+
+
+def test_a_card_whose_static_part_has_no_partial_reconfiguration_is_told_so():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    kernel.remove(f"{fme}/dfl-fme-mgr.0")
+    kernel.remove(f"{fme}/dfl-fme-region.7")
+    found = problem(kernel)
+    assert "has no partial reconfiguration" in found.message
+    assert "nothing can be programmed there" in found.hint
+
+
 def test_another_kind_of_fpga_region_is_no_card_and_no_problem():
     kernel = FakeKernel()
     kernel.add_card()
@@ -143,7 +176,8 @@ def test_a_card_whose_virtual_function_serves_something_else_is_left_alone(drive
     assert "is left alone" in found.message
     assert driver in found.message
     assert "0000:3b:00.1" in found.message
-    assert f"echo 0 > /sys/bus/pci/devices/{ADDRESS}/sriov_numvfs" in found.hint
+    assert "find out who" in found.hint
+    assert "sriov_numvfs" not in found.hint, "it would take them from who uses them"
 
 
 def test_virtual_functions_that_cannot_be_seen_are_a_problem():

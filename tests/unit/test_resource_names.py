@@ -1,8 +1,10 @@
 """Names of resources: what they say, and which of them are not this plugin's."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fpga_plugin.ids import InterfaceId, Resource, ResourceKind, known_resource
+from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind, known_resource
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 DOMAIN = "fpga.intel.com"
@@ -22,7 +24,11 @@ def test_a_name_says_what_it_is_a_resource_of_and_is_written_back(domain, stem, 
     "name",
     [
         f"{DOMAIN}/af-{INTERFACE}",  # the Intel plugin's, once
-        f"{DOMAIN}/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs",  # its present form
+        f"{DOMAIN}/af-695.d85.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs",  # other digits
+        f"{DOMAIN}/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAt",  # bits beyond the ids
+        f"{DOMAIN}/af-695.d84.aVKNtusxV3qMNmj5+qCB9thCTcSko8QT+J5DNoP5BAs",  # another alphabet
+        f"{DOMAIN}/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs=",
+        f"{DOMAIN}/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BA",
         f"{DOMAIN}/region",
         f"{DOMAIN}/region-",
         f"{DOMAIN}/region-{INTERFACE.upper()}",
@@ -40,9 +46,39 @@ def test_a_name_says_what_it_is_a_resource_of_and_is_written_back(domain, stem, 
 )
 def test_another_name_is_not_this_plugins(name):
     assert known_resource(name) is None
-    with pytest.raises(ValueError, match="neither region-<interface id> nor fpga-"):
+    with pytest.raises(ValueError, match="none of region-<interface id>, fpga-"):
         Resource.parse(name)
 
 
+@pytest.mark.parametrize(
+    ("interface_id", "afu_id", "name"),
+    [
+        (
+            "69528db6eb31577a8c3668f9faa081f6",
+            "d8424dc4a4a3c413f89e433683f9040b",
+            "af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs",
+        ),
+        (
+            "bfac4d851ee856fe8c95865ce1bbaa2d",
+            "f7df405cbd7acf7222f144b0b93acd18",
+            "af-bfa.f7d.v6xNhR7oVv6MlYZc4buqLfffQFy9es9yIvFEsLk6zRg",
+        ),
+    ],
+)
+def test_a_function_is_called_as_the_intel_plugin_calls_it(interface_id, afu_id, name):
+    function = Resource(DOMAIN, ResourceKind.AF, InterfaceId(interface_id), AfuId(afu_id))
+    assert function.name == f"{DOMAIN}/{name}"
+    assert known_resource(f"{DOMAIN}/{name}") == function
+
+
+@given(interface_id=st.binary(min_size=16, max_size=16), afu_id=st.binary(min_size=16, max_size=16))
+def test_every_functions_name_is_read_back_and_has_room(interface_id, afu_id):
+    function = Resource(
+        DOMAIN, ResourceKind.AF, InterfaceId(interface_id.hex()), AfuId(afu_id.hex())
+    )
+    assert known_resource(function.name) == function
+    assert len(function.name.removeprefix(f"{DOMAIN}/")) <= 63  # kubelet's limit
+
+
 def test_kinds_are_called_as_policies_and_settings_call_them():
-    assert [kind.value for kind in ResourceKind] == ["region", "whole"]
+    assert [kind.value for kind in ResourceKind] == ["region", "whole", "af"]

@@ -8,7 +8,7 @@ import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, make_card
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.errors import HardwareError, WrongImageError
+from fpga_plugin.errors import HardwareError, RefusedError, WrongImageError
 from fpga_plugin.ids import AfuId, BitstreamId
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.reports import Report
@@ -58,6 +58,25 @@ def test_errors_that_stay_after_blanking_fail_the_scrub():
     """Under the last image they may be its doing; under the blank one the hardware is at fault."""
     with pytest.raises(HardwareError, match="keeps port errors 0x2 after it was blanked"):
         scrub(FakePort([{}, {"errors": 0x3, "errors_left": 0x2}]))
+
+
+def test_a_function_stays_is_read_and_has_no_errors_after_its_reset():
+    report = Report(REGION.id)
+    port = FakePort([{"errors": 0x2, "errors_left": 0x2}], shows=AFU)
+    steps.scrub(mock.Mock(), CARD, REGION, port, None, report, keep=True)
+    assert not port.programmed
+    assert report.afu_id == AFU
+    assert "its own memory is not cleared" in report.steps[-1].note
+    port = FakePort([{}, {"errors": 0x3, "errors_left": 0x2}], shows=AFU)
+    with pytest.raises(HardwareError, match="keeps port errors 0x2 after it was reset"):
+        steps.scrub(mock.Mock(), CARD, REGION, port, None, report, keep=True)
+
+
+def test_a_function_that_is_not_the_promised_one_is_refused():
+    report = Report(REGION.id)
+    steps.confirm(FakePort(shows=AFU), AFU, report)
+    with pytest.raises(RefusedError, match=f"holds the function {BLANK} by now"):
+        steps.confirm(FakePort(shows=BLANK), AFU, report)
 
 
 @pytest.mark.parametrize("shows", [BLANK, AfuId("0" * 32)])

@@ -79,10 +79,16 @@ PRODUCTS: dict[tuple[str, ...], str] = {
     ("8086", "bcce", "8086", "1770"): "OFS N6000",
     ("8086", "bcce", "8086", "1771"): "OFS N6001",
     ("8086", "bcce", "8086", "17d4"): "OFS C6100",
-    ("8086", "bcce", "1c2c", "1000"): "Silicom N5010",
-    ("8086", "bcce", "1c2c", "1001"): "Silicom N5011",
+    ("1c2c", "1000"): "Silicom N5010",
+    ("1c2c", "1001"): "Silicom N5011",
 }
 """Physical functions in dfl-pci's id table: vendor and device, and where it matters subsystem."""
+
+WITHOUT_PR = frozenset({("8086", "0b30")})
+"""Cards whose FME shows an interface id although nothing can be programmed through it.
+
+PAC N3000: its accelerator is part of the image in the card's flash (N3000 Data Sheet, chapter 6).
+"""
 
 
 PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"

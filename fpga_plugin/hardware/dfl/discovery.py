@@ -201,6 +201,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
         iommu=iommu(kernel, [one.parent for one in bases]),
         description=_description(kernel, base.parent),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
+        reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
     )
 
 
@@ -236,8 +237,8 @@ def _leave_foreign_functions_alone(kernel: Kernel, address: PciAddress, parent: 
             has = f"has the driver {quote(driver)}" if driver else "has no driver"
             raise HardwareError(
                 f"card {address} is left alone: its virtual function {quote(function)} {has}",
-                hint="to serve the card here, bind its virtual functions to dfl-pci or remove them "
-                f"(echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs)",
+                hint="a program or a virtual machine may be using it: find out who, before its "
+                "virtual functions are bound to dfl-pci or taken away to serve the card here",
             )
 
 
@@ -307,6 +308,15 @@ def _interface_id(kernel: Kernel, address: PciAddress, fme: str) -> InterfaceId:
             if found in {"0" * 32, defs.ALL_ONES_ID}:
                 raise HardwareError(f"{path} says {quote(text)}, which is no interface id")
             return found
+    if not list(children(kernel, fme, r"dfl-fme-(mgr|region)\.[0-9]{1,9}")):
+        # The driver makes both for the feature, whether or not their own drivers are loaded
+        # (dfl-fme-pr.c, pr_mgmt_init), and `ports_num` was there: it is bound.
+        raise HardwareError(
+            f"card {address} has no partial reconfiguration: its static part (FIM) was built "
+            "without it, and shows no interface id",
+            hint="nothing can be programmed there, and nothing tells what its functions are: it is "
+            "not served (docs/compatibility.md)",
+        )
     raise HardwareError(
         f"card {address} shows no interface id",
         hint="load the modules dfl-fme-mgr and dfl-fme-region",
@@ -325,10 +335,15 @@ def _numa_node(kernel: Kernel, parent: str) -> int | None:
 
 def _description(kernel: Kernel, parent: str) -> str:
     """The product's name where it is known, and the PCI ids."""
-    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
-    ids = [(optional(kernel, f"{parent}/{name}") or "").removeprefix("0x") for name in names]
+    ids = _pci_ids(kernel, parent)
     if not all(re.fullmatch(r"[0-9a-f]{4}", part, re.ASCII) for part in ids[:2]):
         return ""
     numbers = ":".join(ids[:2])
-    product = defs.PRODUCTS.get(tuple(ids)) or defs.PRODUCTS.get(tuple(ids[:2]))
+    product = defs.PRODUCTS.get(ids) or defs.PRODUCTS.get(ids[:2])
     return f"{product} ({numbers})" if product else numbers
+
+
+def _pci_ids(kernel: Kernel, parent: str) -> tuple[str, ...]:
+    """Vendor and device of a function, and of its subsystem."""
+    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    return tuple((optional(kernel, f"{parent}/{name}") or "").removeprefix("0x") for name in names)

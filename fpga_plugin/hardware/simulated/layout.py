@@ -72,7 +72,7 @@ def pci_entries(board: Board) -> dict[str, Node]:
     """The directory of the card's PCI function."""
     entries: dict[str, Node] = {
         "vendor": "0x8086",
-        "device": "0x09c4",
+        "device": "0x0b30" if SimulatedKind.NO_PR in board.shape.kinds else "0x09c4",
         "subsystem_vendor": "0x8086",
         "subsystem_device": "0x0000",
         "class": "0x120000",

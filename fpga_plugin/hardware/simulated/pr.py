@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
+from fpga_plugin.config.settings import SimulatedKind
 from fpga_plugin.hardware.simulated.board import AFU_BYTES, OpenFile, image_afu_id
 from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.rack import Rack
@@ -65,6 +66,8 @@ class Reconfiguration:
         argsz, flags, port, size, address = _PORT_PR.unpack_from(argument)
         if argsz < _PORT_PR.size or flags or port not in board.ports:
             raise failure(errno.EINVAL, board.card)
+        if SimulatedKind.NO_PR in board.shape.kinds:
+            raise failure(errno.EIO, board.card)  # a guess: nobody may find out
         if size == 0:
             raise failure(errno.ENOMEM, board.card)
         if address == 0:
