@@ -93,7 +93,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	  tests/kubelet/test_image.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
 
 .PHONY: test-deploy
-test-deploy: ## chart and kustomization, rendered by the real helm and kustomize, agree (takes Go)
+test-deploy: ## chart and kustomization by the real helm and kustomize; a real registry (takes Go)
 	@bash .ci/setup dev
 	@bash tests/deploy/build
 	@$(PYTHON) -m pytest tests/deploy -q $(PYTEST_ARGS)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fpga_plugin.bitstream.files import (
     MAX_FILE_BYTES,
@@ -281,6 +281,45 @@ def install_file(args: argparse.Namespace) -> int:
     if installed.untrusted is not None:
         complain(installed.untrusted)
         return FAILED
+    return DONE
+
+
+def pull_store(args: argparse.Namespace) -> int:
+    """Make a store what an artifact in a registry holds."""
+    # An HTTP client, 10 MiB: no other command needs it.
+    from fpga_plugin.bitstream.pull import pull
+    from fpga_plugin.registry.client import Access, Registry
+    from fpga_plugin.registry.credentials import read_credentials
+
+    access = Access(
+        read_credentials(args.auth) if args.auth else {},
+        realms=frozenset(args.realm),
+        ca_file=args.ca,
+        plain_http=args.plain_http,
+    )
+
+    def fetching(path: str) -> Progress:
+        print(f"{_plain(path)}: fetching", file=sys.stderr)
+        return _progress(path)
+
+    with Registry(args.reference, access) as registry:
+        pulled = pull(
+            registry,
+            args.dir,
+            name=str(args.reference),
+            trust=lambda root: Trust(root, args.trust, args.keys, guarded=False),
+            said=fetching,
+        )
+    if args.json:
+        print(json.dumps({"reference": str(args.reference), **asdict(pulled)}))
+        return DONE
+    what = f"{pulled.fetched} fetched, {pulled.bytes} bytes" if pulled.changed else "up to date"
+    print(f"{_plain(args.dir)}: {pulled.files} files of {args.reference}: {what}")
+    if args.reference.digest is None:
+        print(
+            f"note: a tag may mean something else tomorrow; to pin it, name @{pulled.digest}",
+            file=sys.stderr,
+        )
     return DONE
 
 

@@ -1,0 +1,1 @@
+"""OCI registries, as far as a store of bitstreams needs one: names, credentials, reading."""
