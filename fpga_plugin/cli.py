@@ -1,10 +1,10 @@
 """The `fpga-plugin` command. The only module that reads the environment.
 
 Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
-plugin holds the lock. Each command imports what it needs when it runs: `run` should not pay for
-`demo`. Importing is four fifths of the time from exec to registration, and most of the memory of an
-idle plugin (`make bench`). Ctrl-C, a closed pipe and a full disk are no defects of the plugin: they
-end a command with one line, not with a traceback.
+plugin holds the lock; 130 Ctrl-C. Each command imports what it needs when it runs: `run` should not
+pay for `demo`. Importing is four fifths of the time from exec to registration, and most of the
+memory of an idle plugin (`make bench`). Ctrl-C, a closed pipe and a full disk are no defects of the
+plugin: they end a command with one line, not with a traceback.
 """
 # ruff: noqa: T201  # a command prints
 
@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpga_plugin import __version__
 from fpga_plugin.config.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
@@ -25,9 +25,12 @@ from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 if TYPE_CHECKING:
     import argparse
 
+T = TypeVar("T")
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 75  # EX_TEMPFAIL of sysexits.h
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 STDOUT, STDERR = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -57,13 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _drop_output()
         _complain(FpgaPluginError("interrupted"))
-        return EXIT_FAILED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         _drop_output()  # whoever read it has had enough (`| head`)
         return EXIT_FAILED
 
 
-def _printed(command: Callable[["argparse.Namespace"], int], args: "argparse.Namespace") -> int:
+def _help(parser: "argparse.ArgumentParser") -> int:
+    parser.print_help()
+    return 0
+
+
+def _printed(command: Callable[[T], int], args: T) -> int:
     """Run a command that prints.
 
     Raises:
@@ -107,7 +115,10 @@ def _complain(error: FpgaPluginError) -> None:
 def _main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["run"]:
         return _run(load_settings(os.environ))  # argparse costs 6 ms and 1.5 MiB
-    args = _parser(arguments).parse_args(arguments)
+    parser = _parser(arguments)
+    if not arguments:
+        return _printed(_help, parser)
+    args = parser.parse_args(arguments)
     if args.command == "run":
         return _run(load_settings(os.environ))
     return _printed(_command, args)
@@ -125,6 +136,11 @@ def _command(args: "argparse.Namespace") -> int:
             from fpga_plugin.commands.status import run_status
 
             return run_status(args, _settings())
+        case "completion":
+            from fpga_plugin.commands.completion import script
+
+            print(script(args.shell, _parser([])))
+            return 0
         case "policy":
             from fpga_plugin.commands.policy import run_policy
 
@@ -180,6 +196,10 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    if wanted in {"completion", ""}:
+        from fpga_plugin.commands.completion import add_completion_parser
+
+        add_completion_parser(commands)
     if wanted not in {"run", "devices", "bitstream", "demo", "policy"}:
         from fpga_plugin.commands.status import add_card_parser, add_status_parser
 

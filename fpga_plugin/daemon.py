@@ -148,7 +148,7 @@ class Daemon:
         plugin = self._plugin = Plugin(settings, node, ledger, link, self.survey)
         await plugin.start()
         self.survey.plugin = plugin
-        self._operations.update(operator_actions(plugin.actions))
+        self._operations.update(operator_actions(plugin.actions, plugin))
         self._tasks = [
             asyncio.create_task(self._supervised(work), name=name)
             for name, work in {

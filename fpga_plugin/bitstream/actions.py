@@ -467,9 +467,9 @@ def _metadata_json(metadata: Metadata) -> dict[str, object]:
 
 def complain(error: FpgaPluginError) -> None:
     """Print an error: what happened, and what to do about it."""
-    print(_plain(error.message), file=sys.stderr)
+    print(f"fpga-plugin: {_plain(error.message)}", file=sys.stderr)
     if error.hint:
-        print(_plain(error.hint), file=sys.stderr)
+        print(f"  {_plain(error.hint)}", file=sys.stderr)
 
 
 def _plain(text: str) -> str:

@@ -5,6 +5,7 @@ shows a reader either the old file or the whole new one. All of it blocks: call 
 """
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import Callable
@@ -131,6 +132,12 @@ def read_bytes(
         return data.getvalue()
 
 
+READ_ONLY = (
+    "the plugin's pod only reads the store: write on the node, or where the store is filled from"
+)
+"""What to do about a mount that cannot be written."""
+
+
 def write_atomically(
     path: str, data: bytes, *, mode: int = FILE_MODE, progress: Progress = no_progress
 ) -> None:
@@ -163,7 +170,9 @@ def write_atomically(
     except OSError as error:
         raise BitstreamError(
             f"{path}: cannot be written: {error.strerror}",
-            hint="check the directory's permissions, and that its file system has room",
+            hint=READ_ONLY
+            if error.errno == errno.EROFS
+            else "check the directory's permissions, and that its file system has room",
         ) from error
 
 

@@ -6,10 +6,12 @@ to the store.
 """
 
 import contextlib
+import errno
 import os
 from dataclasses import dataclass
 
 from fpga_plugin.bitstream.files import (
+    READ_ONLY,
     Content,
     Progress,
     content_of,
@@ -91,7 +93,9 @@ def install(
     except OSError as error:
         raise BitstreamError(
             f"{path}: cannot be written: {error.strerror}",
-            hint="check the permissions of the store, or choose another with --dir",
+            hint=READ_ONLY
+            if error.errno == errno.EROFS
+            else "check the permissions of the store, or choose another with --dir",
         ) from error
     if not _same(path, data):
         remove_signature(path)

@@ -35,6 +35,9 @@ from fpga_plugin.process.trusted_files import TrustedFile
 BLANK = "blank"
 """The name of a blank bitstream's file, without its ending."""
 
+INSTALL = "`fpga-plugin bitstream install` on the node, or where the store is filled from"
+"""What to do about a file that is not there. In the plugin's pod the store can only be read."""
+
 AOCX_ID_DIGITS = 40
 """A bitstream id of this length names an AOCX file."""
 
@@ -161,13 +164,11 @@ class Store:
         if not os.path.isdir(directory):
             raise BitstreamNotFoundError(
                 f"no bitstream {path}: the store has no directory for interface id {interface_id}",
-                hint="check the interface id, or put the bitstream there with"
-                " `fpga-plugin bitstream install`",
+                hint=f"check the interface id, or put the bitstream there: {INSTALL}",
             ) from None
         raise BitstreamNotFoundError(
             f"no bitstream {path}",
-            hint="check the bitstream id, or put the bitstream there with"
-            " `fpga-plugin bitstream install`",
+            hint=f"check the bitstream id, or put the bitstream there: {INSTALL}",
         ) from None
 
     def _directory(self, name: str, *, read: bool) -> tuple[StoreEntry, ...]:

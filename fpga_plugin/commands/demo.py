@@ -40,10 +40,12 @@ simulated card shows the first 16 bytes of an image as its AFU id: bitstreams
 for real cards fail to verify.
 
 With --json each line is an object with "t" (seconds since the start) and
-"event": advertised, call, region, scrub, warning or error.
+"event": advertised, call, region, program, scrub, warning or error.
+
+The last line is the verdict: `Served: ...`, `Refused: ...` or `Failed: ...`.
 
 exit code: 0 all went well; 1 the pod was refused, as its event would say, or
-the input is wrong
+the input is wrong; 130 Ctrl-C
 """
 
 
@@ -57,14 +59,19 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--pod", metavar="FILE", help="a Pod manifest (default: the pod of the KEP)"
+        "--pod",
+        metavar="FILE",
+        help="a manifest with a Pod, Deployment, StatefulSet, DaemonSet, Job or CronJob (default:"
+        " the pod of the KEP)",
     )
     parser.add_argument(
         "--bitstreams",
         metavar="DIR",
         help="a store of bitstreams (default: the sample store of the repository)",
     )
-    parser.add_argument("--json", action="store_true", help="events as JSON, one object a line")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="events as JSON, one object a line")
+    shown.add_argument("-q", "--quiet", action="store_true", help="the verdict alone")
     parser.add_argument(
         "--verbose", action="store_true", help="the plugin's own log on standard error"
     )
@@ -79,5 +86,11 @@ def run_demo(args: argparse.Namespace) -> int:
     from fpga_plugin.demo.run import Options, run
 
     return run(
-        Options(pod=args.pod, bitstreams=args.bitstreams, json=args.json, verbose=args.verbose)
+        Options(
+            pod=args.pod,
+            bitstreams=args.bitstreams,
+            json=args.json,
+            verbose=args.verbose,
+            quiet=args.quiet,
+        )
     )

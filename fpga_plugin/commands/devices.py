@@ -103,7 +103,7 @@ def table(listing: Listing) -> str:
         lines.append(f"card {card['card']}  interface {card['interface_id']}{numa}{exposed}")
         if card["note"]:
             lines.append(f"  ! {card['note']}")
-        rows = [("REGION", "NODE", "AFU ID", "OWNER", "CONDITION", "")]
+        rows = [("REGION", "NODE", "AFU ID", "STATE", "CONDITION", "")]
         rows += [
             (
                 *(r["region"], r["node"], r["afu_id"]),

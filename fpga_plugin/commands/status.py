@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import PciAddress
 from fpga_plugin.operator.client import ask
 from fpga_plugin.operator.table import NO_LIMIT, STATES, card_table, history_table, table
 
@@ -70,7 +71,7 @@ def add_card_parser(commands: "Commands") -> None:
             description=f"{meaning.capitalize()}. Then print which pods still have something of"
             " the card, and whether it may be pulled.",
         )
-        operation.add_argument("card", metavar="CARD", help="its id, such as 0000-3b-00.0")
+        operation.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 
     check = operations.add_parser(
@@ -105,7 +106,7 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
         from fpga_plugin.commands.check import run_check  # it looks at the node itself
 
         return run_check(args, settings)
-    body = {"operation": args.operation, "card": args.card}
+    body = {"operation": args.operation, "card": _card_id(args.card)}
     state = ask(settings.state_dir, "POST", "/card", body)
     print(json.dumps(state, indent=2) if args.json else card_table(state))
     return 0
@@ -126,6 +127,14 @@ def _path(find: str, path: str = "/status") -> str:
 
 def _columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
+
+
+def _card_id(text: str) -> str:
+    """A card's id, of its PCI address in either spelling; what is none is for the plugin to say."""
+    try:
+        return PciAddress.parse(text).card_id
+    except ValueError:
+        return text
 
 
 def _watch(state_dir: str, path: str, *, as_json: bool) -> None:

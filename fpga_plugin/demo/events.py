@@ -130,13 +130,11 @@ class Work:
         """How long the steps took together."""
         return sum(step.seconds for step in self.report.steps)
 
-    def json(self) -> JsonObject | None:
-        """Its fields; None where nothing was scrubbed: `region` and `call` tell of programming."""
+    def json(self) -> JsonObject:
+        """Its fields; `scrub` where it was scrubbed, whatever else was done, else `program`."""
         report = self.report
-        if not report.scrubbed:
-            return None
         fields: JsonObject = {
-            "event": "scrub",
+            "event": "scrub" if report.scrubbed else "program",
             "region": report.region,
             "condition": str(self.condition),
             "afu_id": report.afu_id,

@@ -1,4 +1,4 @@
-"""Reads a Pod manifest, as far as devices and environment are concerned.
+"""Reads the manifest of a Pod, or of what makes Pods, as far as devices and variables go.
 
 What the API server would refuse is refused here, in words that say where. What only a cluster can
 tell (`valueFrom`, `$(VAR)`) is refused for FPGA_* variables, which the demo needs, and left out for
@@ -7,7 +7,7 @@ others.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -20,6 +20,23 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _POD_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 _FPGA = "FPGA_"
+
+_TEMPLATES = {
+    "Pod": (),
+    "PodTemplate": ("template",),
+    "ReplicationController": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "Deployment": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+}
+"""Where each kind has the Pod that it makes."""
+
+_VERSIONS = {"Pod": "v1", "Job": "batch/v1", "CronJob": "batch/v1"} | dict.fromkeys(
+    ("ReplicaSet", "Deployment", "StatefulSet", "DaemonSet"), "apps/v1"
+)
 
 _MAX_BYTES = 3 * 512 * 1024
 """The API server takes no larger object (etcd's limit of 1.5 MiB)."""
@@ -88,34 +105,52 @@ class _Reader:
         self._notes: list[str] = []
 
     def manifest(self, documents: list[Any]) -> Manifest:
-        """The one Pod among the file's documents."""
-        found = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Pod"]
-        if len(found) > 1:
-            raise self._error(f"has {len(found)} Pods", "give a file with one")
+        """The first Pod among the file's documents that asks for an FPGA, else the first one."""
+        every = [one for document in documents for one in _items(document)]
+        found = [d for d in every if d.get("kind") in _TEMPLATES]
         if not found:
-            instead = [quote(d["kind"]) for d in documents if isinstance(d, dict) and "kind" in d]
+            instead = [quote(d["kind"]) for d in every if "kind" in d]
             if instead:
                 raise self._error(
                     f"has no Pod, but {', '.join(instead[:3])}",
-                    "of a Deployment, Job or the like, put the pod template into a Pod",
+                    f"--pod takes one of {', '.join(_TEMPLATES)}",
                 )
             raise self._error("has no Pod", "--pod takes a YAML or JSON file with a Pod")
-        (document,) = found
-        if document.get("apiVersion") != "v1":
-            raise self._error(f"apiVersion is {quote(document.get('apiVersion'))}", "a Pod's is v1")
+        made = [self._pod(document) for document in found]
+        asking = [m for m in made if any(c.devices for c in m.pod.all_containers)]
+        shown = (asking or made)[0]
+        if more := [m.pod.name for m in asking[1:]]:
+            note = f"{shown.pod.name} is shown; {', '.join(more[:3])} asks for an FPGA too"
+            return replace(shown, notes=(note, *shown.notes))
+        return shown
+
+    def _pod(self, document: dict[Any, Any]) -> Manifest:
+        """The Pod that one document is, or makes."""
+        self._notes = []
+        kind = document["kind"]
+        right = _VERSIONS.get(kind, "v1")
+        if document.get("apiVersion") != right:
+            given = quote(document.get("apiVersion"))
+            raise self._error(f"apiVersion is {given}", f"a {kind}'s is {right}")
         metadata = self._mapping(document.get("metadata"), "metadata")
-        spec = self._mapping(document.get("spec"), "spec")
-        init = self._containers(spec.get("initContainers"), "spec.initContainers")
-        app = self._containers(spec.get("containers"), "spec.containers")
+        template, at = document, ""
+        for name in _TEMPLATES[kind]:
+            template = self._mapping(template.get(name), f"{at}{name}")
+            at += f"{name}."
+        if at:
+            self._notes += _of_many(document)
+        spec = self._mapping(template.get("spec"), f"{at}spec")
+        init = self._containers(spec.get("initContainers"), f"{at}spec.initContainers")
+        app = self._containers(spec.get("containers"), f"{at}spec.containers")
         if not app:
-            raise self._error("spec.containers is missing or empty", "a Pod has containers")
+            raise self._error(f"{at}spec.containers is missing or empty", "a Pod has containers")
         names = [container.name for container in init + app]
         if twice := {name for name in names if names.count(name) > 1}:
             raise self._error(f"the container {quote(min(twice))} is there twice")
         policy = spec.get("restartPolicy") or "Always"
         if policy not in {"Always", "OnFailure", "Never"}:
             raise self._error(
-                f"spec.restartPolicy is {quote(policy)}", "it is Always, OnFailure or Never"
+                f"{at}spec.restartPolicy is {quote(policy)}", "it is Always, OnFailure or Never"
             )
         pod = DemoPod(
             name=self._pod_name(metadata),
@@ -170,7 +205,7 @@ class _Reader:
                     name=self._name(spec.get("name"), f"{at}.name"),
                     devices=self._devices(spec.get("resources"), f"{at}.resources"),
                     env=self._env(spec, at),
-                    restartable=restart == "Always" and where == "spec.initContainers",
+                    restartable=restart == "Always" and where.endswith("initContainers"),
                 )
             )
         return tuple(containers)
@@ -241,6 +276,23 @@ class _Reader:
                 )
             env[name] = value or ""
         return env
+
+
+def _items(document: Any) -> list[dict[Any, Any]]:
+    """A document, or those of a List."""
+    if not isinstance(document, dict):
+        return []
+    if document.get("kind") == "List" and isinstance(items := document.get("items"), list):
+        return [item for item in items if isinstance(item, dict)]
+    return [document]
+
+
+def _of_many(document: Mapping[Any, Any]) -> list[str]:
+    """That one of several Pods is shown."""
+    spec = document.get("spec")
+    count = spec.get("replicas", spec.get("parallelism")) if isinstance(spec, dict) else None
+    several = isinstance(count, int) and not isinstance(count, bool) and count > 1
+    return [f"one of its {count} Pods is shown"] if several else []
 
 
 _KINDS: dict[type, str] = {

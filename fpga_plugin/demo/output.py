@@ -42,6 +42,9 @@ class Output(Protocol):
     def text(self, lines: Iterable[str]) -> None:
         """Something to read."""
 
+    def verdict(self, text: str, *, good: bool) -> None:
+        """What became of the pod: the last line."""
+
 
 class _Lines:
     """Writes lines until the stream fails."""
@@ -67,15 +70,35 @@ class JsonOutput(_Lines):
 
     def event(self, seconds: float, event: Event) -> None:
         """Write it."""
-        fields = event.json()
-        if fields is not None:
-            self.write(json.dumps({"t": round(seconds, 6), **fields}))
+        self.write(json.dumps({"t": round(seconds, 6), **event.json()}))
 
     def heading(self, title: str, why: str = "") -> None:
         """Programs need none."""
 
     def text(self, lines: Iterable[str]) -> None:
         """Programs need none."""
+
+    def verdict(self, text: str, *, good: bool) -> None:
+        """Programs have the exit code, and the `error` events."""
+
+
+class QuietOutput(_Lines):
+    """The verdict alone."""
+
+    detail = False
+
+    def event(self, seconds: float, event: Event) -> None:
+        """Not shown."""
+
+    def heading(self, title: str, why: str = "") -> None:
+        """Not shown."""
+
+    def text(self, lines: Iterable[str]) -> None:
+        """Not shown."""
+
+    def verdict(self, text: str, *, good: bool) -> None:  # noqa: ARG002  # it has no colours
+        """The one line."""
+        self.write(text)
 
 
 class TextOutput(_Lines):
@@ -122,6 +145,11 @@ class TextOutput(_Lines):
             case Failure():
                 kind, colour = ("error", "red") if event.final else ("retry", "yellow")
                 self._told(seconds, kind, event.message, colour)
+
+    def verdict(self, text: str, *, good: bool) -> None:
+        """The last line."""
+        self.write("")
+        self.write(self._painted(text, "green" if good else "red"))
 
     def _line(self, seconds: float, kind: str, text: str) -> None:
         clock = self._painted(f"{seconds:{_CLOCK - 2}.3f}  ", "dim")

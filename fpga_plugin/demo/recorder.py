@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from grpclib.const import Status
 
-from fpga_plugin.demo.events import Advertised, Call, Event, RegionState, Warned, Work
+from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
 from fpga_plugin.demo.plugins import DeviceList
 from fpga_plugin.ids import CardId, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
@@ -29,6 +29,7 @@ class Recorder:
         regions: each region as it is now.
         lists: the latest list of each resource.
         work: all work on regions so far.
+        failure: the last one after which nothing was tried again.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -38,6 +39,7 @@ class Recorder:
         self.regions: dict[RegionId, RegionState] = {}
         self.lists: dict[ResourceName, Advertised] = {}
         self.work: list[Work] = []
+        self.failure: Failure | None = None
 
     @property
     def seconds(self) -> float:
@@ -56,6 +58,8 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Tell of something."""
+        if isinstance(event, Failure) and event.final:
+            self.failure = event
         if self._sink is not None:
             self._sink(self.seconds, event)
 

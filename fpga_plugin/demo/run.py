@@ -18,12 +18,14 @@ from fpga_plugin.demo.node import (
     made_for_real_cards,
     running_node,
 )
-from fpga_plugin.demo.output import JsonOutput, Output, TextOutput, ids
+from fpga_plugin.demo.output import JsonOutput, Output, QuietOutput, TextOutput, ids
+from fpga_plugin.demo.pod import DemoPod
 from fpga_plugin.demo.recorder import Recorder
 from fpga_plugin.demo.story import Story, introduce
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -43,12 +45,14 @@ class Options:
         bitstreams: a store; None: the repository's samples.
         json: events as JSON.
         verbose: the plugin's log on standard error.
+        quiet: the verdict alone.
     """
 
     pod: str | None
     bitstreams: str | None
     json: bool
     verbose: bool
+    quiet: bool = False
 
 
 def run(options: Options) -> int:
@@ -60,7 +64,8 @@ def run(options: Options) -> int:
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):  # else somebody has put another one in its place
         stream.reconfigure(errors="backslashreplace")  # a path need not suit the locale
-    output: Output = JsonOutput(stream) if options.json else TextOutput(stream)
+    kind = JsonOutput if options.json else QuietOutput if options.quiet else TextOutput
+    output: Output = kind(stream)
     recorder = Recorder(output.event)
     try:
         code = asyncio.run(_interruptible(_demo(options, output, recorder)))
@@ -99,7 +104,7 @@ async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
         if not came:
             raise
         _note("interrupted")
-        return 0 if came[0] is signal.SIGTERM else EXIT_FAILED
+        return 0 if came[0] is signal.SIGTERM else EXIT_INTERRUPTED
 
 
 async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
@@ -126,10 +131,19 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
     introduce(output, manifest, options.pod or "the KEP", store.root)
     async with running_node(store, kinds, recorder, verbose=options.verbose) as node:
         try:
-            return 0 if await Story(manifest, node, recorder, output).tell() else EXIT_FAILED
+            good = await Story(manifest, node, recorder, output).tell()
         except FpgaPluginError as error:
             recorder.emit(Failure(str(error), pod=pod.name))
-            return EXIT_FAILED
+            good = False
+        output.verdict(_verdict(pod, recorder.failure if not good else None), good=good)
+        return 0 if good else EXIT_FAILED
+
+
+def _verdict(pod: DemoPod, failure: Failure | None) -> str:
+    """What became of the pod, in a line."""
+    if failure is None:
+        return f"Served: {pod.namespace}/{pod.name} had what it asks for, and gave it back clean."
+    return f"{'Refused' if failure.status else 'Failed'}: {failure.message}"
 
 
 def _note(text: str) -> None:

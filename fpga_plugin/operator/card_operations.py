@@ -3,28 +3,44 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
+from fpga_plugin.ids import PodUid
 from fpga_plugin.operator.schema import CardStateView
 from fpga_plugin.operator.survey import Operation
+from fpga_plugin.operator.view import UNKNOWN, learn_names
+from fpga_plugin.plugin import Plugin
+from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.actions import CardActions, CardState
 
+Names = Callable[[PodUid | None], PodName | None]
+"""What a pod is called, if that is known."""
 
-def operations(actions: CardActions) -> dict[str, Operation]:
-    """By the word that the command line has for it."""
+
+def operations(actions: CardActions, plugin: Plugin | None = None) -> dict[str, Operation]:
+    """By the word that the command line has for it; `plugin` tells what pods are called."""
     return {
-        "drain": _shown(actions.drain),
-        "undrain": _shown(actions.undrain),
-        "retry": _shown(actions.retry),
+        "drain": _shown(actions.drain, plugin),
+        "undrain": _shown(actions.undrain, plugin),
+        "retry": _shown(actions.retry, plugin),
     }
 
 
-def _shown(action: Callable[[str], Awaitable[CardState]]) -> Operation:
+def _shown(action: Callable[[str], Awaitable[CardState]], plugin: Plugin | None) -> Operation:
     async def operation(card: str) -> Mapping[str, object]:
-        return cast("Mapping[str, object]", state_view(await action(card)))
+        state = await action(card)
+        names: Names = _nobody
+        if plugin is not None and state.holders:
+            await learn_names(plugin.ledger, plugin.node.pods)
+            names = plugin.node.pods.known
+        return cast("Mapping[str, object]", state_view(state, names))
 
     return operation
 
 
-def state_view(state: CardState) -> CardStateView:
+def _nobody(_pod: PodUid | None) -> PodName | None:
+    return None
+
+
+def state_view(state: CardState, names: Names = _nobody) -> CardStateView:
     """As JSON shows it."""
     return {
         "card": state.card,
@@ -36,6 +52,8 @@ def state_view(state: CardState) -> CardStateView:
                 "device": holder.device,
                 "resource": holder.resource,
                 "pod_uid": holder.pod or "",
+                "namespace": (names(holder.pod) or UNKNOWN).namespace,
+                "pod": (names(holder.pod) or UNKNOWN).name,
                 "started": holder.started,
                 "since": holder.since or None,
             }

@@ -209,11 +209,16 @@ class StatusView(TypedDict):
 
 
 class HolderView(TypedDict):
-    """Who still has something of the card; `pod_uid` is empty, `since` null, where not known."""
+    """Who still has something of the card.
+
+    The pod's fields are empty, `since` is null, where they are not known.
+    """
 
     device: str
     resource: str
     pod_uid: str
+    namespace: str
+    pod: str
     started: bool
     since: float | None
 

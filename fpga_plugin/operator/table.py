@@ -350,7 +350,7 @@ def card_table(state: CardStateView) -> str:
     lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
     lines += [
         f"  {holder['device']}  {'in use by' if holder['started'] else 'given to'}"
-        f" {_pod('', '', holder['pod_uid'])}{_from(holder['since'])}"
+        f" {_pod(holder['namespace'], holder['pod'], holder['pod_uid'])}{_from(holder['since'])}"
         for holder in state["holders"]
     ]
     lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]

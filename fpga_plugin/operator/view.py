@@ -54,7 +54,7 @@ async def view(survey: Survey) -> StatusView:
     plugin = survey.plugin
     readings = await survey.readings()
     if plugin is not None:
-        await _learn_names(plugin.ledger, plugin.node.pods)
+        await learn_names(plugin.ledger, plugin.node.pods)
         await survey.catalogue.refresh(plugin.node.store)
     used = {} if plugin is None else await survey.past.last_used()
     reasons = not_ready(survey)
@@ -108,7 +108,7 @@ async def past(survey: Survey, words: str = "") -> HistoryView:
     return {"time": time.time(), "events": await survey.past.events(words)}
 
 
-async def _learn_names(ledger: Ledger, pods: PodDirectory) -> None:
+async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
     """Ask kubelet what the owners are called, unless all of them are known."""
     unknown = {
         device: (claim.pod, claim.generation)

@@ -126,17 +126,17 @@ MANIFESTS = {
     "misspelt": KEP.replace("FPGA_BITSTREAM_ID_1", "FPGA_BITSTREAM_1")
     .replace("FPGA_REGION_1", "FPGA_REGON_1")
     .replace("FPGA_DRIVER_PARAMS_1", "FPGA_DRIVER_PARAM_1"),
-    "deployment": KEP.replace("kind: Pod", "kind: Deployment"),
+    "wrong-version": KEP.replace("kind: Pod", "kind: Deployment"),
     "bad-yaml": "a: [",
     "no-fpga": KEP.replace(f"        {REGIONS}: 1\n", ""),
     "value-from": VALUE_FROM,
 }
 
-EXAMPLE_FILES = ("kep-pod", "region", "whole-card", "init-and-app", "two-resources")
+EXAMPLE_FILES = ("deployment", "kep-pod", "region", "whole-card", "init-and-app", "two-resources")
 
 
 def pod_of_the_deployment() -> str:
-    """The Pod that the example's Deployment makes: the demo takes Pods only."""
+    """The Pod that the example's Deployment makes."""
     (deployment,) = yaml.safe_load_all((EXAMPLES / "deployment.yaml").read_text())
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "compress-1"}}
     return yaml.safe_dump(pod | {"spec": deployment["spec"]["template"]["spec"]})
@@ -252,6 +252,10 @@ def runs(tmp_path_factory):
         path = base / f"{name}.yaml"
         path.write_text(manifest)
         commands[name] = ["--json", "--pod", str(path)]
+    commands["quiet"] = ["-q"]
+    commands["refused-text"] = ["--pod", str(base / "unknown-bitstream.yaml")]
+    commands["refused-quiet"] = ["-q", "--pod", str(base / "unknown-bitstream.yaml")]
+    commands["stuck-quiet"] = ["--quiet", "--pod", str(base / "no-such-interface.yaml")]
     (base / "pod.yaml").write_text(pod_of_the_deployment())
     commands["deployment-pod"] = ["--json", "--pod", str(base / "pod.yaml")]
     for name in EXAMPLE_FILES:
@@ -264,7 +268,8 @@ def runs(tmp_path_factory):
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = dict(zip(commands, pool.map(run, commands), strict=True))
-    return {name: run if name == "text" else parse(run) for name, run in results.items()}
+    as_text = ("text", "quiet", "refused-text", "refused-quiet", "stuck-quiet")
+    return {name: run if name in as_text else parse(run) for name, run in results.items()}
 
 
 SUCCESSES = (
@@ -276,13 +281,22 @@ SUCCESSES = (
     "deployment-pod",
     *EXAMPLE_FILES,
 )
-INPUT_ERRORS = ("deployment", "bad-yaml", "no-fpga", "value-from", "missing-file", "missing-store")
+INPUT_ERRORS = (
+    "wrong-version",
+    "bad-yaml",
+    "no-fpga",
+    "value-from",
+    "missing-file",
+    "missing-store",
+)
 
 
 @pytest.mark.parametrize("name", SUCCESSES)
 def test_a_demo_that_goes_well_exits_with_0_and_leaves_nothing(runs, name):
     run = runs[name]
-    assert (run.code, run.err, run.left, run.of("error")) == (0, "", [], [])
+    note = "one of its 2 Pods is shown\n" if name == "deployment" else ""
+    assert run.err.endswith(note)
+    assert (run.code, bool(run.err), run.left, run.of("error")) == (0, bool(note), [], [])
 
 
 @pytest.mark.parametrize("name", sorted({*MANIFESTS, "missing-file"} - {*SUCCESSES}))
@@ -294,7 +308,7 @@ def test_a_demo_that_fails_exits_with_1_and_leaves_nothing(runs, name):
 
 
 def test_every_line_of_json_is_an_event_in_order_of_time(runs):
-    kinds = {"advertised", "call", "region", "scrub", "warning", "error"}
+    kinds = {"advertised", "call", "region", "program", "scrub", "warning", "error"}
     for run in runs.values():
         times = [event["t"] for event in run.events]
         assert times == sorted(times)
@@ -462,7 +476,7 @@ def test_a_pod_that_fits_no_node_says_why(runs, name, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("deployment", "has no Pod, but 'Deployment'"),
+        ("wrong-version", "apiVersion is 'v1'"),
         ("bad-yaml", "bad-yaml.yaml, line 1, column 5: not valid YAML"),
         ("no-fpga", "asks for no FPGA"),
         ("value-from", "'FPGA_REGION_1' has valueFrom"),
@@ -499,10 +513,10 @@ def test_the_packaged_pod_is_the_one_in_the_examples():
 
 
 def test_every_example_is_run_here():
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*EXAMPLE_FILES, "deployment"}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*EXAMPLE_FILES}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_in_the_middle_clears_up(tmp_path, number, code):
     process = start(tmp_path, "--json")
     assert process.stdout is not None
@@ -540,6 +554,30 @@ def in_process(monkeypatch, capsys):
         return parse(Run(code, captured.out, captured.err, []))
 
     return run
+
+
+def test_programming_is_told_step_by_step(runs):
+    programs = runs["default"].of("program")
+    assert [step["name"] for step in programs[-1]["steps"]][-2:] == ["program", "verify"]
+    assert all(one["seconds"] > 0 and one["condition"] == "PROGRAMMED" for one in programs)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("text", "Served: default/intel-fpga-demo-compress had what it asks for"),
+        ("refused-text", "Refused: Error: device plugin PreStartContainer rpc failed with err:"),
+        ("refused-quiet", "Refused: Error: device plugin PreStartContainer rpc failed with err:"),
+        ("stuck-quiet", "Failed: "),
+        ("quiet", "Served: default/intel-fpga-demo-compress had what it asks for"),
+    ],
+)
+def test_the_last_line_is_the_verdict(runs, name, verdict):
+    run = runs[name]
+    lines = run.out.splitlines()
+    assert lines[-1].startswith(verdict)
+    assert (len(lines) == 1) == name.endswith("quiet")
+    assert run.code == (0 if verdict.startswith("Served") else 1)
 
 
 def test_misspelt_variables_are_told_with_what_was_meant(runs):

@@ -1,10 +1,11 @@
 """A misspelt FPGA_* variable is told before its container starts, wherever people look."""
 
+import asyncio
 import json
 
 import pytest
-from daemon_support import BLANK, ID, P0, Node, Refused
-from pods_support import as_kubelet_has_it, fpga, logged, on_stock_kubelet
+from daemon_support import AFU, BLANK, CARD, ID, P0, Node, Refused
+from pods_support import as_kubelet_has_it, fpga, logged, on_stock_kubelet, request
 from test_status import command, told
 
 from fpga_plugin.demo.pod import DemoPod
@@ -55,6 +56,22 @@ def test_on_a_stock_kubelet_the_pods_spec_tells():
         await kubelet.admit(pod)
         await kubelet.start_container(pod, "app")
         await logged(node, LINE, variables=[TOLD], pod=pod.uid)
+
+    on_stock_kubelet(story)
+
+
+def test_draining_a_card_names_the_pods_that_have_something_of_it():
+    async def story(node, kubelet, pods):
+        pod = DemoPod(name="compress", containers=(fpga("app", request(AFU)),))
+        pods.pods[pod.uid] = as_kubelet_has_it(pod)
+        await kubelet.admit(pod)
+        await kubelet.start_container(pod, "app")
+        address = CARD.replace("-", ":", 2)
+        state = await asyncio.to_thread(told, node, "card", "drain", address)
+        (holder,) = state["holders"]
+        assert (holder["pod_uid"], holder["pod"]) == (pod.uid, "compress")
+        shown = await asyncio.to_thread(command, node.state_dir, "card", "drain", CARD)
+        assert "in use by tenant/compress" in shown.stdout
 
     on_stock_kubelet(story)
 

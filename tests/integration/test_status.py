@@ -273,7 +273,7 @@ def test_draining_a_card_tells_who_still_has_it_and_undrain_brings_it_back(node)
     node.kubelet.poststop(P0)
     node.kubelet.deallocate(P0)
     eventually(lambda: told(node, "card", "drain", CARD)["may_be_pulled"])
-    text = command(node.state_dir, "card", "drain", CARD).stdout
+    text = command(node.state_dir, "card", "drain", CARD.replace("-", ":", 2).upper()).stdout
     assert "may be pulled now" in text
     assert not told(node, "card", "undrain", CARD)["drained"]
     node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})

@@ -1,6 +1,7 @@
 """Every command as a person runs it: full disks, closed pipes, Ctrl-C, a setting that is wrong."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ COMMANDS = {
     "verify": ["bitstream", "verify"],
     "policy": ["policy", "check", "--file", str(ROOT / "deploy/admission/policy.yaml")],
     "demo": ["demo", "--json"],
+    "completion": ["completion", "fish"],
+    "bare": [],
 }
 each_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 
@@ -80,7 +83,7 @@ def test_an_interrupt_is_one_line(tmp_path, command):
             with asked:
                 asking.send_signal(signal.SIGINT)
                 out, err = asking.communicate(timeout=60)
-    assert (asking.returncode, out, err) == (1, "", "fpga-plugin: interrupted\n")
+    assert (asking.returncode, out, err) == (130, "", "fpga-plugin: interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,7 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
         ["card", "drain"],
         ["policy", "check"],
         ["policy", "admission"],
+        ["completion"],
     ]
     + [
         ["bitstream", word]
@@ -125,3 +129,52 @@ def test_help_fits_a_terminal_of_eighty_columns(command):
     # A path is not broken.
     lines = [line for line in prose.splitlines() if "(default: /" not in line]
     assert max(map(len, lines)) <= 80
+
+
+def test_without_a_command_it_says_which_there_are():
+    done = run(stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("--help", stdout=subprocess.PIPE).stdout
+
+
+def test_errors_of_all_commands_look_alike(tmp_path):
+    for command in (["bitstream", "inspect", str(tmp_path / "none.gbs")], ["policy", "check"]):
+        done = run(*command, stdout=subprocess.PIPE)
+        first, *hints = done.stderr.splitlines()
+        assert done.returncode in {1, 2}
+        assert first.startswith(("fpga-plugin: ", "usage: "))
+        if first.startswith("fpga-plugin: "):
+            assert all(hint.startswith("  ") for hint in hints)
+
+
+def completed(*words):
+    """What bash would offer for the last of these words."""
+    script = run("completion", "bash", stdout=subprocess.PIPE).stdout
+    asked = " ".join(f"'{word}'" for word in words)
+    script += f"""
+COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}
+_fpga_plugin
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_and_options():
+    every = completed("fpga-plugin", "")
+    assert {"run", "demo", "devices", "status", "card", "bitstream", "policy"} <= every
+    assert completed("fpga-plugin", "bitstream", "ins") == {"inspect", "install"}
+    assert "--blank" in completed("fpga-plugin", "bitstream", "install", "--")
+    assert "--blank" in completed("fpga-plugin", "bitstream", "install", "--force", "x", "--b")
+    assert completed("fpga-plugin", "card", "un") == {"undrain"}
+    assert completed("fpga-plugin", "completion", "z") == {"zsh"}
+    assert completed("fpga-plugin", "nonsense", "run") == {"run"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_take_their_scripts(shell):
+    script = run("completion", shell, stdout=subprocess.PIPE).stdout
+    assert "undrain" in script
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)

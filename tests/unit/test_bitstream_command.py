@@ -1,8 +1,10 @@
 """`fpga-plugin bitstream`."""
 
 import argparse
+import errno
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -679,3 +681,19 @@ def test_verify_judges_by_what_this_node_has_seen_and_says_where_it_cannot(  # f
     code, _, errors = run("verify", *options, "--dir", other, state_dir=state)
     assert code == 0
     assert "nothing is known here" in errors[0]
+
+
+def test_a_store_that_can_only_be_read_says_where_to_install(run, monkeypatch):
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    file = next(SAMPLES.glob("*/blank.gbs"))
+    for function in ("makedirs", "rename"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, function, read_only)
+            code, _, (message, hint) = run("install", "--blank", file)
+        assert code == 1
+        assert message.startswith("fpga-plugin: ")
+        assert "Read-only file system" in message
+        assert "on the node" in hint
+    assert run("install", "--blank", file)[0] == 0

@@ -1,6 +1,7 @@
 """Pods as people write them: what the demo reads, and what it refuses as the API server would."""
 
 import pytest
+import yaml
 
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.pod import Container, DemoPod
@@ -52,6 +53,62 @@ def test_json_is_yaml_and_other_documents_are_passed_over(read):
     )
 
 
+def of_kind(kind: str, version: str, *way: str, **more: object) -> str:
+    pod = yaml.safe_load(POD)
+    inner: dict[str, object] = {"spec": pod["spec"]}
+    for name in reversed(way):
+        inner = {name: inner}
+    inner.setdefault("spec", {}).update(more)  # type: ignore[attr-defined]
+    named = {"apiVersion": version, "kind": kind, "metadata": {"name": "many"}}
+    return yaml.safe_dump({**named, **inner})
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "way"),
+    [
+        ("Deployment", "apps/v1", ("spec", "template")),
+        ("StatefulSet", "apps/v1", ("spec", "template")),
+        ("DaemonSet", "apps/v1", ("spec", "template")),
+        ("ReplicaSet", "apps/v1", ("spec", "template")),
+        ("Job", "batch/v1", ("spec", "template")),
+        ("CronJob", "batch/v1", ("spec", "jobTemplate", "spec", "template")),
+    ],
+)
+def test_of_what_makes_pods_the_template_is_taken(read, kind, version, way):
+    pod = read(of_kind(kind, version, *way)).pod
+    assert pod.name == "many"
+    assert [c.devices for c in pod.containers] == [{REGIONS: 2, CARDS: 1}]
+    wrong = of_kind(kind, version, *way).replace("limits", "requests")
+    with pytest.raises(ManifestError, match=rf"{'.'.join(way)}.spec.containers\[0\]"):
+        read(wrong)
+
+
+def test_that_one_of_several_pods_is_shown_is_said(read):
+    text = of_kind("Deployment", "apps/v1", "spec", "template", replicas=3)
+    assert read(text).notes == ("one of its 3 Pods is shown",)
+
+
+@pytest.mark.parametrize("template", ["7", "[]", "{spec: 7}", "{}"])
+def test_a_template_that_is_none_is_one_clear_error(read, template):
+    head = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n"
+    text = f"{head}spec: {{template: {template}}}"
+    with pytest.raises(ManifestError, match=r"spec\.template"):
+        read(text)
+
+
+def test_of_several_documents_the_first_that_asks_for_an_fpga_is_shown(read):
+    plain = POD.replace("one", "plain").replace(str(REGIONS), "x/y").replace(str(CARDS), "x/z")
+    two = of_kind("Deployment", "apps/v1", "spec", "template")
+    manifest = read(f"{plain}---\n{POD}---\n{two}")
+    assert manifest.pod.name == "one"
+    assert manifest.notes == ("one is shown; many asks for an FPGA too",)
+    items = yaml.safe_dump(
+        {"kind": "List", "items": [yaml.safe_load(plain), yaml.safe_load(POD), 7]}
+    )
+    assert read(items).pod.name == "one"
+    assert read(plain).pod.name == "plain"
+
+
 def test_every_pod_read_is_another(read):
     assert read(POD).pod.uid != read(POD).pod.uid
 
@@ -81,7 +138,8 @@ def test_variables_that_need_a_cluster_are_left_out_and_named(read):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("kind: Pod", "kind: Job", "has no Pod, but 'Job'"),
+        ("kind: Pod", "kind: Service", "has no Pod, but 'Service'"),
+        ("kind: Pod", "kind: Job", "apiVersion is 'v1': a Job's is batch/v1"),
         ("apiVersion: v1", "apiVersion: v2", "apiVersion is 'v2'"),
         ("apiVersion: v1\n", "", "apiVersion is 'None'"),
         ("name: one", "name: One", "metadata.name is 'One'"),
@@ -120,7 +178,7 @@ def test_what_the_api_server_would_refuse_is_refused_with_its_place(read, old, n
 
 @pytest.mark.parametrize(
     "text",
-    ["", "7", "[]", "- a", "\x00", b"\xff\xff", "[" * 100_000, "a: b: c", POD + "---\n" + POD],
+    ["", "7", "[]", "- a", "\x00", b"\xff\xff", "[" * 100_000, "a: b: c", "kind: List\nitems: 7"],
 )
 def test_anything_else_is_one_clear_error(read, text):
     with pytest.raises(ManifestError) as caught:
