@@ -11,7 +11,7 @@ from ledger_support import MemoryJournal
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.operator.view import _learn_names
+from fpga_plugin.operator.view import learn_names
 from fpga_plugin.pods import directory
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
@@ -169,7 +169,7 @@ def test_the_names_of_all_owners_are_asked_for_at_once_and_only_if_one_is_not_kn
     listed = Kubelet("/nowhere", ("one", P0), ("two", P1))
     ledger, pods = owners(listed, (P0, A), (P1, B))
     for _ in range(2):
-        asyncio.run(_learn_names(ledger, pods))
+        asyncio.run(learn_names(ledger, pods))
     assert pods.known(A) == ("tenant", "one")
     assert pods.known(B) == ("tenant", "two")
     assert listed.calls == 1
@@ -187,7 +187,7 @@ def test_a_name_that_was_told_while_the_device_changed_hands_is_nobodys(heir) ->
             ledger.bind_pod([P0], heir)
 
     listed.on_call = change_hands
-    asyncio.run(_learn_names(ledger, pods))
+    asyncio.run(learn_names(ledger, pods))
     assert pods.known(A) is None
     assert pods.known(B) is None
 
@@ -196,5 +196,5 @@ def test_a_device_that_several_pods_are_shown_with_tells_no_name() -> None:
     listed = Kubelet("/nowhere", ("one", P0))
     ledger, pods = owners(listed, (P0, A))
     listed.held.add(("two", P0))
-    asyncio.run(_learn_names(ledger, pods))
+    asyncio.run(learn_names(ledger, pods))
     assert pods.known(A) is None
