@@ -21,7 +21,6 @@ from fpga_plugin.build import (
     open_workloads,
 )
 from fpga_plugin.config.settings import Settings
-from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId
@@ -30,7 +29,14 @@ from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.historian import Historian
 from fpga_plugin.operator.listeners import Listeners
 from fpga_plugin.operator.survey import Observer, Operation, Survey
-from fpga_plugin.plugin import Plugin, open_ledger, open_library, open_node
+from fpga_plugin.plugin import (
+    Plugin,
+    check_link,
+    open_ledger,
+    open_library,
+    open_link,
+    open_node,
+)
 from fpga_plugin.process.confinement import confine
 from fpga_plugin.process.locks import NodeLocks, acquire_locks
 
@@ -115,6 +121,7 @@ class Daemon:
     async def _start(self) -> Plugin:
         settings = self.settings
         log_settings(settings)
+        check_link(settings)
         check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
         self._workloads = open_workloads(settings)
@@ -143,7 +150,7 @@ class Daemon:
             workloads=self._workloads,
             programming=self._locks.set_programming,
         )
-        link = KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=self.survey.called)
+        link = open_link(settings, self.survey.called)
         historian = self.survey.historian = Historian(ledger, node.pods.known, journal)
         plugin = self._plugin = Plugin(settings, node, ledger, link, self.survey)
         await plugin.start()

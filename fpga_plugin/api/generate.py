@@ -11,8 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROTOS = ("deviceplugin.proto", "podresources.proto", "pods.proto", "core_v1.proto")
-"""One package each; they share no messages."""
+PROTOS = (
+    "deviceplugin.proto",
+    "podresources.proto",
+    "pods.proto",
+    "core_v1.proto",
+    "pluginregistration.proto",
+    "dra.proto",
+    "dra_health_v1.proto",
+    "dra_health_v1alpha1.proto",
+)
+"""They share no messages. Two of a package become one module."""
 
 _HERE = Path(__file__).parent
 _OPTIONS = "client_generation=async,server_generation=async"

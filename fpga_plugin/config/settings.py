@@ -10,6 +10,7 @@ An empty value counts as unset, as a template leaves it; only where the table sa
 
 # ruff: noqa: RUF009  # the calls in the dataclass make its table; their values are immutable
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final, TypeVar, cast
@@ -27,6 +28,7 @@ from fpga_plugin.config.values import (
     LogFormat,
     LogLevel,
     RecoveryPolicy,
+    RegistrationWay,
     SandboxMode,
     ScrubPolicy,
     SimulatedGroup,
@@ -61,6 +63,7 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "RecoveryPolicy",
+    "RegistrationWay",
     "SandboxMode",
     "ScrubPolicy",
     "Setting",
@@ -226,6 +229,29 @@ class Settings:
         parse_path,
         _PATH,
         "Directory of kubelet.sock, of kubelet's checkpoint and of the plugin's own sockets.",
+    )
+    kubelet_root: str = field(
+        default="",  # follows kubelet's device plugin directory: see __post_init__
+        metadata={
+            _METADATA: Setting(
+                "FPGA_PLUGIN_KUBELET_ROOT",
+                "",
+                parse_path,
+                _PATH,
+                "Kubelet's root directory (its `--root-dir`), with `plugins_registry` and `plugins`"
+                " in it. In a container it has to be mounted at the same path.",
+                default_text="the directory above FPGA_PLUGIN_KUBELET_DIR",
+            )
+        },
+    )
+    registration: RegistrationWay = _setting(
+        "FPGA_PLUGIN_REGISTRATION",
+        "kubelet-socket",
+        choice(RegistrationWay),
+        allowed_words(RegistrationWay),
+        "How kubelet hears of the device plugin. `kubelet-socket`: the plugin registers on "
+        "kubelet.sock. `plugin-watcher`: kubelet finds the plugin by its sockets in "
+        "`plugins_registry` of FPGA_PLUGIN_KUBELET_ROOT, as it finds CSI and DRA drivers.",
     )
     podresources_socket: str | None = _optional(
         "FPGA_PLUGIN_PODRESOURCES_SOCKET",
@@ -475,9 +501,13 @@ class Settings:
     """The variables that were set, with their texts; to be logged. None of them is a secret."""
 
     def __post_init__(self) -> None:
-        """Put the simulated cards' directory below the state directory unless it was given."""
+        """Directories that follow others unless they were given."""
         if not self.simulated_dir:
             object.__setattr__(self, "simulated_dir", f"{self.state_dir.rstrip('/')}/simulated")
+        if not self.kubelet_root:
+            object.__setattr__(
+                self, "kubelet_root", os.path.dirname(self.kubelet_dir.rstrip("/")) or "/"
+            )
 
 
 _TABLE: Final[dict[str, Setting]] = {

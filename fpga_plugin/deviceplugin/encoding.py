@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from grpclib.encoding.proto import ProtoCodec
-
 from fpga_plugin.api.messages.v1beta1 import (
     Device,
     ListAndWatchResponse,
     NumaNode,
     TopologyInfo,
 )
-from fpga_plugin.api.wire import well_typed
-from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import DeviceId
 from fpga_plugin.ledger.devices import AdvertisedDevice
+from fpga_plugin.serving.codec import Codec
 
 _ID, _DEVICE = b"\n", b"\n"
 """Tags: field 1 of a Device, and of a ListAndWatchResponse, both with a length behind."""
@@ -70,29 +67,11 @@ def device_message(device: AdvertisedDevice) -> Device:
     )
 
 
-class Codec(ProtoCodec):
-    """grpclib's codec that also takes lists which are encoded already."""
+class ListCodec(Codec):
+    """Also takes lists which are encoded already."""
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The message's bytes."""
         if isinstance(message, EncodedList) and message_type is ListAndWatchResponse:
             return message.data
         return super().encode(message, message_type)
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        """The message in `data`.
-
-        Raises:
-            InvalidRequestError: there is none. betterproto2 raises half a dozen kinds of errors.
-        """
-        try:
-            message = super().decode(data, message_type)
-        except Exception as error:
-            raise InvalidRequestError(
-                f"the request is no {message_type.__name__}: {type(error).__name__}"
-            ) from error
-        if not well_typed(message):
-            raise InvalidRequestError(
-                f"the request is no {message_type.__name__}: a field of it is of another type"
-            )
-        return message

@@ -3,24 +3,20 @@
 It listens before kubelet is told of it. When it ends, everything of it ends: kubelet's connections
 are closed and the handlers awaited, because kubelets mix up a new registration with an old stream
 that ends later (kubernetes/kubernetes issues 121994 and 127803).
-
-grpclib's own shutdown does not do that: `close` leaves connections open, and on Python 3.12 and
-later `wait_closed` waits until the client closes them, which kubelet does not.
 """
 
 import asyncio
 from collections.abc import Callable
 
 import structlog
-from grpclib.server import Server
 
 from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.encoding import Codec
-from fpga_plugin.deviceplugin.http2 import CONFIGURATION, CallHandler, CalmProtocol, Connections
+from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket, socket_identity
 from fpga_plugin.ids import ResourceName
+from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.telemetry.instruments import Counter
 
 _GRACE = 0.5
@@ -54,7 +50,7 @@ class Endpoint:
         self._directory = directory
         self._servicer = Servicer(resource, calls, self.streams, on_call=on_call)
         self._dropped = dropped
-        self._server: _ClosingServer | None = None
+        self._server: ClosingServer | None = None
         self._identity: str | None = None
         self._unsubscribe: Callable[[], None] | None = None
 
@@ -75,7 +71,7 @@ class Endpoint:
         listener, self.name = listen(self._directory)
         try:
             self._identity = socket_identity(self._directory, self.name)
-            server = _ClosingServer([self._servicer], self._dropped)
+            server = ClosingServer([self._servicer], self._dropped, codec=ListCodec())
             await server.start(sock=listener)
         except BaseException:
             listener.close()
@@ -103,30 +99,3 @@ class Endpoint:
                     count=len(pending),
                     waited=_GRACE,
                 )
-
-
-class _ClosingServer(Server):
-    """grpclib's server that knows its connections, so that it can bound and close them.
-
-    Uses names that grpclib (0.4) keeps to itself, `_protocol_factory` and what that one uses; it
-    has no public way to a connection (its issues 107 and 148).
-    """
-
-    def __init__(self, handlers: list[Servicer], dropped: Counter | None) -> None:
-        super().__init__(handlers, codec=Codec(), config=CONFIGURATION)
-        self._connections = Connections(dropped)
-
-    def _protocol_factory(self) -> CalmProtocol:
-        handler = CallHandler(
-            self._mapping, self._codec, self._status_details_codec, self.__dispatch__
-        )
-        return CalmProtocol(handler, self._config, self._h2_config, self._connections)
-
-    async def close_all(self) -> None:
-        """Stop listening, cancel the handlers, close every connection."""
-        self.close()
-        # A connection that was accepted just now gets its transport within two turns of the loop.
-        for _ in range(2):
-            await asyncio.sleep(0)
-        self._connections.close()
-        await asyncio.sleep(0)  # transports close their sockets on the loop's next turn

@@ -2,7 +2,7 @@
 
 from grpclib.const import Status
 
-from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
+from fpga_plugin.errors import FpgaPluginError
 
 
 class KubeletDirectoryError(FpgaPluginError):
@@ -15,15 +15,3 @@ class NotRegisteredError(FpgaPluginError):
     """Kubelet is not there, refused the registration, or did not ask for the device list."""
 
     status = Status.UNAVAILABLE
-
-
-class RequestTooLargeError(InvalidRequestError):
-    """A call of kubelet's has more bytes than are read, as a server in Go says it."""
-
-    status = Status.RESOURCE_EXHAUSTED
-
-
-class StalledCallError(FpgaPluginError):
-    """A client began a call and did not go on with it."""
-
-    status = Status.DEADLINE_EXCEEDED

@@ -24,23 +24,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
-from grpclib.client import Channel
-from grpclib.encoding.proto import ProtoCodec
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from fpga_plugin.api.messages.v1beta1 import RegisterRequest, RegistrationStub
 from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
-from fpga_plugin.deviceplugin.servicer import OPTIONS, CallObserver
-from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory, socket_path
+from fpga_plugin.deviceplugin.servicer import CallObserver
+from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
-from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.deviceplugin.ways import Way
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.telemetry.instruments import Counter
-
-VERSION = "v1beta1"
-"""The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
 
 _log = structlog.get_logger()
 
@@ -51,6 +45,8 @@ class Timing:
 
     Attributes:
         register: how long Register may take; kubelet dials us within it (its own limit is 10 s).
+        found: how long kubelet may take to find a socket in plugins_registry: its plugin manager
+            waits up to 122 s after failures.
         stream: how long after Register's answer kubelet may take to open ListAndWatch.
         steady: a life at least this long was a success, and what follows starts without delay.
         first_delay: before the second attempt; doubles with each further one.
@@ -59,6 +55,7 @@ class Timing:
     """
 
     register: float = 10.0
+    found: float = 150.0
     stream: float = 5.0
     steady: float = 5.0
     first_delay: float = 0.1
@@ -90,6 +87,7 @@ class Registration:
         calls: DevicePluginCalls,
         directory: KubeletDirectory,
         *,
+        way: Way,
         timing: Timing,
         epochs: "Epochs",
         on_call: CallObserver | None = None,
@@ -98,6 +96,7 @@ class Registration:
         self._resource = resource
         self._calls = calls
         self._directory = directory
+        self._way = way
         self._timing = timing
         self._epochs = epochs
         self._on_call = on_call
@@ -218,8 +217,11 @@ class Registration:
                 with self._directory.listening(look):
                     self._look = look
                     look()
-                    await self._register(endpoint)
-                    await endpoint.streams.lost.wait()
+                    began = asyncio.get_running_loop().time()
+                    async with self._way.announced(self._resource, endpoint.name):
+                        self._registered = True
+                        await self._streaming(endpoint, began)
+                        await endpoint.streams.lost.wait()
             raise NotRegisteredError("kubelet ended the stream of the device list")
         except TimeoutError:
             raise NotRegisteredError(outdated) from None
@@ -242,17 +244,12 @@ class Registration:
             return f"{endpoint.name} was removed from kubelet's directory"
         return ""
 
-    async def _register(self, endpoint: Endpoint) -> None:
-        """Register the endpoint and see kubelet open its stream.
+    async def _streaming(self, endpoint: Endpoint, began: float) -> None:
+        """See kubelet open its stream.
 
         Raises:
-            NotRegisteredError: kubelet cannot be reached, refuses, or opens no stream.
+            NotRegisteredError: it opens none.
         """
-        began = asyncio.get_running_loop().time()
-        await register(
-            self._directory.path, self._resource, endpoint.name, seconds=self._timing.register
-        )
-        self._registered = True
         try:
             async with asyncio.timeout(self._timing.stream):
                 await endpoint.streams.opened.wait()
@@ -267,43 +264,6 @@ class Registration:
             endpoint=endpoint.name,
             seconds=round(asyncio.get_running_loop().time() - began, 6),
         )
-
-
-async def register(directory: str, resource: ResourceName, endpoint: str, seconds: float) -> None:
-    """One Register call.
-
-    Kubelet dials the endpoint and asks for its options before it answers (1.25 and later).
-
-    Args:
-        directory: where kubelet.sock is.
-        resource: what is registered.
-        endpoint: base name of the endpoint's socket.
-        seconds: the call's limit.
-
-    Raises:
-        NotRegisteredError: kubelet cannot be reached, refuses, or takes too long.
-    """
-    request = RegisterRequest(
-        version=VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS
-    )
-    try:
-        with socket_path(directory, KUBELET_SOCKET) as path:
-            # The codec is named because grpclib would look for google's packages to find one.
-            async with asyncio.timeout(seconds), Channel(path=path, codec=ProtoCodec()) as channel:
-                await RegistrationStub(channel).register(request)
-    except TimeoutError:
-        raise NotRegisteredError(f"kubelet did not answer Register within {seconds:g} s") from None
-    except OSError as error:
-        raise NotRegisteredError(
-            f"kubelet does not serve {KUBELET_SOCKET}: {error.strerror}"
-        ) from error
-    except GRPCError as error:
-        raise NotRegisteredError(
-            f"kubelet refused to register {resource}: {quote(error.message or error.status.name)}"
-        ) from error
-    except (StreamTerminatedError, ProtocolError, AttributeError) as error:
-        # AttributeError: grpclib 0.4, where the connection ended before the call began.
-        raise NotRegisteredError("kubelet broke off the Register call") from error
 
 
 class Epochs:

@@ -10,8 +10,7 @@ Each answer is logged, and told to an observer: method, devices, status, message
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,9 +40,9 @@ from fpga_plugin.api.messages.v1beta1 import (
 )
 from fpga_plugin.claims.calls import Allocation, Caller, DevicePluginCalls
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.errors import RequestTooLargeError, StalledCallError
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
+from fpga_plugin.serving.messages import receive, send
 
 SERVICE = "v1beta1.DevicePlugin"
 
@@ -54,22 +53,6 @@ OPTIONS = DevicePluginOptions(
     deallocate_required=True,
 )
 """All that kubelets of any kind may read; deviceplugin.proto tells why all four are true."""
-
-MAX_REQUEST_BYTES = 4 << 20
-"""What a server in Go takes unless it says otherwise (grpc-go, defaultServerMaxReceiveMessageSize),
-as all other device plugins are. A thousand devices have 64 KiB."""
-
-_MAX_AT_ONCE = 64 << 10
-"""So many bytes are decoded within some 10 ms."""
-
-RECEIVE_SECONDS = 10.0
-"""Until a call's message is there, of which kubelet sends all at once."""
-
-SEND_SECONDS = 10.0
-"""Until the client takes a call's answer: a window of no bytes would keep it for ever."""
-
-_HEAD_BYTES = 5
-"""Of a gRPC message: a flag for compression, four bytes of length."""
 
 _WENT_AWAY = "the caller went away, or this endpoint ended"
 """Nobody hears such a call's answer. h2 raises its ProtocolError where a stream that has ended is
@@ -180,9 +163,8 @@ class Servicer:
             call = _Call(method, stream.deadline)
 
             async def served() -> None:
-                reply = await answer(await _receive(stream), call)
-                async with _in_time(SEND_SECONDS, "the client did not take the answer"):
-                    await stream.send_message(reply)
+                reply = await answer(await receive(stream), call)
+                await send(stream, reply)
 
             await self._serve(call, served())
 
@@ -308,7 +290,7 @@ class Servicer:
     async def _list_and_watch(self, stream: _Stream) -> None:
         self._track()
         try:
-            await _receive(stream)
+            await receive(stream)
             await self._streams.feed(stream)
         except FpgaPluginError as error:
             self._log.warning("the device list cannot be sent", message=str(error))
@@ -324,56 +306,6 @@ class Servicer:
         assert task is not None
         self.running.add(task)
         task.add_done_callback(self.running.discard)
-
-
-@asynccontextmanager
-async def _in_time(seconds: float, what: str) -> AsyncIterator[None]:
-    """Wait for the client, but not for ever.
-
-    Raises:
-        StalledCallError: the time is up.
-    """
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            yield
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise StalledCallError(f"{what} within {seconds:g} s") from error
-
-
-async def _receive(stream: _Stream) -> Any:
-    """The call's message; a long one is decoded beside the event loop.
-
-    grpclib's own `recv_message` takes up to 4 GiB and decodes on the loop. Kubelet sends the
-    variables of the container as it expanded them, so a tenant whose variables are made of each
-    other can make any number of bytes of a few lines. Uses what that method uses, `_stream`,
-    `_codec` and `_recv_type`, which grpclib (0.4) keeps to itself.
-
-    Raises:
-        InvalidRequestError: the client sent none, too long a one, or none that can be read.
-        StalledCallError: it began one and did not go on.
-    """
-    source, codec, kind = stream._stream, stream._codec, stream._recv_type  # noqa: SLF001  # see above
-    try:
-        async with _in_time(RECEIVE_SECONDS, "the request did not arrive"):
-            head = await source.recv_data(_HEAD_BYTES)
-            if not head:
-                raise InvalidRequestError("the request has no message")
-            size = int.from_bytes(head[1:], "big")
-            if size > MAX_REQUEST_BYTES:
-                raise RequestTooLargeError(
-                    f"the request has {size} bytes; at most {MAX_REQUEST_BYTES} are read",
-                    hint="the container's environment is too large: leave something out of it",
-                )
-            data = await source.recv_data(size)
-    except AssertionError as error:  # grpclib's word for a message that ends early
-        raise InvalidRequestError("the request is cut off") from error
-    if head[0]:
-        raise InvalidRequestError("the request is compressed")
-    if size > _MAX_AT_ONCE:
-        return await asyncio.to_thread(codec.decode, data, kind)
-    return codec.decode(data, kind)
 
 
 def _require_ids(method: str, ids: Sequence[str]) -> None:

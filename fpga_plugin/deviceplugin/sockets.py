@@ -19,6 +19,7 @@ import structlog
 
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError
 from fpga_plugin.process.file_identity import life_of
+from fpga_plugin.serving.fixed_socket import SUN_PATH
 
 KUBELET_SOCKET = "kubelet.sock"
 """Where kubelet serves Registration (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
@@ -26,8 +27,8 @@ KUBELET_SOCKET = "kubelet.sock"
 OWN_SOCKET = re.compile(r"fpga-plugin-[0-9]+-[0-9]+\.sock", re.ASCII)
 """Whole names of the sockets that this plugin makes, and the only ones that it removes."""
 
-_SUN_PATH = 107
-"""Bytes of a unix socket's path without the final zero (linux/un.h: 108 with it)."""
+LONGEST_SOCKET_NAME = "fpga-plugin-4194304-99999999.sock"
+"""No name that `listen` makes is longer: a process id of seven digits (kernel.pid_max)."""
 
 _BACKLOG = 16
 _log = structlog.get_logger()
@@ -71,7 +72,7 @@ def socket_path(directory: str, name: str) -> Iterator[str]:
         OSError: the path is too long and the directory cannot be opened.
     """
     path = os.path.join(directory, name)
-    if len(os.fsencode(path)) <= _SUN_PATH:
+    if len(os.fsencode(path)) <= SUN_PATH:
         yield path
         return
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

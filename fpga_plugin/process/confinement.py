@@ -11,7 +11,7 @@ import structlog
 
 import fpga_plugin
 from fpga_plugin.config.settings import SandboxMode, Settings
-from fpga_plugin.process.file_rules import rules
+from fpga_plugin.process.file_rules import registry, rules
 from fpga_plugin.process.sandbox import Measure, landlock, seccomp
 from fpga_plugin.process.sandbox.capabilities import PrivilegesError, drop_privileges
 
@@ -60,7 +60,7 @@ def _drop_capabilities(settings: Settings) -> Measure:
                     if file is not None
                 ),
             ],
-            writable=[settings.state_dir, settings.kubelet_dir],
+            writable=[settings.state_dir, settings.kubelet_dir, *registry(settings)],
         )
     except PrivilegesError as error:
         log.warning("capabilities cannot be given up", error=error.message, hint=error.hint)

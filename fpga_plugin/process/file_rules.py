@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, Settings
+from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, RegistrationWay, Settings
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 _SYSTEM: Final = (
@@ -66,7 +66,7 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
         if not found:
             unreached.append(path)
     allow((settings.state_dir,), OWN)
-    allow((settings.kubelet_dir,), _KUBELET_DIRECTORY)
+    allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
     if settings.backend is BackendKind.SIMULATED:
         allow((settings.simulated_dir,), OWN)
         return allowed, unreached
@@ -78,6 +78,12 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
         # Not dfl-pci's directory alone: a module that is loaded anew has another one.
         allow((os.path.join(root, "bus/pci/drivers"),), WRITE)
     return allowed, unreached
+
+
+def registry(settings: Settings) -> Iterator[str]:
+    """Where sockets lie by which kubelet finds the plugin."""
+    if settings.registration is RegistrationWay.PLUGIN_WATCHER:
+        yield os.path.join(settings.kubelet_root, "plugins_registry")
 
 
 def _python() -> Iterator[str]:
@@ -98,7 +104,7 @@ def _working_directory() -> str:
 def _read(settings: Settings) -> Iterator[str]:
     """What is read because a setting names it; files by their directory: they are replaced."""
     yield settings.bitstream_dir
-    yield os.path.join(os.path.dirname(settings.kubelet_dir), "pods")  # names of pods that run
+    yield os.path.join(settings.kubelet_root, "pods")  # names of pods that run
     if settings.keys_dir is not None:
         yield settings.keys_dir
     if settings.policy_file is not None:

@@ -12,7 +12,6 @@ from target import Target
 
 from fpga_plugin.api.messages import core_v1, v1, v1beta1
 from fpga_plugin.api.wire import typed
-from fpga_plugin.deviceplugin.encoding import Codec
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.pods import apiserver, podsapi
 from fpga_plugin.pods.checkpoint import CheckpointUnreadableError, read_checkpoint
@@ -20,6 +19,7 @@ from fpga_plugin.pods.environment import request_variables
 from fpga_plugin.pods.grants import cached_grant
 from fpga_plugin.pods.pod import Pod
 from fpga_plugin.pods.podresources import PodResourcesClient
+from fpga_plugin.serving.codec import Codec
 
 _CODEC = Codec()
 _CALLS = (

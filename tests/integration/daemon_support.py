@@ -77,9 +77,10 @@ def request(
 def _pool() -> descriptor_pool.DescriptorPool:
     api = Path(fpga_plugin.api.__file__).parent
     pool = descriptor_pool.DescriptorPool()
+    protos = ["deviceplugin.proto", "pluginregistration.proto", "dra.proto", "dra_health_v1.proto"]
     with tempfile.TemporaryDirectory() as folder:
         compiled = os.path.join(folder, "set")
-        arguments = ["protoc", f"-I{api}", f"--descriptor_set_out={compiled}", "deviceplugin.proto"]
+        arguments = ["protoc", f"-I{api}", f"--descriptor_set_out={compiled}", *protos]
         assert protoc.main(arguments) == 0
         for file in descriptor_pb2.FileDescriptorSet.FromString(Path(compiled).read_bytes()).file:
             pool.Add(file)
@@ -87,9 +88,82 @@ def _pool() -> descriptor_pool.DescriptorPool:
 
 
 @cache
-def message(name: str) -> Any:
-    """One of Google's own message classes of the device plugin API."""
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"v1beta1.{name}"))
+def message(name: str, package: str = "v1beta1") -> Any:
+    """One of Google's own message classes, of the device plugin API unless it is said."""
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{package}.{name}"))
+
+
+def call_unary(
+    channel: grpc.Channel, path: str, sent: Any, answer: Any, timeout: float | None = LIMIT
+) -> Any:
+    """One call; errors as grpc raises them."""
+    unary = channel.unary_unary(
+        path,
+        request_serializer=lambda each: each.SerializeToString(),
+        response_deserializer=answer.FromString,
+    )
+    return unary(sent, timeout=timeout)
+
+
+class Registry:
+    """Kubelet's plugin manager, for one life of it: finds sockets in `plugins_registry`.
+
+    Args:
+        directory: where it looks.
+        register: is given the path of a socket and what the plugin there says of itself.
+        gone: is given the path of one that is no longer there.
+    """
+
+    def __init__(
+        self, directory: Path, register: Callable[[str, Any], None], gone: Callable[[str], None]
+    ) -> None:
+        self._directory = directory
+        self._register = register
+        self._gone = gone
+        self._known: dict[str, tuple[int, int]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(LIMIT)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.01):  # kubelet's is a second
+            present = {}
+            for path in self._directory.glob("[!.]*"):
+                with contextlib.suppress(FileNotFoundError):
+                    found = path.lstat()
+                    present[str(path)] = (found.st_ino, found.st_ctime_ns)
+            for path in [path for path, life in self._known.items() if present.get(path) != life]:
+                del self._known[path]
+                self._gone(path)
+            for path in present.keys() - self._known.keys():
+                with contextlib.suppress(grpc.RpcError):  # it is tried again
+                    self._meet(path)
+                    self._known[path] = present[path]
+
+    def _meet(self, path: str) -> None:
+        package, service = "pluginregistration", "/pluginregistration.Registration"
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            info = call_unary(
+                channel,
+                f"{service}/GetInfo",
+                message("InfoRequest", package)(),
+                message("PluginInfo", package),
+                timeout=5,
+            )
+            self._register(path, info)
+            call_unary(
+                channel,
+                f"{service}/NotifyRegistrationStatus",
+                message("RegistrationStatus", package)(plugin_registered=True),
+                message("RegistrationStatusResponse", package),
+                timeout=5,
+            )
 
 
 def eventually(look: Callable[[], T], what: str = "that", *, limit: float = LIMIT) -> T:
@@ -140,13 +214,9 @@ class Endpoint:
         self.thread = threading.Thread(target=self._watch)
 
     def call(self, method: str, sent: Any, answer: str, timeout: float | None = LIMIT) -> Any:
-        unary = self.channel.unary_unary(
-            f"/v1beta1.DevicePlugin/{method}",
-            request_serializer=lambda each: each.SerializeToString(),
-            response_deserializer=message(answer).FromString,
-        )
+        path = f"/v1beta1.DevicePlugin/{method}"
         try:
-            return unary(sent, timeout=timeout)
+            return call_unary(self.channel, path, sent, message(answer), timeout)
         except grpc.RpcError as error:
             raise Refused(error) from None
 
@@ -198,6 +268,8 @@ class Kubelet:
         self.options: dict[str, Any] = {}
         self._all: list[Endpoint] = []
         self._server: Any = None
+        self.watched: Path | None = None  # where it finds plugins by itself
+        self._registry: Registry | None = None
 
     def start(self) -> None:
         handler = grpc.unary_unary_rpc_method_handler(
@@ -214,8 +286,22 @@ class Kubelet:
                 path.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self.directory / 'kubelet.sock'}")
         self._server.start()
+        if self.watched is not None:
+            self._registry = Registry(self.watched, self._found, self._lost)
+            self._registry.start()
+
+    def _found(self, _path: str, info: Any) -> None:
+        assert (info.type, list(info.supported_versions)) == ("DevicePlugin", ["v1beta1"])
+        endpoint = os.path.basename(info.endpoint)
+        self._register(message("RegisterRequest")(resource_name=info.name, endpoint=endpoint), None)
+
+    def _lost(self, path: str) -> None:
+        """Its stream ends by itself: nothing that these tests are about."""
 
     def stop(self) -> None:
+        if self._registry is not None:
+            self._registry.stop()
+            self._registry = None
         for endpoint in self._all:
             endpoint.close()
         self._all.clear()
@@ -552,6 +638,9 @@ class Node:
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
         }
         self.set(**settings)
+        if settings.get("registration") == "plugin-watcher":
+            self.kubelet.watched = self.folder / "plugins_registry"
+            self.kubelet.watched.mkdir()
         self.wrapper: Sequence[str] = ()
         self.lives: list[Plugin] = []
 

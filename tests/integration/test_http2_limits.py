@@ -34,9 +34,9 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.api.messages import v1beta1 as api
 from fpga_plugin.demo.plugins import PluginManager
-from fpga_plugin.deviceplugin import http2, servicer
-from fpga_plugin.deviceplugin.http2 import Allowance, CalmProtocol
 from fpga_plugin.deviceplugin.servicer import OPTIONS
+from fpga_plugin.serving import http2, messages
+from fpga_plugin.serving.http2 import Allowance, CalmProtocol
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 EMPTY = bytes(5)
@@ -383,7 +383,7 @@ def test_connections_on_which_nothing_is_asked_make_room_and_kubelets_stays(tmp_
 
 
 def test_a_call_whose_message_does_not_come_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(servicer, "RECEIVE_SECONDS", 0.05)
+    monkeypatch.setattr(messages, "RECEIVE_SECONDS", 0.05)
 
     async def story():
         async with served(tmp_path) as (one, calls, _service):
@@ -401,7 +401,7 @@ def test_a_call_whose_message_does_not_come_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_client_without_a_window_for_its_answer_does_not_keep_the_call(tmp_path, monkeypatch):
-    monkeypatch.setattr(servicer, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(messages, "SEND_SECONDS", 0.05)
 
     async def story():
         async with served(tmp_path) as (one, calls, _service):

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from kubelet_support import (
     Calls,
     Changes,
     Kubelet,
+    Way,
     connected,
     device,
     eventually,
@@ -37,15 +39,25 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.api.messages import v1beta1 as api
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.deviceplugin.encoding import Codec, device_message, encode_list
+from fpga_plugin.deviceplugin.encoding import ListCodec, device_message, encode_list
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.link import KubeletLink
-from fpga_plugin.deviceplugin.registration import Timing, register
+from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.deviceplugin.servicer import OPTIONS, Servicer
 from fpga_plugin.deviceplugin.sockets import OWN_SOCKET, check_directory, socket_identity
+from fpga_plugin.deviceplugin.ways import register
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 
 REGION_2 = device("0000-10-00.0-p1", healthy=False)
+
+
+@pytest.fixture(params=["kubelet-socket", "plugin-watcher"])
+def directory(request, monkeypatch):
+    """Kubelet's device plugin directory, of a kubelet that hears of plugins in this way."""
+    monkeypatch.setattr(Way, "watched", request.param == "plugin-watcher")
+    with tempfile.TemporaryDirectory() as root:  # short: kubelet dials by path
+        (Path(root) / "device-plugins").mkdir()
+        yield Path(root) / "device-plugins"
 
 
 def test_it_registers_with_all_options_and_sends_the_list_at_once(tmp_path):
@@ -66,9 +78,9 @@ def test_it_registers_with_all_options_and_sends_the_list_at_once(tmp_path):
     asyncio.run(story())
 
 
-def test_every_resource_is_registered_on_a_socket_of_its_own_later_ones_too(tmp_path):
+def test_every_resource_is_registered_on_a_socket_of_its_own_later_ones_too(directory):
     async def story():
-        async with connected(tmp_path) as (one, calls, changes, service):
+        async with connected(directory) as (one, calls, changes, service):
             calls.set(CARDS)
             await changes.until(lambda: one.streams(CARDS, ids=[]))
             assert len({request.endpoint for request in one.requests}) == 2
@@ -138,7 +150,7 @@ def test_the_quick_encoding_is_the_ordinary_one(count):
         device(f"0000-10-00.0-p{n}", healthy=n % 3 > 0, numa=(None, 0, 1)[n % 3])
         for n in range(count)
     ]
-    quick = Codec().encode(encode_list(devices), api.ListAndWatchResponse)
+    quick = ListCodec().encode(encode_list(devices), api.ListAndWatchResponse)
     assert quick == bytes(
         api.ListAndWatchResponse(devices=[device_message(each) for each in devices])
     )
@@ -410,13 +422,13 @@ def test_googles_grpc_client_is_served(tmp_path):
 
 @pytest.mark.parametrize("generation", [1, 2, 3])
 @pytest.mark.parametrize("accident", ["stream lost", "socket deleted", "lost by kubelet"])
-def test_a_registration_is_renewed_with_every_generation(tmp_path, generation, accident):
+def test_a_registration_is_renewed_with_every_generation(directory, generation, accident):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         async with (
-            kubelet(tmp_path, changes, generation=generation) as one,
-            plugin(tmp_path, calls) as service,
+            kubelet(directory, changes, generation=generation) as one,
+            plugin(directory, calls) as service,
         ):
             await changes.until(one.streams)
             first = one.client()
@@ -436,22 +448,22 @@ def test_a_registration_is_renewed_with_every_generation(tmp_path, generation, a
             calls.set(REGIONS, REGION, REGION_2)
             await changes.until(lambda: one.streams(ids=[REGION.id, REGION_2.id]))
             assert service.status[REGIONS].streaming
-            assert own_sockets(tmp_path) == [Path(one.client().path).name]
+            assert own_sockets(directory) == [Path(one.client().path).name]
             assert len(calls.epochs) == 1
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("leave_socket", [False, True])
-def test_it_registers_again_when_kubelet_restarts(tmp_path, leave_socket):
+def test_it_registers_again_when_kubelet_restarts(directory, leave_socket):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         calls.lists[CARDS] = ()
         # Only inotify can be quick here: the delays are a minute.
-        async with plugin(tmp_path, calls, timing=EVENTS_ONLY) as service:
+        async with plugin(directory, calls, timing=EVENTS_ONLY) as service:
             for life in range(1, 4):
-                one = Kubelet(tmp_path, changes)
+                one = Kubelet(directory, changes)
                 await one.start()
                 await changes.until(lambda: one.streams() and one.streams(CARDS, ids=[]))  # noqa: B023
                 assert len(calls.epochs) == len(set(calls.epochs)) == life
@@ -463,16 +475,17 @@ def test_it_registers_again_when_kubelet_restarts(tmp_path, leave_socket):
 
 
 @pytest.mark.parametrize("wipes", [True, False])
-def test_a_restart_that_leaves_the_old_connection_open_is_noticed(tmp_path, wipes):
+def test_a_restart_that_leaves_the_old_connection_open_is_noticed(directory, wipes):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         async with (
-            kubelet(tmp_path, changes) as old,
-            plugin(tmp_path, calls, timing=EVENTS_ONLY),
+            kubelet(directory, changes) as old,
+            plugin(directory, calls, timing=EVENTS_ONLY),
         ):
             await changes.until(old.streams)
-            async with kubelet(tmp_path, changes, wipes=wipes) as new:
+            await old.looks_no_more()
+            async with kubelet(directory, changes, wipes=wipes) as new:
                 await changes.until(lambda: new.streams() and old.client().ended)
                 assert len(calls.epochs) == 2
 
@@ -497,15 +510,15 @@ def test_a_caller_that_went_before_it_was_answered_is_no_defect_of_ours(tmp_path
     asyncio.run(story())
 
 
-def test_it_waits_for_kubelets_socket(tmp_path):
+def test_it_waits_for_kubelets_socket(directory):
     async def story():
         changes = Changes()
         calls = Calls(changes)
-        async with plugin(tmp_path, calls, timing=EVENTS_ONLY) as service:
+        async with plugin(directory, calls, timing=EVENTS_ONLY) as service:
             await asyncio.sleep(0)
             assert "kubelet.sock is not in" in service.status[REGIONS].problem
-            assert own_sockets(tmp_path) == []
-            async with kubelet(tmp_path, changes) as one:
+            assert own_sockets(directory) == []
+            async with kubelet(directory, changes) as one:
                 await changes.until(one.streams)
 
     asyncio.run(story())
@@ -552,20 +565,20 @@ def test_a_directory_that_is_made_again_at_once_is_watched_again(tmp_path):
     asyncio.run(story())
 
 
-def test_a_kubelet_that_refuses_is_asked_again(tmp_path):
+def test_a_kubelet_that_refuses_is_asked_again(directory):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         async with (
-            kubelet(tmp_path, changes, refusals=5) as one,
-            plugin(tmp_path, calls) as service,
+            kubelet(directory, changes, refusals=5) as one,
+            plugin(directory, calls) as service,
         ):
             await changes.until(lambda: one.refusals < 5)
             await changes.until(one.streams)
             assert len(one.requests) == 6
             assert len({request.endpoint for request in one.requests}) == 6
             assert service.status[REGIONS].problem == ""
-            assert own_sockets(tmp_path) == [one.requests[-1].endpoint]
+            assert own_sockets(directory) == [one.requests[-1].endpoint]
 
     asyncio.run(story())
 
@@ -584,14 +597,14 @@ def test_a_kubelet_that_dies_between_connection_and_call_is_one_that_broke_off(t
     asyncio.run(story())
 
 
-def test_an_ok_to_register_without_a_stream_does_not_count(tmp_path):
+def test_an_ok_to_register_without_a_stream_does_not_count(directory):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         timing = Timing(first_delay=0.01, last_delay=0.02, stream=0.05)
         async with (
-            kubelet(tmp_path, changes, opens_stream=False) as one,
-            plugin(tmp_path, calls, timing=timing) as service,
+            kubelet(directory, changes, opens_stream=False) as one,
+            plugin(directory, calls, timing=timing) as service,
         ):
             await changes.until(lambda: len(one.requests) >= 3)
             assert not service.status[REGIONS].streaming
@@ -660,12 +673,12 @@ def test_a_kubelet_that_does_not_read_does_not_delay_the_end(tmp_path):
     asyncio.run(story())
 
 
-def test_defects_behind_cost_neither_registration_nor_stream(tmp_path):
+def test_defects_behind_cost_neither_registration_nor_stream(directory):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         calls.news_fails = 2  # the first kubelet_epoch, and the first stream_opened
-        async with kubelet(tmp_path, changes) as one, plugin(tmp_path, calls):
+        async with kubelet(directory, changes) as one, plugin(directory, calls):
             await changes.until(one.streams)
             await changes.until(lambda: calls.opened)
             calls.set(REGIONS)
@@ -676,17 +689,18 @@ def test_defects_behind_cost_neither_registration_nor_stream(tmp_path):
     asyncio.run(story())
 
 
-def test_a_stream_is_kept_while_there_is_no_kubelet_to_register_with(tmp_path):
+def test_a_stream_is_kept_while_there_is_no_kubelet_to_register_with(directory):
     async def story():
-        async with connected(tmp_path, timing=EVENTS_ONLY) as (one, calls, changes, service):
+        async with connected(directory, timing=EVENTS_ONLY) as (one, calls, changes, service):
             first = one.client()
-            os.unlink(tmp_path / "kubelet.sock")
+            os.unlink(directory / "kubelet.sock")
             os.unlink(first.path)
             calls.set(REGIONS)
             await changes.until(lambda: one.streams(ids=[]))
             assert one.client() is first
             assert service.status[REGIONS].streaming
-            async with kubelet(tmp_path, changes) as new:
+            await one.looks_no_more()
+            async with kubelet(directory, changes) as new:
                 await changes.until(lambda: new.streams(ids=[]) and first.ended)
 
     asyncio.run(story())
@@ -709,14 +723,14 @@ def test_a_dead_kubelets_socket_is_not_dialled_in_a_loop(tmp_path):
     asyncio.run(story())
 
 
-def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(tmp_path):
+def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(directory):
     async def story():
         changes = Changes()
         calls = Calls(changes)
         calls.lists[CARDS] = ()
-        async with kubelet(tmp_path, changes) as one:
+        async with kubelet(directory, changes) as one:
             before = asyncio.all_tasks()
-            service = KubeletLink(kubelet_dir=str(tmp_path), timing=QUICK)
+            service = KubeletLink(kubelet_dir=str(directory), timing=QUICK)
             await service.start(calls, calls)
             await changes.until(lambda: one.streams() and one.streams(CARDS, ids=[]))
             calls.prestart_waits = asyncio.Event()
@@ -728,7 +742,7 @@ def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(tmp_path
             began = time.monotonic()
             await service.stop()
             assert time.monotonic() - began < 0.4
-            assert own_sockets(tmp_path) == []
+            assert own_sockets(directory) == []
             assert calls.subscribers == []
             assert service.status == {}
             await changes.until(lambda: one.client().ended)
@@ -742,9 +756,9 @@ def test_stop_is_quick_and_leaves_nothing_while_kubelet_stays_connected(tmp_path
     gc.collect()  # warnings of unclosed sockets are errors here
 
 
-def test_stop_works_before_kubelet_was_ever_there(tmp_path):
+def test_stop_works_before_kubelet_was_ever_there(directory):
     async def story():
-        async with plugin(tmp_path / "none", Calls(Changes()), timing=EVENTS_ONLY):
+        async with plugin(directory / "none", Calls(Changes()), timing=EVENTS_ONLY):
             pass
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -780,9 +794,9 @@ def test_a_directory_too_deep_for_a_socket_path_is_served(tmp_path):
     asyncio.run(story())
 
 
-def test_sockets_are_for_root_alone(tmp_path):
+def test_sockets_are_for_root_alone(directory):
     async def story():
-        async with connected(tmp_path) as (one, *_):
+        async with connected(directory) as (one, *_):
             assert os.stat(one.client().path).st_mode & 0o777 == 0o600
 
     asyncio.run(story())

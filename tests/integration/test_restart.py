@@ -61,6 +61,20 @@ def test_a_signal_ends_it_with_kubelet_connected_and_leaves_everything_as_it_is(
         assert node.state() == before
 
 
+def test_a_watched_plugin_takes_its_sockets_with_it_and_replaces_those_of_a_killed_one():
+    with Node(registration="plugin-watcher").up() as node:
+        assert node.kubelet.watched is not None
+
+        def sockets() -> int:
+            return len(list(node.kubelet.watched.iterdir()))
+
+        assert sockets() == 2
+        node.again()
+        assert sockets() == 2
+        assert node.plugin.stop() == 0
+        assert sockets() == 0
+
+
 @pytest.mark.usefixtures("as_a_program")
 def test_sigterm_before_kubelet_is_there_ends_it_too():
     with Node() as node:
@@ -127,8 +141,9 @@ def test_sockets_that_a_killed_plugin_left_behind_are_removed_and_nobody_elses()
 # -------------------------------------------------------------------- kubelet's restarts
 
 
-def test_kubelet_restarts_and_finds_every_claim_again():
-    with Node().up() as node:
+@pytest.mark.parametrize("way", ["kubelet-socket", "plugin-watcher"])
+def test_kubelet_restarts_and_finds_every_claim_again(way: str):
+    with Node(registration=way).up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         before = node.state()

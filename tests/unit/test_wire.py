@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fpga_plugin.api.messages import core_v1, v1, v1alpha1, v1beta1
 from fpga_plugin.api.wire import well_typed
-from fpga_plugin.deviceplugin.encoding import Codec
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.pods.podsapi import decode
+from fpga_plugin.serving.codec import Codec
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,14 @@ MESSAGES = [
     for kind in vars(package).values()
     if inspect.isclass(kind) and dataclasses.is_dataclass(kind)
 ]
-SCALARS = {"str": str, "int": int, "bool": int, "bytes": bytes, "EventType": int}
+SCALARS = {
+    "str": str,
+    "int": int,
+    "bool": int,
+    "bytes": bytes,
+    "EventType": int,
+    "HealthStatus": int,
+}
 
 
 def varint(number: int) -> bytes:
@@ -120,11 +127,10 @@ def check(message) -> None:
         if field.name.startswith("_"):
             continue
         value, hint = getattr(message, field.name), field.type
-        if match := re.fullmatch(r"dict\[str, str\]", hint):
-            assert type(value) is dict
-            assert all(type(text) is str for item in value.items() for text in item)
-            continue
-        if match := re.fullmatch(r"list\[(.*)\]", hint):
+        if match := re.fullmatch(r'"?dict\[str, (.*)\]"?', hint):
+            assert all(type(key) is str for key in value)
+            values, hint = list(value.values()), match[1]
+        elif match := re.fullmatch(r"list\[(.*)\]", hint):
             assert type(value) is list
             values, hint = value, match[1]
         elif match := re.fullmatch(r"(.*) \| None", hint):

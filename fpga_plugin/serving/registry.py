@@ -1,0 +1,126 @@
+"""A plugin that kubelet finds by itself: its socket in `<kubelet root>/plugins_registry`.
+
+Kubelet watches that directory and looks each second (pkg/kubelet/pluginmanager): it asks a new
+socket what it serves (GetInfo, 1 s), dials the endpoint, and says what came of it
+(NotifyRegistrationStatus). What fails it tries again after 0.5 to 122 s. A socket that goes is
+deregistered; one that is made anew under the same name is registered anew. A kubelet that starts
+finds what is there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpclib.const import Handler
+
+from fpga_plugin.api.messages.pluginregistration import (
+    InfoRequest,
+    PluginInfo,
+    RegistrationStatus,
+    RegistrationStatusResponse,
+)
+from fpga_plugin.errors import quote
+from fpga_plugin.serving.fixed_socket import listen_at, remove_own
+from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.serving.unary import unary
+from fpga_plugin.telemetry.instruments import Counter
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a plugin says of itself.
+
+    Attributes:
+        kind: `DevicePlugin` or `DRAPlugin`.
+        name: a resource or a driver.
+        endpoint: path of the socket that serves it.
+        versions: of the services there, the preferred one first.
+    """
+
+    kind: str
+    name: str
+    endpoint: str
+    versions: tuple[str, ...]
+
+
+class RegistrySocket:
+    """One socket in the directory, from binding to its end.
+
+    Args:
+        path: of the socket; kubelet passes over names that begin with a dot.
+        info: what is told to kubelet.
+        told: is called with each word of kubelet's: empty, or why it did not register the plugin.
+        dropped: connections that were closed for what they sent, by reason.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        info: Info,
+        told: Callable[[str], None],
+        *,
+        dropped: Counter | None = None,
+    ) -> None:
+        self.path = path
+        self._service = _Registration(info, told)
+        self._dropped = dropped
+        self._server: ClosingServer | None = None
+        self._identity = ""
+
+    async def start(self) -> None:
+        """Bind and serve; kubelet comes when it looks.
+
+        Raises:
+            SocketError: no socket can be made.
+        """
+        listener, self._identity = listen_at(self.path)
+        try:
+            server = ClosingServer([self._service], self._dropped)
+            await server.start(sock=listener)
+        except BaseException:
+            listener.close()
+            remove_own(self.path, self._identity)
+            raise
+        self._server = server
+
+    async def stop(self) -> None:
+        """Remove the socket, so that kubelet deregisters the plugin; does nothing twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            remove_own(self.path, self._identity)
+            await server.close_all()
+
+
+class _Registration:
+    """Both calls; neither waits."""
+
+    def __init__(self, info: Info, told: Callable[[str], None]) -> None:
+        self._info = info
+        self._told = told
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The service's methods by their paths."""
+        return {
+            "/pluginregistration.Registration/GetInfo": unary(
+                "GetInfo", InfoRequest, PluginInfo, self._get_info
+            ),
+            "/pluginregistration.Registration/NotifyRegistrationStatus": unary(
+                "NotifyRegistrationStatus",
+                RegistrationStatus,
+                RegistrationStatusResponse,
+                self._notified,
+            ),
+        }
+
+    async def _get_info(self, _request: InfoRequest) -> PluginInfo:
+        return PluginInfo(
+            type=self._info.kind,
+            name=self._info.name,
+            endpoint=self._info.endpoint,
+            supported_versions=list(self._info.versions),
+        )
+
+    async def _notified(self, status: RegistrationStatus) -> RegistrationStatusResponse:
+        problem = "" if status.plugin_registered else quote(status.error or "no reason is given")
+        asyncio.get_running_loop().call_soon(self._told, problem)
+        return RegistrationStatusResponse()
