@@ -106,6 +106,11 @@ class Daemon:
         self._plugin: Plugin | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def served(self) -> list[str]:
+        """The addresses on which metrics and page are served; empty: not yet, or nowhere."""
+        return [] if self._status is None else self._status.served
+
     async def start(self) -> Plugin:
         """From nothing to serving kubelet.
 

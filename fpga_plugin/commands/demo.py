@@ -20,6 +20,7 @@ examples:
   fpga-plugin demo                                  the pod of the KEP
   fpga-plugin demo --pod deploy/examples/whole-card.yaml
   fpga-plugin demo --pod mine.yaml --bitstreams my-store
+  fpga-plugin demo --serve                          pods come and go, with the page
   fpga-plugin demo --json | jq -c 'select(.event == "region")'
 
 A pod asks for devices in its limits and for bitstreams in its environment:
@@ -45,7 +46,7 @@ With --json each line is an object with "t" (seconds since the start) and
 The last line is the verdict: `Served: ...`, `Refused: ...` or `Failed: ...`.
 
 exit code: 0 all went well; 1 the pod was refused, as its event would say, or
-the input is wrong; 130 Ctrl-C
+the input is wrong; 130 Ctrl-C (with --serve 0)
 """
 
 
@@ -58,7 +59,8 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--pod",
         metavar="FILE",
         help="a manifest with a Pod, Deployment, StatefulSet, DaemonSet, Job or CronJob (default:"
@@ -72,6 +74,14 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="events as JSON, one object a line")
     shown.add_argument("-q", "--quiet", action="store_true", help="the verdict alone")
+    what.add_argument(
+        "--serve",
+        metavar="ADDRESS",
+        nargs="?",
+        const="127.0.0.1:0",
+        help="serve the status page and metrics while pods come and go, until Ctrl-C"
+        " (default: a free port of this computer)",
+    )
     parser.add_argument(
         "--verbose", action="store_true", help="the plugin's own log on standard error"
     )
@@ -92,5 +102,6 @@ def run_demo(args: argparse.Namespace) -> int:
             json=args.json,
             verbose=args.verbose,
             quiet=args.quiet,
+            serve=args.serve,
         )
     )

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Container, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TextIO, cast
@@ -45,11 +45,13 @@ class Node:
     Attributes:
         plugin: the real one.
         kubelet: its kubelet.
+        served: the addresses of page and metrics; empty: not yet, or not asked for.
         scrubbable: interface ids whose regions can become Healthy: the store has a blank bitstream.
     """
 
     plugin: Plugin
     kubelet: KubeletDouble
+    served: Callable[[], list[str]]
     scrubbable: frozenset[InterfaceId]
 
 
@@ -107,7 +109,12 @@ def made_for_real_cards(kinds: Container[InterfaceId], entries: Iterable[StoreEn
 
 @asynccontextmanager
 async def running_node(
-    store: Store, kinds: tuple[InterfaceId, ...], recorder: Recorder, *, verbose: bool
+    store: Store,
+    kinds: tuple[InterfaceId, ...],
+    recorder: Recorder,
+    *,
+    verbose: bool,
+    address: str = "",
 ) -> AsyncIterator[Node]:
     """A node from start to removal.
 
@@ -116,6 +123,7 @@ async def running_node(
         kinds: interface ids of the cards.
         recorder: is told of everything.
         verbose: the plugin's log goes to standard error; else nowhere.
+        address: where to serve page and metrics; empty: nowhere.
 
     Raises:
         FpgaPluginError: the plugin could not start.
@@ -125,15 +133,16 @@ async def running_node(
         stack.push_async_callback(asyncio.to_thread, shutil.rmtree, folder, ignore_errors=True)
         _log_to(sys.stderr if verbose else _Nowhere())
         stack.callback(_log_to, sys.stderr)
+        settings = load_settings(_environment(folder, store, kinds) | _serving(folder, address))
         kubelet = KubeletDouble(
-            os.path.join(folder, "kubelet"), profile=EXTENDED, on_list=recorder.on_list
+            os.path.join(folder, "kubelet"),
+            profile=EXTENDED,
+            podresources_path=settings.podresources_socket,
+            on_list=recorder.on_list,
         )
         await kubelet.start()
         stack.push_async_callback(kubelet.stop)
-        daemon = Daemon(
-            load_settings(_environment(folder, store, kinds)),
-            observer=recorder,
-        )
+        daemon = Daemon(settings, observer=recorder)
         plugin = await daemon.start()
         stack.push_async_callback(daemon.stop)
         recorder.watch(plugin.ledger)
@@ -141,7 +150,7 @@ async def running_node(
         stack.push_async_callback(kubelet.stop)
         stack.callback(recorder.mute)
         usable = await asyncio.to_thread(scrubbable, store, kinds)
-        yield Node(plugin, kubelet, usable)
+        yield Node(plugin, kubelet, lambda: daemon.served, usable)
 
 
 def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dict[str, str]:
@@ -160,6 +169,18 @@ def _environment(folder: str, store: Store, kinds: Iterable[InterfaceId]) -> dic
         "FPGA_PLUGIN_PODS_SOCKET": "",
         "FPGA_PLUGIN_CGROUP_ROOT": "",
         "FPGA_PLUGIN_HTTP_ADDRESS": "",
+    }
+
+
+def _serving(folder: str, address: str) -> dict[str, str]:
+    """Further settings of a node that is looked at: the page, and kubelet's names of pods."""
+    if not address:
+        return {}
+    return {
+        "FPGA_PLUGIN_HTTP_ADDRESS": address,
+        "FPGA_PLUGIN_STATUS_PAGE": "true",
+        "FPGA_PLUGIN_PODRESOURCES_SOCKET": os.path.join(folder, "podresources.sock"),
+        "NODE_NAME": "demo",
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpga_plugin.bitstream.store import Store
+from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
@@ -46,6 +47,7 @@ class Options:
         json: events as JSON.
         verbose: the plugin's log on standard error.
         quiet: the verdict alone.
+        serve: where to serve the page while pods come and go; None: the story of one pod.
     """
 
     pod: str | None
@@ -53,6 +55,7 @@ class Options:
     json: bool
     verbose: bool
     quiet: bool = False
+    serve: str | None = None
 
 
 def run(options: Options) -> int:
@@ -66,9 +69,12 @@ def run(options: Options) -> int:
         stream.reconfigure(errors="backslashreplace")  # a path need not suit the locale
     kind = JsonOutput if options.json else QuietOutput if options.quiet else TextOutput
     output: Output = kind(stream)
-    recorder = Recorder(output.event)
+    if options.serve is not None and not options.json:
+        recorder = Recorder(lambda _seconds, _event: None)  # the page shows them
+    else:
+        recorder = Recorder(output.event)
     try:
-        code = asyncio.run(_interruptible(_demo(options, output, recorder)))
+        code = asyncio.run(_interruptible(_demo(options, output, recorder), options))
     except FpgaPluginError as error:
         if options.json:
             recorder.emit(Failure(str(error)))
@@ -85,7 +91,7 @@ def run(options: Options) -> int:
     raise FpgaPluginError(f"the output cannot be written: {output.failed.strerror}")
 
 
-async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
+async def _interruptible(demo: Coroutine[Any, Any, int], options: Options) -> int:
     """Run it; SIGTERM and Ctrl-C end it early, with everything cleared up."""
     task = asyncio.create_task(demo, name="demo")
     came: list[signal.Signals] = []
@@ -103,11 +109,36 @@ async def _interruptible(demo: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
         if not came:
             raise
+        if options.serve is not None:
+            return 0  # how it ends
         _note("interrupted")
         return 0 if came[0] is signal.SIGTERM else EXIT_INTERRUPTED
 
 
+async def _serve(address: str, options: Options, output: Output, recorder: Recorder) -> int:
+    """Until Ctrl-C."""
+    from fpga_plugin.demo.serve import pods_come_and_go, url
+
+    store = _store(options.bitstreams)
+    entries = store.list()
+    kind = DEFAULT_INTERFACE_ID
+    async with running_node(
+        store, (kind,), recorder, verbose=options.verbose, address=address
+    ) as node:
+        where = await url(node)
+        _note(f"page {where}  metrics {where}metrics  status {where}status.json  end with Ctrl-C")
+
+        def tell(line: str) -> bool:
+            output.text([line])
+            return output.failed is None
+
+        await pods_come_and_go(node, kind, entries, tell)
+    return 0
+
+
 async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
+    if options.serve is not None:
+        return await _serve(options.serve, options, output, recorder)
     path = options.pod or _KEP_POD
     manifest = read_manifest(path, RESOURCE_PREFIX)
     for note in manifest.notes:

@@ -23,6 +23,9 @@ WAIT_SECONDS: Final = 1.0
 MOST: Final = 1000
 """Bitstreams that are shown; the first by path."""
 
+MOST_NAMES: Final = 3
+"""Of bitstreams with one AFU id."""
+
 BLANK_NAME: Final = "blank"
 
 
@@ -89,11 +92,15 @@ class Catalogue:
 
 
 def _names(entries: Sequence[StoreEntry]) -> Mapping[str, str]:
-    names: dict[str, str] = {}
+    """By AFU id; files that a port cannot tell apart share their names."""
+    names: dict[str, list[str]] = {}
     for entry in entries:
         if entry.metadata is not None:
-            names[entry.metadata.afu_id] = BLANK_NAME if entry.blank else _name(entry)
-    return names
+            of_afu = names.setdefault(entry.metadata.afu_id, [])
+            name = BLANK_NAME if entry.blank else _name(entry)
+            if name and name not in of_afu and len(of_afu) < MOST_NAMES:
+                of_afu.append(name)
+    return {afu_id: " / ".join(of_afu) for afu_id, of_afu in names.items()}
 
 
 def _name(entry: StoreEntry) -> str:

@@ -51,6 +51,8 @@ class Listeners:
         self._locked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners: list[Listener] = []
+        self.served: list[str] = []
+        """The addresses on which metrics and page are served, as `host:port`; empty: not yet."""
 
     def start(self) -> None:
         """Begin, in a moment."""
@@ -75,6 +77,7 @@ class Listeners:
             hint="another process has the address, or it is not this node's: set"
             " FPGA_PLUGIN_HTTP_ADDRESS to another one, or to nothing to serve none",
         )
+        self.served = listener.addresses
         log.info("serving metrics", addresses=listener.addresses)
 
     async def _serve_local(self) -> None:

@@ -20,7 +20,6 @@ from fpga_plugin.operator.schema import (
     RefusalView,
     RegionView,
     StatusView,
-    TroubleView,
 )
 from fpga_plugin.operator.selection import MAX_WORDS, selected
 from fpga_plugin.operator.states import ANCHORS, STATES
@@ -48,6 +47,12 @@ HEADERS: Final = (
         ),
     ),
     ("Referrer-Policy", "no-referrer"),
+)
+
+
+_DRAINED: Final = (
+    "an operator took it out of service with `fpga-plugin card drain`. No new pod gets it, and pods"
+    " that have it keep it. `fpga-plugin card undrain` brings it back."
 )
 
 
@@ -127,7 +132,7 @@ def _header(status: StatusView, node: str) -> str:
     reasons = "".join(f"<li>{_text(reason)}</li>" for reason in status["not_ready"])
     return (
         f'<header><h1>FPGAs of {node}</h1>\n<p class="summary">'
-        f'<span class="badge {state}">{word}</span> {_trouble(status["trouble"])} '
+        f'<span class="badge {state}">{word}</span> {_trouble(status)} '
         f"{cards} {_plural(cards, 'card')}, {len(regions)} {_plural(len(regions), 'region')}, "
         f"{free} free and healthy. fpga-plugin {_text(status['version'])}, up"
         f" {span(status['time'] - status['started'])}.</p>"
@@ -136,8 +141,9 @@ def _header(status: StatusView, node: str) -> str:
     )
 
 
-def _trouble(trouble: TroubleView) -> str:
+def _trouble(status: StatusView) -> str:
     """A badge for each kind of trouble that there is; they lead to what to do."""
+    trouble = status["trouble"]
     badges = [
         f'<a class="badge {colour}" href="#{ANCHORS[state]}">{count} {word}</a>'
         for count, word, state, colour in (
@@ -148,7 +154,9 @@ def _trouble(trouble: TroubleView) -> str:
         )
         if count
     ]
-    return " ".join(badges) or '<span class="badge plain">no trouble</span>'
+    if not badges and status["ready"]:
+        badges.append('<span class="badge plain">no trouble</span>')
+    return " ".join(badges)
 
 
 def _card(card: CardView, now: float) -> str:
@@ -162,7 +170,8 @@ def _card(card: CardView, now: float) -> str:
         facts.append(("Interface", f"<code>{_text(card['interface_id'])}</code>"))
     if card["numa_node"] is not None:
         facts.append(("NUMA node", str(card["numa_node"])))
-    facts += [(n, _text(v)) for n, v in (("Memory", card["memory"]), ("IOMMU", card["iommu"])) if v]
+    exposed = (("Memory", card["memory"]), ("IOMMU", card["iommu"]))
+    facts += [(name, _state(word)) for name, word in exposed if word]
     for what, form, values in (
         ("Temperature", "{:.0f} °C", card["temperatures"]),
         ("Power", "{:.1f} W", card["power"]),
@@ -172,6 +181,8 @@ def _card(card: CardView, now: float) -> str:
         ]
     listed = "".join(f"<div><dt>{term}</dt><dd>{value}</dd></div>" for term, value in facts)
     note = f'<p class="note">{_text(card["note"])}</p>' if card["note"] else ""
+    if card["drained"]:
+        note += f'<p class="note"><strong>Drained:</strong> {_code(_DRAINED)}</p>'
     tiles = "".join(_tile(card, region, now) for region in card["regions"])
     return (
         f'<section class="card" aria-labelledby="card-{name}">\n'
@@ -190,7 +201,11 @@ def _tile(card: CardView, region: RegionView, now: float) -> str:
     if region["condition"] == "PROGRAMMED":
         lines.append(f'<span class="what">{_bitstream(region)}</span>')
     age = _since(owner, now)
-    who = "free" if owner is None else _owner(owner) + (f", for {age}" if age else "")
+    who = (
+        "free"
+        if owner is None
+        else _owner(owner) + (f', <span class="for">for {age}</span>' if age else "")
+    )
     lines.append(f'<span class="who">{who}</span>')
     lines += [
         f'<span class="badge {colour}">{_state(word)}</span>'

@@ -63,7 +63,7 @@ section{background:var(--sheet);border:1px solid var(--line);border-radius:8px;
 .bad{color:var(--bad);background:var(--bad-back)}
 .warn{color:var(--warn);background:var(--warn-back)}
 .plain{color:var(--quiet);background:var(--page)}
-.facts{display:flex;flex-wrap:wrap;gap:.25rem 1.5rem;margin:0 0 .75rem}
+.facts{display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;margin:0 0 .5rem;font-size:.875rem}
 .facts div{display:flex;flex-wrap:wrap;gap:0 .5rem}
 dt{color:var(--quiet)}
 dd{margin:0;overflow-wrap:anywhere}
@@ -71,10 +71,10 @@ dd{margin:0;overflow-wrap:anywhere}
  padding:.5rem .75rem;margin:0 0 .75rem;overflow-wrap:anywhere}
 ul.note{padding-left:2rem}
 .board{list-style:none;display:grid;gap:.5rem;margin:0 0 .75rem;padding:.75rem;
- grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));
+ grid-template-columns:repeat(auto-fit,minmax(7.5rem,1fr));
  background:var(--page);border:2px solid var(--line);border-radius:6px}
 .tile{border:1px solid currentColor;border-left-width:6px;border-radius:4px;padding:.5rem .625rem;
- display:flex;flex-direction:column;align-items:flex-start;min-height:5.5rem}
+ display:flex;flex-direction:column;align-items:flex-start;min-height:4.5rem}
 .tile.free{color:var(--good);background:var(--good-back)}
 .tile.owned{color:var(--own);background:var(--own-back)}
 .tile.busy{color:var(--warn);background:var(--warn-back)}

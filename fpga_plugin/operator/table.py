@@ -21,7 +21,6 @@ from fpga_plugin.operator.schema import (
     RefusalView,
     RegionView,
     StatusView,
-    TroubleView,
 )
 
 MIN_WIDTH: Final = 60
@@ -65,7 +64,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
     ready = "ready" if status["ready"] else "NOT READY"
     lines = [
         f"fpga-plugin {status['version']}{node}: {ready}, up {span(now - status['started'])}",
-        _trouble(status["trouble"]),
+        *_trouble(status),
         *_noted(status["not_ready"], width),
     ]
     if status["scrub"] != "required":
@@ -90,8 +89,9 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
     return "\n".join(printable(line).rstrip() for line in lines)
 
 
-def _trouble(trouble: TroubleView) -> str:
-    """How much of the node needs somebody, in one line."""
+def _trouble(status: StatusView) -> list[str]:
+    """How much of the node needs somebody, in one line; a plugin that starts cannot tell."""
+    trouble = status["trouble"]
     counts = [
         f"{count} {word}"
         for count, word in (
@@ -102,7 +102,9 @@ def _trouble(trouble: TroubleView) -> str:
         )
         if count
     ]
-    return f"  {', '.join(counts) or 'no trouble'}"
+    if not counts and status["ready"]:
+        counts.append("no trouble")
+    return [f"  {', '.join(counts)}"] if counts else []
 
 
 def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:

@@ -11,13 +11,28 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 import zlib
 from pathlib import Path
 
 import pytest
-from daemon_support import CARD, CARD_2, CARDS, HEALTHY, P0, P1, REGIONS, Node, Refused, request
+from daemon_support import (
+    CARD,
+    CARD_2,
+    CARDS,
+    HEALTHY,
+    P0,
+    P1,
+    REGIONS,
+    ROOT,
+    Node,
+    Refused,
+    request,
+)
+from test_demo_serve import demo
 from test_http import address
 
 pytestmark = pytest.mark.needs("chromium")
@@ -277,3 +292,92 @@ def test_what_is_looked_for_stays_when_the_page_refreshes(browser, url):
     assert browser.evaluate(script) is True
     assert browser.evaluate(count) == 1
     assert browser.complaints() == []
+
+
+BADGES = "[...document.querySelectorAll('header .badge')].map(b => b.textContent)"
+
+
+def drawn(browser, tile):
+    """The colours of a tile, by its number."""
+    look = f"getComputedStyle(document.querySelectorAll('.tile')[{tile}])"
+    return browser.evaluate(f"{look}.color + {look}.backgroundColor + {look}.borderTopStyle")
+
+
+@contextlib.contextmanager
+def shown(hardware):
+    """A node on which everything is Healthy, and where its page is."""
+    with Node(hardware, http_address="127.0.0.1:0", status_page="true") as node:
+        node.settings["NODE_NAME"] = "node-8"
+        node.up()
+        yield node, f"http://{address(node.plugin)}/"
+
+
+def test_a_node_without_trouble_looks_like_one(browser):
+    with shown("2x3") as (_, url):
+        browser.open(url, height=1800)
+        browser.picture("status-nothing-wrong")
+        assert browser.evaluate(BADGES) == ["ready", "no trouble"]
+        assert browser.evaluate("document.querySelectorAll('.bad, .warn, .note').length") == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_trouble_looks_different_and_is_counted_at_the_top(browser, scheme):
+    with shown("2x3,1x3+no-clear") as (node, url):
+        # A region that runs, one whose PR failed, one whose pod asks for what is not there.
+        answer = node.kubelet.allocate(P0)
+        node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
+        node.kubelet.prestart(P0, env=request())
+        node.arm(P1, "pr-error")
+        for device, env in ((P1, request()), (f"{CARD}-p2", request("0" * 32))):
+            node.kubelet.allocate(device)
+            with pytest.raises(Refused):
+                node.kubelet.prestart(device, env=env)
+        done = subprocess.run(
+            [sys.executable, "-m", "fpga_plugin", "card", "drain", CARD_2],
+            env=os.environ | {"FPGA_PLUGIN_STATE_DIR": str(node.state_dir)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT,
+        )
+        assert done.returncode == 0, done.stderr
+        browser.open(url, height=2600, scheme=scheme)
+        browser.picture(f"status-trouble-{scheme}")
+        badges = browser.evaluate(BADGES)
+        assert badges == ["ready", "1 failed", "2 refused", "1 drained", "1 never cleared"]
+        running, faulted, refused, drained, free = (drawn(browser, i) for i in (0, 1, 2, 3, 6))
+        assert len({running, faulted, drained, free}) == 4
+        assert refused == faulted
+        assert browser.complaints() == []
+
+
+def test_sixty_four_regions_are_seen_at_once(browser):
+    with shown("8x8") as (_, url):
+        browser.open(url, height=3600)
+        browser.picture("status-64-regions")
+        assert browser.evaluate("document.querySelectorAll('.tile').length") == 64
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 1200
+        bottom = "document.querySelectorAll('.tile')[63].getBoundingClientRect().bottom"
+        assert browser.evaluate(bottom) < 2400
+
+
+def test_the_readmes_picture_is_the_demo(browser):
+    """Kept as docs/status.png, by hand, when the page changes."""
+    with contextlib.ExitStack() as stack:
+        folder, store = (
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="fpga-", dir="/tmp"))
+            for _ in range(2)
+        )
+        shutil.copytree(ROOT / "bitstreams", store, dirs_exist_ok=True)
+        _, url = stack.enter_context(demo("--bitstreams", store, folder=folder))
+        tiles = "document.querySelectorAll('.tile.owned').length"
+        browser.open(url, height=900)
+        deadline = time.monotonic() + LIMIT
+        while browser.evaluate(tiles) < 3 or "refused" not in str(browser.evaluate(BADGES)):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+            browser.open(url, height=900)
+        browser.picture("readme")
+        assert "FPGAs of demo" in browser.evaluate("document.title")
+        assert browser.complaints() == []

@@ -27,6 +27,7 @@ from daemon_support import (
 )
 
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
+NAME = "opencl / vector_add"
 
 
 def command(state_dir, *arguments, **settings):
@@ -162,7 +163,9 @@ def test_bitstreams_are_listed_and_named_by_what_the_store_says_of_them(node):
     assert by_id[AFU]["size"] > 0
     assert by_id[AFU]["trust"] == "any"
     assert by_id[AFU]["problem"] == ""
-    assert region(node, P0)["bitstream"] == by_id[AFU]["name"] != ""
+    names = [one["name"] for one in status["bitstreams"] if one["afu_id"] == AFU]
+    assert names == ["opencl", "vector_add"], "two files, which a port cannot tell apart"
+    assert region(node, P0)["bitstream"] == NAME
     assert region(node, P1)["bitstream"] == "blank"
 
 
@@ -196,7 +199,7 @@ def test_the_history_tells_a_regions_life_and_outlives_the_plugin(node):
     assert [one["pod_uid"] for one in events[1:]] == [POD] * 3
     assert "no bitstream" in events[1]["message"]
     assert events[2]["seconds"] > 0
-    assert (events[2]["afu_id"], events[2]["bitstream"]) == (AFU, "vector_add")
+    assert (events[2]["afu_id"], events[2]["bitstream"]) == (AFU, NAME)
     assert {one["region"] for one in history(node)} == {P0, P1}, "both were scrubbed at the start"
     node.kubelet.until_health(P0, HEALTHY)
     node.plugin.stop()
@@ -212,7 +215,7 @@ def test_the_history_is_a_table_for_people_too(node):
     eventually(lambda: [one for one in history(node) if one["event"] == "programmed"])
     lines = command(node.state_dir, "status", "--history").stdout.splitlines()
     assert lines[0].split() == ["WHEN", "REGION", "WHAT", "POD"]
-    line = next(line for line in lines if "programmed vector_add in 0." in line)
+    line = next(line for line in lines if f"programmed {NAME} in 0." in line)
     assert P0 in line
     assert POD in line
     nothing = command(node.state_dir, "status", "--history", "--find", "nobody").stdout
@@ -226,7 +229,7 @@ def test_the_table_has_the_same_for_people(node):
     assert done.returncode == 0
     assert "ready" in done.stdout
     line = next(line for line in done.stdout.splitlines() if P0 in line)
-    for word in ("STARTED", "PROGRAMMED", "vector_add", "Healthy", POD):
+    for word in ("STARTED", "PROGRAMMED", NAME, "Healthy", POD):
         assert word in line
 
 

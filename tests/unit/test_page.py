@@ -283,6 +283,7 @@ def test_a_refused_claim_has_not_the_colour_of_one_that_runs():
 def test_a_drained_tile_says_so_and_is_not_called_unhealthy_for_it():
     html = page(status(card(region(healthy=False), drained=True)))
     ((colour, text),) = tiles(html)
+    assert "took it out of service" in html
     assert colour == "drained"
     assert "drained" in text
     assert "unhealthy" not in text
@@ -329,6 +330,8 @@ def test_the_header_counts_each_kind_of_trouble_in_page_and_table(kind, word):
 def test_without_trouble_the_header_says_so():
     assert "no trouble" in page(status(card(region())))
     assert "no trouble" in table(status(card(region())))
+    starting = status(ready=False, not_ready=["starting"])
+    assert "no trouble" not in page(starting) + table(starting), "it cannot tell yet"
 
 
 def test_the_page_shows_what_is_looked_for_and_says_that_there_is_more():
