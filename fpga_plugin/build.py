@@ -43,6 +43,9 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
     Raises:
         FpgaPluginError: it cannot be used.
     """
+    from fpga_plugin.hardware.dfl.slot_functions import SlotRule
+
+    rule = SlotRule(dict(settings.slot_functions), settings.slot_identity or frozenset())
     if settings.backend is BackendKind.SIMULATED:
         from fpga_plugin.hardware.simulated.factory import (  # only where cards are simulated
             simulated_backend,
@@ -53,6 +56,8 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
             settings.simulated_cards,
             pr_seconds=settings.simulated_pr_seconds,
             owner=owner,
+            slots=_slots(settings),
+            rule=rule,
         )
         return Hardware(simulated.backend, simulated.events)
     from fpga_plugin.hardware.dfl.backend import DflBackend  # only where cards are real
@@ -60,7 +65,12 @@ def open_hardware(settings: Settings, *, owner: bool) -> Hardware:
     from fpga_plugin.hardware.udev import UdevEvents
 
     kernel = LinuxKernel(settings.sysfs_root, settings.dev_root)
-    return Hardware(DflBackend(kernel), UdevEvents(settings.sysfs_root))
+    backend = DflBackend(kernel, rule=rule, slots=_slots(settings), owner=owner)
+    return Hardware(backend, UdevEvents(settings.sysfs_root))
+
+
+def _slots(settings: Settings) -> str:
+    return os.path.join(settings.state_dir, "slots")
 
 
 def exposure(settings: Settings) -> ExposurePolicy:

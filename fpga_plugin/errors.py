@@ -107,6 +107,10 @@ class PortInUseError(RefusedError):
     """Somebody has the port open, or memory of it mapped (`O_EXCL` said EBUSY)."""
 
 
+class SlotUnusableError(PortInUseError):
+    """The PCI functions behind a slot cannot be held: a driver, their IOMMU group, the node."""
+
+
 class CardGoneError(RefusedError):
     """The card, or its port's driver, is no longer there."""
 

@@ -67,8 +67,16 @@ _FUNCTION = re.compile(
 
 def device_variable(region: RegionId) -> str:
     """`FPGA_DEVICE_<DEVICE ID>`: the variable in which a container finds its region's node."""
-    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in region.upper())
-    return f"FPGA_DEVICE_{name}"
+    return f"FPGA_DEVICE_{_variable(region)}"
+
+
+def functions_variable(region: RegionId) -> str:
+    """`FPGA_FUNCTIONS_<DEVICE ID>`: the variable with the PCI addresses of a slot's functions."""
+    return f"FPGA_FUNCTIONS_{_variable(region)}"
+
+
+def _variable(region: RegionId) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in region.upper())
 
 
 def numbered_variable(number: int) -> str:

@@ -33,11 +33,13 @@ from fpga_plugin.config.values import (
     ScrubPolicy,
     SimulatedGroup,
     SimulatedKind,
+    SlotFunctions,
     TrustMode,
     UnknownVariables,
     allowed_words,
     choice,
     parse_bool,
+    parse_card_list,
     parse_cards,
     parse_http_address,
     parse_http_hosts,
@@ -45,10 +47,12 @@ from fpga_plugin.config.values import (
     parse_resource_prefix,
     parse_simulated_cards,
     parse_size,
+    parse_slot_functions,
     parse_subdomain,
     seconds,
 )
 from fpga_plugin.errors import SettingsError, quote
+from fpga_plugin.ids import CardId
 from fpga_plugin.service_links import is_service_link
 
 __all__ = [
@@ -192,6 +196,24 @@ class Settings:
         parse_cards,
         "`all`, or PCI addresses separated by commas; `!address` leaves a card out",
         "Cards to serve. The others are not touched.",
+    )
+    slot_functions: SlotFunctions = _setting(
+        "FPGA_PLUGIN_SLOT_FUNCTIONS",
+        "auto",
+        parse_slot_functions,
+        "`auto`, or `<card>=<function>[+<function>...]`, several separated by commas",
+        "Of cards whose AFU is in PCI functions of their own (OFS): which these are. `auto`: all "
+        "virtual functions of the card; where it can have none, its physical function 1 if that is "
+        "the only other one. Containers get these functions and no others.",
+    )
+    slot_identity: frozenset[CardId] | None = _optional(
+        "FPGA_PLUGIN_SLOT_IDENTITY",
+        "",
+        parse_card_list,
+        "PCI addresses separated by commas, or empty",
+        "Cards whose slot's functions may be in an IOMMU group of type identity (`iommu=pt`). "
+        "VFIO translates while a container has them, and nothing does in between.",
+        empty="none",
     )
     observe: bool = _setting(
         "FPGA_PLUGIN_OBSERVE",

@@ -172,6 +172,10 @@ class SimulatedGroup:
     kinds: frozenset[SimulatedKind] = frozenset()
 
 
+SlotFunctions = tuple[tuple[CardId, tuple[PciAddress, ...]], ...]
+"""The PCI functions behind a card's slot, for cards whose functions the operator names."""
+
+
 class HttpAddress(NamedTuple):
     """Where HTTP is served: an empty host means every address of the node, port 0 any free port."""
 
@@ -301,6 +305,33 @@ def parse_cards(text: str) -> CardSelection:
     if both := sorted(only & excluded):
         raise ValueError(f"selects {both[0]} and leaves it out")
     return CardSelection(frozenset(only) if only else None, frozenset(excluded))
+
+
+def parse_card_list(text: str) -> frozenset[CardId]:
+    """PCI addresses, separated by commas."""
+    return frozenset(PciAddress.parse(item).card_id for item in _items(text))
+
+
+def parse_slot_functions(text: str) -> SlotFunctions:
+    """`auto`, or `card=function+function`, cards separated by commas."""
+    found: dict[CardId, tuple[PciAddress, ...]] = {}
+    if text == "auto":
+        return ()
+    seen: set[PciAddress] = set()
+    for item in _items(text):
+        card_text, equals, names = item.partition("=")
+        if not equals:
+            raise ValueError("not <card>=<function>[+<function>...]")
+        card = PciAddress.parse(card_text)
+        functions = tuple(PciAddress.parse(name) for name in names.split("+"))
+        if card.card_id in found:
+            raise ValueError(f"names card {card} twice")
+        for function in functions:
+            if function == card or function in seen:
+                raise ValueError(f"function {function} is named twice")
+            seen.add(function)
+        found[card.card_id] = functions
+    return tuple(found.items())
 
 
 def parse_simulated_cards(text: str) -> tuple[SimulatedGroup, ...]:

@@ -54,8 +54,12 @@ class Port(Protocol):
             ProgrammingError: the ioctl failed, or the FPGA manager reports an error for it.
         """
 
-    def afu_id(self) -> AfuId:
+    def afu_id(self, expected: AfuId | None = None) -> AfuId:
         """The id of the accelerator in the region.
+
+        Args:
+            expected: counts where the region shows several ids, one in each of its PCI functions,
+                and this is one of them.
 
         Raises:
             PortPoisonedError: the port is held in reset by an earlier failed PR.
@@ -128,6 +132,19 @@ class Backend(Protocol):
         Waits for no PR, so any thread may ask.
 
         Raises:
+            CardGoneError: the region is gone, or is another instance than `region` by now.
+        """
+
+    def borrowed(self, region: Region) -> bool:
+        """Whether holding the region took something that `give_back` returns; touches nothing."""
+
+    def give_back(self, card: Card, region: Region) -> None:
+        """Return what `open_port` took of the node: drivers that it bound to PCI functions.
+
+        For a region that nobody owns and nobody works on; no harm where nothing was taken.
+
+        Raises:
+            PortInUseError: a process has it open.
             CardGoneError: the region is gone, or is another instance than `region` by now.
         """
 

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -32,8 +33,9 @@ _RELEVANT: dict[str, tuple[re.Pattern[str], frozenset[str]]] = {
     "fpga_region": (re.compile(r"region[0-9]+"), frozenset({"add", "remove"})),
     # dfl-emif may be bound long after the card: only then can its memory be cleared.
     "dfl": (re.compile(r"dfl_dev\.[0-9]+"), frozenset({"bind", "unbind"})),
-    # A function's driver: dfl-pci itself, and what a virtual function is used for.
-    "pci": (re.compile(r".*"), frozenset({"bind", "unbind", "remove"})),
+    # A function's driver: dfl-pci itself, and what another function of the card is used for. Some
+    # of a slot's functions have none when they come.
+    "pci": (re.compile(r".*"), frozenset({"add", "bind", "unbind", "remove"})),
 }
 """By subsystem: names of devices, and actions, after which a card may look different."""
 
@@ -101,6 +103,8 @@ class UdevEvents:
             match self._affected(device):
                 case PciAddress() as address:
                     cards.add(address.card_id)
+                    # A slot's second physical function is a matter of the first one's card.
+                    cards.add(replace(address, function=0).card_id)
                 case None:
                     everything = True
         for card in (None,) if everything else sorted(cards):

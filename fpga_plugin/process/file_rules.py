@@ -72,6 +72,8 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
         return allowed, unreached
     root = settings.sysfs_root
     allow((os.path.join(root, name) for name in _KERNEL), READ)
+    if os.path.isdir(vfio := os.path.join(root, "bus/pci/drivers/vfio-pci")):
+        allow((vfio,), WRITE)  # binds the functions of slots
     allow(_host_bridges(root), WRITE)
     allow((settings.dev_root,), DEVICES)
     if settings.recovery is RecoveryPolicy.REBIND or rebinds:

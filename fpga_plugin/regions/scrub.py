@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -85,6 +86,7 @@ class Scrubber:
             self._due(card)
             or self._owes(card)
             or self._lent(card)
+            or self._borrowed(card)
             or self._recovery.due(card)
             or self._recovery.left_over(card)
         )
@@ -93,6 +95,20 @@ class Scrubber:
         """Pods without a claim that have a node of the card in their hands."""
         loans = map(self._operations.ledger.lent_node, card.regions)
         return {loan.pod for loan in loans if loan is not None}
+
+    def _borrowed(self, card: Card) -> list[Region]:
+        """Clean regions without an owner for which the plugin bound drivers."""
+        ledger = self._operations.ledger
+        if self._left_alone(card.id):
+            return []
+        return [
+            region
+            for region in card.regions
+            if self._operations.backend.borrowed(region)
+            and ledger.record(region.id).condition in CLEAN
+            and ledger.region_claim(region.id) is None
+            and ledger.own_node(region)
+        ]
 
     def _left_alone(self, card: CardId) -> bool:
         ledger = self._operations.ledger
@@ -147,6 +163,7 @@ class Scrubber:
             if not self._due(card):
                 if self._owes(card):
                     return await self._pay(card)
+                await self._give_back(card)
                 return Outcome.WAIT if lent else Outcome.NOTHING
             blanks = await self._blanks(card)
             if not blanks:
@@ -164,6 +181,7 @@ class Scrubber:
                 operations.settle(reports)
                 for report in reports.values():
                     operations.report(report)
+            await self._give_back(card)
             clean = [operations.ledger.record(region).condition in CLEAN for region in reports]
             return Outcome.DONE if clean and all(clean) else Outcome.WAIT
 
@@ -189,6 +207,18 @@ class Scrubber:
             elif reason and ledger.record(region.id).reason != reason:
                 ledger.dirty([region.id], reason)
         return blanks
+
+    async def _give_back(self, card: Card) -> None:
+        """Drivers that were bound for a region go when nobody has it any more."""
+        operations = self._operations
+        for region in self._borrowed(card):
+            try:
+                await operations.workers.run(
+                    card.id, partial(operations.backend.give_back, card, region)
+                )
+            except FpgaPluginError as error:
+                # Nothing depends on it: the next owner finds them bound.
+                log.warning("drivers not given back", region=region.id, error=str(error))
 
     async def _end_loans(self, card: Card) -> bool:
         """Whether a node of the card is still in the hands of a pod whose claim ended."""

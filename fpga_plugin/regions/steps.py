@@ -87,7 +87,7 @@ def verify(port: Port, expected: AfuId, report: Report) -> None:
         HardwareError: another AFU id, or none, reads back.
     """
     with timed(report, "verify") as notes:
-        report.afu_id = port.afu_id()
+        report.afu_id = port.afu_id(expected)
         if report.afu_id != expected:
             raise WrongImageError(
                 f"region {report.region} shows AFU {report.afu_id} where {expected} was programmed",

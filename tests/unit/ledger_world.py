@@ -228,6 +228,12 @@ class Rack:
             raise PortPoisonedError(f"region {region.id} is poisoned")
         return afu
 
+    def borrowed(self, region: Region) -> bool:
+        return False
+
+    def give_back(self, card: Card, region: Region) -> None:
+        raise AssertionError("nothing was borrowed")
+
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
         return None
 
@@ -326,7 +332,7 @@ class Hand:
         if self.slot.afu == BLANK:
             self.slot.data.clear()
 
-    def afu_id(self) -> AfuId:
+    def afu_id(self, expected: AfuId | None = None) -> AfuId:
         self.rack._operate()
         if self.slot.afu is None:
             raise PortPoisonedError(f"region {self.slot.id} is poisoned")

@@ -32,7 +32,7 @@ from fpga_plugin.config.settings import (
     load_settings,
 )
 from fpga_plugin.errors import SettingsError
-from fpga_plugin.ids import CardId
+from fpga_plugin.ids import CardId, PciAddress
 
 ROOT = Path(__file__).parents[2]
 OTHER_ID = "d8424dc4a4a3c413f89e433683f9040b"
@@ -55,6 +55,8 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "advertise": Advertise.BOTH,
         "backend": BackendKind.AUTO,
         "cards": {"only": None, "excluded": frozenset()},
+        "slot_functions": (),
+        "slot_identity": None,
         "observe": False,
         "sysfs_root": "/sys",
         "dev_root": "/dev",
@@ -122,6 +124,16 @@ def test_every_default_is_what_its_own_text_gives():
         ("OBSERVE", "1", "observe", True),
         ("OBSERVE", "False", "observe", False),
         ("OBSERVE", "0", "observe", False),
+        (
+            "SLOT_FUNCTIONS",
+            "0000:3b:00.0=0000:3b:00.5+0000:3b:00.6, 0000:86:00.0=0000:86:00.1",
+            "slot_functions",
+            (
+                ("0000-3b-00.0", (PciAddress(0, 0x3B, 0, 5), PciAddress(0, 0x3B, 0, 6))),
+                ("0000-86-00.0", (PciAddress(0, 0x86, 0, 1),)),
+            ),
+        ),
+        ("SLOT_IDENTITY", "0000:3b:00.0", "slot_identity", frozenset({"0000-3b-00.0"})),
         ("SYSFS_ROOT", "/host/sys/", "sysfs_root", "/host/sys"),
         ("DEV_ROOT", "/", "dev_root", "/"),
         ("CGROUP_ROOT", "", "cgroup_root", None),
@@ -242,6 +254,13 @@ def test_an_empty_value_counts_as_unset_unless_it_has_a_meaning(setting):
         ("HTTP_HOSTS", "a.*.example.com"),
         ("LOG_LEVEL", "INFO"),
         ("LOG_FORMAT", "text"),
+        ("SLOT_FUNCTIONS", "0000:3b:00.0"),
+        ("SLOT_FUNCTIONS", "0000:3b:00.0="),
+        ("SLOT_FUNCTIONS", "0000:3b:00.0=0000:3b:00.0"),
+        ("SLOT_FUNCTIONS", "0000:3b:00.0=0000:3b:00.1,0000:3b:00.0=0000:3b:00.2"),
+        ("SLOT_FUNCTIONS", "0000:3b:00.0=0000:3b:00.1,0000:5e:00.0=0000:3b:00.1"),
+        ("SLOT_FUNCTIONS", "auto,0000:3b:00.0=0000:3b:00.1"),
+        ("SLOT_IDENTITY", "all"),
         ("SIMULATED_CARDS", "0x3"),
         ("SIMULATED_CARDS", "2x0"),
         ("SIMULATED_CARDS", "2x65"),

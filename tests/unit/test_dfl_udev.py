@@ -103,6 +103,7 @@ def told(monitor: Monitor, root: str, *events: Event | OSError) -> list[CardId |
         Event("bind", "dfl", f"{PARENT}/fpga_region/region0/dfl-fme.3/dfl_dev.7"),
         Event("bind", "pci", PARENT),
         Event("unbind", "pci", PARENT),
+        Event("add", "pci", VIRTUAL),
         Event("bind", "pci", VIRTUAL),
         Event("bind", "platform", f"{VIRTUAL}/fpga_region/region1/dfl-port.4"),
     ],
@@ -115,7 +116,6 @@ def test_an_event_of_a_card_names_the_card(monitor: Monitor, root: str, event: E
     "event",
     [
         Event("change", "pci", PARENT),
-        Event("add", "pci", PARENT),
         Event("change", "platform", f"{PARENT}/fpga_region/region0/dfl-port.3"),
         Event("add", "platform", f"{PARENT}/fpga_region/region0/dfl-fme.3/dfl-fme-mgr.3"),
         Event("bind", "platform", "/devices/platform/fake.0/fpga_region/region0/dfl-port.3"),

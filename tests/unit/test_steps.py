@@ -34,7 +34,7 @@ class FakePort:
     def program(self, image: bytes) -> None:
         self.programmed.append(image)
 
-    def afu_id(self) -> AfuId:
+    def afu_id(self, expected: AfuId | None = None) -> AfuId:
         return self.shows or AfuId(self.programmed[-1].decode())
 
 

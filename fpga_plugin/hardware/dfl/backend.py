@@ -9,6 +9,7 @@ from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.assumptions import assumptions
+from fpga_plugin.hardware.dfl.handles import slot_of
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import (
@@ -21,6 +22,8 @@ from fpga_plugin.hardware.dfl.port import (
 from fpga_plugin.hardware.dfl.rebind import bind, rebind
 from fpga_plugin.hardware.dfl.sensors import readings
 from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_clock
+from fpga_plugin.hardware.dfl.slot import OfsSlot, give_back, open_slot, read_note
+from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.dfl.userclock import user_clock
 from fpga_plugin.hardware.model import (
     Assumption,
@@ -31,6 +34,7 @@ from fpga_plugin.hardware.model import (
     Region,
     ScanResult,
 )
+from fpga_plugin.hardware.vfio.notes import Notes
 from fpga_plugin.ids import AfuId, CardId, PciAddress
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -41,10 +45,22 @@ class DflBackend:
 
     Args:
         kernel: where the trees and the device nodes are.
+        rule: which functions are behind the slots of OFS cards.
+        slots: the directory of their notes; None: nothing outlives the process.
+        owner: this process may write them.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        rule: SlotRule | None = None,
+        slots: str | None = None,
+        owner: bool = True,
+    ) -> None:
         self._kernel = kernel
+        self._rule = rule or SlotRule()
+        self._notes = Notes(slots, boot_id=kernel.boot_id, owner=owner)
         self._skipped: set[tuple[str, str]] = set()
         self._aer = AerCounters()
 
@@ -67,22 +83,39 @@ class DflBackend:
 
     def scan(self) -> ScanResult:
         """All cards, and the problems of those that cannot be served."""
-        return discovery.scan(self._kernel, self._skip)
+        return discovery.scan(self._kernel, self._skip, self._rule)
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
         """One card anew; None when it is gone."""
-        found = discovery.scan_card(self._kernel, card, self._skip)
+        found = discovery.scan_card(self._kernel, card, self._skip, self._rule)
         if not isinstance(found, Card):
             self._aer.forget(card)
         return found
 
-    def open_port(self, card: Card, region: Region) -> DflPort:
+    def open_port(self, card: Card, region: Region) -> DflPort | OfsSlot:
         """Open a region exclusively, at once; leaving the context closes it."""
+        if (slot := slot_of(region)) is not None:
+            return open_slot(self._kernel, self._notes, card, region, slot)
         return open_port(self._kernel, card, region)
 
     def afu_id(self, region: Region) -> AfuId:
-        """The id of the accelerator in a region, without opening its port."""
+        """The id of the accelerator in a region, without opening its port.
+
+        Of a slot it is what was read when the plugin held it last.
+        """
+        if (slot := slot_of(region)) is not None:
+            return read_note(self._kernel, self._notes, region, slot)
         return read_afu_id(self._kernel, region)
+
+    def borrowed(self, region: Region) -> bool:
+        """Whether the plugin bound functions of a slot to vfio-pci."""
+        slot = slot_of(region)
+        return slot is not None and bool(self._notes.bound(region.id, slot.functions))
+
+    def give_back(self, card: Card, region: Region) -> None:  # noqa: ARG002 - of the interface
+        """Take these functions off vfio-pci again."""
+        if (slot := slot_of(region)) is not None:
+            give_back(self._kernel, self._notes, region, slot)
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
         """Limits of a region's user clock in MHz; None on mainline drivers."""
@@ -111,7 +144,7 @@ class DflBackend:
 
     def rebind(self, card: Card) -> None:
         """Take the card's PCI driver off and put it on again."""
-        rebind(self._kernel, card)
+        rebind(self._kernel, card, hold=self.open_port)
 
     def rebind_advice(self, card: Card) -> str:
         """The command, and when it is safe."""
@@ -123,7 +156,7 @@ class DflBackend:
 
     def health(self, card: Card) -> CardHealth:
         """What the card's own signals say now."""
-        return health(self._kernel, card, self._aer)
+        return health(self._kernel, card, self._aer, afu_id=self.afu_id)
 
     def accept_errors(self, card: CardId) -> None:
         """What its error counters say at the next look counts as well."""

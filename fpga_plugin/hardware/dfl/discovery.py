@@ -13,13 +13,21 @@ from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs
-from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, port_of
+from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, SlotDevice, functions_of, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.shared import iommu, memory_clear_knobs, some_memory_stays
+from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region, ScanResult
-from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
+from fpga_plugin.hardware.vfio.defs import CONTAINER
+from fpga_plugin.ids import (
+    CardId,
+    InterfaceId,
+    PciAddress,
+    functions_variable,
+    parse_interface_id,
+)
 
 CLASS = "/sys/class/fpga_region"
 PCI = "/sys/bus/pci/devices"
@@ -52,7 +60,7 @@ def card_ids(kernel: Kernel, skipped: Skipped) -> tuple[CardId, ...]:
     return tuple(address.card_id for address in _bases(kernel, skipped))
 
 
-def scan(kernel: Kernel, skipped: Skipped) -> ScanResult:
+def scan(kernel: Kernel, skipped: Skipped, rule: SlotRule) -> ScanResult:
     """All cards. What is wrong with one of them says nothing of the others.
 
     Raises:
@@ -61,7 +69,7 @@ def scan(kernel: Kernel, skipped: Skipped) -> ScanResult:
     cards: dict[CardId, Card] = {}
     problems: dict[CardId, CardProblem] = {}
     for address, bases in _bases(kernel, skipped).items():
-        match _read(kernel, address, bases):
+        match _read(kernel, address, bases, rule):
             case Card() as card:
                 cards[address.card_id] = card
             case CardProblem() as problem:
@@ -69,7 +77,9 @@ def scan(kernel: Kernel, skipped: Skipped) -> ScanResult:
     return ScanResult(cards, problems)
 
 
-def scan_card(kernel: Kernel, card: CardId, skipped: Skipped) -> Card | CardProblem | None:
+def scan_card(
+    kernel: Kernel, card: CardId, skipped: Skipped, rule: SlotRule
+) -> Card | CardProblem | None:
     """One card; None when there is none of this id.
 
     Looks only below the card's own functions, so its cost does not grow with the other cards.
@@ -86,7 +96,7 @@ def scan_card(kernel: Kernel, card: CardId, skipped: Skipped) -> Card | CardProb
             hint="is the node's /sys mounted where FPGA_PLUGIN_SYSFS_ROOT says? Else see the"
             " kernel's log",
         ) from error
-    return _read(kernel, address, bases) if bases else None
+    return _read(kernel, address, bases, rule) if bases else None
 
 
 def _bases_of(kernel: Kernel, address: PciAddress, skipped: Skipped) -> list[_Base]:
@@ -158,9 +168,11 @@ def _owner(kernel: Kernel, parent: str) -> PciAddress | None:
         return None
 
 
-def _read(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card | CardProblem | None:
+def _read(
+    kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRule
+) -> Card | CardProblem | None:
     try:
-        return _card(kernel, address, bases)
+        return _card(kernel, address, bases, rule)
     except HardwareError as error:
         return CardProblem(address, error.message, error.hint)
     except OSError as error:
@@ -174,7 +186,7 @@ def _read(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card | Car
         )
 
 
-def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
+def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRule) -> Card:
     """Read a card's attributes, none of them one that a running PR blocks.
 
     Raises:
@@ -183,10 +195,16 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
     """
     base = _base_with_fme(address, bases)
     fme = base.fmes[0]
-    _leave_foreign_functions_alone(kernel, address, base.parent)
+    slot = _shows_no_afu(kernel, bases)
+    if not slot:
+        _leave_foreign_functions_alone(kernel, address, base.parent)
     _answers(kernel, address, fme)
     ports = _ports_number(kernel, address, fme)
     regions = _regions(kernel, address, bases)
+    functions = [one.parent for one in bases]
+    if slot:
+        regions = (_slot(kernel, address, base.parent, regions, rule),)
+        functions += [f.sysfs for region in regions for f in functions_of(region)]
     if len(regions) > ports or any(region.port_id >= ports for region in regions):
         found = ", ".join(str(region.port_id) for region in regions)
         raise HardwareError(f"card {address} says that it has {ports} ports, but has ports {found}")
@@ -198,11 +216,57 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> Card:
         ports=ports,
         clears_memory=any(memory_clear_knobs(kernel, fme)),
         some_memory_stays=some_memory_stays(kernel, fme),
-        iommu=iommu(kernel, [one.parent for one in bases]),
+        iommu=iommu(kernel, functions),
         description=_description(kernel, base.parent),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
         reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
     )
+
+
+def _shows_no_afu(kernel: Kernel, bases: list[_Base]) -> bool:
+    """Whether a port with a driver has none of the attribute `afu_id`.
+
+    dfl-afu shows it where the port's registers lead to an AFU; one that is held in reset shows it
+    too, and answers EBUSY. The attributes come in groups when the driver binds, `afu_id` before
+    `errors`: a port that has neither yet is another's business once its `bind` event is here.
+    """
+    ports = [port for base in bases for port in base.ports if kernel.exists(f"{port}/driver")]
+    return any(
+        kernel.exists(f"{port}/id")
+        and kernel.exists(f"{port}/errors")
+        and not kernel.exists(f"{port}/afu_id")
+        for port in ports
+    )
+
+
+def _slot(
+    kernel: Kernel,
+    address: PciAddress,
+    parent: str,
+    regions: tuple[Region, ...],
+    rule: SlotRule,
+) -> Region:
+    """The region of a card whose AFU is in functions of their own (OFS).
+
+    Raises:
+        HardwareError: the functions cannot be told, or not be given away.
+    """
+    if len(regions) != 1:
+        raise HardwareError(
+            f"card {address} has {len(regions)} ports of which some show no AFU; one slot a card is"
+            " all that is known to exist",
+            hint="see docs/compatibility.md",
+        )
+    (region,) = regions
+    functions = slot_functions(kernel, rule, address, parent)
+    port = port_of(region)
+    grant = Grant(
+        nodes=tuple(dict.fromkeys(function.node for function in functions)),
+        shared=(CONTAINER,),
+        env={functions_variable(region.id): ",".join(str(f.address) for f in functions)},
+    )
+    device = SlotDevice(port.node, port.sysfs, port.instance, functions)
+    return Region(region.card, region.port_id, grant, device)
 
 
 def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:

@@ -6,6 +6,7 @@ Paths are those of a node (`kernel`).
 from dataclasses import dataclass
 
 from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.vfio.function import Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,29 @@ class PortDevice:
     node: str
     sysfs: str
     instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDevice(PortDevice):
+    """A region whose AFU is not behind its port but in PCI functions of their own (OFS).
+
+    The port has registers to reset it and no AFU; containers get the functions.
+
+    Attributes:
+        functions: all that are behind the slot, in the rule's order; never another one.
+    """
+
+    functions: tuple[Function, ...]
+
+
+def slot_of(region: Region) -> SlotDevice | None:
+    """The slot of a region that this backend found; None: its AFU is behind its port."""
+    return region.handle if isinstance(region.handle, SlotDevice) else None
+
+
+def functions_of(region: Region) -> tuple[Function, ...]:
+    """The PCI functions behind a region's slot; none where its AFU is behind its port."""
+    return () if (slot := slot_of(region)) is None else slot.functions
 
 
 def fme_of(card: Card) -> Fme:

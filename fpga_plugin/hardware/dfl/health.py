@@ -15,13 +15,12 @@ from collections.abc import Callable
 from fpga_plugin.errors import CardGoneError, HardwareError, PortPoisonedError
 from fpga_plugin.hardware.dfl import defs, hwmon
 from fpga_plugin.hardware.dfl.aer import AerCounters
-from fpga_plugin.hardware.dfl.handles import fme_of, port_of
+from fpga_plugin.hardware.dfl.handles import fme_of, port_of, slot_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.port import read_afu_id
 from fpga_plugin.hardware.dfl.sysfs import bare_hex, children, number, optional
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.model import Card, CardHealth, Region
-from fpga_plugin.ids import RegionId
+from fpga_plugin.ids import AfuId, RegionId
 
 _DEAD = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
 """What reading an attribute says when the hardware behind it is failing or gone."""
@@ -29,11 +28,15 @@ _DEAD = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT})
 _Parse = Callable[[str, str], int]
 
 
-def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
+def health(
+    kernel: Kernel, card: Card, aer: AerCounters, *, afu_id: Callable[[Region], AfuId]
+) -> CardHealth:
     """Read a card's signals; never raises for what a dying card answers.
 
     Not to be called during a PR of the plugin's own on this card: the port's AFU id is then EBUSY,
     which at any other time means a poisoned port.
+
+    `afu_id` reads a port's; a slot's is known only once the plugin has held it.
     """
     reading = _Reading(kernel)
     if reading.exists(fme_of(card).sysfs):
@@ -46,7 +49,7 @@ def health(kernel: Kernel, card: Card, aer: AerCounters) -> CardHealth:
     degraded = list(reading.degraded)
     for region in card.regions:
         port = _Reading(kernel)
-        poisoned = not reading.failed and _judge_port(port, region)
+        poisoned = not reading.failed and _judge_port(port, region, afu_id)
         degraded += port.degraded
         if reasons := reading.failed or port.failed:
             alone = poisoned and len(reasons) == 1
@@ -191,7 +194,7 @@ def _judge_memory(reading: _Reading, card: Card) -> None:
                 reading.failed.append(f"memory: initialisation is not done ({path})")
 
 
-def _judge_port(reading: _Reading, region: Region) -> bool:
+def _judge_port(reading: _Reading, region: Region, afu_id: Callable[[Region], AfuId]) -> bool:
     """Returns whether the port is poisoned."""
     errors = reading.value(f"{port_of(region).sysfs}/errors/errors")
     if errors & defs.PORT_AP6_EVENT:
@@ -208,10 +211,13 @@ def _judge_port(reading: _Reading, region: Region) -> bool:
         if reading.value(f"{port_of(region).sysfs}/{name}", bare_hex):
             reading.degraded.append(f"power: region {region.id} had an {name}")
     try:
-        read_afu_id(reading.kernel, region)
+        afu_id(region)
     except PortPoisonedError as error:
         reading.failed.append(f"poisoned: {error.message}")
         return True
-    except (HardwareError, CardGoneError) as error:
+    except CardGoneError as error:
         reading.failed.append(f"unreadable: {error.message}")
+    except HardwareError as error:
+        if slot_of(region) is None:
+            reading.failed.append(f"unreadable: {error.message}")
     return False

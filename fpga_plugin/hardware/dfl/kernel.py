@@ -63,5 +63,8 @@ class Kernel(Protocol):
     def map(self, handle: Handle, length: int) -> Registers:
         """Map the beginning of an open device node; outlives its handle."""
 
+    def query(self, handle: Handle, request: int, argument: bytes) -> bytes:
+        """One ioctl that fills the struct that it is given."""
+
     def close(self, handle: Handle) -> None:
         """Close a device node."""

@@ -123,6 +123,12 @@ class LinuxKernel:
         """Map the beginning of an open device node; outlives its handle."""
         return MappedRegisters(handle, length)
 
+    def query(self, handle: Handle, request: int, argument: bytes) -> bytes:
+        """One ioctl that fills the struct that it is given."""
+        buffer = bytearray(argument)
+        fcntl.ioctl(handle, request, buffer, True)
+        return bytes(buffer)
+
     def close(self, handle: Handle) -> None:
         """Close a device node."""
         os.close(handle)

@@ -97,7 +97,7 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
         # The node's number may have gone to another card's port since the last scan, or to a port
         # of the card that is in this slot now. While its directory is the one that was scanned,
         # dfl-port.N is this port: the kernel gives each N once.
-        _check_instance(kernel, region)
+        check_instance(kernel, region)
     except BaseException:
         port.close()
         raise
@@ -247,7 +247,7 @@ class DflPort:
             ) from error
         try:
             # Its node may have gone to another card's FME, or to that of the card in this slot now.
-            _check_instance(self._kernel, self._region)
+            check_instance(self._kernel, self._region)
             there = self._kernel.exists(self._fme.sysfs)
         except (OSError, CardGoneError, HardwareError):
             there = False
@@ -323,7 +323,7 @@ class DflPort:
                 says += [quote(line) for line in status.splitlines() if line.strip()]
         return says
 
-    def afu_id(self) -> AfuId:
+    def afu_id(self, expected: AfuId | None = None) -> AfuId:  # noqa: ARG002 - there is one
         """The id of the accelerator in the region; see `read_afu_id`."""
         return read_afu_id(self._kernel, self._region)
 
@@ -361,7 +361,7 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     try:
         text = kernel.read(path).strip()
     except OSError as error:
-        _check_instance(kernel, region)
+        check_instance(kernel, region)
         if error.errno == errno.EBUSY:
             raise PortPoisonedError(
                 f"region {region.id} ({port_of(region).node}) is held in reset, as after a failed "
@@ -369,7 +369,7 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
                 hint=rebind_hint(PciAddress.parse(region.card)),
             ) from error
         raise _failure(f"the AFU id of region {region.id} cannot be read", error) from error
-    _check_instance(kernel, region)  # afterwards: it holds for the time of the read too
+    check_instance(kernel, region)  # afterwards: it holds for the time of the read too
     try:
         found = parse_afu_id(text)
     except ValueError as error:
@@ -382,7 +382,7 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     return found
 
 
-def _check_instance(kernel: Kernel, region: Region) -> None:
+def check_instance(kernel: Kernel, region: Region) -> None:
     """Make sure that a region's directory is the one that was scanned.
 
     Raises:

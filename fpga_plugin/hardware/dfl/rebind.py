@@ -6,18 +6,28 @@ is opened exclusively first, and closed again, since our own descriptor would do
 """
 
 import errno
+from collections.abc import Callable
+from typing import Protocol
 
 from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.kernel import Kernel
-from fpga_plugin.hardware.dfl.port import open_port
 from fpga_plugin.hardware.dfl.sysfs import number, optional
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PciAddress
 
 
-def rebind(kernel: Kernel, card: Card) -> None:
+class Held(Protocol):
+    """A region that is held exclusively."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+def rebind(kernel: Kernel, card: Card, *, hold: Callable[[Card, Region], Held]) -> None:
     """Unbind and bind the card's PCI driver, if no virtual function and no open port forbids it.
+
+    `hold` opens a region exclusively.
 
     Afterwards the card has to be scanned anew: its nodes may have other numbers.
 
@@ -45,7 +55,7 @@ def rebind(kernel: Kernel, card: Card) -> None:
         )
     driver = _driver(kernel, card.address)
     for region in card.regions:
-        open_port(kernel, card, region).close()
+        hold(card, region).close()
     try:
         kernel.write(f"{driver}/unbind", str(card.address))
     except OSError as error:

@@ -98,6 +98,8 @@ class Board:
             Taken before the machine's lock, never while that is held.
         binding: None while dfl-pci is unbound.
         gone: the card was unplugged; nothing of this object is true any more.
+        binds: how often the drivers took the card.
+        generation: how often the card's virtual functions were made or removed.
     """
 
     def __init__(self, machine: Machine, card: CardId, shape: Shape, file: CardFile) -> None:
@@ -110,6 +112,8 @@ class Board:
         self.binding: Binding | None = None
         self._half_rate: dict[int, bool] = {}
         self.gone = False
+        self.binds = 0
+        self.generation = 0
 
     @property
     def ports(self) -> range:
@@ -138,6 +142,7 @@ class Board:
         after a rebind, its image still in it; the caller sees to that.
         """
         machine, keep = self.machine, nodes or {}
+        self.binds += 1
         self.binding = Binding(
             fme=_number(machine.fmes, fme),
             base=machine.regions.allocate(),

@@ -53,7 +53,10 @@ class PciDriver:
                 region = board.region(port)
                 tenant = self._rack.machine.faults.armed(region) is Fault.PORT_OPEN
                 if tenant or board.state(port).open:
-                    self._oops(f"dfl-pci was unbound from {board.address} while {region} was open")
+                    self.oops(
+                        f"dfl-pci was unbound from {board.address} while {region} was open"
+                        " (afu_release crashes when it is closed)"
+                    )
             board.unbind()
             self._rack.changed()
             self._rack.settle()
@@ -86,6 +89,7 @@ class PciDriver:
                 raise failure(errno.ENODEV, card)
             return board
 
-    def _oops(self, what: str) -> None:
+    def oops(self, what: str) -> None:
+        """The real kernel would crash or hang here: say so, loudly."""
         files.replace(os.path.join(self._directory, "oops"), f"{what}\n")
-        raise KernelOopsError(f"kernel oops: {what} (afu_release crashes when it is closed)")
+        raise KernelOopsError(f"kernel oops: {what}")

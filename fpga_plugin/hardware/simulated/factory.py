@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.errors import SettingsError, quote
 from fpga_plugin.hardware.dfl.backend import DflBackend
+from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
 from fpga_plugin.hardware.simulated.uevents import SimulatedEvents
 
@@ -25,6 +26,8 @@ def simulated_backend(
     *,
     pr_seconds: float,
     owner: bool,
+    slots: str | None = None,
+    rule: SlotRule | None = None,
 ) -> SimulatedHardware:
     """Simulated cards whose state is in `directory`.
 
@@ -34,6 +37,8 @@ def simulated_backend(
         pr_seconds: FPGA_PLUGIN_SIMULATED_PR_SECONDS.
         owner: this process holds the plugin's lock. False (`fpga-plugin devices`): only look,
             write nothing, and do not start the events.
+        slots: the directory of the slots' notes; None: in memory.
+        rule: which functions are behind the slots of OFS cards.
 
     Raises:
         SettingsError: the directory cannot be made or written.
@@ -45,4 +50,5 @@ def simulated_backend(
             f"the simulated cards' directory {quote(directory)} cannot be used ({error.strerror})",
             hint="set FPGA_PLUGIN_SIMULATED_DIR to a directory that the plugin may write",
         ) from error
-    return SimulatedHardware(kernel, DflBackend(kernel), SimulatedEvents(kernel))
+    backend = DflBackend(kernel, rule=rule, slots=slots, owner=owner)
+    return SimulatedHardware(kernel, backend, SimulatedEvents(kernel))

@@ -25,6 +25,7 @@ from fpga_plugin.hardware.simulated.faults import Fault
 from fpga_plugin.hardware.simulated.pr import STUCK_SECONDS, Reconfiguration
 from fpga_plugin.hardware.simulated.rack import Rack
 from fpga_plugin.hardware.simulated.tree import Attribute, Lazy, Link, Node, failure, resolve
+from fpga_plugin.hardware.simulated.vfio import VfioFiles
 from fpga_plugin.ids import CardId
 
 # Numbers of include/uapi/linux/fpga-dfl.h, once more and not from the code above this seam: a
@@ -73,9 +74,11 @@ class SimulatedKernel:
             owner=owner,
             bind=lambda text: self._driver.bind(text),  # noqa: PLW0108 - it comes after the rack
             unbind=lambda text: self._driver.unbind(text),  # noqa: PLW0108 - the same
+            stop=lambda what: self._driver.oops(what),  # noqa: PLW0108 - the same
         )
         self._lock = self._rack.lock
         self._driver = PciDriver(directory, self._rack, self._tell)
+        self._vfio = VfioFiles(self._rack, self._rack.vfio, self._next)
         self._pr = Reconfiguration(
             self._rack, pr_seconds=pr_seconds, stuck_seconds=stuck_seconds, sleep=sleep
         )
@@ -154,10 +157,16 @@ class SimulatedKernel:
 
     def open(self, node: str, flags: int) -> Handle:
         """Open a device node; O_EXCL means that nobody else has it open, nor can open it."""
-        if (match := _NODE.fullmatch(node)) is None:
+        vfio = VfioFiles.is_node(node)
+        if not vfio and _NODE.fullmatch(node) is None:
             raise failure(errno.ENOENT, node)
         if not self._owner:
             raise failure(errno.EACCES, node)
+        if vfio:
+            with self._lock:
+                return self._vfio.open(node)
+        match = _NODE.fullmatch(node)
+        assert match is not None, "just asked"
         board, port = self._device(node, match[1], int(match[2]))
         exclusive = bool(flags & os.O_EXCL)
         if port is None:
@@ -166,6 +175,9 @@ class SimulatedKernel:
 
     def ioctl(self, handle: Handle, request: int, argument: bytes | int) -> int:
         """The ioctls of include/uapi/linux/fpga-dfl.h that a plugin needs; EINVAL for the rest."""
+        with self._lock:
+            if handle in self._vfio:
+                return self._vfio.ioctl(handle, request, argument)
         file = self._file(handle)
         with self._lock:
             self._rack.look(file.board.card)
@@ -184,12 +196,25 @@ class SimulatedKernel:
         raise failure(errno.EINVAL, file.board.card)
 
     def map(self, handle: Handle, length: int) -> Registers:  # noqa: ARG002 - of the interface
-        """ENODEV: nothing of a simulated card has registers that can be mapped."""
-        raise failure(errno.ENODEV)
+        """Registers of a PCI function; nothing else of a simulated card has any (ENODEV)."""
+        with self._lock:
+            if handle not in self._vfio:
+                raise failure(errno.ENODEV)
+            return self._vfio.map(handle)
+
+    def query(self, handle: Handle, request: int, argument: bytes) -> bytes:
+        """An ioctl that fills a struct: VFIO's only."""
+        with self._lock:
+            if handle not in self._vfio:
+                raise failure(errno.EINVAL)
+            return self._vfio.query(handle, request, argument)
 
     def close(self, handle: Handle) -> None:
         """Close a device node. The FME's waits for a PR that runs."""
         with self._lock:
+            if handle in self._vfio:
+                self._vfio.close(handle)
+                return
             if (file := self._open.pop(handle, None)) is None:
                 raise failure(errno.EBADF)
         binding = file.binding
@@ -268,9 +293,13 @@ class SimulatedKernel:
                 binding.exclusive |= {port}
             return self._handle(OpenFile(board, binding, port))
 
-    def _handle(self, file: OpenFile) -> Handle:
+    def _next(self) -> Handle:
         handle = Handle(self._next_handle)
         self._next_handle += 1
+        return handle
+
+    def _handle(self, file: OpenFile) -> Handle:
+        handle = self._next()
         self._open[handle] = file
         return handle
 

@@ -9,6 +9,7 @@ import errno
 from functools import partial
 
 from fpga_plugin.config.settings import SimulatedKind
+from fpga_plugin.hardware.simulated import functions
 from fpga_plugin.hardware.simulated.board import Binding, Board
 from fpga_plugin.hardware.simulated.state import CLOCK_DEFAULT, CLOCK_HIGH, CLOCK_LOW
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
@@ -68,7 +69,7 @@ def memory_path(board: Board, binding: Binding) -> str:
     return f"{fme_path(board, binding)}/dfl_dev.{binding.fme}"
 
 
-def pci_entries(board: Board) -> dict[str, Node]:
+def pci_entries(board: Board, vfio: functions.VfioDriver) -> dict[str, Node]:
     """The directory of the card's PCI function."""
     entries: dict[str, Node] = {
         "vendor": "0x8086",
@@ -86,6 +87,8 @@ def pci_entries(board: Board) -> dict[str, Node]:
     }
     if SimulatedKind.NO_IOMMU not in board.shape.kinds:
         entries["iommu_group"] = Fixed({"type": "DMA-FQ"})
+    if functions.is_ofs(board):
+        entries |= {"device": "0xbcce", "subsystem_device": "0x1771", **vfio.physical(board)}
     if (binding := board.binding) is not None:
         entries["driver"] = Link(PCI_DRIVER)
         base = Lazy(partial(_base, board, binding))
@@ -100,9 +103,12 @@ def _base(board: Board, binding: Binding) -> dict[str, Node]:
         "compat_id": Attribute(_no_compat_id),
         f"dfl-fme.{binding.fme}": Lazy(partial(_fme, board, binding)),
     }
+    instance = binding.instance
+    if functions.is_ofs(board):
+        instance = functions.instance(board, board.binds)
     for port in board.ports:
         entries[f"dfl-port.{binding.nodes[port]}"] = Lazy(
-            partial(_port, board, binding, port), instance=binding.instance
+            partial(_port, board, binding, port), instance=instance
         )
     return entries
 
@@ -202,9 +208,10 @@ def _memory(board: Board) -> dict[str, Node]:
 def _port(board: Board, binding: Binding, port: int) -> dict[str, Node]:
     event = Attribute(partial(board.event, port), _clear_event)
     register = Attribute(partial(board.other_register, port))
+    behind_port: dict[str, Node] = {"afu_id": Attribute(partial(board.afu_id, port))}
     return {
         "id": str(port),
-        "afu_id": Attribute(partial(board.afu_id, port)),
+        **({} if functions.is_ofs(board) else behind_port),
         "power_state": Attribute(partial(board.power_state, port)),
         "ap1_event": event,
         "ap2_event": event,

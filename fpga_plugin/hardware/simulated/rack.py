@@ -7,13 +7,15 @@ looks, whenever somebody follows a path into a card or lists all of them.
 import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from fpga_plugin.config.settings import SimulatedGroup
 from fpga_plugin.hardware.simulated.board import Board, Machine
 from fpga_plugin.hardware.simulated.faults import Faults
+from fpga_plugin.hardware.simulated.functions import VfioDriver, is_ofs
 from fpga_plugin.hardware.simulated.numbers import Numbers
 from fpga_plugin.hardware.simulated.slots import CardFile, Slots
-from fpga_plugin.hardware.simulated.state import RegionState, StateFile
+from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS, RegionState, StateFile
 from fpga_plugin.hardware.simulated.topology import Topology
 from fpga_plugin.hardware.simulated.tree import failure
 from fpga_plugin.ids import CardId, RegionId, region_id
@@ -28,12 +30,14 @@ class Rack:
         owner: may write.
         bind: takes what is written to dfl-pci's `bind`.
         unbind: the same for `unbind`.
+        stop: for what the real kernel would not survive.
 
     Attributes:
         lock: covers all state; never held while anything waits.
         machine: what the cards share.
         boards: the plugged cards.
         slots: where they are plugged.
+        vfio: the driver of virtual functions.
         topology: what sysfs shows of them.
 
     Raises:
@@ -48,6 +52,7 @@ class Rack:
         owner: bool,
         bind: Callable[[str], None],
         unbind: Callable[[str], None],
+        stop: Callable[[str], None],
     ) -> None:
         self.lock = threading.RLock()
         self.machine = Machine(
@@ -60,12 +65,14 @@ class Rack:
         )
         self.boards: dict[CardId, Board] = {}
         self.slots = Slots(directory, groups, owner=owner)
+        self.vfio = VfioDriver(lambda _: self._settled(), stop)
         self.topology = Topology(
             self.boards,
             look_at_all=self.look_at_all,
             look_at=self.guard,
             bind=bind,
             unbind=unbind,
+            vfio=self.vfio,
         )
         self._owner = owner
         self._removed: set[CardId] = set()
@@ -116,6 +123,10 @@ class Rack:
             self.slots.save()
         self._unsaved = False
 
+    def _settled(self) -> None:
+        self.changed()
+        self.settle()
+
     def _power_up(self) -> None:
         """Start with what the files say: cards that stayed plugged kept their configuration."""
         saved = self.machine.state.load()
@@ -139,6 +150,8 @@ class Rack:
     def _plug(self, card: CardId, file: CardFile, saved: Mapping[RegionId, RegionState]) -> None:
         board = Board(self.machine, card, self.slots.shape(card), file)
         states = {p: saved.get(board.region(p), RegionState()) for p in board.ports}
+        if is_ofs(board) and states[0].functions is None:
+            states[0] = replace(states[0], functions=("",) * MOST_FUNCTIONS)
         for port, state in states.items():
             self.put(board.region(port), state)
         if any(state.bound for state in states.values()):

@@ -19,6 +19,9 @@ FACTORY_AFU_ID = AfuId("d8424dc4a4a3c413f89e433683f9040b")
 CLOCK_LOW, CLOCK_HIGH, CLOCK_DEFAULT = 10, 1000, 200
 """User clock in MHz: its limits and what a card comes up with."""
 
+MOST_FUNCTIONS = 2
+"""Virtual functions of an OFS card."""
+
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
@@ -32,6 +35,8 @@ class RegionState:
         bound: dfl-pci is bound to the card. Without it there are no nodes.
         node: N of `/dev/dfl-port.N`; None while unbound.
         fme: N of the card's `/dev/dfl-fme.N`; None while unbound.
+        functions: of an OFS card: the driver of each virtual function, empty for none. Left out of
+            the file for other cards.
     """
 
     afu_id: AfuId = FACTORY_AFU_ID
@@ -41,6 +46,7 @@ class RegionState:
     bound: bool = True
     node: int | None = None
     fme: int | None = None
+    functions: tuple[str, ...] | None = None
 
 
 class StateFile:
@@ -118,6 +124,8 @@ _FIELDS = sorted(field.name for field in fields(RegionState))
 
 def _dump(state: RegionState) -> str:
     values = {name: getattr(state, name) for name in _FIELDS}
+    if state.functions is None:
+        del values["functions"]
     return json.dumps(values)
 
 
@@ -141,7 +149,14 @@ def _parse(entry: Any) -> RegionState | None:
         bound=entry.get("bound") is not False,
         node=_number(entry.get("node")),
         fme=_number(entry.get("fme")),
+        functions=_drivers(entry.get("functions")),
     )
+
+
+def _drivers(value: Any) -> tuple[str, ...] | None:
+    if not isinstance(value, list) or not all(driver in {"", "vfio-pci"} for driver in value):
+        return None
+    return tuple(value[:MOST_FUNCTIONS])
 
 
 def _number(value: Any) -> int | None:

@@ -5,12 +5,22 @@ change. Listing one looks at the files of all cards first; finding one entry doe
 entry is unknown, because the card that it leads to is looked at on the way anyway.
 """
 
+import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from fpga_plugin.hardware.simulated import layout
+from fpga_plugin.hardware.simulated import functions, layout
 from fpga_plugin.hardware.simulated.board import Binding, Board
-from fpga_plugin.hardware.simulated.tree import Attribute, Directory, Fixed, Lazy, Link, Node
+from fpga_plugin.hardware.simulated.functions import VfioDriver
+from fpga_plugin.hardware.simulated.tree import (
+    Attribute,
+    Directory,
+    Fixed,
+    Lazy,
+    Link,
+    Node,
+    failure,
+)
 from fpga_plugin.ids import CardId
 
 
@@ -54,6 +64,7 @@ class Topology:
         look_at: raises OSError if a card has gone.
         bind: takes what is written to dfl-pci's `bind`.
         unbind: the same for `unbind`.
+        vfio: the driver of virtual functions.
 
     Attributes:
         root: the directory `/`.
@@ -67,8 +78,10 @@ class Topology:
         look_at: Callable[[Board], None],
         bind: Callable[[str], None],
         unbind: Callable[[str], None],
+        vfio: VfioDriver,
     ) -> None:
         self._boards = boards
+        self._vfio = vfio
         self._look_at_all = look_at_all
         self._look_at = look_at
         self._driver_files = {"bind": Attribute(store=bind), "unbind": Attribute(store=unbind)}
@@ -100,7 +113,12 @@ class Topology:
             "pci": Fixed(
                 {
                     "devices": self._index(self._functions),
-                    "drivers": Fixed({"dfl-pci": self._index(self._pci_driver)}),
+                    "drivers": Fixed(
+                        {
+                            "dfl-pci": self._index(self._pci_driver),
+                            "vfio-pci": self._index(self._vfio_driver),
+                        }
+                    ),
                 }
             ),
             "platform": Fixed({"devices": self._index(self._platform), "drivers": fpga_drivers}),
@@ -117,7 +135,10 @@ class Topology:
             "hwmon": self._index(self._sensors),
         }
         devices = self._index(self._roots)
-        return Fixed({"bus": Fixed(buses), "class": Fixed(classes), "devices": devices})
+        groups = Fixed({"iommu_groups": self._index(self._groups)})
+        return Fixed(
+            {"bus": Fixed(buses), "class": Fixed(classes), "devices": devices, "kernel": groups}
+        )
 
     def _index(self, build: Callable[[], Mapping[str, Node]]) -> _Index:
         index = _Index(build, self._look_at_all)
@@ -132,17 +153,75 @@ class Topology:
     def _roots(self) -> Mapping[str, Node]:
         roots: defaultdict[str, dict[str, Node]] = defaultdict(dict)
         for _, board in sorted(self._boards.items()):
-            roots[layout.root_name(board)][str(board.address)] = self._function(board)
+            functions_of_root = roots[layout.root_name(board)]
+            functions_of_root[str(board.address)] = self._function(board)
+            for index in self._virtual(board):
+                name = str(functions.address(board, index))
+                functions_of_root[name] = self._virtual_function(board, index)
         return {name: Fixed(functions) for name, functions in roots.items()}
 
     def _function(self, board: Board) -> Directory:
-        return Lazy(lambda: layout.pci_entries(board), guard=lambda: self._look_at(board))
+        return Lazy(
+            lambda: layout.pci_entries(board, self._vfio), guard=lambda: self._look_at(board)
+        )
+
+    def _virtual_function(self, board: Board, index: int) -> Directory:
+        return Lazy(
+            lambda: self._vfio.entries(board, index, layout.pci_path(board)),
+            guard=lambda: self._look_at(board),
+            instance=functions.instance(board, board.generation),
+        )
+
+    @staticmethod
+    def _virtual(board: Board) -> range:
+        return range(len(functions.drivers(board)))
+
+    def _each_virtual(self) -> Iterator[tuple[Board, int]]:
+        for _, board in sorted(self._boards.items()):
+            for index in self._virtual(board):
+                yield board, index
 
     def _functions(self) -> Mapping[str, Node]:
-        return {
+        physical = {
             str(board.address): Link(layout.pci_path(board))
             for _, board in sorted(self._boards.items())
         }
+        virtual = {
+            str(functions.address(board, index)): Link(functions.path(board, index))
+            for board, index in self._each_virtual()
+        }
+        return {**physical, **virtual}
+
+    def _groups(self) -> Mapping[str, Node]:
+        return {
+            str(functions.group(board, index)): Fixed(
+                {
+                    "type": "DMA",
+                    "devices": Fixed(
+                        {str(functions.address(board, index)): Link(functions.path(board, index))}
+                    ),
+                }
+            )
+            for board, index in self._each_virtual()
+        }
+
+    def _vfio_driver(self) -> Mapping[str, Node]:
+        files = {
+            "bind": Attribute(store=lambda text: self._vfio.bind(*self._addressed(text))),
+            "unbind": Attribute(store=lambda text: self._vfio.unbind(*self._addressed(text))),
+        }
+        bound = {
+            str(functions.address(board, index)): Link(functions.path(board, index))
+            for board, index in self._each_virtual()
+            if functions.drivers(board)[index]
+        }
+        return {**files, **bound}
+
+    def _addressed(self, text: str) -> tuple[Board, int]:
+        for board, index in self._each_virtual():
+            if text.removesuffix("\n") == str(functions.address(board, index)):
+                return board, index
+        raise failure(errno.ENODEV)
 
     def _pci_driver(self) -> Mapping[str, Node]:
         bound = {str(board.address): Link(layout.pci_path(board)) for board, _ in self._bound()}

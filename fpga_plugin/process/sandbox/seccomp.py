@@ -51,6 +51,7 @@ _NETLINK_ROUTE: Final = 0  # glibc looks there which addresses this machine has 
 _NETLINK_KOBJECT_UEVENT: Final = 15
 
 _IOCTL_TYPES: Final = (
+    0x3B,  # VFIO_TYPE of linux/vfio.h
     0x54,  # 'T': files, pipes and terminals (FIONBIO, FIOCLEX, FIONREAD, TCGETS)
     0x89,  # sockets (SIOCGIFINDEX)
     0xB6,  # DFL_FPGA_MAGIC of linux/fpga-dfl.h

@@ -1,0 +1,1 @@
+"""PCI functions for containers, through vfio-pci: found, bound, held, asked what they are."""
