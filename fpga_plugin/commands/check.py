@@ -14,13 +14,13 @@ from typing import TypedDict
 
 from fpga_plugin import __version__
 from fpga_plugin.build import exposure, open_hardware
-from fpga_plugin.config.settings import ScrubPolicy, Settings
+from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import CardProblem, Verdict
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.exposure import memory_state
-from fpga_plugin.ledger.names import resource_names
-from fpga_plugin.operator.node import NodeCard, look
+from fpga_plugin.ledger.names import FUNCTIONS_HINT
+from fpga_plugin.operator.node import NodeCard, look, resources
 from fpga_plugin.operator.table import printable
 
 _WIDTH = 100
@@ -120,6 +120,8 @@ def _served(settings: Settings, backend: Backend, seen: NodeCard) -> CardCheck:
         problem = "FPGA_PLUGIN_CARDS leaves it out"
     elif seen.foreign:
         problem = "another plugin's pods have devices of it (docs/migration.md)"
+    elif not card.reprogrammable and settings.advertise is not Advertise.AF:
+        problem = f"it cannot be reprogrammed: {FUNCTIONS_HINT}"
     return {
         "card": card.id,
         "description": card.description,
@@ -131,7 +133,7 @@ def _served(settings: Settings, backend: Backend, seen: NodeCard) -> CardCheck:
 
 def _would(settings: Settings, seen: NodeCard) -> list[str]:
     card = seen.card
-    names = ", ".join(resource_names(settings.resource_prefix, card))
+    names = ", ".join(resources(settings, seen)) or "nothing: no AFU id can be read"
     nodes = ", ".join(f"{region.id} ({region.grant})" for region in card.regions)
     health = "its regions would be Unhealthy until there is one"
     if settings.scrub is ScrubPolicy.BEST_EFFORT:
@@ -142,7 +144,9 @@ def _would(settings: Settings, seen: NodeCard) -> list[str]:
     return [
         f"advertise it as {names}, as far as FPGA_PLUGIN_ADVERTISE says",
         f"give a container of a region its node: {nodes}",
-        blank or f"reset and blank what nobody has: {free or 'nothing'}",
+        f"reset what nobody has, and program nothing: {free or 'nothing'}"
+        if settings.advertise is Advertise.AF
+        else blank or f"reset and blank what nobody has: {free or 'nothing'}",
         f"clear its memory: no, it is {memory}"
         if card.never_cleared
         else f"clear its memory whenever nobody has a region of it (now: {memory})",

@@ -14,8 +14,9 @@ from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Region
-from fpga_plugin.ids import InterfaceId
+from fpga_plugin.ids import AfuId, InterfaceId, ResourceName
 from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.names import function_name, resource_names
 from fpga_plugin.ledger.peek import Peek, peek
 from fpga_plugin.ledger.records import Ownership
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, CheckpointEntry, read_checkpoint
@@ -121,6 +122,16 @@ def look(settings: Settings) -> Node:
         journal_error=journal_error,
         checkpoint_error=checkpoint_error,
     )
+
+
+def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
+    """The resources under which a card, or something of it, would be advertised."""
+    if settings.advertise is not Advertise.AF:
+        return (
+            resource_names(settings.resource_prefix, seen.card) if seen.card.reprogrammable else ()
+        )
+    found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
+    return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
 
 
 def _journal(settings: Settings) -> tuple[Peek | None, str]:

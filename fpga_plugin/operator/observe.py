@@ -12,10 +12,9 @@ import structlog
 from fpga_plugin.build import exposure, log_settings
 from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import AfuId, ResourceName
 from fpga_plugin.ledger.exposure import memory_state
-from fpga_plugin.ledger.names import FUNCTIONS_HINT, function_name, resource_names
-from fpga_plugin.operator.node import NodeCard, look
+from fpga_plugin.ledger.names import FUNCTIONS_HINT
+from fpga_plugin.operator.node import NodeCard, look, resources
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.stock.foreign import is_device_id
@@ -95,7 +94,7 @@ def _log_card(settings: Settings, seen: NodeCard) -> None:
             "would serve card",
             card=card.id,
             interface_id=card.interface_id,
-            resources=_resources(settings, seen),
+            resources=resources(settings, seen),
             regions=[region.id for region in card.regions],
             in_use=[each.region.id for each in seen.regions if each.in_use],
             memory=memory_state(card, debt=seen.owes_memory),
@@ -106,13 +105,6 @@ def _log_card(settings: Settings, seen: NodeCard) -> None:
             missing=seen.no_blank or None,
             hint=_without_blank(settings) if seen.no_blank else None,
         )
-
-
-def _resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
-    if settings.advertise is not Advertise.AF:
-        return resource_names(settings.resource_prefix, seen.card)
-    found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
-    return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
 
 
 def _without_blank(settings: Settings) -> str:

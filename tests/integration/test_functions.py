@@ -1,6 +1,9 @@
 """Preprogrammed functions (FPGA_PLUGIN_ADVERTISE=af): handed over as they are, never programmed."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ from daemon_support import (
     FACTORY,
     HEALTHY,
     ID,
+    LIMIT,
     NO_REQUEST,
     P0,
     P1,
@@ -20,6 +24,7 @@ from daemon_support import (
     UNHEALTHY,
     Node,
     Refused,
+    eventually,
     message,
     request,
 )
@@ -28,7 +33,7 @@ from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
 
 INTEL_ID = "69528db6eb31577a8c3668f9faa081f6"
 INTEL_AF = "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
-"""What the Intel plugin calls the function d8424dc4... on its Arria 10 cards (1.1)."""
+"""What the Intel plugin's end-to-end test expects a node with `arria10.dcp1.2-nlb0` to have."""
 
 
 def af(afu: str, interface: str = ID) -> str:
@@ -293,3 +298,56 @@ def test_a_card_that_cannot_be_programmed_is_told_so_and_not_advertised_by_regio
         with pytest.raises(Refused, match="has no device"):
             node.kubelet.allocate(P0)
         assert node.afu(P0) == FACTORY
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def command(node: Node, *arguments: str) -> Any:
+    """What a command prints, once it can: the status' socket comes a moment after the start."""
+    others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+
+    def run() -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "fpga_plugin", *arguments, "--json"],
+            env=others | dict(node.settings),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        return "" if done.returncode else done.stdout
+
+    return json.loads(eventually(run, f"an answer of {arguments}"))
+
+
+def test_commands_say_what_is_kept_and_why_a_card_is_not_served(node: Node) -> None:
+    (card,) = command(node, "devices")["cards"]
+    assert card["note"] == ""
+    assert [region["condition"] for region in card["regions"]] == ["UNBLANKED", "UNBLANKED"]
+    (checked,) = command(node, "card", "check")["cards"]
+    assert any(FUNCTION in one for one in checked["would"])
+    assert any("program nothing" in one for one in checked["would"])
+    (shown,) = command(node, "status")["cards"]
+    assert "no-blank-image" not in shown["note"]
+    node.plugin.kill()
+    node.set(simulated_cards="1x2+no-pr", advertise="both")
+    (card,) = command(node, "devices")["cards"]
+    assert "cannot be reprogrammed" in card["note"]
+    (checked,) = command(node, "card", "check")["cards"]
+    assert checked["would"] == ["leave it alone"]
+    assert "cannot be reprogrammed" in checked["problem"]
+    partial = [one for one in checked["assumptions"] if "partially" in one["says"]]
+    assert [one["verdict"] for one in partial] == ["does not hold"]
+    node.start().until_logged("serving", resources=[])
+    (shown,) = command(node, "status")["cards"]
+    assert "cannot be reprogrammed" in shown["note"]
+
+
+def test_observing_says_which_functions_would_be_served_and_wipes_nothing() -> None:
+    with Node(advertise="af", observe="true") as node:
+        node.start()
+        would = node.plugin.until_logged("would serve card")
+        assert would["resources"] == [FUNCTION]
+        assert would["would_wipe"] == []
+        assert would["would_reset"] == [P0, P1]

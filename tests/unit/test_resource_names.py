@@ -52,7 +52,12 @@ def test_another_name_is_not_this_plugins(name):
 
 @pytest.mark.parametrize(
     ("interface_id", "afu_id", "name"),
-    [
+    [  # its own: arria10.dcp1.2-nlb0, arria10.dcp1.2-nlb3 and d5005-nlb3, each "-preprogrammed"
+        (
+            "69528db6eb31577a8c3668f9faa081f6",
+            "f7df405cbd7acf7222f144b0b93acd18",
+            "af-695.f7d.aVKNtusxV3qMNmj5-qCB9vffQFy9es9yIvFEsLk6zRg",
+        ),
         (
             "69528db6eb31577a8c3668f9faa081f6",
             "d8424dc4a4a3c413f89e433683f9040b",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from fpga_plugin.errors import HardwareError, quote
+from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.discovery import PCI
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.shared import iommu
@@ -128,7 +129,8 @@ class _Look:
             managers = list(children(self._kernel, fme, r"dfl-fme-mgr\.[0-9]{1,9}"))
             yield Assumption(
                 "it can be reconfigured partially",
-                Verdict.HOLDS if managers else Verdict.FAILS,
+                Verdict.HOLDS if managers and not self._fixed() else Verdict.FAILS,
+                f"{'a card without it by its PCI ids; ' if self._fixed() else ''}"
                 f"{len(managers)} FPGA managers below the FME; ports_num"
                 f" {self._text(f'{fme}/ports_num')}, bitstream_id"
                 f" {self._text(f'{fme}/bitstream_id')}",
@@ -144,6 +146,11 @@ class _Look:
                 "; ".join(f"compat_id {one}" for one in ids[:_ALLOWED_FUNCTIONS]) or "none found",
             )
             yield self._memory(fme)
+
+    def _fixed(self) -> bool:
+        names = ("vendor", "device")
+        ids = ((optional(self._kernel, f"{self._function}/{name}") or "") for name in names)
+        return tuple(text.removeprefix("0x") for text in ids) in defs.WITHOUT_PR
 
     def _memory(self, fme: str) -> Assumption:
         banks: list[str] = []
