@@ -36,6 +36,7 @@ from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.recorder import EventRecorder, PodObserver
 from fpga_plugin.regions.actions import CardActions
 from fpga_plugin.regions.blanks import Blanks
+from fpga_plugin.regions.byhand import HandProgrammer
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
@@ -230,6 +231,7 @@ class Plugin:
             settings.recovery, operations=operations, inventory=inventory, link=link, queue=queue
         )
         self.actions = CardActions(operations, recovery, inventory, queue)
+        self.by_hand = HandProgrammer(operations, node.store, queue)
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
@@ -323,5 +325,6 @@ class Plugin:
         self.node.workers.close()
         await self.claims.close()
         await self.queue.close()
+        await self.by_hand.close()
         await self.inventory.close()
         await self.recorder.close()

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import secrets
 import shutil
 import sys
 import time
@@ -13,7 +14,14 @@ from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PciAddress
 from fpga_plugin.operator.client import ask
-from fpga_plugin.operator.table import NO_LIMIT, STATES, card_table, history_table, table
+from fpga_plugin.operator.table import (
+    NO_LIMIT,
+    STATES,
+    card_table,
+    history_table,
+    programmed_words,
+    table,
+)
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
@@ -74,6 +82,17 @@ def add_card_parser(commands: "Commands") -> None:
         operation.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 
+    program = operations.add_parser(
+        "program",
+        help="program a region of a drained card by hand, with a bitstream of the store",
+        description="Program a region of a card that is out of service (`card drain`) with a"
+        " bitstream of the store: trusted, scrubbed before, verified afterwards, as for a"
+        " container. `card undrain` scrubs it, and so does a restart of the plugin.",
+    )
+    program.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
+    program.add_argument("region", metavar="REGION", help="its id, or the number of its port")
+    program.add_argument("bitstream", metavar="BITSTREAM", help="the bitstream's id in the store")
+    program.add_argument("--json", action="store_true", help="JSON instead of words")
     check = operations.add_parser(
         "check",
         help="print what the plugin would do with each card and what it assumes; touches nothing",
@@ -106,9 +125,25 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
         from fpga_plugin.commands.check import run_check  # it looks at the node itself
 
         return run_check(args, settings)
+    if args.operation == "program":
+        return _run_program(args, settings)
     body = {"operation": args.operation, "card": _card_id(args.card)}
     state = ask(settings.state_dir, "POST", "/card", body)
     print(json.dumps(state, indent=2) if args.json else card_table(state))
+    return 0
+
+
+def _run_program(args: argparse.Namespace, settings: Settings) -> int:
+    """Have a region programmed; asks again, as long as it takes, under a name of its own."""
+    body = {
+        "id": secrets.token_hex(16),
+        "card": _card_id(args.card),
+        "region": args.region,
+        "bitstream": args.bitstream,
+    }
+    while not (done := ask(settings.state_dir, "POST", "/program", body))["finished"]:
+        pass  # each answer comes after seconds
+    print(json.dumps(done, indent=2) if args.json else programmed_words(done))
     return 0
 
 

@@ -231,7 +231,8 @@ class Claims(LedgerState):
             change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region in grants:
             record = self.record(region)
-            if record.condition in CLEAN:
+            # PROGRAMMED without an owner: an operator did that, for himself.
+            if record.condition in CLEAN | {Condition.PROGRAMMED}:
                 change.regions[region] = replace(
                     record, condition=Condition.DIRTY, reason="a pod may have used it"
                 )

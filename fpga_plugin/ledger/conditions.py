@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import (
     CLEAN,
     Change,
@@ -14,6 +15,9 @@ from fpga_plugin.ledger.records import (
     pods,
 )
 from fpga_plugin.ledger.state import Begun, LedgerState
+
+BY_HAND = "an operator programmed it (`fpga-plugin card program`)"
+"""The reason of a region that is PROGRAMMED and has no owner."""
 
 
 class Conditions(LedgerState):
@@ -106,6 +110,23 @@ class Conditions(LedgerState):
         record = replace(record, former=frozenset())
         change = _change([record], Condition.PROGRAMMED, "", afu_id)
         self._end_loans(change, gone)
+        self._commit(change)
+
+    def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
+        """Scrubbed since its last owner, programmed for the operator, and verified.
+
+        Nobody owns it, and nobody is given it: its card is drained. Its end leaves it DIRTY.
+
+        Raises:
+            NotFinishedError: something came between since the work began.
+        """
+        record = self.record(region)
+        self._check_undisturbed(record)
+        if card_of(region) not in self.drained or self.region_claim(region) is not None:
+            raise _disturbed(region, "its card is in service again")
+        free = replace(record, former=frozenset())
+        change = _change([free], Condition.PROGRAMMED, BY_HAND, afu_id)
+        self._end_loans(change, record.former)
         self._commit(change)
 
     def pods_gone(self, pods: Iterable[PodUid]) -> None:

@@ -105,6 +105,8 @@ class Presence(LedgerState):
                 if observed == record.afu_id:
                     return record
                 return replace(dirty, reason="another process programmed it")
+            case Condition.PROGRAMMED if not owned:
+                return replace(dirty, reason="it was programmed, and nobody has it")
             case Condition.FAULTED if observed is None:
                 return record
             case Condition.DIRTY:
@@ -205,10 +207,19 @@ class Presence(LedgerState):
     def set_drained(self, card: CardId, *, drained: bool) -> None:
         """Whether the operator takes a card out of service: nobody new gets it or its regions.
 
-        Holds over restarts, and for a card that is not there, too.
+        Holds over restarts, and for a card that is not there, too. What an operator programmed is
+        DIRTY when its card is in service again.
         """
-        if (card in self.drained) != drained:
-            self._commit(Change(drained={card: drained}))
+        if (card in self.drained) == drained:
+            return
+        change = Change(drained={card: drained})
+        for record in tuple(self.regions.values()):
+            by_hand = record.condition is Condition.PROGRAMMED and not drained
+            if card_of(record.region) == card and by_hand and not self.region_claim(record.region):
+                change.regions[record.region] = replace(
+                    record, condition=Condition.DIRTY, reason="an operator programmed it"
+                )
+        self._commit(change)
 
     def set_rebinding(self, card: CardId, *, rebinding: bool) -> None:
         """Whether a card's driver is being taken off and put on again: it is Unhealthy meanwhile.

@@ -4,12 +4,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from fpga_plugin.ids import PodUid
-from fpga_plugin.operator.schema import CardStateView
+from fpga_plugin.operator.schema import CardStateView, ProgrammedView
 from fpga_plugin.operator.survey import Operation
 from fpga_plugin.operator.view import UNKNOWN, learn_names
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.actions import CardActions, CardState
+from fpga_plugin.regions.byhand import Programmed
 
 Names = Callable[[PodUid | None], PodName | None]
 """What a pod is called, if that is known."""
@@ -61,4 +62,17 @@ def state_view(state: CardState, names: Names = _nobody) -> CardStateView:
         ],
         "waits_for": list(state.waits_for),
         "not_clean": list(state.not_clean),
+    }
+
+
+def programmed_view(done: Programmed | None) -> ProgrammedView:
+    """As JSON shows it; None: not finished."""
+    if done is None:
+        return {"finished": False, "region": "", "afu_id": "", "clock": None, "steps": {}}
+    return {
+        "finished": True,
+        "region": done.region,
+        "afu_id": done.afu_id,
+        "clock": {"state": done.clock.state.value, "detail": done.clock.detail},
+        "steps": {name: round(seconds, 6) for name, seconds in done.steps},
     }

@@ -7,7 +7,7 @@ only its owner may open. So are kubelet's probes, so that no flood of others can
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
@@ -58,6 +58,7 @@ class Routes:
             "/healthz": (_GET, self._healthz),
             "/readyz": (_GET, self._readyz),
             "/card": (_POST, self._card),
+            "/program": (_POST, self._program),
         }
         self._public = {
             "/metrics": self._metrics,
@@ -137,6 +138,35 @@ class Routes:
             return _json(200, await operation(card))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})
+
+    async def _program(self, request: Request) -> Response:
+        from fpga_plugin.operator.card_operations import programmed_view  # seldom asked for
+
+        try:
+            asked = _strings(request.body, ("id", "card", "region", "bitstream"))
+            if (plugin := self._survey.plugin) is None:
+                raise NotFinishedError("the plugin is starting: try again in a moment")
+            name, card, region, bitstream = asked
+            done = await plugin.by_hand.program(name, card=card, region=region, bitstream=bitstream)
+            return _json(200, programmed_view(done))
+        except FpgaPluginError as error:
+            return _json(409, {"error": error.message, "hint": error.hint})
+
+
+def _strings(body: bytes, names: Sequence[str]) -> list[str]:
+    """The texts of that name in an object.
+
+    Raises:
+        InvalidRequestError: it is no such request.
+    """
+    try:
+        asked = json.loads(body)
+        values = [asked[name] for name in names]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        values = [None]
+    if not all(isinstance(value, str) for value in values):
+        raise InvalidRequestError(f"the request does not name {', '.join(names)}")
+    return values
 
 
 def _operation(body: bytes) -> tuple[str, str]:

@@ -233,3 +233,13 @@ class CardStateView(TypedDict):
     holders: list[HolderView]
     waits_for: list[str]
     not_clean: list[str]
+
+
+class ProgrammedView(TypedDict):
+    """A programming by hand; not `finished`: ask again. `steps` has the seconds of each."""
+
+    finished: bool
+    region: str
+    afu_id: str
+    clock: ClockView | None
+    steps: dict[str, float]

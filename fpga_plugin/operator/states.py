@@ -33,7 +33,7 @@ STATES: Final = tuple(
     State(*each)
     for each in (
         ("blank", "scrubbed and verified", "", "the-states"),
-        ("programmed", "as its owner asked", "", "the-states"),
+        ("programmed", "as its owner asked, or as an operator did by hand", "", "the-states"),
         ("scrubbing", "work on it is under way", "", "the-states"),
         (
             "dirty",

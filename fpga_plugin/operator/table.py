@@ -18,6 +18,7 @@ from fpga_plugin.operator.schema import (
     MeasureView,
     OwnerView,
     ProblemView,
+    ProgrammedView,
     RefusalView,
     RegionView,
     StatusView,
@@ -46,7 +47,7 @@ condition:
               the same, but the card's memory, which all its regions share, may
               hold what an earlier tenant left: it is cleared once no region of
               the card is in use, and the whole card is not given out until then
-  PROGRAMMED  as its owner asked
+  PROGRAMMED  as its owner asked, or as an operator did by hand
   DIRTY       somebody's image or state may be on it; a scrub follows
   SCRUBBING   work on it is under way
   FAULTED     cannot be used until an operator mends it
@@ -362,6 +363,20 @@ def card_table(state: CardStateView) -> str:
         lines.append("it must not be pulled yet:")
         lines += [f"  {printable(words)}" for words in state["waits_for"]]
     return "\n".join(lines)
+
+
+def programmed_words(done: ProgrammedView) -> str:
+    """What became of a programming by hand."""
+    clock = done["clock"]
+    said = "" if clock is None else f"{clock['state']}: {clock['detail']}"
+    mark = "! " if clock is not None and clock["state"] == "not checked" else ""
+    lines = [
+        f"region {done['region']} is programmed, and reads AFU {done['afu_id']}",
+        *(f"  {name}  {seconds:.3f} s" for name, seconds in done["steps"].items()),
+        f"  {mark}clock {said}",
+        "`fpga-plugin card undrain` scrubs it",
+    ]
+    return "\n".join(map(printable, lines))
 
 
 def _from(since: float | None) -> str:

@@ -1,0 +1,242 @@
+"""Programming by hand: an operator tries a bitstream on a region of a card that is out of service.
+
+It is the way that a tenant's image takes: from the store, trusted, scrubbed before, its clock
+planned, verified. Nobody owns the region meanwhile and nobody is given it. The end of the card's
+drain leaves it DIRTY, and so does a restart of the plugin: then it is scrubbed as after any owner.
+
+A programming may take longer than a client may wait for one answer. So it is a task under the
+client's own name for it, and asking again by that name waits on.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.store import Bitstream
+from fpga_plugin.bounded import BoundedDict
+from fpga_plugin.errors import (
+    CardGoneError,
+    InvalidRequestError,
+    NotFinishedError,
+    RefusedError,
+    UnknownDeviceError,
+    quote,
+)
+from fpga_plugin.hardware.backend import DriverSettings, Port
+from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.ids import AfuId, CardId, RegionId, parse_bitstream_id, parse_device_id
+from fpga_plugin.regions import steps
+from fpga_plugin.regions.clocks import ClockPlan
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.regions.reports import Report
+
+log = structlog.get_logger()
+
+_PATIENCE = 8.0
+"""Seconds until a client is told that it is not finished; the socket's server has more."""
+
+_REMEMBERED = 16
+"""Programmings whose outcome can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programmed:
+    """What became of a programming by hand.
+
+    Attributes:
+        region: which region.
+        afu_id: what it reads as now.
+        clock: what became of the image's clock.
+        steps: what was done, with the seconds of each.
+    """
+
+    region: RegionId
+    afu_id: AfuId
+    clock: ClockPlan
+    steps: tuple[tuple[str, float], ...]
+
+
+class HandProgrammer:
+    """Belongs to the event loop.
+
+    Args:
+        operations: what is done to a card.
+        store: where bitstreams come from.
+        queue: where a card is added when work on it is done.
+    """
+
+    def __init__(self, operations: CardOperations, store: StoreReader, queue: CardQueue) -> None:
+        self._operations = operations
+        self._store = store
+        self._queue = queue
+        self._tasks: BoundedDict[str, asyncio.Task[Programmed]] = BoundedDict(_REMEMBERED)
+        self._running: set[asyncio.Task[Programmed]] = set()
+
+    async def program(
+        self, name: str, *, card: str, region: str, bitstream: str
+    ) -> Programmed | None:
+        """Program a region, or wait for the programming of that name; None: not finished yet.
+
+        Args:
+            name: the client's own for this programming, unlike any other.
+            card: the card's id.
+            region: the region's id, or the number of its port.
+            bitstream: its id in the store.
+
+        Raises:
+            FpgaPluginError: it was refused, or failed; the ledger knows what the region is.
+        """
+        task = self._tasks.get(name)
+        if task is None:
+            work = self._program(card, region, bitstream)
+            task = self._tasks[name] = asyncio.create_task(work)
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait({task}, timeout=_PATIENCE)
+        return task.result() if done else None
+
+    async def close(self) -> None:
+        """Wait for what has begun; the cards' threads begin nothing new."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _ended(self, task: asyncio.Task[Programmed]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            # Whoever asked may be gone.
+            log.warning("programming by hand failed", error=str(error))
+
+    async def _program(self, card: str, region: str, bitstream: str) -> Programmed:
+        operations = self._operations
+        found, chosen = self._chosen(card, region)
+        try:
+            bitstream_id = parse_bitstream_id(bitstream)
+        except ValueError as error:
+            raise InvalidRequestError(f"{quote(bitstream)} is no bitstream id: {error}") from None
+        self._check(found.id, chosen)
+        loaded = await self._store.load(found.interface_id, bitstream_id)
+        async with operations.workers.lock(found.id):
+            try:
+                return await self._work(found, chosen, loaded)
+            finally:
+                self._queue.add(found.id)
+
+    def _chosen(self, card: str, region: str) -> tuple[Card, Region]:
+        ledger = self._operations.ledger
+        try:
+            found = ledger.cards[CardId(parse_device_id(card))]
+        except (ValueError, KeyError):
+            raise UnknownDeviceError(
+                f"no card {quote(card)} on this node", hint="`fpga-plugin status` lists them"
+            ) from None
+        for one in found.regions:
+            if region in {one.id, str(one.port_id)}:
+                return found, one
+        raise UnknownDeviceError(
+            f"card {found.id} has no region {quote(region)}",
+            hint=f"it has {', '.join(one.id for one in found.regions)}",
+        )
+
+    def _check(self, card_id: CardId, region: Region) -> Card:
+        """Whether nobody has the region, and nobody can be given it.
+
+        Raises:
+            RefusedError: somebody has, or might be.
+        """
+        ledger = self._operations.ledger
+        card = ledger.cards.get(card_id)
+        if card is None or region not in card.regions:
+            raise CardGoneError(f"card {card_id} went, or is another one by now")
+        for why, hint in (*self._not_allowed(card), *self._in_use(card, region)):
+            raise RefusedError(f"card {card_id} {why}", hint=hint)
+        return card
+
+    def _not_allowed(self, card: Card) -> Iterator[tuple[str, str]]:
+        ledger = self._operations.ledger
+        if card.id not in ledger.drained:
+            yield "is in service", f"run `fpga-plugin card drain {card.id}` first"
+        if not card.reprogrammable:
+            yield "cannot be reconfigured partially", "its image is in its flash"
+        if ledger.serves_functions:
+            why = "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)"
+            yield why, "set another FPGA_PLUGIN_ADVERTISE to program its regions"
+
+    def _in_use(self, card: Card, region: Region) -> Iterator[tuple[str, str]]:
+        ledger, look = self._operations.ledger, "see `fpga-plugin status`"
+        for claim in ledger.claims_on(card.id):
+            yield f"is in use: {claim.device} has an owner", look
+        if (foreign := ledger.foreign.get(card.id)) is not None:
+            yield f"is left alone: {foreign}", look
+        if card.id in ledger.unreconciled:
+            yield "is new, and kubelet's records, which tell who has it, were not read since", look
+        if card.id in ledger.rebinding:
+            yield "is being rebound", look
+        if not ledger.own_node(region):
+            yield f"has {region.id}, whose node is in the hands of a pod that still runs", look
+        if trouble := ledger.trouble(region.id):
+            yield f"has {region.id}, which is faulted: {trouble}", "see docs/runbook.md"
+
+    async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
+        operations, ledger = self._operations, self._operations.ledger
+        self._check(card.id, region)
+        former = ledger.record(region.id).former | ledger.former_owners(card.id)
+        if (uid := await operations.living(former)) is not None:
+            raise RefusedError(f"pod {uid}, which had a region of card {card.id}, still runs")
+        blank = await operations.blanks.load(card.interface_id)
+        card = self._check(card.id, region)
+        report = Report(region.id, former=ledger.record(region.id).former)
+        try:
+            async with operations.ports(card, [region]) as ports:
+                self._check(card.id, region)
+                ledger.working([region.id])
+                clock = await self._scrub_and_program(
+                    card, region, ports, blank=blank, bitstream=bitstream, report=report
+                )
+                ledger.programmed_by_hand(region.id, bitstream.afu_id)
+                operations.clocks[region.id] = clock
+        finally:
+            operations.settle([region.id])
+            if report.steps:
+                operations.report(report)
+        log.info(
+            "region programmed by hand",
+            region=region.id,
+            bitstream=bitstream.bitstream_id,
+            clock=clock.detail,
+        )
+        taken = tuple((step.name, step.seconds) for step in report.steps)
+        return Programmed(region.id, bitstream.afu_id, clock, taken)
+
+    async def _scrub_and_program(
+        self,
+        card: Card,
+        region: Region,
+        ports: Mapping[RegionId, Port],
+        *,
+        blank: Bitstream | None,
+        bitstream: Bitstream,
+        report: Report,
+    ) -> ClockPlan:
+        operations = self._operations
+        port = ports[region.id]
+        if card.clears_memory:
+            operations.ledger.set_debt(card.id, open_=True)
+        await operations.scrub(card, region, port, blank, report)
+        await operations.clear_memory(card, {region.id: report})
+        clock = await operations.plan_clock(card, region, bitstream, DriverSettings(), report)
+        if card.id not in operations.ledger.drained:
+            raise NotFinishedError(f"card {card.id} was brought back into service meanwhile")
+
+        # Until a blank replaces it, it is known: nobody takes it for a preprogrammed function.
+        operations.ledger.working([region.id], image=bitstream.afu_id)
+
+        def program() -> None:
+            steps.set_parameters(operations.backend, card, region, clock, report)
+            steps.program(port, bitstream, report, name="program")
+
+        await operations.step(card, report, program, pr=True)
+        return clock

@@ -1,0 +1,70 @@
+"""A region that an operator programmed has no owner, and comes to nobody before a scrub."""
+
+import pytest
+from doubles.cards import AFU, REGIONS, device, make_card
+from ledger_support import found, make_ledger, make_lists, reopened, shown
+
+from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.ids import RegionId
+from fpga_plugin.ledger.records import Condition
+
+CARD = make_card(1)
+P0 = device(CARD, 0)
+R0 = RegionId(P0)
+
+
+def programmed():
+    ledger, journal = make_ledger(CARD)
+    ledger.set_drained(CARD.id, drained=True)
+    ledger.working([R0])
+    ledger.programmed_by_hand(R0, AFU)
+    return ledger, journal
+
+
+def test_it_is_programmed_and_has_no_owner():
+    ledger, _ = programmed()
+    assert ledger.record(R0).condition is Condition.PROGRAMMED
+    assert not ledger.claims
+    assert shown(make_lists(ledger), REGIONS) == {}
+
+
+def test_the_end_of_the_drain_leaves_it_dirty_in_the_same_step():
+    ledger, journal = programmed()
+    writes = journal.writes
+    ledger.set_drained(CARD.id, drained=False)
+    assert journal.writes == writes + 1
+    assert ledger.record(R0).condition is Condition.DIRTY
+    assert shown(make_lists(ledger), REGIONS) == {P0: False, device(CARD, 1): True}
+
+
+def test_a_restart_leaves_it_dirty():
+    _, journal = programmed()
+    ledger = reopened(journal)
+    found(ledger, CARD, AFU)
+    assert ledger.record(R0).condition is Condition.DIRTY
+
+
+def test_a_claim_that_kubelets_records_show_finds_it_dirty():
+    ledger, _ = programmed()
+    ledger.adopt(REGIONS, P0, None, {})
+    assert ledger.record(R0).condition is Condition.DIRTY
+
+
+def test_a_card_that_is_in_service_again_gets_no_image_by_hand():
+    ledger, _ = make_ledger(CARD)
+    ledger.set_drained(CARD.id, drained=True)
+    ledger.working([R0])
+    ledger.set_drained(CARD.id, drained=False)
+    with pytest.raises(NotFinishedError):
+        ledger.programmed_by_hand(R0, AFU)
+    assert ledger.record(R0).condition is Condition.SCRUBBING
+
+
+def test_an_owners_image_stays_when_its_card_is_drained_and_brought_back():
+    ledger, _ = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    ledger.working([R0])
+    ledger.programmed(R0, AFU)
+    ledger.set_drained(CARD.id, drained=True)
+    ledger.set_drained(CARD.id, drained=False)
+    assert ledger.record(R0).condition is Condition.PROGRAMMED
