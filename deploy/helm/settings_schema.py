@@ -199,7 +199,18 @@ def values() -> dict[str, Schema]:
         "keysConfigMap": text("ConfigMap with the keys that sign bitstreams; empty: none."),
         "bitstreams": closed(
             "The store of bitstreams.",
-            {"volume": kinds("One kind of volume; none: the directory paths.bitstreams.", volume)},
+            {
+                "volume": kinds("One kind of volume; none: paths.bitstreams.", volume),
+                "pull": closed(
+                    "An OCI artifact that each node pulls into paths.bitstreams.",
+                    {
+                        "reference": text("Which one, by digest or tag; empty: none."),
+                        "secret": text("Pull secret for its registry; empty: none."),
+                        "realms": each("Hosts that may see its password.", {"type": "string"}),
+                        "plainHTTP": boolean("The registry has no TLS."),
+                    },
+                ),
+            },
         ),
         "paths": closed(
             "Directories of the node.",

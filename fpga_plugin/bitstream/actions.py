@@ -286,6 +286,17 @@ def install_file(args: argparse.Namespace) -> int:
 
 def pull_store(args: argparse.Namespace) -> int:
     """Make a store what an artifact in a registry holds."""
+    try:
+        return _pull_store(args)
+    except FpgaPluginError as error:
+        if not args.or_keep:
+            raise
+        complain(error)
+        print(f"{_plain(args.dir)}: kept as it is")
+        return DONE
+
+
+def _pull_store(args: argparse.Namespace) -> int:
     # An HTTP client, 10 MiB: no other command needs it.
     from fpga_plugin.bitstream.pull import pull
     from fpga_plugin.registry.client import Access, Registry

@@ -204,6 +204,12 @@ def _add_pull(commands: "Subparsers", default_store: str) -> None:
     parser.add_argument(
         "--plain-http", action="store_true", help="the registry has no TLS: anybody may listen"
     )
+    parser.add_argument(
+        "--or-keep",
+        action="store_true",
+        help="if it fails, say why, leave the store as it is, and exit with 0: for what has to"
+        " start with whatever is there",
+    )
     _trust_options(parser)
     _json_option(parser)
 

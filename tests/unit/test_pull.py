@@ -485,6 +485,19 @@ def test_a_registry_that_drips_is_given_up(registry, source, tmp_path, monkeypat
         )
 
 
+def test_what_has_to_start_starts_with_the_store_that_is_there(
+    run, registry, source, tmp_path
+) -> None:
+    registry.put(source)
+    assert run("s:v1")[0] == 0
+    registry.hook = lambda _path: 503
+    code, out, err = run("s:v1", "--or-keep")
+    assert code == 0
+    assert "kept as it is" in out
+    assert "answers 503" in err
+    assert content(tmp_path / "store") == content(source)
+
+
 def test_a_registry_that_is_not_there_is_told(tmp_path, capsys) -> None:
     assert main(["bitstream", "pull", "127.0.0.1:1/s", "--plain-http", "--dir", str(tmp_path)]) == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
