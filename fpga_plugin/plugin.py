@@ -280,6 +280,7 @@ class Plugin:
                 kubelet_dir=settings.kubelet_dir,
                 recorder=recorder,
             ),
+            pods_socket=settings.pods_socket,
         )
         self._index: StoreIndex | None = None
 
@@ -310,7 +311,9 @@ class Plugin:
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
+        watch = self.reconciler.watch
         return {
+            **({} if watch is None else {"pods": watch.run()}),
             "reconcile": self.reconciler.run(),
             "owners": self.owners.run(),
             "store": self._index.run(),

@@ -6,7 +6,8 @@ intervals which devices its pods still hold, and a claim that it no longer knows
 Lists in a row, both begun after the claim's last Allocate or PreStart and in one epoch, and a
 checkpoint rewritten after the second, that all lack the device. Where the checkpoint cannot be
 read, a source of pods has to say that the pod is gone or has ended. Whatever else cannot be read
-releases nothing. With nothing owned nothing is polled.
+releases nothing. With nothing owned nothing is polled. Nor is anything while kubelet streams its
+pods (`pods/podwatch`) and every owner is one of them: the end of such a pod is the reason to ask.
 
 A claim that cannot be ended (a full disk) and a kubelet directory that is away are reported and
 tried again: they must not end the daemon.
@@ -26,6 +27,7 @@ from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import PodList, PodResourcesClient
+from fpga_plugin.pods.podwatch import PodWatch
 from fpga_plugin.regions.link import Link
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
@@ -69,9 +71,9 @@ class Reconciler:
         owners: learns whose claims these are from each life's first answer.
         envs: forgets with each life of kubelet which container started last.
         missed: looks for containers that started without PreStart.
+        pods_socket: of kubelet's Pods API; None: it is not asked which pods live.
 
     Attributes:
-        last_read: Unix time at which kubelet's records were last read; 0: never.
         released: how many claims ended because the records no longer show them.
     """
 
@@ -85,6 +87,7 @@ class Reconciler:
         owners: Owners,
         envs: StockEnvironment,
         missed: MissedPreStarts,
+        pods_socket: str | None = None,
     ) -> None:
         self._ledger = ledger
         self._queue = queue
@@ -105,8 +108,9 @@ class Reconciler:
         self._absences: dict[DeviceId, _Absence] = {}
         self._said = ""
         self._waiting: list[DeviceId] | None = None
-        self.last_read = 0.0
+        self._last_read = 0.0
         self.released = 0
+        self.watch = None if pods_socket is None else PodWatch(pods_socket, self._wake.set)
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
     def kubelet_epoch(self, epoch: str) -> None:
@@ -165,7 +169,10 @@ class Reconciler:
         """Once, and the wait until there is reason to do it again."""
         # Where the records of a new card cannot be read, others' claims may still end.
         unread = self._adoption.new_cards and not await self._read_records()
-        if self._podresources is not None and (self._ledger.claims or self._adoption.doubtful):
+        if self.watch is not None and self._ledger.claims:
+            self.watch.want()
+        pending = self._adoption.doubtful or (self._ledger.claims and not self._told_by_kubelet())
+        if self._podresources is not None and pending:
             await self._round(self._podresources)
             await self._compare_lists()
             await asyncio.sleep(self._interval)
@@ -179,6 +186,22 @@ class Reconciler:
             await asyncio.sleep(self._interval)
         else:
             await self._wake.wait()
+
+    def _told_by_kubelet(self) -> bool:
+        """Whether kubelet will tell by itself when any of the claims may have ended."""
+        if self.watch is None or self._podresources is None:
+            return False
+        return all(
+            claim.pod is not None and self.watch.lives(claim.pod)
+            for claim in self._ledger.claims.values()
+        )
+
+    @property
+    def last_read(self) -> float:
+        """Unix time up to which kubelet's records are known; 0: they were never read."""
+        if self._last_read and self._answered and self._ledger.claims and self._told_by_kubelet():
+            return time.time()
+        return self._last_read
 
     async def _compare_lists(self) -> None:
         if self._allocatable is not None:
@@ -228,7 +251,7 @@ class Reconciler:
             self._report(error)
             return False
         self._said = ""
-        self.last_read = time.time()
+        self._last_read = time.time()
         return True
 
     async def _round(self, podresources: PodResourcesClient) -> None:
@@ -241,7 +264,7 @@ class Reconciler:
             self._absences.clear()
             self._report(error)
             return
-        self.last_read = time.time()
+        self._last_read = time.time()
         if epoch != ledger.epoch:
             self._absences.clear()
             return

@@ -650,3 +650,114 @@ def test_the_queue_is_not_synced_while_kubelet_does_not_answer(directory: str) -
     world.kubelet.error = NO_ANSWER
     world.play(lambda: world.kubelet.calls > 3)
     assert world.queue.told == []
+
+
+# -------------------------------------------------------------------- kubelet streams its pods
+
+
+class Watch:
+    """A `PodWatch` without a kubelet."""
+
+    def __init__(self, reconciler: Reconciler, *living: PodUid) -> None:
+        self.living = set(living)
+        self.wanted = False
+        self._wake = reconciler._wake
+        reconciler.watch = self  # type: ignore[assignment]
+
+    def want(self) -> None:
+        self.wanted = True
+
+    def lives(self, pod: PodUid) -> bool:
+        return pod in self.living
+
+    def end(self, pod: PodUid) -> None:
+        self.living.discard(pod)
+        self._wake.set()
+
+
+def calm(world: World, then: Callable[[], None], until: Callable[[], bool]) -> None:
+    """Play until nobody was asked for twenty intervals; `then` on the same loop, `until` holds."""
+
+    async def run() -> None:
+        task = asyncio.create_task(world.reconciler.run())
+        world.reconciler.stream_opened(RESOURCE)
+        async with asyncio.timeout(LIMIT):
+            calls = -1
+            while calls != world.kubelet.calls:
+                calls = world.kubelet.calls
+                await asyncio.sleep(20 * Queue.interval)
+            then()
+            while not until():  # noqa: ASYNC110  # what is waited for has no event
+                await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def owned(directory: str, *, pod: PodUid | None = POD) -> World:
+    world = World(directory)
+    world.kubelet.write([] if pod is None else [REGION])
+    world.ledger.allocate(RESOURCE, [REGION])
+    if pod is not None:
+        world.ledger.bind_pod([REGION], pod)
+    return world
+
+
+def test_nothing_is_polled_while_kubelet_tells_that_every_owner_lives(directory: str) -> None:
+    world = owned(directory)
+    watch = Watch(world.reconciler, POD)
+    calm(world, lambda: None, lambda: True)
+    assert world.kubelet.calls == 1  # the first answer of this kubelet, and no other
+    assert watch.wanted
+    assert world.released == []
+
+
+def test_changes_in_the_ledger_are_no_reason_to_ask(directory: str) -> None:
+    world = owned(directory)
+    Watch(world.reconciler, POD)
+
+    def change() -> None:
+        for _ in range(5):
+            world.ledger.prestart_seen([REGION])
+
+    calm(world, change, lambda: True)
+    calls = world.kubelet.calls
+    calm(world, lambda: None, lambda: True)
+    assert world.kubelet.calls == calls
+
+
+def test_the_end_of_an_owner_is_the_reason_to_ask(directory: str) -> None:
+    world = owned(directory)
+    watch = Watch(world.reconciler, POD)
+    calm(world, lambda: watch.end(POD), lambda: bool(world.released))
+    assert world.released == [REGION]
+    assert world.kubelet.resends == 1, "the rewritten checkpoint has the last word"
+    assert world.kubelet.calls >= 3, "two Lists after the first answer"
+
+
+def test_what_kubelet_still_lists_is_kept_and_asked_for_again(directory: str) -> None:
+    world = owned(directory)
+    world.kubelet.show(REGION)
+    watch = Watch(world.reconciler, POD)
+    calm(world, lambda: watch.end(POD), lambda: world.kubelet.calls > 5)
+    assert world.released == []
+
+
+@pytest.mark.parametrize("pod", [None, PodUid("0f1c2d3e-0000-4000-8000-0000000000ff")])
+def test_an_owner_that_kubelet_did_not_tell_is_asked_about_as_ever(
+    directory: str, pod: PodUid | None
+) -> None:
+    world = owned(directory, pod=pod)
+    Watch(world.reconciler, POD)
+    world.play(lambda: bool(world.released))
+    assert world.released == [REGION]
+
+
+def test_records_that_kubelet_streams_are_up_to_date(directory: str) -> None:
+    world = owned(directory)
+    watch = Watch(world.reconciler, POD)
+    calm(world, lambda: None, lambda: True)
+    assert world.reconciler.last_read > world.reconciler._last_read
+    watch.living.clear()
+    assert world.reconciler.last_read == world.reconciler._last_read
