@@ -30,6 +30,9 @@ AfuId = NewType("AfuId", str)
 BitstreamId = NewType("BitstreamId", str)
 """Names a file in the store: 32 hex digits (GBS: the AFU id) or 40 (AOCX: its hash)."""
 
+Alias = NewType("Alias", str)
+"""What people call a bitstream, or an interface id: a DNS label that looks like no id."""
+
 PodUid = NewType("PodUid", str)
 """`metadata.uid` of a pod, as kubelet's checkpoint writes it."""
 
@@ -40,6 +43,7 @@ _PCI = re.compile(r"([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-1][0-9a-f])\.([0-7])
 _REGION = re.compile(r"(.+)-p(0|[1-9][0-9]{0,4})", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_ALIAS = re.compile(r"(?=.*[g-z])[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?", re.ASCII)
 _HEX40 = re.compile(r"[0-9a-f]{40}", re.ASCII)
 
 
@@ -252,3 +256,18 @@ def parse_bitstream_id(text: str) -> BitstreamId:
     except ValueError:
         msg = "not 32 hex digits, nor the 8-4-4-4-12 form, nor 40 hex digits"
         raise ValueError(msg) from None
+
+
+def parse_alias(text: str) -> Alias:
+    """A name that people gave a bitstream or an interface id.
+
+    Shorter than any id and with a letter that none has, so that no misspelt id is a name. `blank`
+    means something else in the store and in policies.
+
+    Raises:
+        ValueError: `text` is no such name.
+    """
+    if not _ALIAS.fullmatch(text) or text == "blank":
+        msg = "no name (at most 31 of a-z, 0-9 and '-', one of g-z among them; not 'blank')"
+        raise ValueError(msg)
+    return Alias(text)

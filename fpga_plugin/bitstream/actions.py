@@ -23,7 +23,7 @@ from fpga_plugin.bitstream.files import (
 from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
-from fpga_plugin.bitstream.manifest import in_utc
+from fpga_plugin.bitstream.manifest import Aliases, in_utc
 from fpga_plugin.bitstream.metadata import Metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
@@ -60,15 +60,21 @@ def show_store(args: argparse.Namespace) -> int:
     store = Store(args.dir)
     judged = [_judged(store, entry, args) for entry in store.list()]
     entries = [entry for entry, _ in judged]
+    aliases = _aliases(store, args)
     if args.json:
-        shown = [{**_entry_json(entry), "trust": trust} for entry, trust in judged]
+        shown = [
+            {**_entry_json(entry), "alias": _alias(entry, aliases), "trust": trust}
+            for entry, trust in judged
+        ]
         print(json.dumps(shown, indent=2))
         return DONE
     if not entries:
         print(f"{_plain(args.dir)}: no bitstreams")
         return DONE
     rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
-    rows += [(*_row(entry), trust or "-") for entry, trust in judged if entry.problem is None]
+    rows += [
+        (*_row(entry, aliases), trust or "-") for entry, trust in judged if entry.problem is None
+    ]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
@@ -353,8 +359,9 @@ def sign_files(args: argparse.Namespace) -> int:
         return DONE
     if args.files and args.key is None:
         args.bitstream_usage("--key names the private key to sign with")
-    if not args.manifest and (args.manifest_version is not None or args.expires is not None):
-        args.bitstream_usage("--manifest-version and --expires go with --manifest")
+    of_manifest = (args.manifest_version, args.expires, args.alias)
+    if not args.manifest and any(value is not None for value in of_manifest):
+        args.bitstream_usage("--manifest-version, --expires and --alias go with --manifest")
     for file in args.files:
         path, place = sign_file(file, args.key, _progress(file))
         print(f"{_plain(path)}: written, for {place}")
@@ -369,6 +376,7 @@ def sign_files(args: argparse.Namespace) -> int:
             key=args.key,
             version=args.manifest_version,
             expires=args.expires,
+            aliases=dict(args.alias or ()),
             progress=_progress(args.dir),
         )
         _tell_of_manifest(renewed, signed=args.key is not None)
@@ -382,6 +390,8 @@ def _tell_of_manifest(renewed: Renewed, *, signed: bool) -> None:
         words.append(f"revokes {len(manifest.revoked)}")
     if manifest.expires is not None:
         words.append(f"expires {in_utc(manifest.expires)}")
+    if manifest.aliases:
+        words.append(f"gives {len(manifest.aliases)} aliases")
     if not renewed.changed:
         words.append("unchanged")
     print(f"{_plain(renewed.path)}: {', '.join(words)}")
@@ -437,8 +447,28 @@ def _read(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
         raise no_file(path) from None
 
 
-def _row(entry: StoreEntry) -> tuple[str, str, str, str]:
+def _aliases(store: Store, args: argparse.Namespace) -> Aliases:
+    """What the manifest calls bitstreams; nothing where it cannot be used, as the list tells."""
+    try:
+        return _trust(store, args).aliases()
+    except FpgaPluginError:
+        return {}
+
+
+def _alias(entry: StoreEntry, aliases: Aliases) -> str | None:
+    return next(
+        (
+            alias
+            for (interface_id, alias), bitstream_id in aliases.items()
+            if (interface_id, bitstream_id) == (entry.interface_id, entry.bitstream_id)
+        ),
+        None,
+    )
+
+
+def _row(entry: StoreEntry, aliases: Aliases) -> tuple[str, str, str, str]:
     name = quote(entry.metadata.clusters[0].name) if entry.metadata else ""
+    name = _alias(entry, aliases) or name
     return (
         entry.interface_id or "",
         BLANK if entry.blank else entry.bitstream_id or "",

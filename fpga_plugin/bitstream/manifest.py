@@ -4,12 +4,15 @@
      "version": 1795000000000,
      "expires": "2027-01-31T00:00:00Z",
      "revoked": ["<interface id>/<bitstream id>.gbs"],
-     "files": [{"path": "<interface id>/<bitstream id>.gbs", "sha256": "<64 hex>", "size": 4096}]}
+     "files": [{"path": "<interface id>/<bitstream id>.gbs", "sha256": "<64 hex>", "size": 4096,
+                "alias": "compress"}]}
 
 A file that it names must be that file, whatever the trust mode; which files need to be named is the
 mode's to say (`bitstream.trust`). Each manifest of a store has a higher version than the one
 before, so that an old one with its signature is not taken for the present one. `revoked` has what
-earlier ones named and this one does not. `expires` and `revoked` may be left out.
+earlier ones named and this one does not. `alias` is what pods may ask for in place of the bitstream
+id; of one interface id, no two files have the same. `expires`, `revoked` and `alias` may be left
+out.
 
 Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
 it trusted.
@@ -22,13 +25,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from fpga_plugin.errors import BitstreamError, quote
+from fpga_plugin.ids import Alias, BitstreamId, InterfaceId, parse_alias, parse_bitstream_id
 
 MANIFEST = "manifest.json"
 """Its name, in the store's root."""
@@ -46,22 +50,27 @@ BITSTREAM_PATH = re.compile(
 
 _HINT = "write it anew with `fpga-plugin bitstream sign --manifest`"
 
+Aliases: TypeAlias = Mapping[tuple[InterfaceId, Alias], BitstreamId]
+"""Bitstreams by the cards that they are for, and by what people call them."""
+
 _Path = Annotated[str, msgspec.Meta(max_length=128)]
 _Version = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 
 
-class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a manifest says of one file.
 
     Attributes:
         path: from the store's root.
         sha256: of all its bytes, 64 lower-case hex digits.
         size: in bytes.
+        alias: what people call it; None: nothing.
     """
 
     path: _Path
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0)]
+    alias: Annotated[str, msgspec.Meta(max_length=31)] | None = None
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -96,12 +105,14 @@ class Manifest:
         version: higher than that of every manifest before; None in format 1.
         expires: from when on it counts no more, in UTC; None: never.
         revoked: paths that earlier manifests named and this one does not.
+        aliases: bitstreams by interface id and what people call them; of `files`.
     """
 
     files: Mapping[str, ManifestFile]
     version: int | None = None
     expires: datetime | None = None
     revoked: frozenset[str] = frozenset()
+    aliases: Aliases = field(default_factory=dict, compare=False)
 
 
 def manifest_path(root: str) -> str:
@@ -119,7 +130,8 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
         raise BitstreamError(f"{where}: {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read")
     try:
         if _HEAD.decode(data).format == 1:
-            return Manifest(_by_path(_FORMAT_1.decode(data).files, where))
+            files = _by_path(_FORMAT_1.decode(data).files, where)
+            return Manifest(files, aliases=_aliases(files, where))
         document = _FORMAT_2.decode(data)
         expires = document.expires and document.expires.astimezone(UTC)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
@@ -129,7 +141,8 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
         _check_path(path, where)
         if path in files:
             raise BitstreamError(f"{where}: names and revokes {path}", hint=_HINT)
-    return Manifest(files, document.version, expires, frozenset(document.revoked))
+    revoked = frozenset(document.revoked)
+    return Manifest(files, document.version, expires, revoked, _aliases(files, where))
 
 
 def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFile]:
@@ -140,6 +153,30 @@ def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFi
             raise BitstreamError(f"{where}: names {file.path} twice", hint=_HINT)
         files[file.path] = file
     return files
+
+
+def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
+    """What the files are called, by interface id and alias."""
+    found: dict[tuple[InterfaceId, Alias], BitstreamId] = {}
+    for path, file in files.items():
+        if file.alias is None:
+            continue
+        interface_id, _, name = path.partition("/")
+        stem = name.partition(".")[0]
+        try:
+            alias = parse_alias(file.alias)
+            bitstream_id = parse_bitstream_id(stem)
+        except ValueError as error:
+            raise BitstreamError(
+                f"{where}: {path}: alias {quote(file.alias)}: {error}", hint=_HINT
+            ) from None
+        key = InterfaceId(interface_id), alias
+        if key in found:
+            raise BitstreamError(
+                f"{where}: two files of {interface_id} have the alias {alias}", hint=_HINT
+            )
+        found[key] = bitstream_id
+    return found
 
 
 def _check_path(path: str, where: str) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import structlog
 
 from fpga_plugin.bitstream.library import Library
+from fpga_plugin.bitstream.manifest import MANIFEST, Aliases
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
 from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.errors import StoreUnavailableError
@@ -58,6 +59,7 @@ class StoreReader:
         self._threads: Threads[str] = Threads("store", most=MOST_THREADS)
         self._answered: Callable[[str], None] = lambda _relative: None
         self._late: set[str] = set()
+        self._aliases: Aliases | None = None
 
     def on_answer(self, answered: Callable[[str], None]) -> None:
         """Set who is told of a file, by its path from the root, that answers after it was late."""
@@ -94,6 +96,28 @@ class StoreReader:
             lambda: self.library.blank(interface_id),
             lambda: self.library.kept(interface_id, None),
         )
+
+    async def aliases(self) -> Aliases:
+        """What the manifest calls bitstreams; while the store does not answer, what it called them.
+
+        Raises:
+            NotPermittedError: there is a manifest, and it cannot be used.
+            NotFinishedError: that cannot be told just now.
+            StoreUnavailableError: the store does not answer, and never did.
+        """
+        seconds = READ_SECONDS if self._aliases is None else LOOK_SECONDS
+        try:
+            self._aliases = await self._threads.run(
+                MANIFEST, self.library.trust.aliases, seconds=seconds
+            )
+        except LateError:
+            if self._aliases is None:
+                raise StoreUnavailableError(
+                    f"{self.library.store.root}/{MANIFEST}: not read within {seconds:.0f} s",
+                    hint="kubelet's next attempt uses it; if not, check the file system that holds"
+                    " the store",
+                ) from None
+        return self._aliases
 
     async def examine(self, relative: str) -> Verdict | None:
         """Verify a file that arrived, if that is not done yet; None: it is not there.

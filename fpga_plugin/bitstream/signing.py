@@ -7,8 +7,11 @@ import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from fpga_plugin.bitstream.files import (
     Progress,
@@ -32,6 +35,7 @@ from fpga_plugin.bitstream.manifest import (
 from fpga_plugin.bitstream.signatures import ENDING, sign, statement
 from fpga_plugin.bitstream.store import BLANK, Store, check_names, ids_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.ids import Alias
 
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""
@@ -146,9 +150,12 @@ def renew_manifest(
     key: str | None = None,
     version: int | None = None,
     expires: datetime | None = None,
+    aliases: Mapping[str, Alias | None] | None = None,
     progress: Progress = no_progress,
 ) -> Renewed:
     """Write the manifest of all that is in a store, and its signature.
+
+    What the present one calls files, the new one does, too.
 
     One that says so already stays as it is. Without a key, the signature of another one goes: it
     would be of other bytes.
@@ -158,6 +165,7 @@ def renew_manifest(
         key: file of the private key; None: it is not signed.
         version: of a new manifest; None: the time, and more than that of the present one.
         expires: from when on it counts no more; None: never.
+        aliases: what files are to be called, by path from the root; None: nothing, any more.
         progress: of the reading.
 
     Raises:
@@ -168,6 +176,7 @@ def renew_manifest(
     files = _files(store, progress)
     path = manifest_path(store.root)
     before = _present(path)
+    _name(files, before, aliases or {}, store.root)
     revoked = (before.revoked | before.files.keys()) - files.keys()
     if before.version is not None and version in {None, before.version}:
         same = Manifest(files, before.version, expires, revoked)
@@ -177,6 +186,7 @@ def renew_manifest(
             return Renewed(path, before, changed=False)
     version = _next_version(path, before.version or 0, version)
     data = write_manifest(files.values(), version=version, expires=expires, revoked=revoked)
+    parse_manifest(data, where=path)  # no two of an interface id are called the same
     if len(data) > MAX_MANIFEST_BYTES:
         raise BitstreamError(
             f"{path}: would have {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read"
@@ -192,6 +202,29 @@ def renew_manifest(
     if signature is not None:
         write_atomically(path + ENDING, signature)
     return Renewed(path, parse_manifest(data, where=path), changed=True)
+
+
+def _name(
+    files: dict[str, ManifestFile],
+    before: Manifest,
+    aliases: Mapping[str, Alias | None],
+    root: str,
+) -> None:
+    """Put into the lines of a manifest what files are called.
+
+    Raises:
+        BitstreamNotFoundError: a name is for a file that is not there.
+    """
+    for path in aliases:
+        if path not in files:
+            raise BitstreamNotFoundError(
+                f"{os.path.join(root, path)}: no such bitstream to be named",
+                hint="`fpga-plugin bitstream list` shows those that there are",
+            )
+    for path, file in files.items():
+        old = before.files.get(path)
+        alias = aliases.get(path, old.alias if old else None)
+        files[path] = msgspec.structs.replace(file, alias=alias)
 
 
 def remove_signature(file: str) -> None:

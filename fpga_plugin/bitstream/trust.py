@@ -30,6 +30,7 @@ from fpga_plugin.bitstream.files import Content, Progress, content_of, no_progre
 from fpga_plugin.bitstream.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    Aliases,
     Manifest,
     ManifestFile,
     in_utc,
@@ -198,6 +199,18 @@ class Trust:
         """
         known = self._read_manifest()
         return frozenset(known.manifest.files) if known.manifest else frozenset()
+
+    def aliases(self) -> Aliases:
+        """What the manifest calls bitstreams; under `signed` only what it says with a signature.
+
+        Raises:
+            NotPermittedError: it cannot be used.
+            NotFinishedError: that cannot be told just now.
+        """
+        known = self._read_manifest()
+        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
+            return {}
+        return known.manifest.aliases
 
     def seconds_left(self) -> float | None:
         """How long the manifest that was read last is still good; None: no end is to come."""

@@ -130,7 +130,7 @@ def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, 
     if of.afu_id is not None:
         function = BitstreamId(of.afu_id)
         return (Ask(kind=of.kind, interface_id=of.interface_id, bitstream_id=function),)
-    fitting = dict.fromkeys(r.bitstream_id for r in requests if r.interface_id == of.interface_id)
+    fitting = dict.fromkeys(r.file_id for r in requests if r.interface_id == of.interface_id)
     bitstreams = tuple(fitting) if requests else (None,)
     return tuple(
         Ask(kind=of.kind, interface_id=of.interface_id, bitstream_id=bitstream)

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import structlog
 
+from fpga_plugin.bitstream.manifest import Aliases
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.values import UnknownVariables
@@ -24,7 +26,15 @@ from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.pods.functions import assign_functions
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
+from fpga_plugin.pods.requests import (
+    FpgaRequest,
+    NamedBitstream,
+    Target,
+    assign,
+    check_limits,
+    no_such_name,
+    parse_requests,
+)
 from fpga_plugin.pods.unknown_variables import unknown_variables
 from fpga_plugin.regions.clocks import check_asked
 from fpga_plugin.regions.operations import CardOperations
@@ -67,11 +77,15 @@ class Wants:
     async def requests(
         self, identity: Identity, devices: Sequence[DeviceId], env: Mapping[str, str]
     ) -> tuple[FpgaRequest, ...]:
-        """What a container asks for; says which of its FPGA_* variables mean nothing.
+        """What a container asks for, by ids; says which of its FPGA_* variables mean nothing.
+
+        What a bitstream is called is looked up here, once a call: the policy is asked about the
+        same bitstream that is programmed.
 
         Raises:
             InvalidRequestError: a request is wrong, or a variable means nothing and none such may
                 be there.
+            FpgaPluginError: the manifest, which says what bitstreams are called, cannot be read.
         """
         # A tenant who has ten thousand variables does not stop the loop.
         many = len(env) > _MAX_AT_ONCE
@@ -80,7 +94,10 @@ class Wants:
         )
         if count:
             self._tell(identity, devices, [str(one) for one in first], count)
-        return await asyncio.to_thread(parse_requests, env) if many else parse_requests(env)
+        requests = await asyncio.to_thread(parse_requests, env) if many else parse_requests(env)
+        if not any(isinstance(one.bitstream_id, NamedBitstream) for one in requests):
+            return requests
+        return resolved(requests, await self._store.aliases())
 
     def _tell(
         self, identity: Identity, devices: Sequence[DeviceId], variables: list[str], count: int
@@ -149,7 +166,7 @@ class Wants:
                 wants[region_id] = None
                 continue
             await self._check_limits(region_id, request)
-            name = (request.interface_id, request.bitstream_id)
+            name = (request.interface_id, request.file_id)
             if name not in loaded:
                 loaded[name] = await self._store.load(*name)
             check_asked(region_id, request.settings.clock, loaded[name])
@@ -175,3 +192,21 @@ class Wants:
                 card.id, partial(self._backend.clock_limits, card, region)
             )
             check_limits(request, limits, region_id)
+
+
+def resolved(requests: Sequence[FpgaRequest], aliases: Aliases) -> tuple[FpgaRequest, ...]:
+    """The same requests with bitstreams' ids in place of what people call them.
+
+    Raises:
+        InvalidRequestError: the store's manifest gives a name to no bitstream of that interface id.
+    """
+
+    def by_id(request: FpgaRequest) -> FpgaRequest:
+        named = request.bitstream_id
+        if not isinstance(named, NamedBitstream):
+            return request
+        if (found := aliases.get((request.interface_id, named.alias))) is None:
+            raise no_such_name(named, request.interface_id)
+        return replace(request, bitstream_id=found)
+
+    return tuple(map(by_id, requests))

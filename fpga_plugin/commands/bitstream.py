@@ -10,13 +10,15 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from fpga_plugin.bitstream import actions
-from fpga_plugin.bitstream.manifest import MAX_VERSION
+from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MAX_VERSION
 from fpga_plugin.bitstream.store import BLANK
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
+    Alias,
     BitstreamId,
     parse_afu_id,
+    parse_alias,
     parse_bitstream_id,
     parse_interface_id,
 )
@@ -314,6 +316,15 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
         " 2027-01-31T12:00:00Z, or a number of days such as 90d (default: never)",
     )
     parser.add_argument(
+        "--alias",
+        metavar="PATH=NAME",
+        type=_named,
+        action="append",
+        help="what pods may ask for in place of an id: the bitstream's path from the store's root,"
+        " and its name; without NAME it loses the one that it has. May be said several times; what"
+        " has a name keeps it",
+    )
+    parser.add_argument(
         "--statement",
         action="store_true",
         help="print what would be signed for FILE: openssl pkeyutl -sign -rawin makes FILE.sig of"
@@ -334,6 +345,18 @@ def _add_forget(commands: "Subparsers") -> None:
         " the right manifest there, or remove it, or the plugin notes the one that it finds.",
         example="fpga-plugin bitstream forget",
     )
+
+
+def _named(text: str) -> tuple[str, Alias | None]:
+    path, separator, name = text.partition("=")
+    if not separator or not BITSTREAM_PATH.fullmatch(path):
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)}: not PATH=NAME with PATH <interface id>/<bitstream id>.gbs or .aocx"
+        )
+    try:
+        return path, parse_alias(name) if name else None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{quote(text)}: {error}") from None
 
 
 def _version(text: str) -> int:

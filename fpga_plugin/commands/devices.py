@@ -10,11 +10,12 @@ from fpga_plugin.operator.node import Node, NodeCard, look
 
 
 class RegionRow(TypedDict):
-    """One region."""
+    """One region; `name` is what the store's manifest calls what is on it, empty for nothing."""
 
     region: str
     node: str
     afu_id: str
+    name: str
     ownership: str
     condition: str
     note: str
@@ -60,6 +61,7 @@ def list_devices(settings: Settings) -> Listing:
                         "region": each.region.id,
                         "node": str(each.region.grant),
                         "afu_id": each.afu_id,
+                        "name": node.aliases.get((seen.card.interface_id, each.afu_id), ""),
                         "ownership": each.ownership,
                         "condition": each.condition,
                         "note": each.afu_error or each.reason,
@@ -103,10 +105,10 @@ def table(listing: Listing) -> str:
         lines.append(f"card {card['card']}  interface {card['interface_id']}{numa}{exposed}")
         if card["note"]:
             lines.append(f"  ! {card['note']}")
-        rows = [("REGION", "NODE", "AFU ID", "STATE", "CONDITION", "")]
+        rows = [("REGION", "NODE", "AFU", "STATE", "CONDITION", "")]
         rows += [
             (
-                *(r["region"], r["node"], r["afu_id"]),
+                *(r["region"], r["node"], r["name"] or r["afu_id"]),
                 *(r["ownership"] or "-", r["condition"] or "-", r["note"]),
             )
             for r in card["regions"]

@@ -8,11 +8,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import StoreEntry
 from fpga_plugin.errors import FpgaPluginError, printable_ascii
+from fpga_plugin.ids import Alias, BitstreamId, InterfaceId
 
 FRESH: Final = 15.0
 """Seconds for which the store is not read again."""
@@ -25,6 +26,8 @@ MOST: Final = 1000
 
 MOST_NAMES: Final = 3
 """Of bitstreams with one AFU id."""
+
+_Aliases: TypeAlias = Mapping[tuple[InterfaceId, BitstreamId], Alias]
 
 BLANK_NAME: Final = "blank"
 
@@ -72,14 +75,23 @@ class Catalogue:
     async def _read(self, reader: StoreReader) -> None:
         try:
             entries = await reader.headers()
-            self._listed = tuple(_listed(reader, entry) for entry in entries[:MOST])
-            self._names = _names(entries)
+            aliases = await self._aliases(reader)
+            self._listed = tuple(_listed(reader, entry, aliases) for entry in entries[:MOST])
+            self._names = _names(entries, aliases)
         except FpgaPluginError:
             # The log has said so; there is no bitstream to be named.
             self._listed, self._names = (), {}
         finally:
             self._read_at = time.monotonic()
             self._reading = None
+
+    async def _aliases(self, reader: StoreReader) -> _Aliases:
+        """What the manifest calls bitstreams, by interface id and bitstream id."""
+        try:
+            found = await reader.aliases()
+        except FpgaPluginError:  # the log has said so
+            return {}
+        return {(interface_id, of): alias for (interface_id, alias), of in found.items()}
 
     @property
     def listed(self) -> tuple[Listed, ...]:
@@ -91,24 +103,28 @@ class Catalogue:
         return self._names.get(afu_id, "")
 
 
-def _names(entries: Sequence[StoreEntry]) -> Mapping[str, str]:
+def _names(entries: Sequence[StoreEntry], aliases: _Aliases) -> Mapping[str, str]:
     """By AFU id; files that a port cannot tell apart share their names."""
     names: dict[str, list[str]] = {}
     for entry in entries:
         if entry.metadata is not None:
             of_afu = names.setdefault(entry.metadata.afu_id, [])
-            name = BLANK_NAME if entry.blank else _name(entry)
+            name = BLANK_NAME if entry.blank else _name(entry, aliases)
             if name and name not in of_afu and len(of_afu) < MOST_NAMES:
                 of_afu.append(name)
     return {afu_id: " / ".join(of_afu) for afu_id, of_afu in names.items()}
 
 
-def _name(entry: StoreEntry) -> str:
-    """The name of an entry's accelerator: who built the file chose it."""
+def _name(entry: StoreEntry, aliases: _Aliases) -> str:
+    """What the manifest calls it; else its accelerator's name, which who built the file chose."""
+    if entry.interface_id is not None and entry.bitstream_id is not None:
+        alias = aliases.get((entry.interface_id, entry.bitstream_id))
+        if alias is not None:
+            return alias
     return "" if entry.metadata is None else printable_ascii(entry.metadata.clusters[0].name)
 
 
-def _listed(reader: StoreReader, entry: StoreEntry) -> Listed:
+def _listed(reader: StoreReader, entry: StoreEntry, aliases: _Aliases) -> Listed:
     verdict = reader.library.verdict(reader.library.store.relative(entry.path))
     problem = entry.problem
     if problem is None and verdict is not None:
@@ -117,7 +133,7 @@ def _listed(reader: StoreReader, entry: StoreEntry) -> Listed:
         interface_id=entry.interface_id or "",
         bitstream_id="" if entry.blank else entry.bitstream_id or "",
         afu_id=entry.metadata.afu_id if entry.metadata is not None else "",
-        name=BLANK_NAME if entry.blank else _name(entry),
+        name=BLANK_NAME if entry.blank else _name(entry, aliases),
         size=entry.size,
         problem="" if problem is None else str(problem),
         examined=verdict is not None,

@@ -14,7 +14,7 @@ from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Region
-from fpga_plugin.ids import AfuId, InterfaceId, ResourceName
+from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.names import function_name, resource_names
 from fpga_plugin.ledger.peek import Peek, peek
@@ -74,12 +74,14 @@ class Node:
     Attributes:
         cards: in the order of their addresses.
         problems: cards that cannot be served.
+        aliases: what the store's manifest calls bitstreams, by interface id and bitstream id.
         journal_error: why the journal cannot be read; else empty.
         checkpoint_error: why kubelet's checkpoint cannot be read; else empty.
     """
 
     cards: tuple[NodeCard, ...]
     problems: tuple[CardProblem, ...]
+    aliases: Mapping[tuple[str, str], Alias]
     journal_error: str
     checkpoint_error: str
 
@@ -119,6 +121,7 @@ def look(settings: Settings) -> Node:
             for card in cards
         ),
         problems=tuple(inventory.problems.values()),
+        aliases=_aliases(settings),
         journal_error=journal_error,
         checkpoint_error=checkpoint_error,
     )
@@ -147,6 +150,14 @@ def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
         return read_checkpoint(path, settings.resource_prefix), ""
     except FpgaPluginError as error:
         return Checkpoint(), str(error)
+
+
+def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
+    try:
+        found = open_trust(settings, owner=False).aliases()
+    except FpgaPluginError:  # nothing of such a store is used, which is told elsewhere
+        return {}
+    return {(interface_id, of): alias for (interface_id, alias), of in found.items()}
 
 
 def _no_blank(settings: Settings, wanted: set[InterfaceId]) -> Mapping[InterfaceId, str]:

@@ -56,7 +56,7 @@ def assign_functions(
         )
     free = list(result)
     for request in fitting:
-        if request.bitstream_id == BitstreamId(afu_id):
+        if request.file_id == BitstreamId(afu_id):
             if not free:
                 raise RefusedError(
                     f"{request.region_variable}: the container asks more often for the function"
@@ -64,9 +64,9 @@ def assign_functions(
                     hint="raise the resource's limit, or remove requests",
                 )
             result[free.pop(0)] = request
-        elif (request.interface_id, request.bitstream_id) not in others:
+        elif (request.interface_id, request.file_id) not in others:
             raise RefusedError(
-                f"{request.region_variable} asks for {request.bitstream_id}, but the region holds"
+                f"{request.region_variable} asks for {request.file_id}, but the region holds"
                 f" the function {afu_id}, and a region with a function is not programmed",
                 hint="ask for the resource of that accelerator, or remove the request",
             )

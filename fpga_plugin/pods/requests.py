@@ -17,10 +17,12 @@ from typing import Final
 from fpga_plugin.errors import MAX_QUOTED, InvalidRequestError, RefusedError, quote
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
 from fpga_plugin.ids import (
+    Alias,
     BitstreamId,
     DeviceId,
     InterfaceId,
     RegionId,
+    parse_alias,
     parse_bitstream_id,
     parse_interface_id,
 )
@@ -44,6 +46,22 @@ _MAX_CLOCK_DIGITS: Final = 9
 _PARAMS_RULE: Final = "write name=value, separated by commas, without blanks: clock=400,debug=1"
 
 
+@dataclass(frozen=True, slots=True)
+class NamedBitstream:
+    """A bitstream that is asked for by what people call it.
+
+    Attributes:
+        alias: what they call it; which it is, the store's manifest says (`claims.wants`).
+        variable: by which it is asked for, cut to what a message may quote.
+    """
+
+    alias: Alias
+    variable: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.alias
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FpgaRequest:
     """One programmed region that a container asks for.
@@ -51,14 +69,25 @@ class FpgaRequest:
     Attributes:
         suffix: what its variables' names end with; letters, digits, `_`; of any length.
         interface_id: the card that the bitstream is built for.
-        bitstream_id: which file of the store.
+        bitstream_id: which file of the store, or what people call it.
         settings: driver parameters that override the defaults.
     """
 
     suffix: str
     interface_id: InterfaceId
-    bitstream_id: BitstreamId
+    bitstream_id: BitstreamId | NamedBitstream
     settings: DriverSettings = field(default_factory=DriverSettings)
+
+    @property
+    def file_id(self) -> BitstreamId:
+        """Which file of the store.
+
+        Raises:
+            InvalidRequestError: nobody has looked up what it is called.
+        """
+        if isinstance(self.bitstream_id, NamedBitstream):
+            raise no_such_name(self.bitstream_id, self.interface_id)
+        return self.bitstream_id
 
     @property
     def region_variable(self) -> str:
@@ -91,8 +120,8 @@ class _Variables:
     """The variables of one suffix, each parsed by itself."""
 
     region: InterfaceId | None = None
-    bitstream: BitstreamId | None = None
-    afu: BitstreamId | None = None
+    bitstream: BitstreamId | NamedBitstream | None = None
+    afu: BitstreamId | NamedBitstream | None = None
     settings: DriverSettings | None = None
 
 
@@ -223,11 +252,31 @@ def _parse_value(into: _Variables, kind: str, suffix: str, value: str) -> None:
         if kind == _REGION:
             into.region = parse_interface_id(value)
         elif kind == _BITSTREAM:
-            into.bitstream = parse_bitstream_id(value)
+            into.bitstream = _parse_bitstream(value, variable)
         else:
-            into.afu = parse_bitstream_id(value)
+            into.afu = _parse_bitstream(value, variable)
     except ValueError as error:
         raise InvalidRequestError(f"{variable}={quote(value)}: {error}") from None
+
+
+def _parse_bitstream(value: str, variable: str) -> BitstreamId | NamedBitstream:
+    try:
+        return parse_bitstream_id(value)
+    except ValueError as error:
+        try:
+            return NamedBitstream(parse_alias(value), variable)
+        except ValueError as other:
+            msg = f"{error}; and {other}"
+            raise ValueError(msg) from None
+
+
+def no_such_name(named: NamedBitstream, interface_id: InterfaceId) -> InvalidRequestError:
+    """What is said of a name that the store's manifest does not give."""
+    return InvalidRequestError(
+        f"{named.variable}={quote(named.alias)}: neither a bitstream's id nor a name that the"
+        f" store's manifest gives to one of interface id {interface_id}",
+        hint="`fpga-plugin bitstream list` shows ids and names",
+    )
 
 
 def _parse_settings(value: str) -> DriverSettings:

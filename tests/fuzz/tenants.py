@@ -11,8 +11,8 @@ from fpga_plugin.hardware.backend import ClockLimits
 from fpga_plugin.pods.environment import request_variables
 from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.pods.pod import Container, Pod, Reference, Variable
+from fpga_plugin.pods.requests import NamedBitstream, assign, check_limits, parse_requests
 from fpga_plugin.pods.requests import Target as Region
-from fpga_plugin.pods.requests import assign, check_limits, parse_requests
 from fpga_plugin.policy.rules import parse_pattern
 
 _CARD = ids.CardId("0000-10-00.0")
@@ -27,7 +27,10 @@ def _requests(data: bytes) -> None:
         requests = parse_requests(pairs(data))
         for request in requests:
             assert ids.parse_interface_id(request.interface_id) == request.interface_id
-            assert ids.parse_bitstream_id(request.bitstream_id) == request.bitstream_id
+            parse = ids.parse_bitstream_id
+            if isinstance(request.bitstream_id, NamedBitstream):
+                parse = ids.parse_alias
+            assert parse(str(request.bitstream_id)) == str(request.bitstream_id)
         for region, request in assign(requests, _REGIONS).items():
             if request is not None:
                 check_limits(request, ClockLimits(10, 1000), region)

@@ -169,6 +169,10 @@ def test_pack_does_not_replace_its_own_source(run, raw):
         ("sign", "--manifest", "--expires", "9" * 5000 + "d"),
         ("sign", "--manifest", "--expires", "0001-01-01T00:00:00+14:00"),
         ("sign", "--manifest", "--expires", "soon"),
+        ("sign", "--manifest", "--alias", "gzip"),
+        ("sign", "--manifest", "--alias", "x=gzip"),
+        ("sign", "--manifest", "--alias", f"{'0' * 32}/blank.gbs=blank"),
+        ("sign", "--key", "k", "--alias", f"{'0' * 32}/{'1' * 32}.gbs=gzip", "file"),
     ],
 )
 def test_wrong_usage_exits_with_2(run, args):
@@ -530,6 +534,33 @@ def test_a_blank_bitstream_is_signed_with_the_word_that_it_does_not_suffice(run,
     code, out, _ = run("verify", "--trust", "signed", "--keys", keys)
     assert code == 0
     assert "named by the manifest, signed with site.pem" in out
+
+
+def test_what_a_bitstream_is_called_is_signed_kept_and_listed(run, store, key):
+    folder = SAMPLE.parent
+    shutil.copytree(folder, store / folder.name)
+    files = sorted(file.name for file in folder.glob("*.gbs") if file.name != "blank.gbs")
+    path, other = (f"{folder.name}/{name}" for name in files[:2])
+    code, out, _ = run("sign", "--manifest", "--key", key, "--alias", f"{path}=gzip")
+    assert code == 0
+    assert "gives 1 aliases" in out
+    run("sign", "--manifest", "--key", key, "--alias", f"{other}=zip")
+    named = {file["path"]: file.get("alias") for file in manifest(store)["files"]}
+    assert {path: alias for path, alias in named.items() if alias} == {path: "gzip", other: "zip"}
+    _, out, _ = run("list")
+    assert {"gzip", "zip"} <= {cell for line in out.splitlines() for cell in line.split()}
+    _, out, _ = run("list", "--json")
+    assert {one["alias"] for one in json.loads(out)} == {None, "gzip", "zip"}
+    before = (store / "manifest.json").read_bytes()
+    code, _, error = run("sign", "--manifest", "--alias", f"{other}=gzip")
+    assert code == 1
+    assert "have the alias gzip" in error[0]
+    code, _, error = run("sign", "--manifest", "--alias", f"{'0' * 32}/{'1' * 32}.gbs=x")
+    assert code == 1
+    assert "no such bitstream to be named" in error[0]
+    assert (store / "manifest.json").read_bytes() == before
+    run("sign", "--manifest", "--alias", f"{path}=")
+    assert [file["alias"] for file in manifest(store)["files"] if "alias" in file] == ["zip"]
 
 
 def test_each_manifest_has_a_higher_version_and_revokes_what_it_drops(run, store, key):

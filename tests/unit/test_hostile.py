@@ -119,7 +119,10 @@ def _workload(key: str) -> Callable[[str], str]:
     return read
 
 
+ALIAS = "(?=.*[g-z])[a-z0-9-]{1,31}"
+
 READERS = {
+    "alias": Reader(ids.parse_alias, "compress-2", ALIAS),
     "name of a workload": Reader(
         _workload("name"), "opae", "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
     ),
@@ -264,7 +267,7 @@ def test_a_trick_in_a_variables_value_gives_a_request_or_a_clean_error(variable)
             clean(error, named="FPGA_")
             continue
         assert re.fullmatch(HEX32, requests[0].interface_id)
-        assert re.fullmatch(f"{HEX32}|{HEX40}", requests[0].bitstream_id)
+        assert re.fullmatch(f"{HEX32}|{HEX40}|{ALIAS}", str(requests[0].bitstream_id))
     assert refused > len(TRICKS)
 
 

@@ -5,10 +5,18 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fpga_plugin.claims.wants import resolved
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import DeviceId, InterfaceId, RegionId
-from fpga_plugin.pods.requests import FpgaRequest, Target, assign, check_limits, parse_requests
+from fpga_plugin.ids import Alias, DeviceId, InterfaceId, RegionId
+from fpga_plugin.pods.requests import (
+    FpgaRequest,
+    NamedBitstream,
+    Target,
+    assign,
+    check_limits,
+    parse_requests,
+)
 
 IFACE = "ce48969398f05f33946d560708be108a"
 OTHER = "69528db6eb31577a8c3668f9faa081f6"
@@ -164,12 +172,40 @@ def test_a_value_that_is_no_id_is_refused(name, value):
     assert "a" * 65 not in message
 
 
+@pytest.mark.parametrize("name", ["compress", "g", "a2-z", "0" * 30 + "g"])
+def test_a_bitstream_may_be_asked_for_by_what_people_call_it(name):
+    for variable in ("FPGA_BITSTREAM_ID_1", "FPGA_AFU_1"):
+        request = one({"FPGA_REGION_1": IFACE, variable: name})
+        assert request.bitstream_id == NamedBitstream(Alias(name), "")
+        with pytest.raises(InvalidRequestError, match=f"{variable}='{name}': neither"):
+            _ = request.file_id
+    both = env(bitstream=name, FPGA_AFU_1=name)
+    assert one(both) == one(env(bitstream=name))
+    assert "differ" in refused(env(FPGA_AFU_1=name))
+
+
+@pytest.mark.parametrize(
+    "value", ["blank", "Compress", "-g", "g-", "g_g", "g.g", "0" * 31 + "g", "face", "", "g\n"]
+)
+def test_what_nobody_can_be_called_is_refused_where_it_is_read(value):
+    assert "FPGA_BITSTREAM_ID_1" in refused(env(bitstream=value))
+
+
+def test_only_the_stores_manifest_says_which_bitstream_a_name_means():
+    requests = parse_requests(env(1, bitstream="gzip") | env(2) | env(3, OTHER, "gzip"))
+    aliases = {(IFACE, Alias("gzip")): AFU2, (OTHER, Alias("gzip")): AFU}
+    found = [request.file_id for request in resolved(requests, aliases)]
+    assert found == [AFU2, AFU, AFU]
+    with pytest.raises(InvalidRequestError, match=f"FPGA_BITSTREAM_ID_3='gzip'.*{OTHER}"):
+        resolved(requests, {(IFACE, Alias("gzip")): AFU2})
+
+
 def test_the_syntax_of_all_variables_is_checked_before_they_are_paired():
-    assert "FPGA_AFU_z" in refused({"FPGA_REGION_1": IFACE, "FPGA_AFU_z": "nonsense"})
+    assert "FPGA_AFU_z" in refused({"FPGA_REGION_1": IFACE, "FPGA_AFU_z": "Nonsense"})
 
 
 def test_a_request_for_another_card_must_be_well_formed_too():
-    assert "FPGA_AFU_2" in refused(env() | {"FPGA_REGION_2": OTHER, "FPGA_AFU_2": "x"})
+    assert "FPGA_AFU_2" in refused(env() | {"FPGA_REGION_2": OTHER, "FPGA_AFU_2": "X"})
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,52 @@ def test_a_manifest_reads_as_it_was_written():
     assert (empty.files, empty.version, empty.expires, empty.revoked) == ({}, 1, None, frozenset())
 
 
+def aliased(*names: tuple[str, str | None]) -> bytes:
+    return write_manifest([ManifestFile(path, DIGEST, 1, alias) for path, alias in names])
+
+
+def test_a_manifest_says_what_bitstreams_are_called():
+    other = FILE.replace(INTERFACE, "1" * 32)
+    aocx = f"{INTERFACE}/{'b' * 40}.aocx"
+    data = aliased((FILE, "gzip"), (other, "gzip"), (aocx, None))
+    assert data.count(b"alias") == 2
+    read = parse_manifest(data, where="m")
+    afu = FILE.rpartition("/")[2].removesuffix(".gbs")
+    assert read.aliases == {(INTERFACE, "gzip"): afu, ("1" * 32, "gzip"): afu}
+    assert read.files[FILE].alias == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([(FILE, "gzip"), (f"{INTERFACE}/{'b' * 40}.aocx", "gzip")], "have the alias gzip"),
+        ([(f"{INTERFACE}/blank.gbs", "gzip")], "not 32 hex digits"),
+        ([(FILE, "blank")], "no name"),
+        ([(FILE, "a" * 31)], "no name"),
+        ([(FILE, "../../x")], "no name"),
+        ([(FILE, "Gzip")], "no name"),
+        ([(FILE, "")], "no name"),
+        ([(FILE, "g" * 32)], "not a manifest"),
+    ],
+)
+def test_a_name_that_means_nothing_or_two_things_is_refused(names, words):
+    with pytest.raises(BitstreamError, match=words):
+        parse_manifest(aliased(*names), where="m")
+
+
+def test_under_signed_only_a_signed_manifest_says_what_bitstreams_are_called(root, keys, key):
+    write(root / "manifest.json", aliased((FILE, "gzip")))
+    trust = Trust(str(root), TrustMode.SIGNED, str(keys), guarded=False)
+    assert trust.aliases() == {}
+    assert list(Trust(str(root), TrustMode.ANY, None, guarded=False).aliases()) == [
+        (INTERFACE, "gzip")
+    ]
+    sign_manifest(root, key)
+    assert list(trust.aliases()) == [(INTERFACE, "gzip")]
+    write(root / "manifest.json", aliased((FILE, "zip")))  # somebody else's words
+    assert trust.aliases() == {}
+
+
 def test_a_manifest_of_the_first_format_is_read_and_has_no_version():
     read = parse_manifest(text_1(entry()), where="m")
     assert list(read.files) == [FILE]
