@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / ".cache/kubelet/1.36"
 NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
@@ -138,9 +140,9 @@ class Cluster:
             process.send_signal(signal.SIGKILL)
             process.wait(LIMIT)
 
-    def kubeconfig(self, token: str = "admin") -> str:
-        """Credentials, in a file."""
-        path = self._folder / f"{token[:20]}.kubeconfig"
+    def kubeconfig(self, token: str = "admin", *, name: str = "admin") -> str:
+        """Credentials, in a file of this name."""
+        path = self._folder / f"{name}.kubeconfig"
         authority = str(self._folder / "apiserver.crt")
         config = {
             "apiVersion": "v1",
@@ -194,6 +196,46 @@ class Cluster:
             kind="application/merge-patch+json",
         )  # fmt: skip
         return str(made["metadata"]["uid"])
+
+    def apply(self, path: Path) -> list[dict[str, Any]]:
+        """Make all objects of a file of YAML; those that are there already stay as they are."""
+        objects = [one for one in yaml.safe_load_all(path.read_text()) if one is not None]
+        for one in objects:
+            group, plural = one["apiVersion"], f"{one['kind'].lower()}s".replace("ys", "ies")
+            plural = plural.replace("classs", "classes")
+            base = f"/apis/{group}" if "/" in group else f"/api/{group}"
+            namespaced = one["kind"] in {"Pod", "ResourceClaim", "ResourceClaimTemplate"}
+            scope = "/namespaces/default" if namespaced else ""
+            try:
+                self.call("POST", f"{base}{scope}/{plural}", one)
+            except urllib.error.HTTPError as error:
+                if error.code != 409:
+                    raise AssertionError(error.read().decode()) from error
+        return objects
+
+    def plugin_token(self, node: str) -> str:
+        """A token as the plugin's pod on a node gets it, of the service account of the base."""
+        namespace = "/api/v1/namespaces/fpga-plugin"
+        for path, body in (
+            ("/api/v1/namespaces", {"metadata": {"name": "fpga-plugin"}}),
+            (f"{namespace}/serviceaccounts", {"metadata": {"name": "fpga-plugin"}}),
+        ):
+            try:
+                self.call("POST", path, body)
+            except urllib.error.HTTPError as error:
+                if error.code != 409:
+                    raise
+        pod = self.call("POST", f"{namespace}/pods", {
+            "metadata": {"name": f"fpga-plugin-{node}"},
+            "spec": {"serviceAccountName": "fpga-plugin", "nodeName": node,
+                     "containers": [{"name": "main", "image": "none"}]},
+        })  # fmt: skip
+        metadata = pod["metadata"]
+        bound = {"kind": "Pod", "apiVersion": "v1", "name": metadata["name"],
+                 "uid": metadata["uid"]}  # fmt: skip
+        told = self.call("POST", f"{namespace}/serviceaccounts/fpga-plugin/token",
+                         {"spec": {"boundObjectRef": bound}})  # fmt: skip
+        return str(told["status"]["token"])
 
     def slices(self) -> list[dict[str, Any]]:
         """All of them."""

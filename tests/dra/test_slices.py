@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import random
 import threading
+import urllib.error
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import LIMIT, Cluster, until
-from doubles.cards import INTERFACE, REGIONS, WHOLE, device, make_card
+from doubles.cards import REGIONS, device, make_card
 from ledger_support import make_ledger, scrub
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
@@ -22,6 +24,7 @@ from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ledger.ledger import Ledger
 
+DEPLOY = Path(__file__).parents[2] / "deploy/dra"
 DRIVER = "fpga.intel.com"
 API = "/apis/resource.k8s.io/v1"
 NAMESPACED = f"{API}/namespaces/default"
@@ -37,6 +40,7 @@ class Node:
     ledger: Ledger
     reconciler: SliceReconciler
     loop: asyncio.AbstractEventLoop
+    token: str
 
     def do(self, change: Callable[[], Any]) -> None:
         """Change the ledger, on the loop that it belongs to."""
@@ -65,9 +69,11 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(cluster: Cluster, cards=CARDS) -> Iterator[Node]:
+def node(cluster: Cluster, cards=CARDS, *, as_plugin: bool = False) -> Iterator[Node]:
     name = f"node-{uuid.uuid4().hex[:8]}"
     cluster.add_node(name)
+    token = cluster.plugin_token(name) if as_plugin else "admin"
+    credentials = cluster.kubeconfig(token, name=name)
     ledger, _ = make_ledger(*cards)
     made: list[Node] = []
     ready, ended = threading.Event(), []
@@ -76,14 +82,14 @@ def node(cluster: Cluster, cards=CARDS) -> Iterator[Node]:
         registered = asyncio.Event()
         registered.set()
         reconciler = SliceReconciler(
-            cluster.kubeconfig(),
+            credentials,
             Pool(DRIVER, name),
             Wanted(ledger, advertise=Advertise.BOTH, scrub=ScrubPolicy.REQUIRED),
             registered=registered,
             settle=0.1,
         )
         ledger.subscribe(lambda _: reconciler.wake())
-        made.append(Node(cluster, name, ledger, reconciler, asyncio.get_running_loop()))
+        made.append(Node(cluster, name, ledger, reconciler, asyncio.get_running_loop(), token))
         running = asyncio.create_task(reconciler.run())
         ended.append(running)
         ready.set()
@@ -106,20 +112,12 @@ def node(cluster: Cluster, cards=CARDS) -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def classes(cluster: Cluster) -> Cluster:
-    """The cluster, with a class of regions and one of cards, also as extended resources."""
-    for kind, resource in (("region", REGIONS), ("card", WHOLE)):
-        expression = (
-            f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}"'
-            f' && device.attributes["{DRIVER}"].interfaceID == "{INTERFACE}"'
-        )
-        cluster.call("POST", f"{API}/deviceclasses", {
-            "metadata": {"name": f"fpga-{kind}"},
-            "spec": {"extendedResourceName": resource,
-                     "selectors": [{"cel": {"expression": expression}}]},
-        })  # fmt: skip
-        request = {"name": "fpga", "exactly": {"deviceClassName": f"fpga-{kind}"}}
+    """The cluster, with the classes of deploy/dra and a template of each."""
+    cluster.apply(DEPLOY / "deviceclasses.yaml")
+    for kind in ("region", "card"):
+        request = {"name": "fpga", "exactly": {"deviceClassName": f"fpga-{kind}-ce489693"}}
         cluster.call("POST", f"{NAMESPACED}/resourceclaimtemplates", {
-            "metadata": {"name": f"one-{kind}"},
+            "metadata": {"name": f"a-{kind}"},
             "spec": {"spec": {"devices": {"requests": [request]}}},
         })  # fmt: skip
     return cluster
@@ -129,7 +127,7 @@ def asking(kind: str, node: Node) -> dict[str, Any]:
     """The spec of a pod that asks for a device by template."""
     return {
         "nodeSelector": {"kubernetes.io/hostname": node.name},
-        "resourceClaims": [{"name": "it", "resourceClaimTemplateName": f"one-{kind}"}],
+        "resourceClaims": [{"name": "it", "resourceClaimTemplateName": f"a-{kind}"}],
         "containers": [
             {"name": "main", "image": "none", "resources": {"claims": [{"name": "it"}]}}
         ],
@@ -216,6 +214,71 @@ def test_a_pod_by_limits_gets_a_region(classes: Cluster) -> None:
         assert (pool, found) == (here.name, device_name(device(CARDS[0], 0)))
         classes.delete_pod("by-limits")
         until(lambda: not allocated(classes), "the claim is free")
+
+
+def test_the_documented_ways_to_ask_each_get_a_device(classes: Cluster) -> None:
+    with node(classes) as here:
+        names = [
+            one["metadata"]["name"]
+            for one in classes.apply(DEPLOY / "claims.yaml")
+            if one["kind"] == "Pod"
+        ]
+        assert len(names) == 4
+        until(lambda: all(bound(classes, name) for name in names), "all pods are bound")
+        given = [found for results in allocated(classes).values() for _, found in results]
+        whole = {device_name(device(card)) for card in CARDS}
+        assert len(given) == 4
+        assert sum(one in whole for one in given) == 2, "by claim, and the first of the list"
+        for name in names:
+            classes.delete_pod(name)
+        until(lambda: not allocated(classes), "all claims are free")
+        assert here.complete()
+
+
+def refused(cluster: Cluster, method: str, path: str, body: Any, token: str) -> str:
+    """Why the server refuses."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        cluster.call(method, path, body, token=token)
+    with caught.value as error:
+        return error.read().decode()
+
+
+def test_a_plugin_with_its_own_rights_writes_its_own_nodes_slices_and_no_others(
+    cluster: Cluster,
+) -> None:
+    cluster.apply(DEPLOY / "rbac.yaml")
+    cluster.apply(DEPLOY / "validating-admission-policy.yaml")
+    with node(cluster, as_plugin=True) as here, node(cluster) as other:
+        before = here.devices()
+        cluster.call("DELETE", f"{API}/resourceslices/{here.slices()[0]['metadata']['name']}")
+        until(lambda: here.complete() and here.devices() == before, "its own come back")
+        token = here.token
+        theirs = other.slices()[0]
+        path = f"{API}/resourceslices"
+        one = f"{path}/{theirs['metadata']['name']}"
+
+        def denied() -> bool:
+            # A new policy takes the server a moment.
+            try:
+                cluster.call("PUT", f"{one}?dryRun=All", theirs, token=token)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return "own node only" in error.read().decode()
+            return False
+
+        until(denied, "the policy is in force")
+        forged = {"metadata": {"name": "forged"}, "spec": theirs["spec"]}
+        assert "own node only" in refused(cluster, "POST", path, forged, token)
+        assert "own node only" in refused(cluster, "DELETE", one, None, token)
+        mine = here.slices()[0]
+        alien = {"metadata": {"name": "alien"}, "spec": mine["spec"] | {"driver": "other.example"}}
+        assert "driver fpga.intel.com only" in refused(cluster, "POST", path, alien, token)
+        unbound = cluster.call(
+            "POST", "/api/v1/namespaces/fpga-plugin/serviceaccounts/fpga-plugin/token", {"spec": {}}
+        )["status"]["token"]
+        own = f"{path}/{mine['metadata']['name']}"
+        assert "names no node" in refused(cluster, "PUT", own, mine, unbound)
+        assert here.devices() == before
 
 
 def test_a_card_and_its_regions_are_never_given_out_together(classes: Cluster) -> None:
