@@ -89,7 +89,10 @@ def test_observing_writes_nothing_beside_a_plugin_that_serves():
             paths = [path for path in node.state_dir.rglob("*") if not path.name.endswith("-shm")]
             return {path: path.stat().st_mtime_ns for path in paths}
 
-        before = written()
-        observed(node)
-        assert written() == before
+        def unchanged() -> bool:
+            before = written()
+            observed(node)
+            return written() == before
+
+        eventually(unchanged)  # a second after the claim its history is written
         assert AFU not in {each["afu_id"] for each in node.state().values()}
