@@ -130,9 +130,10 @@ class Wanted:
     def __init__(self, ledger: Ledger, *, advertise: Advertise, scrub: ScrubPolicy) -> None:
         self._ledger = ledger
         self._kinds = {
-            Advertise.BOTH: frozenset(ResourceKind),
+            Advertise.BOTH: frozenset({ResourceKind.REGION, ResourceKind.WHOLE}),
             Advertise.REGION: frozenset({ResourceKind.REGION}),
             Advertise.WHOLE: frozenset({ResourceKind.WHOLE}),
+            Advertise.AF: frozenset[ResourceKind](),  # functions are the device plugin API's
         }[advertise]
         self._clean = frozenset(
             {Condition.BLANK}
@@ -185,12 +186,13 @@ class _CardView:
     ) -> tuple[tuple[CardId, ...], tuple[RegionId, ...]]:
         """The card, or nothing, and those of its regions that are told of."""
         whole_owned = DeviceId(self.id) in self._owned
-        whole = whole_owned or (ResourceKind.WHOLE in kinds and self.card is not None)
+        programs = self.card is not None and self.card.reprogrammable
+        whole = whole_owned or (ResourceKind.WHOLE in kinds and programs)
         regions = [
             region
             for region in self.regions
             if DeviceId(region) in self._owned
-            or (ResourceKind.REGION in kinds and region in self._present)
+            or (ResourceKind.REGION in kinds and programs and region in self._present)
         ]
         countable = form.counters and len(self.regions) <= MAX_CONSUMED * MAX_COUNTERS
         if whole and regions and not countable:

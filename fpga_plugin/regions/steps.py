@@ -105,7 +105,7 @@ def confirm(port: Port, expected: AfuId, report: Report) -> None:
         HardwareError: it cannot be read.
     """
     with timed(report, "verify") as notes:
-        report.afu_id = port.afu_id()
+        report.afu_id = port.afu_id(expected)
         if report.afu_id != expected:
             raise RefusedError(
                 f"region {report.region} holds the function {report.afu_id} by now, and the pod was"

@@ -121,6 +121,20 @@ def test_a_container_that_starts_again_gets_its_region_reset(node: Node) -> None
     assert node.steps(P0, mark)[0] == "quiesce"
 
 
+def test_a_slot_on_vfio_pci_is_handed_over_with_its_function() -> None:
+    # The other card's list is what says that kubelet was heard: a slot's function is read only
+    # while the plugin holds it.
+    with Node("1x1+ofs,1x1", advertise="af").up() as node:
+        node.kubelet.until(FUNCTION, {P0: HEALTHY, "0000-11-00.0-p0": HEALTHY})
+        answer = node.kubelet.allocate(P0, resource=FUNCTION)
+        assert all(d.host_path.startswith("/dev/vfio/") for d in answer.devices)
+        node.kubelet.prestart(P0, env=NO_REQUEST, resource=FUNCTION)
+        mark = node.plugin.mark
+        node.kubelet.deallocate(P0, resource=FUNCTION)
+        node.plugin.until_logged("region scrubbed", mark, region=P0, condition="UNBLANKED")
+        assert not programmed(node)
+
+
 # ------------------------------------------------------------------ requests
 
 

@@ -291,3 +291,11 @@ def test_found_again_a_card_is_as_before() -> None:
     found(ledger, CARD)
     scrub(ledger, CARD)
     assert wanted(ledger)(Form()) == before
+
+
+def test_functions_and_cards_that_cannot_be_programmed_are_offered_by_the_device_plugin_api_alone():
+    fixed = make_card(nodes=(0, 1), reprogrammable=False)
+    ledger, _ = make_ledger(fixed)
+    assert not [device for one in wanted(ledger)(Form()) for device in one.devices]
+    ledger, _ = make_ledger(make_card(nodes=(0, 1)))
+    assert not [d for one in wanted(ledger, Advertise.AF)(Form()) for d in one.devices]
