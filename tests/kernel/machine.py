@@ -1,7 +1,8 @@
 """Boots the kernel in QEMU, without KVM, and runs one command in it on the host's files.
 
 The guest's cards are ivshmem devices, each on a bus of its own from 0x10 on: 0000:10:00.0 to
-0000:12:00.0, the addresses that simulated cards have. There are two NUMA nodes.
+0000:12:00.0, the addresses that simulated cards have. Two more, 0000:13:00.0 and 0000:14:00.0, play
+functions of an OFS card. There are two NUMA nodes, and an IOMMU that translates.
 """
 
 import re
@@ -18,9 +19,11 @@ from modules import with_dependencies
 from sources import CannotRunError, Sources
 
 CARDS = 3
+FUNCTIONS = 2
 NODES = 2
 QEMU = "qemu-system-x86_64"
-_SYSTEM = ["virtio_pci", "9pnet_virtio", "9p"]
+_SYSTEM = ["virtio_pci", "9pnet_virtio", "9p", "vfio-pci", "vfio_iommu_type1", "pci-stub"]
+_COMMAND_LINE = "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off intel_iommu=on"
 _INIT = Path(__file__).parent / "init.sh"
 
 
@@ -114,7 +117,9 @@ class Machine:
             *("-m", "2048", "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"),
             *("-kernel", str(self.sources.vmlinuz), "-initrd", str(archive)),
             # An oops ends the machine, and so the test; QEMU leaves instead of rebooting.
-            *("-append", "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off"),
+            *("-append", _COMMAND_LINE),
+            # Before the devices that it translates for.
+            *("-device", "intel-iommu,intremap=on,caching-mode=on"),
             *_share("root", Path("/")),
             *_share("clone", self.clone),
         ]
@@ -124,10 +129,11 @@ class Machine:
                 *("-numa", f"node,nodeid={node},cpus={node},memdev=ram{node}"),
             ]
         options += ["-device", "pxb-pcie,id=cards,bus_nr=15"]
-        for card in range(CARDS):
+        for card in range(CARDS + FUNCTIONS):
             port = f"port{card}"
+            size = 16 if card < CARDS else 1
             options += [
-                *("-object", f"memory-backend-ram,id=card{card},size=16M,share=on"),
+                *("-object", f"memory-backend-ram,id=card{card},size={size}M,share=on"),
                 *("-device", f"pcie-root-port,id={port},bus=cards,chassis={card + 1},addr={card}"),
                 *("-device", f"ivshmem-plain,memdev=card{card},bus={port}"),
             ]

@@ -13,11 +13,16 @@
  * see an image as it is streamed (the card keeps its first sixteen bytes as the AFU id) and clear
  * the error registers that a driver cleared by writing ones.
  *
+ * The devices behind the third are no cards: they play the virtual functions of the first one where
+ * that is laid out as an OFS card, whose port has no AFU. BAR 0 of each begins with an AFU's header.
+ * They hang on buses of their own, so that each has an IOMMU group; links in sysfs say whose they
+ * are, since nothing else makes virtual functions of ivshmem devices.
+ *
  * Faults are files of debugfs, fakedfl/<PCI address>/, for a test to write while everything runs:
  *
  *   layout		"ports id id": power-up with so many ports and the two halves of that interface
  *			id (hexadecimal); with a 1 after them on a board that has a management
- *			controller; only while dfl-pci is unbound
+ *			controller, with a 2 as an OFS card; only while dfl-pci is unbound
  *   pr_err		bits for PR_ERR; the next PR that gets to its end fails, then 0 again
  *   pr_stuck		1: the next PR never ends (ETIMEDOUT after 8 s), then 0 again
  *   pr_ports		bits by port: for whose PRs the two above are meant; all at first
@@ -55,7 +60,8 @@
 #include <linux/uaccess.h>
 #include <asm/unaligned.h>
 
-#define MAX_CARDS	8
+#define MAX_CARDS	3
+#define FUNCTIONS	2
 #define MAX_PORTS	4
 
 /* Where the features lie in BAR 0. */
@@ -92,11 +98,20 @@ struct card {
 	void __iomem *bar;
 	struct hrtimer stall;
 	u8 image[16];		/* the beginning of the image that was streamed last */
-	u32 ports, board;
+	u32 ports, board, ofs;
 	u64 interface_h, interface_l;
 	u32 pr_ports, pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
 	u32 stalling, prs, memory_clears, absent;
 };
+
+/* Plays a virtual function of the first card. */
+struct function {
+	struct pci_dev *pci;
+	void __iomem *bar;
+};
+
+static struct function functions[FUNCTIONS];
+static unsigned int nfunctions;
 
 static struct card cards[MAX_CARDS];
 static unsigned int ncards;
@@ -118,6 +133,29 @@ static void header(struct card *card, u32 offset, u64 type, u64 id, u64 next, bo
 	put(card, offset, type << 60 | (u64)last << 40 | next << 16 | id);
 }
 
+/* An AFU in a function. Nobody decodes its memory while vfio-pci has it closed. */
+static void show_afu(unsigned int number, u64 high, u64 low)
+{
+	struct function *function = &functions[number];
+	u16 command;
+
+	pci_read_config_word(function->pci, PCI_COMMAND, &command);
+	pci_write_config_word(function->pci, PCI_COMMAND, command | PCI_COMMAND_MEMORY);
+	writeq(1ULL << 60 | 1ULL << 40, function->bar);
+	writeq(low, function->bar + 0x8);
+	writeq(high, function->bar + 0x10);
+	pci_write_config_word(function->pci, PCI_COMMAND, command);
+}
+
+/* Where a port's AFU id is, for those who look from outside. */
+static void set_afu(struct card *card, u32 port, u64 high, u64 low)
+{
+	put(card, PORT(port) + AFU + 0x8, low);
+	put(card, PORT(port) + AFU + 0x10, high);
+	if (card->ofs && nfunctions)
+		show_afu(0, high, low);
+}
+
 static void fill(struct card *card)
 {
 	u32 port, i;
@@ -129,7 +167,7 @@ static void fill(struct card *card)
 	put(card, 0x10, 0xbfaf2ae94a5246e3ULL);
 	put(card, 0x30, (u64)card->ports << 17 | 1 << 12);
 	for (i = 0; i < card->ports; i++)
-		put(card, 0x38 + 8 * i, BIT_ULL(60) | PORT(i));
+		put(card, 0x38 + 8 * i, BIT_ULL(60) | PORT(i) | (card->ofs ? 7ULL << 32 : 0));
 	put(card, 0x60, 0x0120000177ULL);	/* bitstream id, metadata: any */
 	put(card, 0x68, 0x123ULL);
 
@@ -146,7 +184,10 @@ static void fill(struct card *card)
 
 	header(card, ERRORS, 3, 4, PR - ERRORS, false);
 
-	header(card, PR, 3, 5, card->board ? SPI - PR : 0, !card->board);
+	if (card->ofs)	/* the port is in the FME's own list */
+		header(card, PR, 3, 5, PORT(0) - PR, false);
+	else
+		header(card, PR, 3, 5, card->board ? SPI - PR : 0, !card->board);
 	if (card->board) {
 		header(card, SPI, 3, SPI_ID, 0, true);
 		for (i = 0; i < 0x400; i += 4)	/* nothing is plugged in, as the firmware says it */
@@ -162,22 +203,22 @@ static void fill(struct card *card)
 	for (i = 0; i < card->ports; i++) {
 		port = PORT(i);
 		header(card, port, 4, 1, PORT_ERRORS, false);
-		put(card, port + 0x18, AFU);
+		put(card, port + 0x18, card->ofs ? 0 : AFU);
 		put(card, port + 0x30, i | 256 << 8);	/* 256 KiB of AFU registers */
 		put(card, port + PORT_CTRL, CTRL_RST | CTRL_RSTACK);
 		header(card, port + PORT_ERRORS, 3, 0x10, 0, true);
 		header(card, port + AFU, 1, 0, 0, true);
 		/* What a simulated card holds after power-up too. */
-		put(card, port + AFU + 0x8, 0xf89e433683f9040bULL);
-		put(card, port + AFU + 0x10, 0xd8424dc4a4a3c413ULL);
+		set_afu(card, i, 0xd8424dc4a4a3c413ULL, 0xf89e433683f9040bULL);
 	}
+	if (card->ofs && nfunctions > 1)	/* what an image leaves in one that it does not use */
+		show_afu(1, 0xd15ab1ed00000000ULL, 0x0110000000000000ULL);
 }
 
 static void end_pr(struct card *card, u64 ctrl)
 {
 	u32 port = (ctrl & PR_CTRL_REGION) >> 7;
 	bool meant = card->pr_ports & BIT(port);
-	u64 afu = PORT(port) + AFU;
 
 	if (card->stalling || (card->pr_stuck && meant))
 		return;
@@ -186,8 +227,8 @@ static void end_pr(struct card *card, u64 ctrl)
 		put(card, PR_STS, get(card, PR_STS) | PR_STS_FAILED);
 		card->pr_err = 0;
 	} else {
-		put(card, afu + 0x10, get_unaligned_be64(card->image));
-		put(card, afu + 0x8, get_unaligned_be64(card->image + 8));
+		set_afu(card, port, get_unaligned_be64(card->image),
+			get_unaligned_be64(card->image + 8));
 	}
 	put(card, PR_CTRL, ctrl & ~(PR_CTRL_START | PR_CTRL_COMPLETE));
 }
@@ -459,12 +500,13 @@ static ssize_t lay_out(struct file *file, const char __user *from, size_t size, 
 		return -EFAULT;
 	if (sscanf(text, "%u %llx %llx %u", &ports, &high, &low, &board) < 3)
 		return -EINVAL;
-	if (!ports || ports > MAX_PORTS)
+	if (!ports || ports > MAX_PORTS || (board == 2 && (ports > 1 || card != cards)))
 		return -EINVAL;
 	if (card->pci->dev.driver)
 		return -EBUSY;
 	card->ports = ports;
-	card->board = board;
+	card->board = board == 1;
+	card->ofs = board == 2;
 	card->interface_h = high;
 	card->interface_l = low;
 	fill(card);
@@ -550,22 +592,23 @@ static void make_knobs(struct card *card)
 }
 
 /* Before anybody looks for its driver: the ids of a card. */
-static void introduce(struct pci_dev *pci)
+static void introduce(struct card *card, struct pci_dev *pci)
 {
+	bool ofs = card && card->ofs;
+
 	pci->vendor = PCI_VENDOR_ID_INTEL;
-	pci->device = 0x09c4;
+	pci->device = ofs ? 0xbcce : 0x09c4;
 	pci->subsystem_vendor = PCI_VENDOR_ID_INTEL;
-	pci->subsystem_device = 0;
+	pci->subsystem_device = ofs ? 0x1771 : 0;
 	pci->class = 0x120000;	/* processing accelerator */
 }
 
-/* Before its driver looks: its memory as BAR 0, wherever that is now. */
-static int furnish(struct card *card)
+/* Before its driver looks: a device's memory as BAR 0, wherever that is now. */
+static int move_memory(struct pci_dev *pci, resource_size_t least)
 {
-	struct pci_dev *pci = card->pci;
 	struct resource *bar0 = &pci->resource[0], *bar2 = &pci->resource[2], *parent = bar2->parent;
 
-	if (!parent || resource_size(bar2) < PORT(MAX_PORTS))
+	if (!parent || resource_size(bar2) < least)
 		return -ENODEV;
 	if (bar0->parent)
 		release_resource(bar0);
@@ -576,14 +619,56 @@ static int furnish(struct card *card)
 	bar2->start = 0;
 	bar2->end = 0;
 	bar2->flags = 0;
-	if (request_resource(parent, bar0))
-		return -EBUSY;
+	return request_resource(parent, bar0) ? -EBUSY : 0;
+}
+
+static int furnish(struct card *card)
+{
+	struct resource *bar0 = &card->pci->resource[0];
+	int failed = move_memory(card->pci, PORT(MAX_PORTS));
+
+	if (failed)
+		return failed;
 	if (card->bar && card->start == bar0->start)
 		return 0;
 	/* A former mapping stays: somebody may be reading there. */
 	card->start = bar0->start;
 	card->bar = ioremap(bar0->start, resource_size(bar0));
 	return card->bar ? 0 : -ENOMEM;
+}
+
+static int play_function(struct function *function, struct pci_dev *pci)
+{
+	int failed = move_memory(pci, PAGE_SIZE);
+
+	if (failed)
+		return failed;
+	function->pci = pci;
+	function->bar = ioremap(pci->resource[0].start, PAGE_SIZE);
+	pci->vendor = PCI_VENDOR_ID_INTEL;
+	pci->device = 0xbccf;
+	pci->subsystem_vendor = PCI_VENDOR_ID_INTEL;
+	pci->subsystem_device = 0x138d;	/* in no driver's table */
+	pci->class = 0x120000;
+	return function->bar ? 0 : -ENOMEM;
+}
+
+/* Whose functions they are, as sysfs tells it of virtual ones. */
+static void link_functions(struct card *card)
+{
+	char name[16];
+	unsigned int i;
+
+	for (i = 0; i < nfunctions; i++) {
+		struct kobject *function = &functions[i].pci->dev.kobj;
+
+		snprintf(name, sizeof(name), "virtfn%u", i);
+		sysfs_remove_link(&card->pci->dev.kobj, name);
+		sysfs_remove_link(function, "physfn");
+		if (card->ofs && (sysfs_create_link(&card->pci->dev.kobj, function, name) ||
+				  sysfs_create_link(function, &card->pci->dev.kobj, "physfn")))
+			pr_err("fakedfl: %s cannot be linked\n", name);
+	}
 }
 
 /* A card that was taken off the bus is found again. */
@@ -598,12 +683,15 @@ static int on_bus(struct notifier_block *block, unsigned long event, void *data)
 		if (card->absent || strcmp(pci_name(card->pci), pci_name(pci)))
 			continue;
 		if (event == BUS_NOTIFY_ADD_DEVICE) {
-			introduce(pci);
+			introduce(card, pci);
 			set_dev_node(&pci->dev, dev_to_node(&card->pci->dev));
 			card->pci = pci_dev_get(pci);
-		} else if (event == BUS_NOTIFY_BIND_DRIVER && pci->resource[2].parent) {
-			if (furnish(card))
+		} else if (event == BUS_NOTIFY_BIND_DRIVER) {
+			if (pci->resource[2].parent && furnish(card))
 				pr_err("fakedfl: %s cannot be furnished\n", pci_name(pci));
+			introduce(card, pci);
+			if (card == cards)
+				link_functions(card);
 		}
 	}
 	return NOTIFY_DONE;
@@ -619,7 +707,7 @@ static int disguise(struct card *card, struct pci_dev *pci)
 	failed = furnish(card);
 	if (failed)
 		return failed;
-	introduce(pci);
+	introduce(card, pci);
 	set_dev_node(&pci->dev, ncards % num_online_nodes());
 	hrtimer_init(&card->stall, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	card->stall.function = stall_over;
@@ -639,13 +727,21 @@ static int __init fakedfl_init(void)
 	int failed;
 
 	debugfs = debugfs_create_dir("fakedfl", NULL);
-	while (ncards < MAX_CARDS && (pci = pci_get_device(0x1af4, 0x1110, pci))) {
-		failed = disguise(&cards[ncards], pci_dev_get(pci));
+	while ((pci = pci_get_device(0x1af4, 0x1110, pci))) {
+		bool card = ncards < MAX_CARDS;
+
+		if (!card && nfunctions == FUNCTIONS)
+			continue;
+		failed = card ? disguise(&cards[ncards], pci_dev_get(pci)) :
+				play_function(&functions[nfunctions], pci_dev_get(pci));
 		if (failed) {
 			pr_err("fakedfl: %s: %d\n", pci_name(pci), failed);
 			return failed;
 		}
-		ncards++;
+		if (card)
+			ncards++;
+		else
+			nfunctions++;
 	}
 
 	failed = bus_register_notifier(&pci_bus_type, &bus_notes);

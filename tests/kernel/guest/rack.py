@@ -10,6 +10,7 @@ drivers. Faults have the words of simulated cards (fpga_plugin/hardware/simulate
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -48,7 +49,12 @@ PORT_GET_REGION_INFO = 0xB642
 REGION_INFO = struct.Struct("<IIIIQQ")
 """struct dfl_fpga_port_region_info: argsz, flags, index, padding, size, offset."""
 
-CARD = re.compile(r"([0-9]+)x([0-9]+)(?:@([0-9a-f]{32}))?")
+CARD = re.compile(r"([0-9]+)x([0-9]+)(\+ofs)?(?:@([0-9a-f]{32}))?")
+
+FUNCTIONS = ("0000:13:00.0", "0000:14:00.0")
+"""They play the virtual functions of the first card, where that is an OFS card."""
+
+VFIO = PCI.parent / "drivers/vfio-pci"
 
 
 def address(card: str) -> str:
@@ -171,25 +177,53 @@ def plug(card: str) -> None:
 
 
 def power_up(
-    card: str, ports: int = 3, interface: str = daemon_support.ID, *, board: bool = False
+    card: str,
+    ports: int = 3,
+    interface: str = daemon_support.ID,
+    ofs: bool = False,  # noqa: FBT001, FBT002 - `described` tells it by position
+    *,
+    board: bool = False,
 ) -> None:
     """An unplugged card as it comes from the factory, all faults gone.
 
-    `board`: on one that has a management controller.
+    `board`: on one that has a management controller; `ofs`: its AFU is in functions of their own.
     """
+    if ofs:
+        free_functions()
     for name in ("pr_err", "pr_stuck", "pr_deaf", "port_deaf", "stall_ms", "memory_busy"):
         knob(card, name, 0)
     knob(card, "pr_ports", 0xFF)
-    knob(card, "layout", f"{ports} {interface[:16]} {interface[16:]} {board:d}")
+    knob(card, "layout", f"{ports} {interface[:16]} {interface[16:]} {2 if ofs else board:d}")
 
 
-def described(spec: str) -> list[tuple[int, str]]:
-    """Ports and interface id of each card that FPGA_PLUGIN_SIMULATED_CARDS describes."""
-    found: list[tuple[int, str]] = []
+def free_functions() -> None:
+    """No function has a driver."""
+    for function in FUNCTIONS:
+        if (VFIO / function).exists():
+            daemon_support.eventually(lambda f=function: not openers(group(f)))
+            (VFIO / "unbind").write_text(function)
+        (PCI / function / "driver_override").write_text("\n")
+
+
+def group(function: str) -> str:
+    """The node of a function's IOMMU group."""
+    return f"/dev/vfio/{(PCI / function / 'iommu_group').resolve().name}"
+
+
+def drivers() -> list[str]:
+    """The driver of each function, empty for none."""
+    links = [PCI / function / "driver" for function in FUNCTIONS]
+    return [link.resolve().name if link.exists() else "" for link in links]
+
+
+def described(spec: str) -> list[tuple[int, str, bool]]:
+    """Ports, interface id and whether it is OFS, of each card of FPGA_PLUGIN_SIMULATED_CARDS."""
+    found: list[tuple[int, str, bool]] = []
     for group in spec.split(","):
         parts = CARD.fullmatch(group)
         assert parts, f"no cards: {spec}"
-        found += [(int(parts[2]), parts[3] or daemon_support.ID)] * int(parts[1])
+        one = (int(parts[2]), parts[4] or daemon_support.ID, bool(parts[3]))
+        found += [one] * int(parts[1])
     return found
 
 
@@ -199,8 +233,8 @@ def lay_out(spec: str) -> None:
     assert len(wanted) <= len(cards()), f"the machine has {len(cards())} cards: {spec}"
     for card in cards():
         take_driver_off(card)
-    for card, (ports, interface) in zip(cards(), wanted, strict=False):
-        power_up(card, ports, interface)
+    for card, what in zip(cards(), wanted, strict=False):
+        power_up(card, *what)
         plug(card)
 
 
@@ -223,7 +257,9 @@ class Fault:
             case "port-deaf":
                 knob(region, "port_deaf", 1 << port)
             case "port-open":
-                self.descriptor = os.open(node(region), os.O_RDWR | os.O_CLOEXEC)
+                slot = (PCI / address(region) / "virtfn0").exists()
+                path = group(FUNCTIONS[0]) if slot else node(region)
+                self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             case "thermal":
                 poke(region, PORT_ERRORS, AP6_EVENT)
                 poke(region, PORT_STATUS, POWER_AP6)
@@ -306,11 +342,11 @@ def attributes() -> dict[str, dict[str, Any]]:
             number = int(port.name.partition(".")[2])
             try:
                 afu, poisoned = (port / "afu_id").read_text().strip(), False
-            except OSError:
+            except OSError as error:
                 # The driver does not tell: the card's own memory does.
                 afu, poisoned = (
                     (DEBUGFS / address(card) / "images").read_text().split()[port_id],
-                    True,
+                    error.errno != errno.ENOENT,  # a slot's port has no such attribute
                 )
             found[region] = {
                 "node": number,
