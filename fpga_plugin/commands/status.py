@@ -18,6 +18,7 @@ from fpga_plugin.operator.table import (
     NO_LIMIT,
     STATES,
     card_table,
+    functions_table,
     history_table,
     programmed_words,
     table,
@@ -93,6 +94,18 @@ def add_card_parser(commands: "Commands") -> None:
     program.add_argument("region", metavar="REGION", help="its id, or the number of its port")
     program.add_argument("bitstream", metavar="BITSTREAM", help="the bitstream's id in the store")
     program.add_argument("--json", action="store_true", help="JSON instead of words")
+    functions = operations.add_parser(
+        "functions",
+        help="show a card's PCI functions, their drivers and IOMMU groups",
+        description="Show a card's PCI functions: which is virtual, which driver and which IOMMU"
+        " group each has. On a card that is out of service (`card drain`), or that cannot be"
+        " served, make or remove the virtual ones.",
+    )
+    functions.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
+    change = functions.add_mutually_exclusive_group()
+    change.add_argument("--make", action="store_true", help="make all that it can have")
+    change.add_argument("--remove", action="store_true", help="remove those that it has")
+    functions.add_argument("--json", action="store_true", help="JSON instead of a table")
     check = operations.add_parser(
         "check",
         help="print what the plugin would do with each card and what it assumes; touches nothing",
@@ -127,9 +140,23 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
         return run_check(args, settings)
     if args.operation == "program":
         return _run_program(args, settings)
+    if args.operation == "functions":
+        return _run_functions(args, settings)
     body = {"operation": args.operation, "card": _card_id(args.card)}
     state = ask(settings.state_dir, "POST", "/card", body)
     print(json.dumps(state, indent=2) if args.json else card_table(state))
+    return 0
+
+
+def _run_functions(args: argparse.Namespace, settings: Settings) -> int:
+    """Ask for a card's PCI functions, after a change of the virtual ones if asked for."""
+    word = "-make" if args.make else "-remove" if args.remove else ""
+    body = {"operation": f"functions{word}", "card": _card_id(args.card)}
+    found = ask(settings.state_dir, "POST", "/card", body)
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(functions_table(found))
     return 0
 
 

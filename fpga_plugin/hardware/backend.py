@@ -16,6 +16,7 @@ from fpga_plugin.hardware.model import (
     Card,
     CardHealth,
     CardProblem,
+    PciFunction,
     Readings,
     Region,
     ScanResult,
@@ -146,6 +147,23 @@ class Backend(Protocol):
         Raises:
             PortInUseError: a process has it open.
             CardGoneError: the region is gone, or is another instance than `region` by now.
+        """
+
+    def functions(self, card: CardId) -> Collection[PciFunction]:
+        """The card's PCI functions, for people; reads no device.
+
+        Raises:
+            CardGoneError: there is no such card.
+            HardwareError: they cannot be listed.
+        """
+
+    def make_functions(self, card: CardId, *, make: bool) -> None:
+        """Make all virtual functions that a card can have, or remove those that it has.
+
+        Nobody may have anything of the card open.
+
+        Raises:
+            RefusedError: it can have none, or the driver makes none in its present state.
         """
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:

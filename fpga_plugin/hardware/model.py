@@ -163,3 +163,22 @@ class Assumption:
     says: str
     verdict: Verdict
     seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """A PCI function of a card, for people.
+
+    Attributes:
+        address: where it is.
+        role: `card`: the one by which the card is programmed; `virtual`, or `physical`.
+        driver: empty: none.
+        group: its IOMMU group; None: no IOMMU.
+        translation: the type of that group.
+    """
+
+    address: PciAddress
+    role: str
+    driver: str
+    group: int | None
+    translation: str

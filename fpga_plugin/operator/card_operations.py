@@ -22,7 +22,30 @@ def operations(actions: CardActions, plugin: Plugin | None = None) -> dict[str, 
         "drain": _shown(actions.drain, plugin),
         "undrain": _shown(actions.undrain, plugin),
         "retry": _shown(actions.retry, plugin),
+        "functions": _functions(actions, make=None),
+        "functions-make": _functions(actions, make=True),
+        "functions-remove": _functions(actions, make=False),
     }
+
+
+def _functions(actions: CardActions, *, make: bool | None) -> Operation:
+    async def operation(card: str) -> Mapping[str, object]:
+        found = await actions.functions(card, make=make)
+        return {
+            "card": card,
+            "functions": [
+                {
+                    "address": str(one.address),
+                    "role": one.role,
+                    "driver": one.driver,
+                    "group": one.group,
+                    "translation": one.translation,
+                }
+                for one in found
+            ],
+        }
+
+    return operation
 
 
 def _shown(action: Callable[[str], Awaitable[CardState]], plugin: Plugin | None) -> Operation:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from fpga_plugin.operator.schema import (
     CardStateView,
@@ -363,6 +363,21 @@ def card_table(state: CardStateView) -> str:
         lines.append("it must not be pulled yet:")
         lines += [f"  {printable(words)}" for words in state["waits_for"]]
     return "\n".join(lines)
+
+
+def functions_table(found: Mapping[str, Any]) -> str:
+    """A card's PCI functions."""
+    rows = [("FUNCTION", "ROLE", "DRIVER", "IOMMU GROUP")]
+    for one in found["functions"]:
+        group = "none"
+        if one["group"] is not None:
+            group = f"{one['group']} ({printable(one['translation']) or 'unknown'})"
+        rows.append((one["address"], one["role"], printable(one["driver"]) or "none", group))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+        for row in rows
+    )
 
 
 def programmed_words(done: ProgrammedView) -> str:

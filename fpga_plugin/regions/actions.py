@@ -1,16 +1,18 @@
 """What the operator does with a card: take it out of service, bring it back, look at it again."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from fpga_plugin.errors import (
     FpgaPluginError,
     PortInUseError,
+    RefusedError,
     UnknownDeviceError,
     quote,
 )
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.model import Card, PciFunction
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName, parse_device_id
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import CLEAN, Claim, Condition
@@ -135,6 +137,68 @@ class CardActions:
         self._ledger.another_try(card_id)
         self._queue.add(card_id)
         return await self.state(card_id)
+
+    async def functions(self, card: str, *, make: bool | None = None) -> tuple[PciFunction, ...]:
+        """A card's PCI functions.
+
+        Args:
+            card: its id.
+            make: make all virtual ones that it can have, or remove those that it has; None: look.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            RefusedError: it is in service, or somebody has something of it.
+            FpgaPluginError: the driver refused, or it cannot be read.
+        """
+        card_id = self._there(card)
+        backend = self._operations.backend
+        if make is not None:
+            async with self._operations.workers.lock(card_id):
+                await self._check_unused(card_id)
+                await self._operations.workers.run(
+                    card_id, partial(backend.make_functions, card_id, make=make)
+                )
+            log.info(
+                "virtual functions made" if make else "virtual functions removed", card=card_id
+            )
+            await self._inventory.rescan(card_id)
+        return tuple(await self._operations.workers.run(card_id, backend.functions, card_id))
+
+    async def _check_unused(self, card_id: CardId) -> None:
+        """Nobody may have anything of a card whose functions come or go. The lock is held.
+
+        Raises:
+            RefusedError: it is in service, or somebody has.
+        """
+        ledger = self._ledger
+        if claims := ledger.claims_on(card_id):
+            raise RefusedError(f"card {card_id} is in use: {claims[0].device} has an owner")
+        if (present := ledger.cards.get(card_id)) is None:
+            return  # it cannot be served: nobody was given anything of it
+        if card_id not in ledger.drained:
+            raise RefusedError(
+                f"card {card_id} is in service",
+                hint=f"run `fpga-plugin card drain {card_id}` first",
+            )
+        for region in present.regions:
+            former = ledger.record(region.id).former
+            if (uid := await self._operations.living(former, of=region.id)) is not None:
+                raise RefusedError(f"pod {uid}, which had {region.id}, still runs")
+            async with self._operations.ports(present, [region]):
+                pass  # else the kernel would wait for whoever has it open, or crash
+            await self._operations.workers.run(
+                card_id, partial(self._operations.backend.give_back, present, region)
+            )
+
+    def _there(self, text: str) -> CardId:
+        """The card of that id, also one that cannot be served.
+
+        Raises:
+            UnknownDeviceError: there is none, and none is remembered.
+        """
+        if text in self._inventory.problems:
+            return CardId(text)
+        return self._known(text)
 
     async def state(self, card: str) -> CardState:
         """How far it is from being pulled.

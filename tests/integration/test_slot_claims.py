@@ -1,6 +1,7 @@
 """The life of a claim on an OFS card: its AFU is in functions that containers get through VFIO."""
 
 import json
+from typing import Any
 
 import pytest
 from daemon_support import (
@@ -20,6 +21,9 @@ from daemon_support import (
     eventually,
     request,
 )
+
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.operator.client import NoDaemonError, ask
 
 GROUPS = ["/dev/vfio/256", "/dev/vfio/257"]
 
@@ -191,3 +195,63 @@ def test_virtual_functions_that_are_missing_are_told_with_the_command():
         assert "has none now" in skipped["error"]
         assert "sriov_numvfs" in skipped["hint"]
         assert plugin.stop() == 0
+
+
+def asked(node: Node, operation: str) -> dict:
+    """What the plugin answers once it listens."""
+
+    def answered() -> Any:
+        try:
+            body = {"operation": operation, "card": CARD}
+            return ask(str(node.state_dir), "POST", "/card", body)
+        except NoDaemonError:
+            return None
+        except RefusedError as error:
+            if "the plugin is starting" in error.message:
+                return None
+            raise
+
+    return eventually(answered, "an answer")
+
+
+def functions(node: Node, word: str = "") -> dict:
+    return asked(node, f"functions{word}")
+
+
+def test_the_functions_of_a_card_are_shown_with_drivers_and_groups():
+    with node().up() as it:
+        it.kubelet.allocate(P0)
+        it.kubelet.prestart(P0, env=request())
+        found = functions(it)["functions"]
+        assert [(f["address"], f["role"], f["driver"]) for f in found] == [
+            ("0000:10:00.0", "card", "dfl-pci"),
+            ("0000:10:00.1", "virtual", "vfio-pci"),
+            ("0000:10:00.2", "virtual", "vfio-pci"),
+        ]
+        assert [(f["group"], f["translation"]) for f in found[1:]] == [(256, "DMA"), (257, "DMA")]
+
+
+def test_functions_are_removed_and_made_on_a_card_that_is_out_of_service_and_no_other():
+    with node().up() as it:
+        kubelet = it.kubelet
+        with pytest.raises(RefusedError, match="is in service"):
+            functions(it, "-remove")
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request())
+        asked(it, "drain")
+        with pytest.raises(RefusedError, match="has an owner"):
+            functions(it, "-remove")
+        fault = it.arm(P0, "port-open")
+        kubelet.deallocate(P0)
+        with pytest.raises(RefusedError, match="in use"):
+            functions(it, "-remove")
+        assert len(drivers(it)) == 2
+        fault.unlink()
+        kubelet.until(REGIONS, {})
+        eventually(lambda: it.afu(P0) == BLANK, "the scrub")
+        assert [f["role"] for f in functions(it, "-remove")["functions"]] == ["card"]
+        it.plugin.until_logged("card skipped", card=CARD)
+        assert len(functions(it, "-make")["functions"]) == 3
+        asked(it, "undrain")
+        kubelet.until(REGIONS, {P0: HEALTHY})
+        assert it.scrubs(P0) >= 2  # what the slot holds was not known any more

@@ -26,7 +26,14 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Region, ScanResult
+from fpga_plugin.hardware.model import (
+    Card,
+    CardHealth,
+    CardProblem,
+    PciFunction,
+    Region,
+    ScanResult,
+)
 from fpga_plugin.ids import (
     AfuId,
     BitstreamId,
@@ -227,6 +234,12 @@ class Rack:
         if afu is None:
             raise PortPoisonedError(f"region {region.id} is poisoned")
         return afu
+
+    def functions(self, card: CardId) -> list[PciFunction]:
+        return []
+
+    def make_functions(self, card: CardId, *, make: bool) -> None:
+        raise AssertionError("nobody asked")
 
     def borrowed(self, region: Region) -> bool:
         return False

@@ -350,6 +350,22 @@ def test_without_virtual_functions_the_command_that_makes_them_is_told(rig):
     assert rig.card
 
 
+def test_a_card_that_can_have_no_virtual_functions_is_told_so(rig):
+    edit(rig, f"{PCI}/{PF}", {"sriov_totalvfs": "0"})
+    with pytest.raises(RefusedError, match="can have no virtual functions"):
+        rig.backend.make_functions(CARD, make=True)
+
+
+def test_a_driver_that_makes_no_virtual_functions_is_told_with_the_reason(rig, monkeypatch):
+    def refuse(path, text):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(rig.kernel, "write", refuse)
+    with pytest.raises(RefusedError, match="cannot be made") as caught:
+        rig.backend.make_functions(CARD, make=True)
+    assert "vendor's driver" in caught.value.hint
+
+
 def test_without_an_iommu_the_card_is_left_alone(rig):
     edit(rig, f"{PCI}/{VF_2}", {"iommu_group": None})
     assert f"{VF_2} of the slot is behind no IOMMU" in rig.problem.message

@@ -9,6 +9,7 @@ from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.assumptions import assumptions
+from fpga_plugin.hardware.dfl.functions import functions, make_functions
 from fpga_plugin.hardware.dfl.handles import slot_of
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
@@ -30,6 +31,7 @@ from fpga_plugin.hardware.model import (
     Card,
     CardHealth,
     CardProblem,
+    PciFunction,
     Readings,
     Region,
     ScanResult,
@@ -116,6 +118,14 @@ class DflBackend:
         """Take these functions off vfio-pci again."""
         if (slot := slot_of(region)) is not None:
             give_back(self._kernel, self._notes, region, slot)
+
+    def functions(self, card: CardId) -> Collection[PciFunction]:
+        """The card's PCI functions, for people."""
+        return functions(self._kernel, card)
+
+    def make_functions(self, card: CardId, *, make: bool) -> None:
+        """Make all virtual functions that a card can have, or remove those that it has."""
+        make_functions(self._kernel, card, make=make)
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:  # noqa: ARG002 - of the interface
         """Limits of a region's user clock in MHz; None on mainline drivers."""

@@ -91,7 +91,8 @@ def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress,
     if possible := number(total, optional(kernel, total) or "0"):
         raise HardwareError(
             f"card {card} is used through its virtual functions, and has none now",
-            hint=f"make them: echo {possible} > {PCI}/{card}/sriov_numvfs",
+            hint=f"make them: `fpga-plugin card functions {card.card_id} --make`, or as root on the"
+            f" node: echo {possible} > {PCI}/{card}/sriov_numvfs",
         )
     siblings = [
         address

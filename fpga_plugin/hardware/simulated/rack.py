@@ -124,8 +124,9 @@ class Rack:
         self._unsaved = False
 
     def _settled(self) -> None:
-        self.changed()
-        self.settle()
+        with self.lock:
+            self.changed()
+            self.settle()
 
     def _power_up(self) -> None:
         """Start with what the files say: cards that stayed plugged kept their configuration."""
