@@ -204,3 +204,13 @@ def test_where_functions_are_handed_out_as_they_are_nothing_is_programmed_by_han
         before = node.afu(P0)
         assert "FPGA_PLUGIN_ADVERTISE=af" in program(node, CARD, P0, AFU, ok=False)
         assert node.afu(P0) == before
+
+
+def test_a_slot_of_an_ofs_card_is_programmed_by_hand_too():
+    with Node("1x1+ofs").up() as node:
+        card(node, "drain")
+        assert AFU in program(node, CARD, "0", AFU)
+        assert (region(node)["condition"], region(node)["afu_id"]) == ("PROGRAMMED", AFU)
+        card(node, "undrain")
+        node.kubelet.until(REGIONS, {P0: HEALTHY})
+        assert region(node)["afu_id"] == BLANK

@@ -52,3 +52,13 @@ def test_a_card_that_the_settings_leave_out_would_be_left_alone():
         (card,) = json.loads(check(node, "--json"))["cards"]
         assert card["would"] == ["leave it alone"]
         assert "FPGA_PLUGIN_CARDS" in card["problem"]
+
+
+def test_of_an_ofs_card_the_functions_of_its_slot_are_named():
+    with Node("1x1+ofs") as node:
+        (card,) = json.loads(check(node, "--json"))["cards"]
+        assert "OFS" in card["description"]
+        failed = [one for one in card["assumptions"] if one["verdict"] == "does not hold"]
+        assert failed == []
+        (slot,) = [one for one in card["assumptions"] if "OFS slot" in one["says"]]
+        assert "0000:10:00.1 in group" in slot["seen"]

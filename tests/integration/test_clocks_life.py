@@ -89,3 +89,14 @@ def test_after_a_restart_of_the_plugin_nothing_is_claimed_about_the_clock():
         node.again()
         assert node.afu(P0) == AFU
         assert clock(node) is None
+
+
+def test_the_slot_of_an_ofs_card_has_its_ports_clock():
+    with with_image("1x1+ofs+fixed-clock", high=200) as node:
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request(AFU))
+        assert clock(node)["state"] == "checked"
+    with with_image("1x1+ofs+fixed-clock", high=150) as node:
+        node.kubelet.allocate(P0)
+        with pytest.raises(Refused, match="user clock runs at 200 MHz"):
+            node.kubelet.prestart(P0, env=request(AFU))

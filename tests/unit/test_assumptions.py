@@ -72,8 +72,8 @@ def _virtual(kernel: FakeKernel) -> None:
             "all of its on-card memory can be cleared",
         ),
         (
-            lambda kernel: kernel.remove(f"{PORT}/afu_id"),
-            "dfl-port.0 has its driver and shows the AFU that is on it",
+            lambda kernel: kernel.remove(f"{PORT}/afu_id"),  # an OFS card, of which nothing tells
+            "its AFU is in PCI functions that vfio-pci may have (an OFS slot)",
         ),
         (
             lambda kernel: kernel.files.update({f"{PORT}/afu_id": errno.EBUSY}),

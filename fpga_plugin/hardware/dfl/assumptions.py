@@ -7,6 +7,7 @@ that it reads for foreign text. What only a programming could show is said to be
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from fpga_plugin.errors import HardwareError, quote
@@ -14,6 +15,7 @@ from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.discovery import PCI
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.shared import iommu
+from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
 from fpga_plugin.hardware.dfl.sysfs import children, optional
 from fpga_plugin.hardware.dfl.userclock import userclk_features
 from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
@@ -28,16 +30,24 @@ _TRUST = (
 _ALLOWED_FUNCTIONS = 64
 
 
-def assumptions(kernel: Kernel, address: PciAddress) -> tuple[Assumption, ...]:
-    """What is taken for granted about a card; never raises for what the card answers."""
-    return tuple(_Look(kernel, address).all())
+def assumptions(kernel: Kernel, address: PciAddress, rule: SlotRule) -> tuple[Assumption, ...]:
+    """What is taken for granted about a card; never raises for what the card answers.
+
+    Args:
+        kernel: where sysfs is.
+        address: the function that has the FME.
+        rule: which functions are behind the slots of OFS cards.
+    """
+    return tuple(_Look(kernel, address, rule).all())
 
 
 class _Look:
     """One look at a card's directories."""
 
-    def __init__(self, kernel: Kernel, address: PciAddress) -> None:
+    def __init__(self, kernel: Kernel, address: PciAddress, rule: SlotRule) -> None:
         self._kernel = kernel
+        self._address = address
+        self._rule = rule
         self._function = f"{PCI}/{address}"
 
     def all(self) -> Iterator[Assumption]:
@@ -93,13 +103,19 @@ class _Look:
             for link in links[:_ALLOWED_FUNCTIONS]
         ]
         foreign = any(self._driver_of(link) != "dfl-pci" for link in links)
-        numbers = self._text(f"{self._function}/sriov_numvfs")
-        yield Assumption(
-            "nobody but dfl-pci has its virtual functions",
-            Verdict.FAILS if foreign else Verdict.HOLDS,
-            f"sriov_numvfs {numbers}" + "".join(f"; driver of {quote(one)}" for one in seen),
-        )
-        mode = iommu(self._kernel, [self._function, *links])
+        numbers = f"sriov_numvfs {self._text(f'{self._function}/sriov_numvfs')}"
+        drivers = "".join(f"; driver of {quote(one)}" for one in seen)
+        slot: list[str] = []
+        if self._has_slot():
+            answer, slot = self._slot()
+            yield replace(answer, seen=f"{answer.seen}; {numbers}{drivers}")
+        else:
+            yield Assumption(
+                "nobody but dfl-pci has its virtual functions",
+                Verdict.FAILS if foreign else Verdict.HOLDS,
+                f"{numbers}{drivers}",
+            )
+        mode = iommu(self._kernel, [self._function, *links, *slot])
         group = f"{self._function}/iommu_group"
         members = list(children(self._kernel, f"{group}/devices", r"[0-9a-f:.]{1,20}"))
         yield Assumption(
@@ -108,6 +124,27 @@ class _Look:
             f"IOMMU: {mode.value}; the group's type {self._text(f'{group}/type')}, it has"
             f" {len(members)} functions",
         )
+
+    def _has_slot(self) -> bool:
+        """Whether the AFU is not behind the port, as on OFS cards."""
+        return any(
+            self._driver_of(port) and not self._kernel.exists(f"{port}/afu_id")
+            for port in self._below(r"dfl-port\.[0-9]{1,9}")
+        )
+
+    def _slot(self) -> tuple[Assumption, list[str]]:
+        """What is behind the slot, and the directories of these functions."""
+        says = "its AFU is in PCI functions that vfio-pci may have (an OFS slot)"
+        try:
+            found = slot_functions(self._kernel, self._rule, self._address, self._function)
+        except HardwareError as error:
+            return Assumption(says, Verdict.FAILS, str(error)), []
+        seen = "; ".join(
+            f"{one.address} in group {one.group}, its driver is"
+            f" {quote(self._driver_of(one.sysfs) or 'none')}"
+            for one in found[:_ALLOWED_FUNCTIONS]
+        )
+        return Assumption(says, Verdict.HOLDS, seen), [one.sysfs for one in found]
 
     def _below(self, pattern: str) -> Iterator[str]:
         """Devices of the card's base regions, those of its virtual functions too."""
@@ -167,13 +204,18 @@ class _Look:
         )
 
     def _ports(self) -> Iterator[Assumption]:
+        slot = self._has_slot()
         for port in self._below(r"dfl-port\.[0-9]{1,9}"):
             name = os.path.basename(port)
             driver = self._driver_of(port)
             shown = self._text(f"{port}/afu_id")
+            behind = (
+                "no AFU, which is in functions" if self._has_slot() else "the AFU that is on it"
+            )
+            well = slot or "says" in shown
             yield Assumption(
-                f"{name} has its driver and shows the AFU that is on it",
-                Verdict.HOLDS if driver == "dfl-port" and "says" in shown else Verdict.FAILS,
+                f"{name} has its driver and shows {behind}",
+                Verdict.HOLDS if driver == "dfl-port" and well else Verdict.FAILS,
                 f"driver: {quote(driver)}; id {self._text(f'{port}/id')}; afu_id {shown}; errors"
                 f" {self._text(f'{port}/errors/errors')}; power_state"
                 f" {self._text(f'{port}/power_state')}",

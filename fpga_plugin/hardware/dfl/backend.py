@@ -174,7 +174,7 @@ class DflBackend:
 
     def assumptions(self, card: CardId) -> tuple[Assumption, ...]:
         """What is taken for granted about a card, by what sysfs shows of it."""
-        return assumptions(self._kernel, PciAddress.parse(card))
+        return assumptions(self._kernel, PciAddress.parse(card), self._rule)
 
     def readings(self, card: Card) -> Readings:
         """Its sensors and error registers."""
