@@ -138,7 +138,7 @@ def test_nobody_lives_while_there_is_no_stream(tmp_path) -> None:
 
 
 def test_a_renewed_stream_finds_what_the_last_one_lost(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(podwatch, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(podwatch, "RENEW_SECONDS", 0.5)
 
     async def story(watch, server, changes):
         await until(lambda: watch.lives(ONE))
@@ -166,7 +166,7 @@ def test_a_stream_that_is_none_is_tried_again_and_tells_nothing(
     tmp_path, monkeypatch, break_it
 ) -> None:
     monkeypatch.setattr(podwatch, "MAX_PODS", 5)
-    monkeypatch.setattr(podwatch, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(podwatch, "OPEN_SECONDS", 1.0)
 
     async def story(watch, server, changes):
         await until(lambda: watch.open)

@@ -682,8 +682,8 @@ def calm(world: World, then: Callable[[], None], until: Callable[[], bool]) -> N
         task = asyncio.create_task(world.reconciler.run())
         world.reconciler.stream_opened(RESOURCE)
         async with asyncio.timeout(LIMIT):
-            calls = -1
-            while calls != world.kubelet.calls:
+            calls = 0
+            while not calls or calls != world.kubelet.calls:
                 calls = world.kubelet.calls
                 await asyncio.sleep(20 * Queue.interval)
             then()
@@ -707,9 +707,8 @@ def owned(directory: str, *, pod: PodUid | None = POD) -> World:
 def test_nothing_is_polled_while_kubelet_tells_that_every_owner_lives(directory: str) -> None:
     world = owned(directory)
     watch = Watch(world.reconciler, POD)
-    calm(world, lambda: None, lambda: True)
+    calm(world, lambda: None, lambda: watch.wanted)
     assert world.kubelet.calls == 1  # the first answer of this kubelet, and no other
-    assert watch.wanted
     assert world.released == []
 
 
@@ -721,7 +720,7 @@ def test_changes_in_the_ledger_are_no_reason_to_ask(directory: str) -> None:
         for _ in range(5):
             world.ledger.prestart_seen([REGION])
 
-    calm(world, change, lambda: True)
+    calm(world, change, lambda: world.reconciler.answered)
     calls = world.kubelet.calls
     calm(world, lambda: None, lambda: True)
     assert world.kubelet.calls == calls
@@ -757,7 +756,7 @@ def test_an_owner_that_kubelet_did_not_tell_is_asked_about_as_ever(
 def test_records_that_kubelet_streams_are_up_to_date(directory: str) -> None:
     world = owned(directory)
     watch = Watch(world.reconciler, POD)
-    calm(world, lambda: None, lambda: True)
+    calm(world, lambda: None, lambda: watch.wanted)
     assert world.reconciler.last_read > world.reconciler._last_read
     watch.living.clear()
     assert world.reconciler.last_read == world.reconciler._last_read
