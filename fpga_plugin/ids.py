@@ -36,12 +36,16 @@ Alias = NewType("Alias", str)
 PodUid = NewType("PodUid", str)
 """`metadata.uid` of a pod, as kubelet's checkpoint writes it."""
 
+ClaimUid = NewType("ClaimUid", str)
+"""`metadata.uid` of a ResourceClaim; it may be a part of a file's name."""
+
 ResourceName = NewType("ResourceName", str)
 """An extended resource as kubelet calls it; `known_resource` tells what it is a resource of."""
 
 _PCI = re.compile(r"([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-1][0-9a-f])\.([0-7])", re.ASCII)
 _REGION = re.compile(r"(.+)-p(0|[1-9][0-9]{0,4})", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
+_CLAIM_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ALIAS = re.compile(r"(?=.*[g-z])[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?", re.ASCII)
 _HEX40 = re.compile(r"[0-9a-f]{40}", re.ASCII)
@@ -215,6 +219,18 @@ def parse_device_id(text: str) -> DeviceId:
         msg = "not a device id (such as 0000-3b-00.0 or 0000-3b-00.0-p0)"
         raise ValueError(msg)
     return canonical
+
+
+def parse_claim_uid(text: str) -> ClaimUid:
+    """A claim's uid: usually 8-4-4-4-12; the API promises no more than an opaque string.
+
+    Raises:
+        ValueError: `text` is empty, too long, or has other characters than letters, digits, dashes.
+    """
+    if not _CLAIM_UID.fullmatch(text):
+        msg = "not a claim's uid"
+        raise ValueError(msg)
+    return ClaimUid(text)
 
 
 def parse_hex128(text: str) -> str:

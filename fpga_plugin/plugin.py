@@ -18,10 +18,11 @@ from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.build import exposure, is_guarded, open_trust
 from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.claims.other_door import leave_device_plugin, leave_dra
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Advertise, RegistrationWay, Settings
+from fpga_plugin.config.settings import Advertise, Mode, RegistrationWay, Settings
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import LONGEST_SOCKET_NAME
@@ -54,6 +55,7 @@ from fpga_plugin.stock.reconcile import Reconciler
 from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 
 if TYPE_CHECKING:
+    from fpga_plugin.dra.door import DraDoor
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
     from fpga_plugin.workloads.file import WorkloadsFile  # the same
 
@@ -155,8 +157,16 @@ def check_link(settings: Settings) -> None:
     """Whether kubelet can dial the plugin's sockets by their paths.
 
     Raises:
-        SettingsError: a path would be too long; kubelet.sock's own neighbours are dialled by names.
+        SettingsError: a path would be too long (kubelet.sock's own neighbours are dialled by
+            names), or a setting that the door needs is missing.
+        FpgaPluginError: a directory of the door cannot be made.
     """
+    if settings.mode is Mode.DRA:
+        from fpga_plugin.dra.door import check, make_directories  # the other door needs none of it
+
+        check(settings)
+        make_directories(settings)
+        return
     if settings.registration is not RegistrationWay.PLUGIN_WATCHER:
         return
     longest = Resource(settings.resource_prefix, ResourceKind.REGION, InterfaceId("0" * 32)).name
@@ -237,19 +247,27 @@ class Plugin:
         # Kubelet's calls.
         owners = self.owners = Owners(ledger, node.pods)
         envs = StockEnvironment(node.pods, cgroups=node.cgroups)
+        preparer = Preparer(operations, recovery, queue, node.reads)
+        wants = Wants(
+            operations,
+            node.store,
+            node.reads,
+            recorder=recorder,
+            unknown=settings.unknown_variables,
+        )
+        permission = Permission(node.policy, node.pods)
+        self.door: DraDoor | None = None
+        if settings.mode is Mode.DRA:
+            from fpga_plugin.dra import door  # the other door needs none of it
+
+            self.door = door.DraDoor(settings, operations, preparer, wants, queue, permission)
         self.prestarts = PreStarts(
             operations,
-            Preparer(operations, recovery, queue, node.reads),
-            Wants(
-                operations,
-                node.store,
-                node.reads,
-                recorder=recorder,
-                unknown=settings.unknown_variables,
-            ),
+            preparer,
+            wants,
             pods=node.pods,
             envs=envs,
-            permission=Permission(node.policy, node.pods),
+            permission=permission,
             recorder=recorder,
         )
         self.lists = DeviceLists(
@@ -292,11 +310,15 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
+        await self._leave_other_door()
         await self.inventory.scan()
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
         if self.ledger.rebinding:
             await self.recovery.resume()
-        await self.link.start(self.claims, self.reconciler)
+        if self.door is None:
+            await self.link.start(self.claims, self.reconciler)
+        else:
+            await self.door.start()
         for followed in (self.node.policy, self.node.workloads):
             if followed is not None:
                 followed.start()
@@ -308,16 +330,31 @@ class Plugin:
             node=self.settings.node_name,
         )
 
+    async def _leave_other_door(self) -> None:
+        """One door a node.
+
+        Raises:
+            FpgaPluginError: pods have devices by the other one.
+        """
+        settings, ledger, cgroups = self.settings, self.ledger, self.node.cgroups
+        if self.door is None:
+            root, driver = settings.kubelet_root, settings.resource_prefix
+            await leave_dra(ledger, cgroups, root=root, driver=driver)
+        else:
+            await leave_device_plugin(ledger, cgroups, self.node.pods)
+
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
+        of_door = self._of_device_plugin() if self.door is None else self.door.work()
+        return {**of_door, "store": self._index.run(), "health": self.inventory.run()}
+
+    def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         watch = self.reconciler.watch
         return {
             **({} if watch is None else {"pods": watch.run()}),
             "reconcile": self.reconciler.run(),
             "owners": self.owners.run(),
-            "store": self._index.run(),
-            "health": self.inventory.run(),
         }
 
     async def close(self) -> None:
@@ -325,7 +362,11 @@ class Plugin:
         if self._index is not None:
             self._index.close()
         await self.link.stop()
+        if self.door is not None:
+            await self.door.stop()
         self.node.workers.close()
+        if self.door is not None:
+            await self.door.close()
         await self.claims.close()
         await self.queue.close()
         await self.by_hand.close()

@@ -159,9 +159,19 @@ class Wants:
                 region_id: Kept(function[1], DriverSettings() if one is None else one.settings)
                 for region_id, one in kept.items()
             }
-        wants: dict[RegionId, Want | Kept | None] = {}
+        return dict(await self.exactly(assign(requests, targets)))
+
+    async def exactly(
+        self, requests: Mapping[RegionId, FpgaRequest | None]
+    ) -> dict[RegionId, Want | None]:
+        """What regions are to become of which each one's request is known; None: blank.
+
+        Raises:
+            FpgaPluginError: see `of`.
+        """
+        wants: dict[RegionId, Want | None] = {}
         loaded: dict[tuple[InterfaceId, BitstreamId], Bitstream] = {}
-        for region_id, request in assign(requests, targets).items():
+        for region_id, request in requests.items():
             if request is None:
                 wants[region_id] = None
                 continue

@@ -27,6 +27,7 @@ from fpga_plugin.config.values import (
     HttpAddress,
     LogFormat,
     LogLevel,
+    Mode,
     RecoveryPolicy,
     RegistrationWay,
     SandboxMode,
@@ -66,6 +67,7 @@ __all__ = [
     "HttpAddress",
     "LogFormat",
     "LogLevel",
+    "Mode",
     "RecoveryPolicy",
     "RegistrationWay",
     "SandboxMode",
@@ -165,6 +167,15 @@ class Settings:
     The attributes mean what the table says of their variables. None: switched off, or not known.
     """
 
+    mode: Mode = _setting(
+        "FPGA_PLUGIN_MODE",
+        "device-plugin",
+        choice(Mode),
+        allowed_words(Mode),
+        "By which of kubelet's APIs pods get devices: as a device plugin, or as a driver of "
+        "Dynamic Resource Allocation (docs/dra.md). One of them a node: a start is refused while "
+        "pods have devices by the other.",
+    )
     resource_prefix: str = _setting(
         "FPGA_PLUGIN_RESOURCE_PREFIX",
         "fpga.intel.com",
@@ -274,6 +285,14 @@ class Settings:
         "How kubelet hears of the device plugin. `kubelet-socket`: the plugin registers on "
         "kubelet.sock. `plugin-watcher`: kubelet finds the plugin by its sockets in "
         "`plugins_registry` of FPGA_PLUGIN_KUBELET_ROOT, as it finds CSI and DRA drivers.",
+    )
+    cdi_dir: str = _setting(
+        "FPGA_PLUGIN_CDI_DIR",
+        "/var/run/cdi",
+        parse_path,
+        _PATH,
+        "Where the container runtime looks for CDI files that are made at run time; only with "
+        "`FPGA_PLUGIN_MODE=dra`.",
     )
     podresources_socket: str | None = _optional(
         "FPGA_PLUGIN_PODRESOURCES_SOCKET",

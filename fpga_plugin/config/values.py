@@ -82,6 +82,13 @@ class Exposure(Enum):
     REFUSE = "refuse"
 
 
+class Mode(Enum):
+    """By which of kubelet's APIs pods get devices."""
+
+    DEVICE_PLUGIN = "device-plugin"
+    DRA = "dra"
+
+
 class RegistrationWay(Enum):
     """How kubelet hears of the device plugin."""
 

@@ -373,6 +373,8 @@ class Claims(LedgerState):
         unseen = 0 if self._countable(claim) else 1
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         owner = pods([claim.pod]) if claim.touched or claim.used else frozenset()
+        if (holder := self.holder_of(claim.device)) is not None:
+            owner |= holder.pods
         for region, grant in claim.grants.items():
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason

@@ -7,17 +7,17 @@ microseconds. What is advertised is derived from the ledger by `lists`.
 A claim is kept per device id. Ownership of a region follows from the claims on it and on its card;
 condition is a fact of its own (docs/architecture.md, "Two facts for each region").
 
-The steps come from three sides, each with a module of its own: kubelet (`claims`), hardware
-(`presence`), and the work on regions (`conditions`). `state` holds what they change.
+The steps come from three sides, each with modules of its own: kubelet (`claims`, `holders`),
+hardware (`presence`), and the work on regions (`conditions`). `state` holds what they change.
 """
 
-from fpga_plugin.ledger.claims import Claims
 from fpga_plugin.ledger.conditions import Conditions
+from fpga_plugin.ledger.holders import Holders
 from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
 from fpga_plugin.ledger.presence import Presence
 
 __all__ = ["DELETE_THE_POD", "Ledger", "card_of", "is_card", "resource_names"]
 
 
-class Ledger(Claims, Presence, Conditions):
+class Ledger(Holders, Presence, Conditions):
     """See the module."""

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from fpga_plugin.hardware.grant import Grant, Path
-from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import AfuId, CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""
@@ -136,6 +136,31 @@ class Claim:
         return self.started or self.exposed
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A ResourceClaim that has devices (DRA); for each of them there is a `Claim` besides.
+
+    Attributes:
+        uid: of the claim.
+        namespace: of the claim and its pods.
+        name: of the claim.
+        devices: that were allocated to it.
+        requests: for which of the claim's requests each of them is.
+        pods: that use it, as far as they are known.
+        boot: of the node, in which it was prepared; empty: it is not.
+        ended: kubelet ended it, and what it had may not be clean yet.
+    """
+
+    uid: ClaimUid
+    namespace: Text
+    name: Text
+    devices: tuple[DeviceId, ...]
+    requests: Mapping[DeviceId, tuple[Text, ...]] = field(hash=False)
+    pods: frozenset[Uid] = frozenset()
+    boot: Text = ""
+    ended: bool = False
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Loan:
     """A device node that is still in the hands of a pod whose claim ended.
@@ -196,6 +221,7 @@ class Change:
         loans: nodes in the hands of pods whose claims ended.
         resources: every resource ever registered.
         strays: PostStops of ended claims that may still come.
+        holders: ResourceClaims that have devices.
         images: of owners, that may still be on their regions.
     """
 
@@ -209,6 +235,7 @@ class Change:
     loans: dict[Loan, bool] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
     strays: dict[DeviceId, int] = field(default_factory=dict)
+    holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
     images: dict[TenantImage, bool] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

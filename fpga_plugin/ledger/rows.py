@@ -17,7 +17,16 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import CardId, DeviceId, RegionId, Resource, ResourceName, parse_device_id
+from fpga_plugin.ids import (
+    CardId,
+    ClaimUid,
+    DeviceId,
+    RegionId,
+    Resource,
+    ResourceName,
+    parse_claim_uid,
+    parse_device_id,
+)
 from fpga_plugin.ledger import history
 from fpga_plugin.ledger.names import card_of, is_card, names_kind_of
 from fpga_plugin.ledger.records import (
@@ -25,6 +34,7 @@ from fpga_plugin.ledger.records import (
     Claim,
     Count,
     Epoch,
+    Holder,
     Loan,
     RegionRecord,
     TenantImage,
@@ -215,6 +225,15 @@ def _check_record(region: RegionId, record: RegionRecord) -> None:
         _nonsense(record.region)
 
 
+def _check_holder(uid: ClaimUid, holder: Holder) -> None:
+    if holder.uid != uid or not holder.devices or len(set(holder.devices)) < len(holder.devices):
+        _nonsense(holder.devices)
+    for device in holder.devices:
+        parse_device_id(device)
+    if not holder.requests.keys() <= set(holder.devices):
+        _nonsense(holder.requests)
+
+
 def _region(text: str) -> RegionId:
     device = parse_device_id(text)
     return _nonsense(text) if is_card(device) else RegionId(device)
@@ -283,6 +302,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "loans": _Kind(_loan, _FLAG),
     "resources": _Kind(_resource, _FLAG),
     "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
+    "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(Holder), _check_holder),
     "images": _Kind(_image, _FLAG),
 }
 """By the field of `Change`."""

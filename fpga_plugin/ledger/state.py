@@ -19,6 +19,7 @@ from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
     AfuId,
     CardId,
+    ClaimUid,
     DeviceId,
     PodUid,
     RegionId,
@@ -43,6 +44,7 @@ from fpga_plugin.ledger.records import (
     Claim,
     Condition,
     Epoch,
+    Holder,
     Loan,
     Mode,
     Ownership,
@@ -103,6 +105,8 @@ class LedgerState:
         self.loans: dict[str, set[Loan]] = {}  # by node
         self.resources: set[ResourceName] = set()
         self.strays: dict[DeviceId, int] = {}
+        self.holders: dict[ClaimUid, Holder] = {}
+        self.boot_id = boot_id
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
         self.epoch = ""
@@ -171,7 +175,7 @@ class LedgerState:
             raise
 
     def _apply(self, change: Change) -> None:
-        cards = self._apply_to_cards(change)
+        cards = self._apply_to_cards(change) | self._apply_to_holders(change)
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
         for region, record in change.regions.items():
@@ -229,6 +233,17 @@ class LedgerState:
                 cards |= self._shown_by.get(node, set())
         return cards
 
+    def _apply_to_holders(self, change: Change) -> set[CardId]:
+        """Of ResourceClaims; returns the cards whose owners are others now."""
+        cards: set[CardId] = set()
+        for uid, holder in change.holders.items():
+            before = self.holders.pop(uid, None)
+            if holder is not None:
+                self.holders[uid] = holder
+            both = (one for one in (before, holder) if one is not None)
+            cards |= {card_of(device) for one in both for device in one.devices}
+        return cards
+
     def _set_loan(self, loan: Loan, *, on: bool) -> None:
         of_node = self.loans.setdefault(loan.node, set())
         (of_node.add if on else of_node.discard)(loan)
@@ -268,6 +283,12 @@ class LedgerState:
                 del self._by_node[node]
 
     # ---------------------------------------------------------------- questions
+
+    def holder_of(self, device: DeviceId) -> Holder | None:
+        """The ResourceClaim that has a device."""
+        return next(
+            (one for one in self.holders.values() if not one.ended and device in one.devices), None
+        )
 
     def card_claim(self, card: CardId) -> Claim | None:
         """The claim on the whole card."""

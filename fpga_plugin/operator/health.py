@@ -29,6 +29,8 @@ def not_ready(survey: Survey) -> list[str]:
     plugin = survey.plugin
     if plugin is None:
         return [survey.phase]
+    if plugin.door is not None:
+        return plugin.door.not_ready()
     return [
         f"{resource}: {status.problem or _step(registered=status.registered)}"
         for resource, status in sorted(plugin.link.status.items())

@@ -10,6 +10,7 @@ tokens and certificates are replaced while the plugin runs.
 """
 
 import asyncio
+from dataclasses import dataclass
 
 from httpx2 import HTTPError, HTTPStatusError
 from lightkube.core.exceptions import ApiError
@@ -52,6 +53,19 @@ _NOT_FOUND = "NotFound"
 """`reason` of the API server's own 404; a proxy's or another server's has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExtendedClaim:
+    """A ResourceClaim that stands for a pod's extended resources (KEP-5004).
+
+    Attributes:
+        claim: its name.
+        requests: of which container which request of the claim is.
+    """
+
+    claim: str
+    requests: tuple[tuple[str, str], ...]
+
+
 class ApiServer:
     """Asks one API server. Belongs to the event loop; calls may overlap.
 
@@ -82,6 +96,15 @@ class ApiServer:
             NoSuchPodError: the API server itself says that there is none.
             PodSourceError: the API server does not tell it.
         """
+        return (await self.get_extended(namespace, name))[0]
+
+    async def get_extended(self, namespace: str, name: str) -> tuple[Pod, ExtendedClaim | None]:
+        """The pod, and the claim that the scheduler made for its extended resources.
+
+        Raises:
+            NoSuchPodError: the API server itself says that there is none.
+            PodSourceError: the API server does not tell it.
+        """
         try:
             async with asyncio.timeout(self._call_seconds):
                 client = await asyncio.to_thread(
@@ -91,7 +114,7 @@ class ApiServer:
                     pod = await client.get(ApiPod, name, namespace=namespace)
                 finally:
                     await client.close()
-            return convert(pod)
+            return convert(pod), _extended(pod)
         except CredentialsError as error:
             raise PodSourceError(error.message) from error
         except TimeoutError:
@@ -166,6 +189,14 @@ def convert(pod: ApiPod) -> Pod:
         sandbox=conditions.get(SANDBOX_CONDITION),
         static=original is not None,
     )
+
+
+def _extended(pod: ApiPod) -> ExtendedClaim | None:
+    told = None if pod.status is None else pod.status.extendedResourceClaimStatus
+    if told is None:
+        return None
+    requests = ((one.containerName, one.requestName) for one in told.requestMappings)
+    return ExtendedClaim(told.resourceClaimName, tuple(requests))
 
 
 def _original(metadata: ObjectMeta, spec: core_v1.PodSpec) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, RegistrationWay, Settings
+from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, RegistrationWay, Settings
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 _SYSTEM: Final = (
@@ -67,6 +67,10 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
             unreached.append(path)
     allow((settings.state_dir,), OWN)
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
+    if settings.mode is Mode.DRA:
+        allow((settings.cdi_dir,), OWN)
+    elif os.path.isfile(record := os.path.join(settings.kubelet_root, "dra_manager_state")):
+        allow((record,), READ)  # read once, to see that the other door has nothing left
     if settings.backend is BackendKind.SIMULATED:
         allow((settings.simulated_dir,), OWN)
         return allowed, unreached
@@ -84,7 +88,9 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
 
 def registry(settings: Settings) -> Iterator[str]:
     """Where sockets lie by which kubelet finds the plugin."""
-    if settings.registration is RegistrationWay.PLUGIN_WATCHER:
+    if settings.mode is Mode.DRA:
+        yield os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
+    if settings.mode is Mode.DRA or settings.registration is RegistrationWay.PLUGIN_WATCHER:
         yield os.path.join(settings.kubelet_root, "plugins_registry")
 
 
@@ -107,6 +113,9 @@ def _read(settings: Settings) -> Iterator[str]:
     """What is read because a setting names it; files by their directory: they are replaced."""
     yield settings.bitstream_dir
     yield os.path.join(settings.kubelet_root, "pods")  # names of pods that run
+    if settings.mode is Mode.DRA:
+        # Kubelet's record of claims, which it replaces; the pods' volumes lie there, too.
+        yield settings.kubelet_root
     if settings.keys_dir is not None:
         yield settings.keys_dir
     if settings.policy_file is not None:

@@ -31,6 +31,10 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import Report
 
 
+class FormerOwnerRunsError(RefusedError):
+    """A pod that had a region before still has processes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """What a container asks of a region.
@@ -249,7 +253,7 @@ class Preparer:
         if plan.pod is not None:
             former -= {plan.pod}
         if (uid := await operations.living(former)) is not None:
-            raise RefusedError(
+            raise FormerOwnerRunsError(
                 f"pod {uid}, which had {', '.join(region_ids)} before, still has running processes",
                 hint="it is tried again when kubelet retries; see why that pod does not end",
             )

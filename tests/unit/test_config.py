@@ -20,6 +20,7 @@ from fpga_plugin.config.settings import (
     HttpAddress,
     LogFormat,
     LogLevel,
+    Mode,
     RecoveryPolicy,
     RegistrationWay,
     SandboxMode,
@@ -51,6 +52,7 @@ def refusal(**values: str) -> str:
 def test_an_empty_environment_gives_the_documented_defaults():
     assert load_settings({}) == Settings()
     assert dataclasses.asdict(load_settings({})) == {
+        "mode": Mode.DEVICE_PLUGIN,
         "resource_prefix": "fpga.intel.com",
         "advertise": Advertise.BOTH,
         "backend": BackendKind.AUTO,
@@ -63,6 +65,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "cgroup_root": "/sys/fs/cgroup",
         "kubelet_dir": "/var/lib/kubelet/device-plugins",
         "kubelet_root": "/var/lib/kubelet",
+        "cdi_dir": "/var/run/cdi",
         "registration": RegistrationWay.KUBELET_SOCKET,
         "podresources_socket": "/var/lib/kubelet/pod-resources/kubelet.sock",
         "pods_socket": "/var/lib/kubelet/pods-api/pods-api.sock",

@@ -1,0 +1,158 @@
+"""CDI files: what the container runtime puts into the containers of a claim.
+
+One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which names may begin with a
+digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
+files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
+it does not understand, and a container whose device is in none does not start.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import ClaimUid, DeviceId, parse_claim_uid
+from fpga_plugin.ledger.records import Claim, Holder
+
+VERSION: Final = "0.5.0"
+
+_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
+
+
+class CdiError(FpgaPluginError):
+    """A file for the container runtime cannot be written."""
+
+
+class CdiFiles:
+    """Blocks: use it in a thread.
+
+    Args:
+        directory: where the runtime looks for generated files.
+        driver: our name, which is in the names of files and devices.
+    """
+
+    def __init__(self, directory: str, driver: str) -> None:
+        self._directory = directory
+        self._vendor = f"k8s.{driver}"
+        self._name = re.compile(rf"{re.escape(self._vendor)}-claim_([A-Za-z0-9-]+)\.json")
+
+    def device_id(self, uid: ClaimUid, device: DeviceId) -> str:
+        """What kubelet tells the runtime to inject for a device of a claim."""
+        return f"{self._vendor}/claim={uid}-{device_name(device)}"
+
+    def write(self, holder: Holder, claims: Iterable[Claim]) -> None:
+        """Make or replace a claim's file.
+
+        Raises:
+            CdiError: it cannot be written.
+        """
+        path = self._path(holder.uid)
+        # The runtime reads *.json and *.yaml only.
+        new = f"{path}.new"
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+            with open(new, "wb") as file:
+                file.write(_ENCODER.encode(self._content(holder, claims)))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except OSError as error:
+            raise CdiError(
+                f"{path} cannot be written: {error.strerror}",
+                hint="mount the node's directory for CDI files there, and see FPGA_PLUGIN_CDI_DIR",
+            ) from error
+
+    def remove(self, uid: ClaimUid) -> None:
+        """No container starts with the claim's devices any more."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(self._path(uid))
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise CdiError(f"{self._path(uid)} cannot be removed: {error.strerror}") from error
+
+    def keep(self, uids: Collection[ClaimUid]) -> None:
+        """Remove the files of all other claims, and what was left half written."""
+        try:
+            names = os.listdir(self._directory)
+        except OSError:
+            return
+        for name in names:
+            match = self._name.fullmatch(name.removesuffix(".new"))
+            if match and (name.endswith(".new") or match[1] not in uids):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._directory, name))
+
+    def _path(self, uid: ClaimUid) -> str:
+        parse_claim_uid(uid)  # it came by a message: never a path of its own
+        return os.path.join(self._directory, f"{self._vendor}-claim_{uid}.json")
+
+    def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
+        granted = {claim.device: Allocation.of(claim.resource, claim.grants) for claim in claims}
+        of_requests: dict[str, list[str]] = {}
+        for device in holder.devices:
+            for request in holder.requests.get(device, ()):
+                paths = of_requests.setdefault(request, [])
+                paths += (p for p in _paths(granted[device]) if p not in paths)
+        return {
+            "cdiVersion": VERSION,
+            "kind": f"{self._vendor}/claim",
+            "devices": [
+                {
+                    "name": f"{holder.uid}-{device_name(device)}",
+                    "containerEdits": _edits(
+                        granted[device],
+                        {
+                            request_variable(request): ",".join(of_requests[request])
+                            for request in holder.requests.get(device, ())
+                        },
+                    ),
+                }
+                for device in holder.devices
+            ],
+        }
+
+
+def request_variable(request: str) -> str:
+    """`FPGA_REQUEST_<REQUEST NAME>`: the variable in which a container finds a request's nodes."""
+    return "FPGA_REQUEST_" + "".join(
+        c if c.isascii() and c.isalnum() else "_" for c in request.upper()
+    )
+
+
+def _paths(given: Allocation) -> list[str]:
+    """The nodes that lead to the device's regions, without those that others get as well."""
+    own = [v for k, v in given.envs.items() if k.startswith("FPGA_DEVICES_")]
+    return own[0].split(",") if own else list(given.nodes)
+
+
+def _edits(given: Allocation, more: Mapping[str, str]) -> Mapping[str, Any]:
+    # By number a container cannot name a device: each of a claim's devices is injected by itself,
+    # and a variable that two of them set would be that of the last.
+    env = {k: v for k, v in given.envs.items() if not _NUMBERED.fullmatch(k)} | dict(more)
+    edits: dict[str, Any] = {
+        "env": [f"{key}={value}" for key, value in sorted(env.items())],
+        "deviceNodes": [
+            {"path": node, "hostPath": node, "permissions": "rw"} for node in given.nodes
+        ],
+    }
+    if given.mounts:
+        edits["mounts"] = [
+            {
+                "hostPath": mount.host_path,
+                "containerPath": mount.container_path,
+                "options": ["bind", "ro" if mount.read_only else "rw"],
+            }
+            for mount in given.mounts
+        ]
+    return edits
+
+
+_NUMBERED: Final = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*", re.ASCII)

@@ -1,0 +1,286 @@
+"""A claim as the API server has it: which devices of ours it has, for whom, with what config.
+
+NodePrepareResources names a claim only. It is read here, and counts only if its uid is the one that
+kubelet named. A claim that the scheduler made for a pod's extended resources has no config but the
+class's: what its containers ask for stands in their environment, as by the first door.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote as url
+
+import msgspec
+
+from fpga_plugin.api.rest import ApiServerError, session
+from fpga_plugin.dra.names import parse_device_name
+from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
+from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
+from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.pods.names import PodName, parse_name, parse_pod_uid
+
+CALL_SECONDS: Final = 5.0
+"""For one question; Prepare has 40 s for everything."""
+
+EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
+"""Annotation of a claim that the scheduler made for a pod's extended resources (KEP-5004)."""
+
+MAX_RESULTS: Final = 32
+"""Devices of a claim (resource/v1, AllocationResultsMaxSize)."""
+
+_NOT_FOUND: Final = 404
+
+
+class NoSuchClaimError(RefusedError):
+    """The API server itself says that there is no such claim, or not any more."""
+
+
+class UnreadableClaimError(NoSourceError):
+    """The API server's answer is not understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """What kubelet names.
+
+    Attributes:
+        uid: of the claim.
+        namespace: of the claim and its pods.
+        name: of the claim.
+    """
+
+    uid: ClaimUid
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """One device of ours.
+
+    Attributes:
+        request: name of the claim's request, without that of a subrequest.
+        subrequest: with it (`main/sub`); the same where there is none.
+        device: which.
+    """
+
+    request: str
+    subrequest: str
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """An entry of the allocation's config, for us.
+
+    Attributes:
+        from_class: of a DeviceClass; else of the claim.
+        requests: to which it applies; empty: to all.
+        config: what it says.
+    """
+
+    from_class: bool
+    requests: frozenset[str]
+    config: RegionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceClaim:
+    """A claim with devices of ours.
+
+    Attributes:
+        ref: which.
+        devices: in the order of the allocation.
+        configs: in order; those of classes come first.
+        pods: for which it is reserved, as far as known now.
+        pod: whose extended resources it stands for; None: it is no such claim.
+    """
+
+    ref: ClaimRef
+    devices: tuple[Allocated, ...]
+    configs: tuple[Config, ...] = ()
+    pods: frozenset[PodUid] = frozenset()
+    pod: tuple[PodName, PodUid] | None = None
+
+    def of(self, one: Allocated, *, from_class: bool) -> list[RegionConfig]:
+        """The entries that apply to a device."""
+        names = {one.request, one.subrequest}
+        return [
+            entry.config
+            for entry in self.configs
+            if entry.from_class is from_class and (not entry.requests or entry.requests & names)
+        ]
+
+
+class _Opaque(msgspec.Struct):
+    driver: str = ""
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Config(msgspec.Struct):
+    source: str = ""
+    requests: list[str] | None = None
+    opaque: _Opaque | None = None
+
+
+class _Result(msgspec.Struct):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    adminAccess: bool | None = None  # noqa: N815  # the API's own name
+
+
+class _Devices(msgspec.Struct):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+
+
+class _Consumer(msgspec.Struct):
+    resource: str = ""
+    uid: str = ""
+    apiGroup: str = ""  # noqa: N815  # the API's own name
+
+
+class _Status(msgspec.Struct):
+    allocation: _Allocation | None = None
+    reservedFor: list[_Consumer] | None = None  # noqa: N815  # the API's own name
+
+
+class _Owner(msgspec.Struct):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    apiVersion: str = ""  # noqa: N815  # the API's own name
+
+
+class _Metadata(msgspec.Struct):
+    uid: str
+    annotations: dict[str, str] | None = None
+    ownerReferences: list[_Owner] | None = None  # noqa: N815  # the API's own name
+
+
+class _Claim(msgspec.Struct):
+    metadata: _Metadata
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_CLAIM: Final = msgspec.json.Decoder(_Claim)
+
+
+class Claims:
+    """Reads claims at the API server.
+
+    Args:
+        kubeconfig: path of a file with credentials; None: the pod's service account.
+        driver: our name.
+        node: ours; the name of its pool, too.
+    """
+
+    def __init__(self, kubeconfig: str | None, *, driver: str, node: str) -> None:
+        self._kubeconfig = kubeconfig
+        self._driver = driver
+        self._node = node
+
+    async def get(self, ref: ClaimRef) -> ResourceClaim:
+        """The claim, as it is now.
+
+        Raises:
+            NoSuchClaimError: there is none of this uid.
+            NoSourceError: the API server does not tell.
+            FpgaPluginError: it cannot be served.
+        """
+        path = (
+            f"/apis/resource.k8s.io/v1/namespaces/{url(ref.namespace, safe='')}"
+            f"/resourceclaims/{url(ref.name, safe='')}"
+        )
+        try:
+            async with session(self._kubeconfig, seconds=CALL_SECONDS) as server:
+                body = await server.call("GET", path)
+        except ApiServerError as error:
+            # A proxy's 404 has no reason, and says nothing of claims.
+            if error.code == _NOT_FOUND and error.reason == "NotFound":
+                raise NoSuchClaimError(f"{ref} is not there any more") from error
+            raise
+        return read_claim(body, ref, driver=self._driver, node=self._node)
+
+
+def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> ResourceClaim:
+    """The API server's answer.
+
+    Raises:
+        NoSuchClaimError: it is another claim of this name, or not allocated.
+        RefusedError: it is allocated elsewhere, or with access that nobody gets.
+        FpgaPluginError: it is not understood.
+    """
+    try:
+        claim = _CLAIM.decode(body)
+        pods = frozenset(
+            parse_pod_uid(one.uid)
+            for one in claim.status.reservedFor or ()
+            if (one.apiGroup, one.resource) == ("", "pods")
+        )
+        pod = _pod(claim, ref)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnreadableClaimError(f"{ref} is not understood: {quote(error)}") from error
+    if claim.metadata.uid != ref.uid:
+        raise NoSuchClaimError(f"{ref} is another one by now: its uid is not {ref.uid}")
+    allocation = claim.status.allocation
+    if allocation is None:
+        raise NoSuchClaimError(f"{ref} is not allocated")
+    results = [one for one in allocation.devices.results or () if one.driver == driver]
+    if not 0 < len(results) <= MAX_RESULTS:
+        raise RefusedError(f"{ref} has {len(results)} devices of {driver}")
+    return ResourceClaim(
+        ref,
+        tuple(_allocated(one, ref, node) for one in results),
+        tuple(
+            Config(
+                one.source == "FromClass",
+                frozenset(one.requests or ()),
+                parse_config(bytes(one.opaque.parameters), from_class=one.source == "FromClass"),
+            )
+            for one in allocation.devices.config or ()
+            if one.opaque is not None and one.opaque.driver == driver
+        ),
+        pods,
+        pod,
+    )
+
+
+def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
+    if result.adminAccess:
+        raise RefusedError(
+            f"{ref}: request {quote(result.request)} has adminAccess, and the scheduler does not"
+            " count it: its device may be somebody's",
+            hint="ask without adminAccess",
+        )
+    if result.pool != node:
+        raise RefusedError(
+            f"{ref} is allocated in pool {quote(result.pool)}, and this is node {node}"
+        )
+    try:
+        device = parse_device_name(result.device)
+    except ValueError as error:
+        raise UnknownDeviceError(f"{ref}: {quote(result.device)} is {error}") from error
+    return Allocated(result.request.partition("/")[0], result.request, device)
+
+
+def _pod(claim: _Claim, ref: ClaimRef) -> tuple[PodName, PodUid] | None:
+    """Whose extended resources a claim stands for.
+
+    Raises:
+        ValueError: its owner has no proper name.
+    """
+    if (claim.metadata.annotations or {}).get(EXTENDED) != "true":
+        return None
+    for owner in claim.metadata.ownerReferences or ():
+        if (owner.apiVersion, owner.kind) == ("v1", "Pod"):
+            return PodName(ref.namespace, parse_name(owner.name)), parse_pod_uid(owner.uid)
+    return None

@@ -1,0 +1,216 @@
+"""The second door, put together: kubelet's calls, its record, and its finding of the driver.
+
+The driver's socket is `<kubelet root>/plugins/<driver>/dra.sock`; kubelet hears of it by the one in
+`plugins_registry`. Both have fixed names, and stay for the life of the process. A kubelet that
+starts finds them by itself.
+"""
+
+import asyncio
+import os
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from fpga_plugin.claims.permission import Permission
+from fpga_plugin.claims.wants import Wants
+from fpga_plugin.config.settings import Advertise, Settings
+from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.dra.claim import Claims
+from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.pool import Pool
+from fpga_plugin.dra.reconcile import ClaimReconciler
+from fpga_plugin.dra.servicer import VERSIONS, DraServicer
+from fpga_plugin.dra.slices import SliceReconciler
+from fpga_plugin.dra.wanted import Wanted
+from fpga_plugin.dra.wishes import Wishes
+from fpga_plugin.errors import SettingsError
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.serving.fixed_socket import (
+    SocketError,
+    check_length,
+    listen_at,
+    registry_path,
+    remove_own,
+)
+from fpga_plugin.serving.registry import Info, RegistrySocket
+from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.telemetry.instruments import Counter
+
+log = structlog.get_logger()
+
+
+def socket_path(settings: Settings) -> str:
+    """Where kubelet calls the driver."""
+    return os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix, "dra.sock")
+
+
+def check(settings: Settings) -> None:
+    """Whether the settings are enough for this door.
+
+    Raises:
+        SettingsError: they are not.
+    """
+    if settings.node_name is None:
+        raise SettingsError(
+            "NODE_NAME is not set: FPGA_PLUGIN_MODE=dra needs the node's name",
+            hint="set it from the downward API (spec.nodeName)",
+        )
+    if len(settings.resource_prefix) > 63:  # noqa: PLR2004  # resource.k8s.io/v1, DriverNameMaxLength
+        raise SettingsError(
+            f"FPGA_PLUGIN_RESOURCE_PREFIX={settings.resource_prefix} is the driver's name, and has"
+            " more than 63 characters"
+        )
+    if settings.advertise is Advertise.AF:
+        raise SettingsError(
+            "FPGA_PLUGIN_ADVERTISE=af is not served with FPGA_PLUGIN_MODE=dra",
+            hint="advertise both, region or whole",
+        )
+    check_length(socket_path(settings), "FPGA_PLUGIN_KUBELET_ROOT")
+    name = registry_path(settings.kubelet_root, settings.resource_prefix)
+    check_length(name, "FPGA_PLUGIN_KUBELET_ROOT")
+
+
+def make_directories(settings: Settings) -> None:
+    """What the door writes into, before the process gives up making such directories.
+
+    Raises:
+        SocketError: one cannot be made.
+    """
+    for path in (os.path.dirname(socket_path(settings)), settings.cdi_dir):
+        try:
+            os.makedirs(path, 0o755, exist_ok=True)
+        except OSError as error:
+            raise SocketError(
+                f"directory '{path}' cannot be made: {error.strerror}",
+                hint="mount the node's directory there as a hostPath, without readOnly",
+            ) from error
+
+
+class DraDoor:
+    """Belongs to the event loop.
+
+    Args:
+        settings: all of them.
+        operations: what is done to cards.
+        preparer: of regions.
+        wants: loads bitstreams.
+        queue: of cards.
+        permission: the operator's policy.
+
+    Attributes:
+        registered: set while kubelet has the driver.
+        problem: why it has not; empty while nothing went wrong.
+        dropped: connections that were closed for what they sent, by reason.
+    """
+
+    def __init__(  # noqa: PLR0917  # the same as of the first door
+        self,
+        settings: Settings,
+        operations: CardOperations,
+        preparer: Preparer,
+        wants: Wants,
+        queue: CardQueue,
+        permission: Permission,
+    ) -> None:
+        assert settings.node_name is not None, "checked before"
+        self._settings = settings
+        self._ledger = operations.ledger
+        driver, root = settings.resource_prefix, settings.kubelet_root
+        self.registered = asyncio.Event()
+        self.problem = ""
+        self.dropped = Counter()
+        self._files = CdiFiles(settings.cdi_dir, driver)
+        claims = Claims(settings.kubeconfig, driver=driver, node=settings.node_name)
+        self.life = ClaimLife(
+            operations,
+            preparer,
+            wants,
+            queue,
+            claims=claims,
+            wishes=Wishes(operations.ledger, wants, settings.kubeconfig),
+            permission=permission,
+            files=self._files,
+        )
+        self.reconciler = ClaimReconciler(
+            operations, queue, self.life, claims, files=self._files, root=root, driver=driver
+        )
+        wanted = Wanted(operations.ledger, advertise=settings.advertise, scrub=settings.scrub)
+        pool = Pool(driver, settings.node_name)
+        self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
+        operations.ledger.subscribe(lambda _: self.slices.wake())
+        self._servicer = DraServicer(self.life, operations.ledger, settings.node_name)
+        self._path = socket_path(settings)
+        self._registry = RegistrySocket(
+            registry_path(root, driver),
+            Info("DRAPlugin", driver, self._path, VERSIONS),
+            self._told,
+            dropped=self.dropped,
+        )
+        self._server: ClosingServer | None = None
+        self._identity = ""
+
+    async def start(self) -> None:
+        """Serve; kubelet comes when it looks.
+
+        Raises:
+            FpgaPluginError: a socket or a file for the container runtime cannot be made.
+        """
+        await asyncio.to_thread(self._write_files)
+        listener, self._identity = listen_at(self._path)
+        try:
+            server = ClosingServer([self._servicer], self.dropped)
+            await server.start(sock=listener)
+        except BaseException:
+            listener.close()
+            remove_own(self._path, self._identity)
+            raise
+        self._server = server
+        await self._registry.start()
+
+    def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What is to be done for as long as the plugin serves."""
+        return {"claims": self.reconciler.run(), "slices": self.slices.run()}
+
+    def not_ready(self) -> list[str]:
+        """Why kubelet is not served, or the scheduler is not told; empty while both are."""
+        found = []
+        if not self.registered.is_set():
+            found.append(f"driver: {self.problem or 'not registered with kubelet yet'}")
+        if not self.slices.published:
+            found.append(f"ResourceSlices: {self.slices.problem or 'not published yet'}")
+        if self.reconciler.problem:
+            found.append(f"claims: {self.reconciler.problem}")
+        return found
+
+    def _write_files(self) -> None:
+        """The runtime's files may have been lost, and containers of known claims start again."""
+        known = [one for one in self._ledger.holders.values() if self._ledger.is_prepared(one)]
+        for holder in known:
+            with suppress(KeyError):  # a claim without its device: nothing starts with it
+                self._files.write(holder, [self._ledger.claims[one] for one in holder.devices])
+
+    def _told(self, problem: str) -> None:
+        self.problem = problem
+        if problem:
+            self.registered.clear()
+            log.warning("kubelet does not register the driver", reason=problem)
+            return
+        log.info("driver registered with kubelet", driver=self._settings.resource_prefix)
+        self.registered.set()
+        self.reconciler.kubelet_seen()
+
+    async def stop(self) -> None:
+        """Kubelet's calls end; what runs is waited for by `close`."""
+        await self._registry.stop()
+        server, self._server = self._server, None
+        if server is not None:
+            remove_own(self._path, self._identity)
+            await server.close_all()
+
+    async def close(self) -> None:
+        """Wait for the preparations that run; begin none."""
+        await self.life.close()

@@ -1,0 +1,399 @@
+"""A claim's life on this node: prepared, used, ended (NodePrepareResources and …Unprepare…).
+
+Prepare is idempotent by the claim's uid: what was prepared in this boot is answered from the
+journal, and the hardware is not touched, whoever uses it by now. Else the claim is read, its
+devices become its own in the ledger, and are scrubbed, programmed and verified as by the first
+door. The work is a task of its own, which the call's end does not end: kubelet's next call finds
+the result. What passes by itself (a former owner that still runs, a slow API server) is waited for
+inside the call, since kubelet tries again only after 60 to 90 s. A result does not expire: kubelet
+ends each claim that it asked to prepare.
+
+Unprepare ends the claim, and is answered when its regions are clean, so that the scheduler gives
+nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from fpga_plugin.claims.permission import Permission
+from fpga_plugin.claims.wants import Wants
+from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.wishes import Wishes
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NoSourceError,
+    NotFinishedError,
+    PortInUseError,
+    RefusedError,
+)
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
+from fpga_plugin.ledger.holders import HeldError
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import CLEAN, Condition, Holder
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.pods.requests import FpgaRequest
+from fpga_plugin.regions.blanks import NO_BLANK
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan, Preparer
+from fpga_plugin.regions.queue import CardQueue
+
+log = structlog.get_logger()
+
+ANSWER_SECONDS: Final = 40.0
+"""Until a call is answered; kubelet gives it 45 s (pkg/kubelet/cm/dra/plugin)."""
+
+FIRST_RETRY, LAST_RETRY = 0.1, 2.0
+"""Seconds between two looks at what has to pass."""
+
+_PASSING: Final = (NotFinishedError, NoSourceError, PortInUseError, FormerOwnerRunsError)
+"""What may be over before the call has to be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """What kubelet is told of a device of a claim."""
+
+    requests: tuple[str, ...]
+    device: DeviceId
+    cdi_id: str
+
+
+@dataclass(slots=True)
+class _Work:
+    """The preparation of one claim; outlives the calls that wait for it.
+
+    Attributes:
+        task: does it.
+        ended: the claim has ended meanwhile.
+        claim: what it asks for, once read.
+    """
+
+    task: "asyncio.Task[None] | None" = None
+    ended: bool = False
+    claim: ResourceClaim | None = None
+
+
+class ClaimLife:
+    """Belongs to the event loop.
+
+    Args:
+        operations: has the ledger, and pods' cgroups.
+        preparer: does the work on the regions.
+        wants: loads bitstreams.
+        queue: where cards that have to be scrubbed are added.
+        claims: reads claims.
+        wishes: tells what their regions are to become.
+        permission: the operator's policy.
+        files: for the container runtime.
+
+    Attributes:
+        doubted: is told of a claim that keeps another from its device: kubelet may have lost it.
+        seconds: until a call is answered.
+    """
+
+    def __init__(  # as the first door's PreStarts
+        self,
+        operations: CardOperations,
+        preparer: Preparer,
+        wants: Wants,
+        queue: CardQueue,
+        *,
+        claims: Claims,
+        wishes: Wishes,
+        permission: Permission,
+        files: CdiFiles,
+    ) -> None:
+        self._operations = operations
+        self._ledger = operations.ledger
+        self._preparer = preparer
+        self._wants = wants
+        self._queue = queue
+        self._claims = claims
+        self._wishes = wishes
+        self._permission = permission
+        self._files = files
+        self._work: dict[ClaimUid, _Work] = {}
+        self._changed = asyncio.Event()
+        self._ledger.subscribe(self._tell)
+        self.doubted: Callable[[ClaimUid], None] = lambda _: None
+        self.seconds = ANSWER_SECONDS
+
+    def _tell(self, _card: CardId | None) -> None:
+        """Whoever waits looks again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # ---------------------------------------------------------------- prepare
+
+    async def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        """Bring a claim's devices into the state that it asks for.
+
+        Raises:
+            FpgaPluginError: no container may start with them; the message says why.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.seconds
+        holder = self._ledger.holders.get(ref.uid)
+        if holder is None or not self._stands(holder):
+            work = self._begin(ref, deadline)
+            assert work.task is not None, "made with it"
+            await asyncio.wait({work.task}, timeout=deadline - loop.time())
+            if not work.task.done():
+                raise NotFinishedError(
+                    f"{ref}: preparation is not finished after {self.seconds:g} s",
+                    hint="it goes on; kubelet's next attempt uses the result",
+                )
+            work.task.result()
+        return await self._answer(ref)
+
+    async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        """The claim's file, and what kubelet is told."""
+        holder = self._ledger.holders.get(ref.uid)
+        if holder is None or not self._ledger.is_prepared(holder):
+            raise _ended(ref)
+        claims = [self._ledger.claims[device] for device in holder.devices]
+        await asyncio.to_thread(self._files.write, holder, claims)
+        after = self._ledger.holders.get(ref.uid)
+        if after is None or not self._ledger.is_prepared(after):
+            await asyncio.to_thread(self._files.remove, ref.uid)
+            raise _ended(ref)
+        return tuple(
+            PreparedDevice(
+                holder.requests.get(device, ()), device, self._files.device_id(ref.uid, device)
+            )
+            for device in holder.devices
+        )
+
+    def _stands(self, holder: Holder) -> bool:
+        """Whether what was prepared for a claim in this boot still is as it was left."""
+        if not self._ledger.is_prepared(holder):
+            return False
+        for device in holder.devices:
+            claim = self._ledger.claims.get(device)
+            if claim is None:
+                return False
+            for region in claim.grants:
+                left = self._ledger.record(region).condition
+                if left not in CLEAN | {Condition.PROGRAMMED} or self._ledger.trouble(region):
+                    return False
+        return True
+
+    def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
+        work = self._work.get(ref.uid)
+        if work is None or work.task is None or work.task.done() or work.ended:
+            work = self._work[ref.uid] = _Work()
+            task = asyncio.create_task(self._run(ref, work, deadline), name=f"prepare {ref.uid}")
+            work.task = task
+            task.add_done_callback(lambda _: self._done(ref.uid, work))
+        return work
+
+    def _done(self, uid: ClaimUid, work: _Work) -> None:
+        assert work.task is not None, "it is done"
+        if not work.task.cancelled():
+            work.task.exception()  # whoever waits raises it; nobody may
+        if self._work.get(uid) is work:
+            del self._work[uid]
+
+    async def _run(self, ref: ClaimRef, work: _Work, deadline: float) -> None:
+        """Until it is done, or the call's time is up, or it cannot be done."""
+        loop = asyncio.get_running_loop()
+        wait = FIRST_RETRY
+        while True:
+            try:
+                await self._attempt(ref, work)
+            except _PASSING as error:
+                if work.ended or loop.time() + wait >= deadline:
+                    log.warning("claim not prepared", claim=ref.uid, error=str(error))
+                    raise
+                if isinstance(error, HeldError) and error.holder is not None:
+                    self.doubted(error.holder)
+            except FpgaPluginError as error:
+                log.warning("claim not prepared", claim=ref.uid, error=str(error))
+                raise
+            except Exception as error:
+                log.exception("preparation failed", claim=ref.uid)
+                raise FpgaPluginError(
+                    f"{ref}: preparation failed for an unexpected reason",
+                    hint="the plugin's log has the details; please report this",
+                ) from error
+            else:
+                return
+            await asyncio.sleep(FIRST_RETRY)  # changes come in bursts
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+            wait = min(wait * 2, LAST_RETRY)
+
+    async def _attempt(self, ref: ClaimRef, work: _Work) -> None:
+        if not self._queue.synced:
+            raise NotFinishedError(
+                f"{ref}: kubelet's record of claims was not read yet",
+                hint="the plugin's log says what keeps it from reading it",
+            )
+        claim = work.claim = work.claim or await self._claims.get(ref)
+        await self._check_users(ref)
+        for one in claim.devices:
+            self._ledger.regions_of(one.device)
+        requests = await self._wishes.of(claim)
+        await self._check_policy(ref, claim, requests)
+        wants = await self._wants.exactly(requests)
+        if work.ended:
+            raise _ended(ref)
+        holder = _holder(claim)
+        self._ledger.take(holder)
+        lease = self._ledger.lease(holder.devices)
+        plan = Plan(lease, None, {**wants}, self._ledger.epoch)
+        self._preparer.check(plan, mending=True)
+        records = await self._preparer.prepare(plan)
+        observed = await self._preparer.read_back(plan)
+        self._preparer.check_result(plan, records, observed)
+        self._ledger.prepared(ref.uid)
+        log.info(
+            "claim prepared",
+            claim=ref.uid,
+            namespace=ref.namespace,
+            name=ref.name,
+            devices=holder.devices,
+            pods=sorted(holder.pods),
+            bitstreams={
+                region: None if one is None else one.bitstream_id
+                for region, one in requests.items()
+            },
+        )
+
+    async def _check_policy(
+        self,
+        ref: ClaimRef,
+        claim: ResourceClaim,
+        requests: Mapping[RegionId, FpgaRequest | None],
+    ) -> None:
+        """What the operator's policy says of it, in the claim's namespace.
+
+        Raises:
+            NotPermittedError: the message names the rule.
+        """
+        of_resources: dict[ResourceName, list[DeviceId]] = {}
+        for one in claim.devices:
+            if (resource := self._ledger.device_resource(one.device)) is not None:
+                of_resources.setdefault(resource, []).append(one.device)
+        nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
+        identity = Identity(name=PodName(ref.namespace, ref.name))
+        for resource, devices in of_resources.items():
+            regions = [region.id for one in devices for region in self._ledger.regions_of(one)]
+            asked = dict.fromkeys(wish for region in regions if (wish := requests[region]))
+            await self._permission.check(identity, resource, devices, tuple(asked), nobody)
+
+    async def _check_users(self, ref: ClaimRef) -> None:
+        """What is not as it was prepared is not prepared anew under those who use it.
+
+        Raises:
+            FormerOwnerRunsError: a pod of the claim runs.
+        """
+        holder = self._ledger.holders.get(ref.uid)
+        if holder is None or holder.ended:
+            return
+        if (pod := await self._operations.living(holder.pods)) is not None:
+            raise FormerOwnerRunsError(
+                f"{ref}: pod {pod} runs with it, and its devices are not as they were prepared",
+                hint="delete the pods that use the claim",
+            )
+
+    # ---------------------------------------------------------------- unprepare
+
+    async def unprepare(self, ref: ClaimRef) -> None:
+        """End a claim; returns when nothing of it is left, or what is left is kept back.
+
+        Raises:
+            FpgaPluginError: not yet.
+        """
+        await self.end(ref.uid)
+        await self._clean(ref)
+
+    async def end(self, uid: ClaimUid) -> None:
+        """No container starts with the claim any more, and its regions are on their way."""
+        if (work := self._work.get(uid)) is not None:
+            work.ended = True
+        cards = self._ledger.end_holder(uid)
+        if cards:
+            holder = self._ledger.holders[uid]
+            log.info("claim ended", claim=uid, devices=holder.devices, pods=sorted(holder.pods))
+        for card in cards:
+            self._queue.add(card)
+        await asyncio.to_thread(self._files.remove, uid)
+
+    async def _clean(self, ref: ClaimRef) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.seconds
+        while True:
+            changed = self._changed
+            left = self._left(ref.uid)
+            if not left:
+                self._ledger.forget_holder(ref.uid)
+                return
+            try:
+                # What keeps a scrub waiting may pass without a change of the ledger.
+                async with asyncio.timeout(min(LAST_RETRY, max(deadline - loop.time(), 0))):
+                    await changed.wait()
+            except TimeoutError:
+                if loop.time() >= deadline:
+                    raise NotFinishedError(
+                        f"{ref}: {', '.join(sorted(left))} not scrubbed after {self.seconds:g} s",
+                        hint="it goes on; kubelet asks again. See why the pod's processes do not"
+                        " end",
+                    ) from None
+
+    def _left(self, uid: ClaimUid) -> list[RegionId]:
+        """Regions of an ended claim that a scrub is still to come for."""
+        holder = self._ledger.holders.get(uid)
+        if holder is None or not holder.ended:
+            return []
+        return [
+            region.id
+            for device in holder.devices
+            if (card := self._ledger.cards.get(card_of(device))) is not None
+            for region in card.regions
+            if DeviceId(region.id) == device or DeviceId(card.id) == device
+            if self._to_scrub(region.id)
+        ]
+
+    def _to_scrub(self, region: RegionId) -> bool:
+        """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
+        record = self._ledger.record(region)
+        if record.condition in CLEAN or self._ledger.trouble(region):
+            return False
+        if self._ledger.region_claim(region) is not None:
+            return False  # somebody else's by now, who gets it scrubbed
+        return not record.reason.startswith(NO_BLANK)
+
+    async def close(self) -> None:
+        """Wait for what cannot be interrupted; begin nothing."""
+        for work in self._work.values():
+            work.ended = True
+        if tasks := [work.task for work in self._work.values() if work.task is not None]:
+            await asyncio.wait(tasks)
+
+
+def _holder(claim: ResourceClaim) -> Holder:
+    requests: dict[DeviceId, tuple[str, ...]] = {}
+    for one in claim.devices:
+        have = requests.get(one.device, ())
+        requests[one.device] = have if one.request in have else (*have, one.request)
+    return Holder(
+        uid=claim.ref.uid,
+        namespace=claim.ref.namespace,
+        name=claim.ref.name,
+        devices=tuple(requests),
+        requests=requests,
+        pods=claim.pods | ({claim.pod[1]} if claim.pod is not None else set()),
+    )
+
+
+def _ended(ref: ClaimRef) -> RefusedError:
+    return NoSuchClaimError(f"{ref} ended while it was prepared")

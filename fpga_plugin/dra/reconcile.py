@@ -1,0 +1,235 @@
+"""Compares the ledger's claims with kubelet's record of them.
+
+At the start, and with each life of kubelet, before anything is scrubbed: a claim that the record
+shows and the journal lost is adopted, and one that only the journal has may have been lost by
+kubelet, which then never ends it. While we run the record is watched, not polled: it tells of
+further pods of a claim, for which no call comes, and of a record that was wiped.
+
+A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
+name, not allocated, reserved for nobody) and no pod of it runs. Only while there is such a claim is
+anything asked at intervals.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.names import parse_device_name
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Holder
+from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim, read_record
+from fpga_plugin.process.watcher import Look, Watcher, hint_for
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue
+
+log = structlog.get_logger()
+
+LOST_SECONDS: Final = 30.0
+"""Between two questions about a claim that kubelet lost."""
+
+_FILE: Final = re.compile(re.escape(FILE_NAME))
+
+
+class ClaimReconciler:
+    """Belongs to the event loop.
+
+    Args:
+        operations: has the ledger, and pods' cgroups.
+        queue: is in step with kubelet once its record was read.
+        life: ends claims.
+        claims: reads claims at the API server.
+        files: for the container runtime.
+        root: kubelet's root directory.
+        driver: our name.
+
+    Attributes:
+        problem: why kubelet's record cannot be read; empty while it can.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        queue: CardQueue,
+        life: ClaimLife,
+        claims: Claims,
+        *,
+        files: CdiFiles,
+        root: str,
+        driver: str,
+    ) -> None:
+        self._operations = operations
+        self._ledger: Ledger = operations.ledger
+        self._queue = queue
+        self._life = life
+        self._claims = claims
+        self._files = files
+        self._root = root
+        self._driver = driver
+        self._wake = asyncio.Event()
+        self._lost: set[ClaimUid] = set()
+        self.problem = ""
+        self._watcher = Watcher(self, name="dra-record", local=True)
+        life.doubted = self._doubt
+        self._unsubscribe = self._ledger.subscribe(lambda _: self._card_changed())
+
+    def look(self, look: Look) -> None:
+        """What is watched (`process.watcher.Target`)."""
+        resolved, names = look.inside(self._root, _FILE)
+        for name in names:
+            look.file(resolved, name, name)
+
+    def changed(self, _reported: str | None) -> None:
+        """Kubelet wrote its record (`process.watcher.Target`)."""
+        self._wake.set()
+
+    def unwatched(self, error: OSError) -> None:
+        """It is read at calls only (`process.watcher.Target`)."""
+        log.warning(
+            "cannot watch kubelet's record of claims",
+            directory=self._root,
+            error=error.strerror,
+            hint=hint_for(error),
+        )
+
+    def kubelet_seen(self) -> None:
+        """A life of kubelet registered the driver."""
+        self._wake.set()
+
+    def _doubt(self, _uid: ClaimUid) -> None:
+        """Somebody waits for a claim's end."""
+        self._wake.set()
+
+    def _card_changed(self) -> None:
+        if self._ledger.unreconciled & self._ledger.cards.keys():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._watcher.start()
+        await self._watcher.ready()
+        try:
+            while True:
+                self._wake.clear()
+                read = await self._round()
+                waiting = bool(self._lost) or not read
+                try:
+                    async with asyncio.timeout(LOST_SECONDS if waiting else None):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._unsubscribe()
+            self._watcher.close()
+
+    async def _round(self) -> bool:
+        """One look at the record; returns whether it could be read."""
+        before = set(self._ledger.holders)
+        try:
+            record = await asyncio.to_thread(read_record, self._root, self._driver)
+            self._adopt(record)
+        except FpgaPluginError as error:
+            if self.problem != str(error):
+                self.problem = str(error)
+                log.warning("kubelet's record of claims cannot be read", error=str(error))
+            return False
+        self.problem = ""
+        if not self._queue.synced:
+            log.info("kubelet's record of claims read", claims=len(record))
+            # Not before: of a claim that the journal lost the file is still needed.
+            known = {uid for uid, one in self._ledger.holders.items() if not one.ended}
+            await asyncio.to_thread(self._files.keep, known | record.keys())
+            self._queue.sync()
+        await self._look_for_lost(before, record)
+        return True
+
+    def _adopt(self, record: Mapping[ClaimUid, RecordedClaim]) -> None:
+        """Learn of pods, and of claims that the journal lost.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        ledger = self._ledger
+        cards = ledger.unreconciled & ledger.cards.keys()
+        for uid, one in record.items():
+            holder = ledger.holders.get(uid)
+            if holder is not None:
+                if not holder.ended:
+                    ledger.users(uid, one.pods)
+                continue
+            if not one.devices:
+                continue  # it is only about to be prepared
+            try:
+                devices = {parse_device_name(name): names for name, names in one.devices.items()}
+                ledger.adopt_holder(
+                    Holder(
+                        uid=uid,
+                        namespace=one.namespace,
+                        name=one.name,
+                        devices=tuple(sorted(devices)),
+                        requests=devices,
+                        pods=one.pods,
+                    )
+                )
+            except (ValueError, FpgaPluginError) as error:
+                # Its card stays back: who has it is not known.
+                log.warning("claim not adopted", claim=uid, error=str(error))
+                cards -= {
+                    card for card in cards if any(_of_card(name, card) for name in one.devices)
+                }
+            else:
+                log.warning("claim adopted", claim=uid, pods=sorted(one.pods))
+        ledger.reconciled(cards)
+
+    async def _look_for_lost(
+        self, before: set[ClaimUid], record: Mapping[ClaimUid, RecordedClaim]
+    ) -> None:
+        """Claims that kubelet never ends, because it knows nothing of them."""
+        holders = self._ledger.holders
+        lost = {uid for uid in before & holders.keys() - record.keys() if not holders[uid].ended}
+        for uid in lost - self._lost:
+            log.warning(
+                "kubelet's record lacks a claim",
+                claim=uid,
+                devices=list(holders[uid].devices),
+                pods=sorted(holders[uid].pods),
+                hint="its devices are kept until the API server says that it is over and its pods"
+                " are gone",
+            )
+        self._lost = lost
+        for uid in sorted(lost):
+            if (holder := holders.get(uid)) is not None and await self._is_over(holder):
+                log.warning("claim ended without a call", claim=uid)
+                await self._life.end(uid)
+                self._lost.discard(uid)
+
+    async def _is_over(self, holder: Holder) -> bool:
+        """Whether nobody uses a claim that kubelet's record lacks."""
+        try:
+            claim = await self._claims.get(ClaimRef(holder.uid, holder.namespace, holder.name))
+        except NoSuchClaimError:
+            pods = holder.pods
+        except FpgaPluginError as error:
+            log.info("whether a claim is over is not known", claim=holder.uid, error=str(error))
+            return False
+        else:
+            if claim.pods:
+                self._ledger.users(holder.uid, claim.pods)
+                return False
+            pods = holder.pods
+        if await self._operations.living(pods) is not None:
+            return False
+        # Kubelet may have begun to prepare it in the meantime.
+        now = await asyncio.to_thread(read_record, self._root, self._driver)
+        return holder.uid not in now
+
+
+def _of_card(device: str, card: str) -> bool:
+    return device.startswith(card.replace(".", "-"))

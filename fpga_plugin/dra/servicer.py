@@ -1,0 +1,219 @@
+"""Kubelet's calls of the second door: messages in, `ClaimLife` behind, messages out.
+
+All claims of a call are served at the same time, so that one that waits for a former owner does not
+hold up another, and each has an answer of its own: an error of one is no error of the call. A claim
+that kubelet names twice is served once.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+import structlog
+from grpclib.const import Cardinality, Handler
+from grpclib.server import Stream
+
+from fpga_plugin.api.messages import v1, v1alpha1
+from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.dra.claim import ClaimRef
+from fpga_plugin.dra.life import ClaimLife, PreparedDevice
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
+from fpga_plugin.ids import DeviceId, parse_claim_uid
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.pods.names import parse_name
+from fpga_plugin.serving.messages import receive
+from fpga_plugin.serving.unary import statuses, unary
+
+VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+"""What kubelet is told that is served; of each service it takes the first that it knows."""
+
+MAX_CLAIMS: Final = 256
+"""Of one call; a pod has at most a few dozen."""
+
+HEALTH_TIMEOUT: Final = 365 * 24 * 3600
+"""Seconds for which a word about health holds: until the next one, which comes with a change."""
+
+_log = structlog.get_logger()
+
+
+class DraServicer:
+    """`__mapping__` is how grpclib takes it.
+
+    Args:
+        life: what the calls do.
+        ledger: has the devices' health.
+        pool: our node's.
+    """
+
+    def __init__(self, life: ClaimLife, ledger: Ledger, pool: str) -> None:
+        self._life = life
+        self._ledger = ledger
+        self._pool = pool
+        self._since: dict[tuple[DeviceId, bool], int] = {}
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Every method by its path."""
+        service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+        mapping = {
+            f"{service}/NodePrepareResources": unary(
+                "NodePrepareResources",
+                dra.NodePrepareResourcesRequest,
+                dra.NodePrepareResourcesResponse,
+                self._prepare,
+            ),
+            f"{service}/NodeUnprepareResources": unary(
+                "NodeUnprepareResources",
+                dra.NodeUnprepareResourcesRequest,
+                dra.NodeUnprepareResourcesResponse,
+                self._unprepare,
+            ),
+        }
+        for name, package in (("v1", v1), ("v1alpha1", v1alpha1)):
+            mapping[f"/{name}.DRAResourceHealth/NodeWatchResources"] = Handler(
+                self._health(package),
+                Cardinality.UNARY_STREAM,
+                package.NodeWatchResourcesRequest,
+                package.NodeWatchResourcesResponse,
+            )
+        return mapping
+
+    async def _prepare(
+        self, request: dra.NodePrepareResourcesRequest
+    ) -> dra.NodePrepareResourcesResponse:
+        async def one(claim: dra.Claim) -> dra.NodePrepareResourceResponse:
+            async def served(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
+                devices = await self._life.prepare(ref)
+                return dra.NodePrepareResourceResponse(
+                    devices=[self._device(each) for each in devices]
+                )
+
+            answer, problem = await _served("NodePrepareResources", claim, served)
+            return answer or dra.NodePrepareResourceResponse(error=problem)
+
+        return dra.NodePrepareResourcesResponse(claims=await _each(request.claims, one))
+
+    def _device(self, one: PreparedDevice) -> dra.Device:
+        return dra.Device(
+            request_names=list(one.requests),
+            pool_name=self._pool,
+            device_name=device_name(one.device),
+            cdi_device_ids=[one.cdi_id],
+        )
+
+    async def _unprepare(
+        self, request: dra.NodeUnprepareResourcesRequest
+    ) -> dra.NodeUnprepareResourcesResponse:
+        async def one(claim: dra.Claim) -> dra.NodeUnprepareResourceResponse:
+            _, problem = await _served("NodeUnprepareResources", claim, self._life.unprepare)
+            return dra.NodeUnprepareResourceResponse(error=problem)
+
+        return dra.NodeUnprepareResourcesResponse(claims=await _each(request.claims, one))
+
+    # ---------------------------------------------------------------- health
+
+    def _health(self, package: Any) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
+        """One stream: all devices at once, then again with each change. Nothing wakes it but that.
+
+        `package`: of the messages, which are the same in both.
+        """
+
+        async def handler(stream: Stream[Any, Any]) -> None:
+            changed = asyncio.Event()
+            stop = self._ledger.subscribe(lambda _: changed.set())
+            sent = None
+            try:
+                with statuses("NodeWatchResources"):
+                    await receive(stream)
+                    while True:
+                        changed.clear()
+                        now = self._conditions()
+                        if now != sent:
+                            sent = now
+                            await stream.send_message(self._message(package, now))
+                        await changed.wait()
+            finally:
+                stop()
+
+        return handler
+
+    def _conditions(self) -> dict[DeviceId, str]:
+        """Why each owned device is not well; empty if it is."""
+        ledger = self._ledger
+        found = {}
+        for device, claim in ledger.claims.items():
+            problems = [ledger.trouble(region) for region in claim.grants]
+            if any(ledger.region(region) is None for region in claim.grants):
+                problems.insert(0, "gone")
+            found[device] = next(filter(None, problems), "")
+        return found
+
+    def _message(self, package: Any, conditions: dict[DeviceId, str]) -> Any:
+        keys = {(device, not problem) for device, problem in conditions.items()}
+        self._since = {key: self._since.get(key, int(time.time())) for key in keys}
+        status = package.HealthStatus
+        return package.NodeWatchResourcesResponse(
+            devices=[
+                package.DeviceHealth(
+                    device=package.DeviceIdentifier(
+                        pool_name=self._pool, device_name=device_name(device)
+                    ),
+                    health=status.UNHEALTHY if problem else status.HEALTHY,
+                    last_updated_time=self._since[device, not problem],
+                    health_check_timeout_seconds=HEALTH_TIMEOUT,
+                    message=problem[:1024],
+                )
+                for device, problem in sorted(conditions.items())
+            ]
+        )
+
+
+async def _served(
+    method: str, claim: dra.Claim, serve: Callable[[ClaimRef], Awaitable[Any]]
+) -> tuple[Any, str]:
+    """A claim's answer, or why there is none; logged."""
+    started = time.monotonic()
+    problem, answer = "", None
+    try:
+        answer = await serve(_parsed(claim))
+    except FpgaPluginError as error:
+        problem = str(error)
+    except Exception:  # noqa: BLE001  # of one claim: the others are answered
+        _log.exception("unexpected error in a call", method=method)
+        problem = f"{method} failed: see the log of fpga-plugin"
+    seconds = round(time.monotonic() - started, 6)
+    if problem:
+        _log.warning("claim refused", method=method, message=problem, seconds=seconds)
+    else:
+        _log.info("claim served", method=method, claim=claim.uid, seconds=seconds)
+    return answer, problem
+
+
+def _parsed(claim: dra.Claim) -> ClaimRef:
+    """What kubelet names, as values.
+
+    Raises:
+        InvalidRequestError: it is no claim's uid or name.
+    """
+    try:
+        return ClaimRef(
+            parse_claim_uid(claim.uid), parse_name(claim.namespace), parse_name(claim.name)
+        )
+    except ValueError as error:
+        raise InvalidRequestError(f"the call names no claim: {error}") from error
+
+
+async def _each(
+    claims: Iterable[dra.Claim], serve: Callable[[dra.Claim], Awaitable[Any]]
+) -> dict[str, Any]:
+    """Every claim's answer, by its uid.
+
+    Raises:
+        InvalidRequestError: there are more than any pod has.
+    """
+    by_uid = {claim.uid: claim for claim in claims}
+    if len(by_uid) > MAX_CLAIMS:
+        raise InvalidRequestError(f"the call names {len(by_uid)} claims; at most {MAX_CLAIMS}")
+    answers = await asyncio.gather(*(serve(claim) for claim in by_uid.values()))
+    return dict(zip(by_uid, answers, strict=True))

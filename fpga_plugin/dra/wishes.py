@@ -1,0 +1,126 @@
+"""What each region of a claim is to become: the claim's config, or its pod's variables.
+
+Whichever it is, the config of the DeviceClass bounds it.
+"""
+
+from fpga_plugin.claims.wants import Wants
+from fpga_plugin.dra.claim import CALL_SECONDS, Allocated, ResourceClaim
+from fpga_plugin.dra.regionconfig import Wish, merged, within
+from fpga_plugin.errors import InvalidRequestError, NoSourceError, RefusedError
+from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.ids import DeviceId, InterfaceId, RegionId
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.pods.environment import container_requests
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.pods.pod import Pod
+from fpga_plugin.pods.requests import FpgaRequest, Target, assign
+
+
+class Wishes:
+    """Belongs to the event loop.
+
+    Args:
+        ledger: knows the cards.
+        wants: tells what variables mean.
+        kubeconfig: path of a file with credentials; None: the pod's service account.
+    """
+
+    def __init__(self, ledger: Ledger, wants: Wants, kubeconfig: str | None) -> None:
+        self._ledger = ledger
+        self._wants = wants
+        self._kubeconfig = kubeconfig
+
+    async def of(self, claim: ResourceClaim) -> dict[RegionId, FpgaRequest | None]:
+        """What each region is to become; None: blank.
+
+        Raises:
+            NotPermittedError: a DeviceClass does not allow it.
+            NoSourceError: the pod cannot be read.
+            FpgaPluginError: what is asked for makes no sense, or a card is gone.
+        """
+        wishes = (
+            {one.device: merged(claim.of(one, from_class=False)) for one in claim.devices}
+            if claim.pod is None
+            else None
+        )
+        asked = {} if wishes is not None else await self._of_pod(claim)
+        found: dict[RegionId, FpgaRequest | None] = {}
+        for one in claim.devices:
+            interface = self._ledger.cards[card_of(one.device)].interface_id
+            for region in self._ledger.regions_of(one.device):
+                wish = wishes[one.device] if wishes is not None else asked.get(region.id, Wish())
+                allowed = within(claim.of(one, from_class=True), wish, f"device {one.device}")
+                found[region.id] = _request(allowed, interface, one.device)
+        return found
+
+    async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, Wish]:
+        """What the containers ask for in their environment that share the claim."""
+        assert claim.pod is not None, "asked for only then"
+        from fpga_plugin.pods.apiserver import ApiServer  # lightkube: where needed
+
+        name, uid = claim.pod
+        server = ApiServer(self._kubeconfig, call_seconds=CALL_SECONDS)
+        pod, mapped = await server.get_extended(*name)
+        if pod.uid != uid:
+            raise NoSourceError(f"pod {name} is another one by now: its uid is not {uid}")
+        if mapped is None or mapped.claim != claim.ref.name:
+            raise NoSourceError(f"pod {name} does not say yet which containers use {claim.ref}")
+        return await self._shared(claim, pod, mapped.requests)
+
+    async def _shared(
+        self, claim: ResourceClaim, pod: Pod, mapped: tuple[tuple[str, str], ...]
+    ) -> dict[RegionId, Wish]:
+        found: dict[RegionId, tuple[str, Wish]] = {}
+        containers, _ = container_requests(pod)
+        for container in containers:
+            names = {request for name, request in mapped if name == container.name}
+            devices = [one for one in claim.devices if one.request in names]
+            if not devices:
+                continue
+            if container.wrong is not None:
+                message, hint = container.wrong
+                raise InvalidRequestError(message, hint=hint)
+            identity = Identity(
+                pod=claim.pod and claim.pod[1],
+                container=container.name,
+                name=PodName(pod.namespace, pod.name),
+            )
+            # Names of bitstreams become ids here, so that a class's pin is held against ids.
+            requests = await self._wants.requests(
+                identity, [one.device for one in devices], container.env
+            )
+            for region, request in assign(requests, self._targets(devices)).items():
+                wish = Wish() if request is None else Wish(request.file_id, request.settings)
+                other, before = found.setdefault(region, (container.name, wish))
+                if before != wish:
+                    raise RefusedError(
+                        f"containers {other} and {container.name} share a device and ask for"
+                        " different bitstreams: a claim is prepared once, before both",
+                        hint="give each container a device of its own, or ask for the same",
+                    )
+        return {region: wish for region, (_, wish) in found.items()}
+
+    def _targets(self, devices: list[Allocated]) -> list[Target]:
+        return [
+            Target(
+                region=region.id,
+                device=one.device,
+                interface_id=self._ledger.cards[card_of(one.device)].interface_id,
+            )
+            for one in devices
+            for region in self._ledger.regions_of(one.device)
+        ]
+
+
+def _request(wish: Wish, interface: InterfaceId, device: DeviceId) -> FpgaRequest | None:
+    if wish.bitstream is None:
+        if wish.settings != DriverSettings():
+            raise InvalidRequestError(
+                f"device {device}: driver parameters are given, and no bitstream",
+                hint="name the bitstream in RegionConfig",
+            )
+        return None
+    return FpgaRequest(
+        suffix="", interface_id=interface, bitstream_id=wish.bitstream, settings=wish.settings
+    )

@@ -1,0 +1,182 @@
+"""Resource claims that have devices (DRA): the ledger's steps for the second door.
+
+Under it the owner of a device is a claim, by its uid, and the pods that use the claim. What the
+ledger keeps for each device is the same as under the first door (`Claim`). A holder says besides
+whose these claims are. The two change in one transaction.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, ResourceName
+from fpga_plugin.ledger.claims import Claims
+from fpga_plugin.ledger.names import card_of, is_card
+from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Holder
+
+
+class HeldError(NotFinishedError):
+    """Another claim still has a device; its end is waited for.
+
+    Attributes:
+        holder: which claim; None: it is none of DRA's.
+    """
+
+    def __init__(self, message: str, *, holder: ClaimUid | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+
+
+class Holders(Claims):
+    """The ledger's steps on the side of DRA."""
+
+    def is_prepared(self, holder: Holder) -> bool:
+        """Whether its devices were brought into the state that it asks for, in this boot."""
+        return not holder.ended and bool(holder.boot) and holder.boot == self.boot_id
+
+    def take(self, holder: Holder) -> tuple[Claim, ...]:
+        """Give a claim its devices, all of them or none, before anything is done to them.
+
+        What the claim has of an earlier preparation ends with it.
+
+        Raises:
+            UnknownDeviceError: no such device.
+            HeldError: another claim has one, or a device of the same card in the other mode.
+            RefusedError: the hardware failed, or a node is in another pod's hands.
+            JournalError: nothing was given.
+        """
+        before = self.holders.get(holder.uid)
+        if before is not None and before.ended:
+            before = None
+        users = holder.pods if before is None else holder.pods | before.pods
+        change = Change(holders={holder.uid: replace(holder, pods=users, boot="", ended=False)})
+        claims: list[Claim] = []
+        for device in holder.devices:
+            resource = self.device_resource(device)
+            if resource is None:
+                raise UnknownDeviceError(
+                    f"this node has no device {device}",
+                    hint="its card was removed after the claim was allocated: delete the pod",
+                )
+            self._check_others(holder, device)
+            held = self.claims.get(device)
+            self._check_in_service(card_of(device), owned=held is not None)
+            for region in self.regions_of(device):
+                self._check_borrowed(region)
+            if held is not None:
+                self._release(change, held)
+            claims.append(self._made(change, device, resource))
+        for device in () if before is None else before.devices:
+            # It had others before: kubelet was told of another allocation.
+            if device not in holder.devices and (held := self.claims.get(device)) is not None:
+                self._release(change, held)
+                change.claims[device] = None
+        self._commit(change)
+        return tuple(claims)
+
+    def _made(self, change: Change, device: DeviceId, resource: ResourceName) -> Claim:
+        claim = change.claims[device] = Claim(
+            device=device,
+            resource=resource,
+            grants={region.id: region.grant for region in self.regions_of(device)},
+            touched=True,
+            epoch=self.epoch,
+            prestarts=1,  # never balanced: no PostStop comes by this door
+            generation=next(self._generations),
+            since=self._clock(),
+        )
+        change.strays[device] = 0
+        return claim
+
+    def _check_others(self, holder: Holder, device: DeviceId) -> None:
+        """Invariant 1, among claims.
+
+        Raises:
+            HeldError: another claim has the device, its card or a region of it.
+        """
+        card, whole = card_of(device), is_card(device)
+        for claim in self.claims_on(card):
+            if claim.device != device and is_card(claim.device) == whole:
+                continue  # a neighbour
+            other = self.holder_of(claim.device)
+            if other is not None and other.uid == holder.uid:
+                continue  # what it has from before, which ends with this
+            who = "a pod of the device plugin" if other is None else f"claim {other.uid}"
+            raise HeldError(
+                f"{claim.device} is still held by {who}",
+                holder=None if other is None else other.uid,
+                hint="it is tried again when kubelet retries; see why that claim does not end",
+            )
+        both = [d for d in holder.devices if card_of(d) == card and is_card(d) != whole]
+        if both:
+            raise RefusedError(
+                f"the claim has card {card} as a whole and by region at the same time",
+                hint="the scheduler must know the counters of the node's ResourceSlices",
+            )
+
+    def prepared(self, uid: ClaimUid) -> None:
+        """What a claim asks for is done and verified; kubelet is about to be told."""
+        holder = self.holders[uid]
+        change = Change(holders={uid: replace(holder, boot=self.boot_id)})
+        for device in holder.devices:
+            claim = self.claims[device]
+            if not claim.started:
+                change.claims[device] = replace(claim, started=True)
+        self._commit(change)
+
+    def unprepared(self, uid: ClaimUid) -> None:
+        """What was prepared for a claim is no longer what it asks for."""
+        self._commit(Change(holders={uid: replace(self.holders[uid], boot="")}))
+
+    def adopt_holder(self, holder: Holder) -> tuple[Claim, ...]:
+        """Make the holder that kubelet's record shows and the journal lacks: pods may run with it.
+
+        Raises:
+            FpgaPluginError: it conflicts with what the ledger knows.
+        """
+        change = Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+        claims = []
+        for device in holder.devices:
+            resource = self.device_resource(device)
+            if resource is None:
+                raise UnknownDeviceError(f"this node has no device {device}")
+            self._check_others(holder, device)
+            claim = self._made(change, device, resource)
+            claims.append(claim)
+            change.claims[device] = replace(claim, exposed=True)
+            for region in claim.grants:
+                record = self.record(region)
+                if record.condition in CLEAN:
+                    change.regions[region] = replace(
+                        record, condition=Condition.DIRTY, reason="a pod may have used it"
+                    )
+        self._commit(change)
+        return tuple(claims)
+
+    def users(self, uid: ClaimUid, pods: Iterable[PodUid]) -> None:
+        """Pods that use a claim, besides those that are known."""
+        holder = self.holders.get(uid)
+        if holder is not None and (new := frozenset(pods) - holder.pods):
+            self._commit(Change(holders={uid: replace(holder, pods=holder.pods | new)}))
+
+    def end_holder(self, uid: ClaimUid) -> tuple[CardId, ...]:
+        """The end of a claim; what it had is scrubbed in the background.
+
+        The holder stays, as ended, until that is done (`forget_holder`). Returns the cards.
+        """
+        holder = self.holders.get(uid)
+        if holder is None or holder.ended:
+            return ()
+        change = Change(holders={uid: replace(holder, ended=True, boot="")})
+        for device in holder.devices:
+            if (claim := self.claims.get(device)) is not None:
+                self._release(change, claim)
+                change.claims[device] = None
+        self._commit(change)
+        self.ends["released"] += len(holder.devices)
+        return tuple(dict.fromkeys(map(card_of, holder.devices)))
+
+    def forget_holder(self, uid: ClaimUid) -> None:
+        """What an ended claim had is clean, or kept back for good."""
+        if uid in self.holders and self.holders[uid].ended:
+            self._commit(Change(holders={uid: None}))

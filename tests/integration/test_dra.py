@@ -1,0 +1,463 @@
+"""The second door: claims that kubelet prepares and unprepares, in every order that it knows."""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+
+import grpc
+import pytest
+from daemon_support import AFU, AFU_2, BLANK, CARD, LIMIT, P0, P1, Node, eventually, message
+from dra_support import (
+    DRIVER,
+    NAMESPACE,
+    NODE,
+    Claim,
+    DraNode,
+    config,
+    container,
+    dra_name,
+)
+
+
+def test_a_claims_life_from_registration_to_a_clean_region():
+    with DraNode().up() as node:
+        (info,) = node.dra.registered
+        assert list(info.supported_versions) == [
+            "v1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth",
+        ]
+        claim = node.claim("c", P0, bitstream=AFU, driverParams={"clock": 250})
+        (device,) = node.dra.prepare(claim)
+        assert (device.pool_name, device.device_name) == (NODE, dra_name(P0))
+        assert list(device.request_names) == ["fpga"]
+        assert list(device.cdi_device_ids) == [f"k8s.{DRIVER}/claim={claim.uid}-{dra_name(P0)}"]
+        assert not device.HasField("share_id")
+        assert node.afu(P0) == AFU
+        assert node.state()[P0]["clock"] == 250
+        file = node.file(claim)
+        assert (file["cdiVersion"], file["kind"]) == ("0.5.0", f"k8s.{DRIVER}/claim")
+        (of_device,) = file["devices"]
+        assert of_device["name"] == f"{claim.uid}-{dra_name(P0)}"
+        (path,) = [one["path"] for one in of_device["containerEdits"]["deviceNodes"]]
+        assert node.env(claim)["FPGA_DEVICE_0000_10_00_0_P0"] == path
+        assert node.env(claim)["FPGA_REQUEST_FPGA"] == path
+        assert node.dra.unprepare(claim) == ""
+        assert (node.afu(P0), node.afu(P1)) == (BLANK, BLANK)
+        assert node.state()[P0]["clock"] != 250
+        assert node.file(claim) is None
+
+
+def test_a_claim_without_config_gets_a_blank_region():
+    with DraNode().up() as node:
+        node.dra.prepare(node.claim("c", P0))
+        assert node.afu(P0) == BLANK
+
+
+def test_what_is_prepared_is_answered_from_the_journal_and_the_hardware_is_not_touched():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        first = node.dra.prepare(claim)
+        asked, steps = node.api.gets(), node.programmed()
+        node.api.away = True  # nobody is asked, either
+        assert node.dra.prepare(claim) == first
+        node.dra.restart()  # and it has forgotten what was prepared
+        for path in node.cdi.iterdir():
+            path.unlink()
+        assert node.dra.prepare(claim) == first
+        assert (node.api.gets(), node.programmed()) == (asked, steps)
+        assert node.file(claim) is not None
+        node.again()
+        assert node.dra.prepare(claim) == first
+        assert node.programmed() == 0
+        assert node.afu(P0) == AFU
+
+
+def test_files_for_the_runtime_are_written_anew_at_the_start():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        before = node.file(claim)
+        node.plugin.kill()
+        shutil.rmtree(node.cdi)
+        stale = node.cdi / f"k8s.{DRIVER}-claim_{'0' * 8}.json"
+        stale.parent.mkdir()
+        stale.write_text("{}")
+        others = node.cdi / "others.json"
+        others.write_text("{}")
+        node.restarted()
+        assert node.file(claim) == before
+        eventually(lambda: not stale.exists())
+        assert others.exists()
+
+
+def test_after_a_reboot_a_claim_is_prepared_anew():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        node.plugin.kill()
+        (node.simulated / "boot_id").write_text("another\n")
+        shutil.rmtree(node.cdi)
+        state = json.loads((node.simulated / "state.json").read_text())
+        state["regions"][P0]["afu_id"] = "0" * 32
+        (node.simulated / "state.json").write_text(json.dumps(state))
+        node.restarted()
+        assert node.file(claim) is None  # nothing starts with what is not prepared
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU
+        assert node.file(claim) is not None
+        assert node.dra.unprepare(claim) == ""
+        assert node.afu(P0) == BLANK
+
+
+def test_unknown_and_deleted_claims_are_unprepared_without_a_word():
+    with DraNode().up() as node:
+        assert node.dra.unprepare(Claim("never")) == ""
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        del node.api.objects[claim.path]
+        assert node.dra.unprepare(claim) == ""
+        assert node.dra.unprepare(claim) == ""
+        assert node.afu(P0) == BLANK
+
+
+def test_claims_that_cannot_be_served_are_refused_with_the_reason():
+    with DraNode().up() as node:
+        admin = node.claim("admin", P0)
+        admin.results[0]["adminAccess"] = True
+        node.put(admin)
+        assert "adminAccess" in node.dra.refused(admin)
+        elsewhere = node.claim("elsewhere", P0)
+        elsewhere.results[0]["pool"] = "node-b"
+        node.put(elsewhere)
+        assert "pool 'node-b'" in node.dra.refused(elsewhere)
+        renamed = node.claim("renamed", P0)
+        known, renamed.uid = renamed.uid, "another"
+        assert "its uid is not another" in node.dra.refused(renamed)
+        renamed.uid = known
+        gone = node.claim("gone", "0000-ff-00.0-p0")
+        assert "is gone" in node.dra.refused(gone)
+        misspelt = node.claim("misspelt", P0, bitstreem=AFU)
+        assert "bitstreem" in node.dra.refused(misspelt)
+        unknown = node.claim("unknown", P0, bitstream="0" * 32)
+        assert "0" * 32 in node.dra.refused(unknown)
+        deleted = node.claim("deleted", P0)
+        del node.api.objects[deleted.path]
+        assert "not there any more" in node.dra.refused(deleted)
+        assert node.afu(P0) == BLANK
+        # and none of them stands in the way
+        node.dra.prepare(node.claim("c", P0, bitstream=AFU))
+
+
+def test_a_class_bounds_what_a_claim_asks_for():
+    with DraNode().up() as node:
+        pinned = node.claim("pinned", P0)
+        pinned.config = [config(from_class=True, bitstream=AFU)]
+        node.put(pinned)
+        node.dra.prepare(pinned)
+        assert node.afu(P0) == AFU
+        other = node.claim("other", P1)
+        other.config = [config(from_class=True, bitstream=AFU), config(bitstream=AFU_2)]
+        node.put(other)
+        assert "the DeviceClass pins" in node.dra.refused(other)
+        other.config = [config(from_class=True, bitstreams=[AFU]), config(bitstream=AFU_2)]
+        node.put(other)
+        assert "the DeviceClass lists" in node.dra.refused(other)
+        other.config = [config(from_class=True, bitstreams=[AFU, AFU_2]), config(bitstream=AFU_2)]
+        node.put(other)
+        node.dra.prepare(other)
+        assert node.afu(P1) == AFU_2
+
+
+def extended(node: DraNode, *, classes=(), containers=(("main", AFU),), devices=(P0,)) -> Claim:
+    """A claim that the scheduler made for a pod's extended resources."""
+    uid = "11111111-1111-4111-8111-111111111111"
+    claim = Claim("pod-extended-resources-x", *devices, request="container-0-request-0")
+    claim.pods = [uid]
+    claim.config = list(classes)
+    claim.metadata = {
+        "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "pod", "uid": uid}],
+    }
+    node.put(claim)
+    mappings = [
+        {
+            "containerName": name,
+            "resourceName": "fpga.intel.com/region",
+            "requestName": "container-0-request-0",
+        }
+        for name, _ in containers
+    ]
+    node.pod(
+        "pod",
+        uid,
+        *(container(name, afu) for name, afu in containers),
+        extendedResourceClaimStatus={
+            "resourceClaimName": claim.name,
+            "requestMappings": mappings,
+        },
+    )
+    return claim
+
+
+def test_a_pod_that_asks_by_limits_and_variables_runs_unchanged():
+    with DraNode().up() as node:
+        claim = extended(node)
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU
+        assert node.dra.unprepare(claim) == ""
+
+
+def test_a_class_bounds_what_variables_ask_for_too():
+    with DraNode().up() as node:
+        claim = extended(node, classes=[config(from_class=True, bitstream=AFU_2)])
+        assert "the DeviceClass pins" in node.dra.refused(claim)
+        assert node.afu(P0) == BLANK
+
+
+def test_containers_that_share_a_device_and_want_different_bitstreams_are_refused():
+    with DraNode().up() as node:
+        claim = extended(node, containers=(("a", AFU), ("b", AFU_2)))
+        assert "containers a and b share a device" in node.dra.refused(claim)
+        same = extended(node, containers=(("a", AFU), ("b", AFU)))
+        node.dra.prepare(same)
+        assert node.afu(P0) == AFU
+
+
+def test_a_policy_counts_for_the_claims_namespace():
+    with DraNode() as node:
+        policy = node.folder / "policy.yaml"
+        allow = "{name: r, action: allow, namespaces: [%s]}"
+        policy.write_text(f"version: 1\ndefault: deny\nrules:\n- {allow % 'elsewhere'}\n")
+        node.set(policy_file=str(policy))
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        assert f"namespace {NAMESPACE} may not have" in node.dra.refused(claim)
+        policy.write_text(f"version: 1\ndefault: deny\nrules:\n- {allow % NAMESPACE}\n")
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU
+
+
+def test_a_forced_deletion_does_not_give_the_device_to_two():
+    with DraNode().up() as node:
+        old = node.claim("old", P0, bitstream=AFU)
+        node.dra.prepare(old)
+        (pod,) = old.pods
+        node.cgroups.set(pod, "main")
+        del node.api.objects[old.path]  # the scheduler gives its device away
+        new = node.claim("new", P0, bitstream=AFU_2)
+        call = node.dra.begin("Prepare", new)
+        # the old claim's end is not held up by the new one, nor does it wipe what still runs
+        ending = node.dra.begin("Unprepare", old)
+        node.plugin.until_logged("scrub waits", region=P0)
+        assert node.afu(P0) == AFU
+        assert not call.done()
+        node.cgroups.remove(pod)
+        assert ending.result(LIMIT)["old"].error == ""
+        assert call.result(LIMIT)["new"].error == ""
+        assert node.afu(P0) == AFU_2
+
+
+def test_several_pods_share_a_claim_and_all_of_them_are_waited_for():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        devices = node.dra.prepare(claim)
+        later = "22222222-2222-4222-8222-222222222222"
+        node.cgroups.set(later, "main")
+        claim.pods.append(later)
+        node.dra.keep(claim, devices)  # no call tells of it
+        eventually(lambda: later in str(journal(node, claim)))
+        ending = node.dra.begin("Unprepare", claim)
+        assert later in node.plugin.until_logged("scrub waits", region=P0)["reason"]
+        assert node.afu(P0) == AFU
+        node.cgroups.remove(later)
+        assert ending.result(LIMIT)["c"].error == ""
+        assert node.afu(P0) == BLANK
+
+
+def journal(node: DraNode, claim: Claim) -> str:
+    with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
+        rows = db.execute(
+            "SELECT value FROM journal WHERE kind = 'holders' AND key = ?", (claim.uid,)
+        )
+        return "".join(value for (value,) in rows)
+
+
+def test_a_pod_has_several_claims_and_an_error_is_that_of_one():
+    with DraNode().up() as node:
+        good = node.claim("good", P0, bitstream=AFU)
+        bad = node.claim("bad", P1, bitstream="0" * 32)
+        answers = node.dra.call("Prepare", good, bad)
+        assert answers["good"].error == ""
+        assert "0" * 32 in answers["bad"].error
+        answers = node.dra.call("Unprepare", good, bad)
+        assert {one.error for one in answers.values()} == {""}
+        assert (node.afu(P0), node.afu(P1)) == (BLANK, BLANK)
+
+
+def test_a_card_and_its_regions_are_never_given_out_together():
+    with DraNode().up() as node:
+        whole = node.claim("whole", CARD, bitstream=AFU)
+        node.dra.prepare(whole)
+        assert (node.afu(P0), node.afu(P1)) == (AFU, AFU)
+        region = node.claim("region", P0, bitstream=AFU_2)
+        call = node.dra.begin("Prepare", region)
+        ended = node.dra.begin("Unprepare", whole)
+        assert ended.result(LIMIT)["whole"].error == ""
+        assert call.result(LIMIT)["region"].error == ""
+        assert (node.afu(P0), node.afu(P1)) == (AFU_2, BLANK)
+
+
+@pytest.mark.parametrize("event", ["region prepared", "claim prepared", "claim served"])
+def test_it_may_be_killed_anywhere_around_prepare(event):
+    with DraNode() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.start()
+        node.start(kill_at=event)
+        node.ready()
+        with contextlib.suppress(grpc.RpcError):
+            node.dra.prepare(claim)
+        node.plugin.exit_code()
+        node.restarted()
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU
+        assert node.dra.unprepare(claim) == ""
+        assert node.afu(P0) == BLANK
+
+
+def test_it_may_be_killed_around_unprepare():
+    with DraNode() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.start()
+        node.start(kill_at="claim ended")
+        node.ready()
+        node.dra.prepare(claim)
+        with pytest.raises(grpc.RpcError):
+            node.dra.unprepare(claim)
+        node.plugin.exit_code()
+        node.restarted()
+        assert node.dra.unprepare(claim) == ""
+        assert node.afu(P0) == BLANK
+        assert node.file(claim) is None
+        assert journal(node, claim) == ""
+
+
+def test_a_record_that_kubelet_lost_is_noticed_and_the_claim_ends_when_it_is_over():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        (pod,) = claim.pods
+        node.cgroups.set(pod, "main")
+        node.dra.wipe()
+        node.plugin.until_logged("kubelet's record lacks a claim", claim=claim.uid)
+        assert node.afu(P0) == AFU
+        del node.api.objects[claim.path]
+        node.cgroups.remove(pod)
+        # somebody else is given the device
+        new = node.claim("new", P0, bitstream=AFU_2)
+        node.dra.prepare(new)
+        assert node.afu(P0) == AFU_2
+        assert node.plugin.logged("claim ended without a call", claim=claim.uid)
+
+
+def test_a_claim_that_the_journal_lost_keeps_its_device():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        (pod,) = claim.pods
+        node.cgroups.set(pod, "main")
+        node.plugin.kill()
+        for path in node.state_dir.glob("journal*"):
+            path.unlink()
+        node.restarted()
+        assert node.plugin.logged("claim adopted", claim=claim.uid)
+        assert node.afu(P0) == AFU
+        assert node.file(claim) is not None  # its containers may start again
+        ending = node.dra.begin("Unprepare", claim)
+        node.plugin.until_logged("scrub waits", region=P0)
+        node.cgroups.remove(pod)
+        assert ending.result(LIMIT)["c"].error == ""
+        assert node.afu(P0) == BLANK
+
+
+def test_a_slow_api_server_is_waited_for_inside_the_call():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.api.away = True
+        call = node.dra.begin("Prepare", claim)
+        eventually(lambda: node.api.gets() > 1)
+        node.api.away = False
+        assert call.result(LIMIT)["c"].error == ""
+        assert node.afu(P0) == AFU
+
+
+def test_without_a_blank_bitstream_a_pod_does_not_hang_for_ever():
+    with DraNode() as node:
+        store = node.own_store()
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        for blank in store.glob("*/blank.gbs"):
+            blank.unlink()
+        assert node.dra.unprepare(claim) == ""
+
+
+def test_health_is_told_at_once_and_with_each_change_only():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        assert node.dra._channel is not None
+        stream = node.dra._channel.unary_stream(
+            "/v1.DRAResourceHealth/NodeWatchResources",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=message("NodeWatchResourcesResponse", "v1").FromString,
+        )(message("NodeWatchResourcesRequest", "v1")(), timeout=LIMIT)
+        (well,) = next(stream).devices
+        assert (well.device.pool_name, well.device.device_name) == (NODE, dra_name(P0))
+        assert (well.health, well.health_check_timeout_seconds > 10_000) == (1, True)
+        node.arm(P0, "fatal")
+        (sick,) = next(stream).devices
+        assert sick.health == 2
+        assert sick.message
+        stream.cancel()
+
+
+def test_a_node_whose_other_door_still_has_owners_is_refused_both_ways():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        assert node.plugin.stop() == 0
+        node.set(mode="device-plugin")
+        assert node.start().exit_code() == 1
+        assert f"claim {NAMESPACE}/c" in node.plugin.text
+        assert "FPGA_PLUGIN_MODE=dra" in node.plugin.text
+        assert node.afu(P0) == AFU
+        node.set(mode="dra")
+        node.restarted()
+        assert node.dra.unprepare(claim) == ""
+        assert node.plugin.stop() == 0
+        node.set(mode="device-plugin")
+        node.kubelet.start()
+        Node.restarted(node)
+        answer = node.kubelet.allocate(P0)
+        pod = "33333333-3333-4333-8333-333333333333"
+        node.cgroups.set(pod, "main")
+        resource = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
+        node.kubelet.checkpoint((pod, "main", resource, [P0], answer))
+        assert node.plugin.stop() == 0
+        node.kubelet.stop()
+        node.set(mode="dra")
+        assert node.start().exit_code() == 1
+        assert f"pod {pod}" in node.plugin.text
+        node.cgroups.remove(pod)
+        node.restarted()
+        node.dra.prepare(node.claim("d", P0, bitstream=AFU))
+        assert node.afu(P0) == AFU
+
+
+def test_the_nodes_name_is_needed_and_said():
+    with DraNode() as node:
+        del node.settings["NODE_NAME"]
+        assert node.start().exit_code() == 2
+        assert "NODE_NAME" in node.plugin.text
