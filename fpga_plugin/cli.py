@@ -124,7 +124,7 @@ def _main(arguments: Sequence[str]) -> int:
     return _printed(_command, args)
 
 
-def _command(args: "argparse.Namespace") -> int:
+def _command(args: "argparse.Namespace") -> int:  # noqa: PLR0911  # one for each command
     match args.command:
         case "devices":
             return _devices(_settings(), as_json=args.json)
@@ -141,6 +141,10 @@ def _command(args: "argparse.Namespace") -> int:
 
             print(script(args.shell, _parser([])))
             return 0
+        case "fleet":
+            from fpga_plugin.commands.fleet import run_fleet
+
+            return run_fleet(args)
         case "policy":
             from fpga_plugin.commands.policy import run_policy
 
@@ -205,6 +209,10 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
 
         add_status_parser(commands)
         add_card_parser(commands)
+    if wanted in {"fleet", ""} or wanted not in {"run", "devices", "bitstream", "demo", "policy"}:
+        from fpga_plugin.commands.fleet import add_fleet_parser
+
+        add_fleet_parser(commands)
     if wanted in {"demo", ""} or wanted not in {"run", "devices", "bitstream"}:
         from fpga_plugin.commands.demo import add_demo_parser
 

@@ -81,14 +81,24 @@ class Session:
         *,
         body: object = None,
         params: Mapping[str, str] | None = None,
+        host: str = "",
     ) -> bytes:
         """One request; its answer, as JSON.
+
+        Args:
+            method: of HTTP.
+            path: of the object or collection.
+            body: what is sent, as JSON.
+            params: of the question.
+            host: the Host header, where somebody behind the API server reads it.
 
         Raises:
             ApiServerError: it was refused, or not answered in time.
         """
         content = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": "application/json"}
+        if host:
+            headers["Host"] = host
         if content is not None:
             headers["Content-Type"] = "application/json"
         what = f"{method} {path}"

@@ -1,0 +1,142 @@
+"""`fpga-plugin fleet`: every node's status in one table, through the API server."""
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from fpga_plugin.operator.fleet import NodeStatus
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
+
+FAILED: Final = 1
+
+_EPILOG: Final = """\
+It takes FPGA_PLUGIN_STATUS_PAGE=true on the nodes, and the rights to list pods
+and to get pods/proxy. One node's page: kubectl port-forward POD 9102:9102
+
+exit code: 0 every node answered; 1 one did not, or there is none; 2 usage
+"""
+
+
+def add_fleet_parser(commands: "Commands") -> None:
+    """`fleet`."""
+    fleet = commands.add_parser(
+        "fleet",
+        help="show the status of every node of a cluster",
+        description="Show every node of a cluster: its cards and regions, and what needs\n"
+        "somebody. Asks each plugin for its status through the API server.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    fleet.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="credentials (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)",
+    )
+    fleet.add_argument("-n", "--namespace", default="", help="of the plugins (default: all)")
+    fleet.add_argument(
+        "-l",
+        "--selector",
+        help="labels of the plugins' pods (default: those of chart and kustomize)",
+    )
+    fleet.add_argument("--json", action="store_true", help="every node's whole status as JSON")
+
+
+def run_fleet(args: argparse.Namespace) -> int:
+    """Ask all nodes; returns the exit code.
+
+    Raises:
+        FpgaPluginError: the API server cannot be asked.
+    """
+    nodes = asyncio.run(_ask(args))
+    if args.json:
+        print(json.dumps({"nodes": [_node(one) for one in nodes]}, indent=2))
+    elif nodes:
+        print(table(nodes))
+    if not nodes:
+        print("fpga-plugin: no plugin's pod was found", file=sys.stderr)
+        print(
+            "  -n and -l say where they are and which labels they have, --kubeconfig which cluster",
+            file=sys.stderr,
+        )
+    return 0 if nodes and not any(one.error for one in nodes) else FAILED
+
+
+async def _ask(args: argparse.Namespace) -> "Sequence[NodeStatus]":
+    from fpga_plugin.api.rest import session
+    from fpga_plugin.operator.fleet import SELECTOR, plugins, statuses
+
+    async with session(_kubeconfig(args.kubeconfig)) as opened:
+        places = await plugins(opened, args.namespace, args.selector or SELECTOR)
+        return await statuses(opened, places, _progress(len(places)))
+
+
+def _kubeconfig(given: str | None) -> str | None:
+    """As kubectl finds it, but for lists of files."""
+    if given or (given := os.environ.get("KUBECONFIG")):
+        return given
+    usual = os.path.expanduser("~/.kube/config")
+    return usual if os.path.exists(usual) else None
+
+
+def _progress(count: int) -> Callable[[int], None]:
+    """Tells a terminal how many have answered; it is wiped at the end."""
+    if not sys.stderr.isatty():
+        return lambda _answered: None
+
+    def told(answered: int) -> None:
+        end = "\r\x1b[K" if answered == count else ""
+        print(f"\r{answered} of {count} nodes{end}", end="", file=sys.stderr, flush=True)
+
+    return told
+
+
+def table(nodes: "Sequence[NodeStatus]") -> str:
+    """A line a node, their sum, and why nodes are missing."""
+    from fpga_plugin.operator.table import printable
+
+    heads = ["NODE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
+    heads += ["FAILED", "REFUSED", "DRAINED", "NEVER CLEARED", "VERSION"]
+    rows = [heads]
+    total = [0] * 8
+    for one in nodes:
+        name = printable(one.place.node or f"{one.place.namespace}/{one.place.pod}")
+        if (told := one.summary) is None:
+            rows.append([name, "NO ANSWER", *["-"] * 9])
+            continue
+        trouble = told.trouble
+        counts = [len(told.cards), told.regions, told.used, told.free]
+        counts += [trouble.failed, trouble.refused, trouble.drained, trouble.never_cleared]
+        total = [a + b for a, b in zip(total, counts, strict=True)]
+        state = "ready" if told.ready else "NOT READY"
+        rows.append([name, state, *map(str, counts), printable(told.version)])
+    answered = sum(one.summary is not None for one in nodes)
+    rows.append([f"{answered} of {len(nodes)} nodes", "", *map(str, total), ""])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    for one in nodes:
+        name = one.place.node or f"{one.place.namespace}/{one.place.pod}"
+        if one.error:
+            lines.append(f"  ! {name}: {one.error}")
+        elif one.summary is not None and not one.summary.ready:
+            lines += [f"  ! {name}: {reason}" for reason in one.summary.not_ready]
+    return "\n".join(printable(line) for line in lines)
+
+
+def _node(one: "NodeStatus") -> dict[str, object]:
+    return {
+        "node": one.place.node,
+        "namespace": one.place.namespace,
+        "pod": one.place.pod,
+        "error": one.error,
+        "status": one.status,
+    }
