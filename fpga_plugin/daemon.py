@@ -27,6 +27,7 @@ from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.historian import Historian
+from fpga_plugin.operator.inspection import inspection
 from fpga_plugin.operator.listeners import Listeners
 from fpga_plugin.operator.survey import Observer, Operation, Survey
 from fpga_plugin.plugin import (
@@ -161,6 +162,7 @@ class Daemon:
         await plugin.start()
         self.survey.plugin = plugin
         self._operations.update(operator_actions(plugin.actions, plugin))
+        self._operations["inspect"] = inspection(self.survey)
         self._tasks = [
             asyncio.create_task(self._supervised(work), name=name)
             for name, work in {

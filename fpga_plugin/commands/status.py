@@ -20,6 +20,7 @@ from fpga_plugin.operator.table import (
     card_table,
     functions_table,
     history_table,
+    inspection_table,
     programmed_words,
     table,
 )
@@ -83,6 +84,15 @@ def add_card_parser(commands: "Commands") -> None:
         operation.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 
+    inspect = operations.add_parser(
+        "inspect",
+        help="show what its hardware says now: AFU ids, error registers, what happened last",
+        description="Show what a card's hardware says now, beside what the plugin knows of it, and"
+        " what happened last to its regions. Reads only: no port is opened for it, and a container"
+        " that has a region does not notice.",
+    )
+    inspect.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
+    inspect.add_argument("--json", action="store_true", help="JSON instead of words")
     program = operations.add_parser(
         "program",
         help="program a region of a drained card by hand, with a bitstream of the store",
@@ -144,6 +154,9 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
         return _run_functions(args, settings)
     body = {"operation": args.operation, "card": _card_id(args.card)}
     state = ask(settings.state_dir, "POST", "/card", body)
+    if args.operation == "inspect" and not args.json:
+        print(inspection_table(state, now=time.time(), width=_columns()))
+        return 0
     print(json.dumps(state, indent=2) if args.json else card_table(state))
     return 0
 

@@ -17,16 +17,21 @@ import msgspec
 from fpga_plugin.ids import RegionId, parse_device_id
 from fpga_plugin.ledger.records import Afu, Time, Uid
 
+_TABLE: Final = (
+    "CREATE TABLE history (id INTEGER PRIMARY KEY, region TEXT NOT NULL, kind TEXT NOT NULL,"
+    " value TEXT NOT NULL)"
+)
+
 SCHEMA: Final = (
-    "CREATE TABLE history (region TEXT NOT NULL, kind TEXT NOT NULL, id INTEGER NOT NULL,"
-    " value TEXT NOT NULL, PRIMARY KEY (region, kind, id)) WITHOUT ROWID"
+    _TABLE,
+    "CREATE INDEX history_of_region ON history (region, kind, id)",
 )
 
 MOST: Final = 20
 """Events of one kind that are kept of a region."""
 
-MOST_ROWS: Final = 50_000
-"""Of all regions, those that are long gone included; the oldest go at the next start."""
+MOST_ROWS: Final = 10_000
+"""Of all regions, those that are long gone included: a start reads the whole file once."""
 
 WORDS: Final = 1024
 """Characters of a message, which no refusal exceeds."""
@@ -124,8 +129,9 @@ def statements(entries: Iterable[Entry], number: int) -> Iterator[Statement]:
         }
         for i, entry in enumerate(entries, 1)
     ]
-    yield "INSERT INTO history VALUES (:region, :kind, :id, :value)", rows
+    yield "INSERT INTO history VALUES (:id, :region, :kind, :value)", rows
     yield _TOO_OLD, rows
+    yield "DELETE FROM history WHERE id <= :last", [{"last": number + len(rows) - MOST_ROWS}]
 
 
 def latest(path: str) -> Iterator[Entry]:

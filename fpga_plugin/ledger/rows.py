@@ -92,8 +92,9 @@ def prepare(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
     if new:
         db.execute(SCHEMA)
-    if history.SCHEMA not in _tables(db):  # an earlier version's journal has none
-        db.execute(history.SCHEMA)
+    for sql in history.SCHEMA:
+        if sql not in _tables(db):  # an earlier version's journal has none
+            db.execute(sql)
     # A file that can be read and not written is better known now than by the first Allocate.
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
@@ -113,7 +114,7 @@ def check(db: sqlite3.Connection) -> None:
     if (version := _version(db)) != SCHEMA_VERSION:
         msg = f"another version of the plugin wrote it (schema {version}, not {SCHEMA_VERSION})"
         raise ValueError(msg)
-    if {*_tables(db), history.SCHEMA} != {SCHEMA, history.SCHEMA}:
+    if {*_tables(db), *history.SCHEMA} != {SCHEMA, *history.SCHEMA}:
         msg = "its tables are not those that the plugin makes"
         raise ValueError(msg)
 

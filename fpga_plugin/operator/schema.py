@@ -235,6 +235,27 @@ class CardStateView(TypedDict):
     not_clean: list[str]
 
 
+class ReadingView(TypedDict):
+    """What a region's AFU id reads now, or why it cannot be read."""
+
+    region: str
+    afu_id: str
+    bitstream: str
+    error: str
+
+
+class InspectionView(TypedDict):
+    """A card as its hardware shows it now.
+
+    `errors` are its error registers, 0 where all is well.
+    """
+
+    card: CardView
+    errors: dict[str, int]
+    regions: list[ReadingView]
+    events: list[EventView]
+
+
 class ProgrammedView(TypedDict):
     """A programming by hand; not `finished`: ask again. `steps` has the seconds of each."""
 

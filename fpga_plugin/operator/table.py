@@ -15,6 +15,7 @@ from fpga_plugin.operator.schema import (
     CardView,
     EventView,
     HistoryView,
+    InspectionView,
     MeasureView,
     OwnerView,
     ProblemView,
@@ -345,6 +346,26 @@ def _refusal(refusal: RefusalView, now: float, width: int) -> list[str]:
         *_wrapped(head, width, "  ", "    "),
         *_wrapped(printable(refusal["message"]), width, "    ", "    "),
     ]
+
+
+def inspection_table(found: InspectionView, *, now: float, width: int = NO_LIMIT) -> str:
+    """A card as its hardware shows it now."""
+    width = max(width, MIN_WIDTH)
+    lines = [*_card(found["card"], now, width), "", "the hardware says now:"]
+    for one in found["regions"]:
+        reads = one["afu_id"] + (f" ({one['bitstream']})" if one["bitstream"] else "")
+        lines += _wrapped(
+            printable(f"{one['region']}  {one['error'] or f'AFU id {reads}'}"), width, "  ", "    "
+        )
+    raised = [f"{name} {value:#x}" for name, value in found["errors"].items() if value]
+    silent = len(found["errors"]) - len(raised)
+    said = f"{', '.join(raised) or 'none raised'}; {silent} others are 0"
+    lines += _wrapped(printable(f"error registers: {said}"), width, "  ", "    ")
+    if found["events"]:
+        lines += ["", history_table({"time": now, "events": found["events"]}, width=width)]
+    return "\n".join(
+        printable(line).rstrip() for part in lines for line in part.splitlines() or [""]
+    )
 
 
 def card_table(state: CardStateView) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -220,6 +221,31 @@ def test_the_history_is_a_table_for_people_too(node):
     assert POD in line
     nothing = command(node.state_dir, "status", "--history", "--find", "nobody").stdout
     assert "nothing happened" in nothing
+
+
+def test_inspecting_a_card_tells_what_its_hardware_says_now(node):
+    claim(node)
+    eventually(lambda: [one for one in history(node) if one["event"] == "programmed"])
+    node.arm(P1, "fatal")
+    found = eventually(
+        lambda: f if any((f := told(node, "card", "inspect", CARD))["errors"].values()) else None
+    )
+    assert (found["regions"][0]["region"], found["regions"][0]["afu_id"]) == (P0, AFU)
+    assert found["regions"][0]["bitstream"] == NAME
+    assert found["card"]["regions"][0]["owner"]["pod_uid"] == POD
+    assert "programmed" in {one["event"] for one in found["events"]}
+    text = command(node.state_dir, "card", "inspect", CARD.replace("-", ":", 2)).stdout
+    assert f"{P0}  AFU id {AFU} ({NAME})" in text
+    assert re.search(r"error registers: \w.* 0x[0-9a-f]*[1-9a-f]", text)
+    assert "programmed" in text
+    assert region(node, P0)["condition"] == "PROGRAMMED", "its owner did not notice"
+
+
+def test_a_card_that_is_not_there_cannot_be_inspected(node):
+    eventually((node.state_dir / "status.sock").exists)
+    done = command(node.state_dir, "card", "inspect", "0000-99-00.0")
+    assert done.returncode == 1
+    assert "no card" in done.stderr
 
 
 def test_the_table_has_the_same_for_people(node):
