@@ -273,7 +273,7 @@ class Settings:
                 _PATH,
                 "Kubelet's root directory (its `--root-dir`), with `plugins_registry` and `plugins`"
                 " in it. In a container it has to be mounted at the same path.",
-                default_text="the directory above FPGA_PLUGIN_KUBELET_DIR",
+                default_text="the parent of FPGA_PLUGIN_KUBELET_DIR",
             )
         },
     )
