@@ -32,6 +32,7 @@ NOT_RUN = {
     "docker push": "needs an engine and a registry",
     "cd store && oras push": "needs oras and a registry",
     "fpga-plugin bitstream pull": "needs a registry: tests/integration/test_pull.py",
+    "fpga-plugin fleet": "needs a cluster: tests/integration/test_fleet.py",
     "git clone": "needs the repository's address",
     ".venv/bin/python -m pytest": "a test run in a test run",
     "FPGA_PLUGIN_BACKEND=simulated FPGA_PLUGIN_BITSTREAM_DIR=$PWD/bitstreams sudo -E"
