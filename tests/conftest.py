@@ -53,9 +53,14 @@ def _gcc() -> str:
     return "gcc or the headers of libc and Linux are not installed (make deps)"
 
 
+def _jq() -> str:
+    return "" if shutil.which("jq") else "jq is not installed (make deps)"
+
+
 PREREQUISITES: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
     "gcc": _gcc,
+    "jq": _jq,
     "openssl": _openssl,
     "prometheus": _prometheus,
     "umockdev": _umockdev,

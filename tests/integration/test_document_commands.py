@@ -126,6 +126,7 @@ def place(folder: Path, node: Node) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.needs("jq", "openssl")
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_a_pages_commands_do_what_they_say(page: str, node: Node, tmp_path: Path):
     node.plugin.until_logged("serving metrics")
