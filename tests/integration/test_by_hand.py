@@ -171,7 +171,7 @@ def test_a_restart_scrubs_what_was_programmed_by_hand(node: Node, *, kill: bool)
 
 
 def test_killed_in_the_middle_it_is_scrubbed():
-    with slow("1") as node:
+    with slow("3") as node:
         card(node, "drain")
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(program, node, CARD, P0, AFU, ok=False)
@@ -184,7 +184,7 @@ def test_killed_in_the_middle_it_is_scrubbed():
 
 
 def test_undrained_in_the_middle_it_is_given_to_nobody_before_it_is_blank():
-    with slow("1") as node:
+    with slow("3") as node:
         card(node, "drain")
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(program, node, CARD, P0, AFU, ok=False)

@@ -8,7 +8,6 @@ from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.aer import AerCounters
-from fpga_plugin.hardware.dfl.assumptions import assumptions
 from fpga_plugin.hardware.dfl.functions import functions, make_functions
 from fpga_plugin.hardware.dfl.handles import slot_of
 from fpga_plugin.hardware.dfl.health import health
@@ -174,6 +173,8 @@ class DflBackend:
 
     def assumptions(self, card: CardId) -> tuple[Assumption, ...]:
         """What is taken for granted about a card, by what sysfs shows of it."""
+        from fpga_plugin.hardware.dfl.assumptions import assumptions  # for one command alone
+
         return assumptions(self._kernel, PciAddress.parse(card), self._rule)
 
     def readings(self, card: Card) -> Readings:
