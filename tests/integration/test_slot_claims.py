@@ -36,10 +36,6 @@ def drivers(node: Node) -> list[str]:
     return node.state()[P0]["functions"]
 
 
-def note(node: Node) -> dict:
-    return json.loads((node.state_dir / "slots" / P0).read_text())
-
-
 def test_a_slots_claim_from_allocate_to_deallocate():
     with node().up() as it:
         kubelet = it.kubelet
@@ -160,7 +156,6 @@ def test_killed_in_the_middle_of_a_pr_the_slot_is_scrubbed_before_anybody_gets_i
             kubelet.deallocate(P0)
             it.until_programming(P0, BLANK)
         it.plugin.kill()
-        assert len(note(it)["bound"]) == 2
         it.restarted()
         if claimed:
             assert kubelet.listed(REGIONS) == {P0: HEALTHY}  # its owner keeps it

@@ -72,6 +72,15 @@ def test_drivers_are_bound_only_where_cards_may_be_rebound(
     assert (str(sysfs / "bus/pci/drivers") in written(allowed)) is expected
 
 
+def test_functions_of_slots_are_bound_to_vfio_pci_and_to_no_other_driver(sysfs: Path):
+    vfio = sysfs / "bus/pci/drivers/vfio-pci"
+    assert str(vfio) not in rules(real(sysfs), rebinds=False)[0]
+    vfio.mkdir(parents=True)
+    allowed, _ = rules(real(sysfs), rebinds=False)
+    assert allowed[str(vfio)] == WRITE
+    assert str(vfio.parent) not in allowed
+
+
 def test_of_kubelets_directory_sockets_are_made_and_no_file_is_written():
     allowed, _ = rules(Settings(), rebinds=False)
     right = allowed[Settings().kubelet_dir]

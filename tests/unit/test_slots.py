@@ -366,6 +366,13 @@ def test_a_driver_that_makes_no_virtual_functions_is_told_with_the_reason(rig, m
     assert "vendor's driver" in caught.value.hint
 
 
+def test_a_card_whose_port_was_released_for_its_functions_is_refused_with_the_reason(rig):
+    lister = rig.kernel.listdir
+    rig.kernel.listdir = lambda path: [n for n in lister(path) if not n.startswith("dfl-port")]
+    assert "its port was released to make virtual functions" in rig.problem.message
+    assert "linux-dfl-backport" in rig.problem.hint
+
+
 def test_without_an_iommu_the_card_is_left_alone(rig):
     edit(rig, f"{PCI}/{VF_2}", {"iommu_group": None})
     assert f"{VF_2} of the slot is behind no IOMMU" in rig.problem.message

@@ -195,6 +195,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
     """
     base = _base_with_fme(address, bases)
     fme = base.fmes[0]
+    _refuse_released_port(kernel, address, base.parent, bases)
     slot = _shows_no_afu(kernel, bases)
     if not slot:
         _leave_foreign_functions_alone(kernel, address, base.parent)
@@ -220,6 +221,23 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
         description=_description(kernel, base.parent),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
         reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
+    )
+
+
+def _refuse_released_port(
+    kernel: Kernel, address: PciAddress, parent: str, bases: list[_Base]
+) -> None:
+    """Linux' own dfl-pci makes virtual functions only of a port that was released before.
+
+    Its node is gone then, and with it PORT_RESET and what excludes others while a PR runs.
+    """
+    if any(base.ports for base in bases) or not any(children(kernel, parent, r"virtfn[0-9]{1,5}")):
+        return
+    raise HardwareError(
+        f"card {address} is left alone: its port was released to make virtual functions, and"
+        " nothing can reset the slot without it",
+        hint="use the vendor's driver (linux-dfl-backport), which makes them with the port in"
+        " place, or a FIM whose slot is in a second physical function",
     )
 
 
