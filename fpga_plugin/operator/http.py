@@ -129,12 +129,16 @@ class Listener:
             OSError: it is in use, forbidden, or not this node's.
         """
         sockets = await _tcp_sockets(host, port)
-        for one in sockets:
-            self._servers.append(
-                await asyncio.start_server(
-                    self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG
-                )
+        # Not yet serving, asyncio suspends nowhere: who is cancelled here closes all of them.
+        servers = [
+            await asyncio.start_server(
+                self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG, start_serving=False
             )
+            for one in sockets
+        ]
+        self._servers += servers
+        for server, one in zip(servers, sockets, strict=True):
+            await server.start_serving()
             one.listen(_QUEUE)
             shown = one.getsockname()
             shown_host = f"[{shown[0]}]" if ":" in shown[0] else shown[0]
@@ -160,11 +164,11 @@ class Listener:
                 one.close()
                 raise
         self._socket, self._identity = (directory, name), socket_identity(directory, name)
-        self._servers.append(
-            await asyncio.start_unix_server(
-                self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG
-            )
+        server = await asyncio.start_unix_server(
+            self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG, start_serving=False
         )
+        self._servers.append(server)  # before asyncio suspends: who is cancelled then closes it
+        await server.start_serving()
         self.addresses.append(os.path.join(directory, name))
 
     @property

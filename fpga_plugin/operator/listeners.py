@@ -117,6 +117,7 @@ class Listeners:
         listener = Listener(
             handler(Routes(self._survey, self._operations)), connections=connections
         )
+        self._listeners.append(listener)  # closed with the others, whatever ends the attempts
         while True:
             try:
                 await listen(listener)
@@ -131,7 +132,6 @@ class Listeners:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, LAST_RETRY)
             else:
-                self._listeners.append(listener)
                 return listener
 
     async def close(self) -> None:

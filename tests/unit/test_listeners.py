@@ -1,11 +1,14 @@
 """The two listeners as the daemon has them."""
 
 import asyncio
+import gc
+import warnings
 
 from doubles import LIMIT
 from structlog.testing import capture_logs
 
 from fpga_plugin.config.settings import Settings
+from fpga_plugin.config.values import HttpAddress
 from fpga_plugin.operator import SOCKET
 from fpga_plugin.operator.listeners import RECHECK, Listeners
 from fpga_plugin.operator.survey import Survey
@@ -46,6 +49,28 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
         "the status socket was removed, and is created again"
     ]
     assert not path.exists()
+
+
+def test_who_stops_at_any_instant_leaves_no_socket_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("fpga_plugin.operator.listeners.START_DELAY", 0)
+    settings = Settings(state_dir=str(tmp_path), http_address=HttpAddress("", 0))
+
+    async def stopped_after(steps: int) -> bool:
+        service = Listeners(Survey(settings), {})
+        service.start()
+        service.locked()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await service.close()
+        return bool(service.served)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        served = [asyncio.run(stopped_after(steps)) for steps in range(40)]
+        gc.collect()
+    assert not [each for each in told if issubclass(each.category, ResourceWarning)]
+    assert not served[0]
+    assert served[-1], "it stopped in each state that there is"
 
 
 def test_the_look_for_it_comes_before_a_liveness_probe_gives_up():
