@@ -1,0 +1,105 @@
+"""RegionConfig: strict, and bounded by the class whoever asks."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpga_plugin.dra.regionconfig import (
+    MAX_BYTES,
+    RegionConfig,
+    Wish,
+    merged,
+    parse_config,
+    within,
+)
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotPermittedError
+from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.ids import BitstreamId
+
+A, B = BitstreamId("a" * 32), BitstreamId("b" * 32)
+HEAD = {"apiVersion": "fpga.intel.com/v1alpha1", "kind": "RegionConfig"}
+
+
+def parse(*, from_class: bool = False, **fields: object) -> RegionConfig:
+    return parse_config(json.dumps(HEAD | fields).encode(), from_class=from_class)
+
+
+def test_every_field_is_read():
+    params = {"clock": 250, "debug": 1}
+    assert parse(bitstream=A.upper(), driverParams=params) == RegionConfig(A, None, 250, True)
+    assert parse(from_class=True, bitstreams=[A, B]).choices == {A, B}
+    assert parse() == RegionConfig()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bitstreem": A},
+        {"bitstream": "nlb0"},
+        {"bitstream": 1},
+        {"bitstreams": [A]},  # a claim names one
+        {"driverParams": {"clok": 1}},
+        {"driverParams": {"clock": 0}},
+        {"driverParams": {"clock": True}},
+        {"driverParams": {"debug": 2}},
+        {"kind": "GpuConfig"},
+        {"apiVersion": "fpga.intel.com/v2"},
+    ],
+)
+def test_what_is_not_understood_is_refused(fields):
+    with pytest.raises(InvalidRequestError, match="config of the claim"):
+        parse(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"bitstreams": []}, {"bitstreams": [A], "bitstream": A}, {"bitstreams": [A] * 257}]
+)
+def test_a_class_that_makes_no_sense_is_refused(fields):
+    with pytest.raises(InvalidRequestError, match="config of the DeviceClass"):
+        parse(from_class=True, **fields)
+
+
+def test_an_entry_that_the_api_server_would_not_take_is_not_decoded():
+    with pytest.raises(InvalidRequestError, match="more than"):
+        parse_config(b" " * (MAX_BYTES + 1), from_class=False)
+
+
+@given(st.binary(max_size=200) | st.recursive(st.none() | st.text(), st.lists).map(repr))
+def test_any_bytes_are_an_error_of_ours_or_a_config(raw):
+    with contextlib.suppress(FpgaPluginError):
+        parse_config(raw if isinstance(raw, bytes) else raw.encode(), from_class=True)
+
+
+def test_of_a_claims_entries_the_last_that_says_something_holds():
+    entries = [RegionConfig(A, clock=100), RegionConfig(B), RegionConfig(debug=True)]
+    assert merged(entries) == Wish(B, DriverSettings(clock=100, debug=True))
+    assert merged([]) == Wish()
+
+
+def test_a_class_pins_what_is_not_asked_and_refuses_what_is_asked_otherwise():
+    pins = [RegionConfig(A, clock=100, debug=False)]
+    assert within(pins, Wish(), "d") == Wish(A, DriverSettings(clock=100))
+    assert within(pins, Wish(A, DriverSettings(clock=100)), "d").bitstream == A
+    for wish in (
+        Wish(B),
+        Wish(A, DriverSettings(clock=200)),
+        Wish(A, DriverSettings(debug=True)),
+    ):
+        with pytest.raises(NotPermittedError, match="the DeviceClass pins"):
+            within(pins, wish, "d")
+
+
+def test_a_list_bounds_every_wish_and_no_bitstream_is_none_of_it():
+    lists = [RegionConfig(choices=frozenset({A}))]
+    assert within(lists, Wish(A), "d") == Wish(A)
+    for wish in (Wish(B), Wish()):
+        with pytest.raises(NotPermittedError, match="the DeviceClass lists"):
+            within(lists, wish, "d")
+    # whatever order the entries are in
+    pinned = [*lists, RegionConfig(B)]
+    with pytest.raises(NotPermittedError):
+        within(pinned, Wish(), "d")
+    assert within([*lists, RegionConfig(A)], Wish(), "d") == Wish(A)
