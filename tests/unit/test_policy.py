@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from fpga_plugin.claims.permission import asks
 from fpga_plugin.cli import main
-from fpga_plugin.errors import MAX_MESSAGE_BYTES, RefusedError
+from fpga_plugin.errors import MAX_MESSAGE_BYTES, InvalidRequestError, RefusedError
 from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceKind, ResourceName
 from fpga_plugin.operator_files.strict import MAX_BYTES
 from fpga_plugin.pods.requests import parse_requests
@@ -399,3 +399,9 @@ def test_a_policy_of_another_user_is_refused(file):
     with pytest.raises(PolicyError, match="belongs to user 12345") as caught:
         read_policy(str(file), guarded=True)
     assert caught.value.hint.startswith("give it to root: `chown -h root ")
+
+
+def test_a_name_that_nobody_looked_up_is_not_judged_but_refused():
+    env = {"FPGA_REGION_1": INTERFACE, "FPGA_BITSTREAM_ID_1": "gzip"}
+    with pytest.raises(InvalidRequestError, match="'gzip': neither"):
+        asks(REGIONS, parse_requests(env))

@@ -1,0 +1,60 @@
+"""Names of bitstreams from a store that does not answer: what it said last counts, nothing else."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from fpga_plugin.bitstream import reader
+from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.errors import StoreUnavailableError
+
+NAMES = {("0" * 32, "gzip"): "1" * 32}
+
+
+class Manifest:
+    """A store's, which hangs while `answers` is not set."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def aliases(self):
+        self.answers.wait(60)
+        return NAMES
+
+
+@pytest.fixture
+def manifest():
+    made = Manifest()
+    yield made
+    made.answers.set()
+
+
+def test_a_store_that_hangs_costs_no_name_that_was_read(manifest, monkeypatch):
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(reader, "READ_SECONDS", 30.0)
+    library = SimpleNamespace(trust=manifest, store=SimpleNamespace(root="/store"))
+
+    async def steps() -> None:
+        store = StoreReader(library)
+        assert await store.aliases() == NAMES
+        manifest.answers.clear()
+        assert await store.aliases() == NAMES
+        manifest.answers.set()
+
+    asyncio.run(steps())
+
+
+def test_a_store_that_never_answered_has_no_names_yet(manifest, monkeypatch):
+    monkeypatch.setattr(reader, "READ_SECONDS", 0.05)
+    library = SimpleNamespace(trust=manifest, store=SimpleNamespace(root="/store"))
+    manifest.answers.clear()
+
+    async def steps() -> None:
+        with pytest.raises(StoreUnavailableError, match=r"/store/manifest\.json: not read within"):
+            await StoreReader(library).aliases()
+        manifest.answers.set()
+
+    asyncio.run(steps())
