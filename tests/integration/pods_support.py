@@ -273,8 +273,13 @@ def as_kubelet_has_it(pod: DemoPod) -> FakePod:
     )
 
 
-def on_stock_kubelet(story, *, profile: Profile = STOCK, **settings: str) -> None:
-    """A node with a stock kubelet that serves its Pods API; `story(node, double, server)`."""
+def on_stock_kubelet(
+    story, *, profile: Profile = STOCK, resource: ResourceName = REGION, **settings: str
+) -> None:
+    """A node with a stock kubelet that serves its Pods API; `story(node, double, server)`.
+
+    It begins when both regions are Healthy devices of `resource`.
+    """
 
     async def told(node: Node) -> None:
         server = PodsServer()
@@ -286,7 +291,7 @@ def on_stock_kubelet(story, *, profile: Profile = STOCK, **settings: str) -> Non
         await double.start()
         try:
             async with serving(server, node.folder / "pods.sock"):
-                await double.wait_for(REGION, lambda listed: len(listed.healthy) == 2)
+                await double.wait_for(resource, lambda listed: len(listed.healthy) == 2)
                 await story(node, double, server)
         finally:
             # The plugin first: connections that it makes meanwhile would outlive the loop.

@@ -28,8 +28,11 @@ from daemon_support import (
     message,
     request,
 )
+from pods_support import PodsServer, as_kubelet_has_it, logged, on_stock_kubelet
 
-from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind
+from fpga_plugin.demo.double import KubeletDouble
+from fpga_plugin.demo.pod import Container, DemoPod
+from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind, ResourceName
 
 INTEL_ID = "69528db6eb31577a8c3668f9faa081f6"
 INTEL_AF = "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
@@ -119,6 +122,26 @@ def test_a_container_that_starts_again_gets_its_region_reset(node: Node) -> None
     mark = node.plugin.mark
     node.kubelet.prestart(P0, env=NO_REQUEST, resource=FUNCTION)
     assert node.steps(P0, mark)[0] == "quiesce"
+
+
+def test_a_pod_of_the_intel_plugin_lives_on_a_stock_kubelet() -> None:
+    # demo/test-fpga-preprogrammed.yaml, as its webhook leaves it: one device, no variables.
+    resource = ResourceName(INTEL_AF)
+
+    async def story(node: Node, double: KubeletDouble, server: PodsServer) -> None:
+        container = Container(name="test-container", devices={resource: 1}, env={})
+        pod = DemoPod(name="test-fpga-preprogrammed", containers=(container,))
+        server.pods[pod.uid] = as_kubelet_has_it(pod)
+        await double.admit(pod)
+        await double.start_container(pod, "test-container")
+        mark = node.plugin.mark
+        await double.end_pod(pod)
+        await logged(node, "region scrubbed", mark, region=P0, condition="UNBLANKED")
+        await double.wait_for(resource, lambda listed: listed.healthy == {P0, P1})
+        assert not programmed(node)
+
+    cards = f"1x2+no-pr@{INTEL_ID}"
+    on_stock_kubelet(story, resource=resource, advertise="af", simulated_cards=cards)
 
 
 def test_a_slot_on_vfio_pci_is_handed_over_with_its_function() -> None:
