@@ -286,8 +286,8 @@ def test_a_request_out_of_a_field_that_may_change_is_read_anew(socket):
                 pod.labels["afu"] = afu
                 env = await env_of(source, identity(), fresh=True)
                 assert env["FPGA_AFU_1"] == afu
-            pod.labels["afu"] = "none"
-            with pytest.raises(InvalidRequestError, match="FPGA_AFU_1='none'"):
+            pod.labels["afu"] = "no_name"
+            with pytest.raises(InvalidRequestError, match="FPGA_AFU_1='no_name'"):
                 await source.ask(identity(), DEVICES, fresh=True)
             assert len(server.calls) == 3
 
