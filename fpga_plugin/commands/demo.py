@@ -20,11 +20,7 @@ examples:
   fpga-plugin demo                                  the pod of the KEP
   fpga-plugin demo --pod deploy/examples/whole-card.yaml
   fpga-plugin demo --pod mine.yaml --bitstreams my-store
-<<<<<<< Updated upstream
   fpga-plugin demo --serve                          pods come and go on a page
-=======
-  fpga-plugin demo --serve                  pods come and go, with the page
->>>>>>> Stashed changes
   fpga-plugin demo --json | jq -c 'select(.event == "region")'
 
 A pod asks for devices in its limits and for bitstreams in its environment:
