@@ -26,6 +26,9 @@ Schema = dict[str, Any]
 
 CHARTS_OWN = {
     "FPGA_PLUGIN_OBSERVE": "observe",
+    "FPGA_PLUGIN_MODE": "mode",
+    "FPGA_PLUGIN_KUBELET_ROOT": "paths.kubelet",
+    "FPGA_PLUGIN_CDI_DIR": "",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
     "FPGA_PLUGIN_WORKLOADS": "workloads",
@@ -119,6 +122,7 @@ def kinds(description: str, properties: dict[str, Schema]) -> Schema:
     return closed(description, properties, maxProperties=1)
 
 
+MODES = ["device-plugin", "dra"]
 NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 NODE_PATH = {"type": "string", "pattern": "^/"}
 NAMED = {"name": {"type": "string"}}
@@ -176,6 +180,19 @@ def values() -> dict[str, Schema]:
         "imagePullSecrets": each("Credentials for the registry.", closed("A Secret.", NAMED)),
         "fullnameOverride": text("Name of the objects.", pattern=f"^$|{NAME}"),
         "observe": boolean("Only look and log: nothing is touched, and the pod has no privileges."),
+        "mode": {
+            "description": "By which door devices are asked for; a node has one of them.",
+            "enum": MODES,
+        },
+        "deviceClasses": closed(
+            "DeviceClasses, where a node is in mode dra.",
+            {
+                "interfaceIDs": each(
+                    "Of which cards.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}
+                ),
+                "extendedResources": boolean("Pods get them by their limits, too."),
+            },
+        ),
         "settings": of_settings,
         "nodeConfigurations": closed(
             "Configurations of single nodes, chosen by a label of the node.",
@@ -186,7 +203,11 @@ def values() -> dict[str, Schema]:
                     "description": "Configurations by name; what they leave out is as for all.",
                     "additionalProperties": closed(
                         "One configuration.",
-                        {"settings": of_settings, "observe": boolean("As above.")},
+                        {
+                            "settings": of_settings,
+                            "observe": boolean("As above."),
+                            "mode": {"enum": MODES},
+                        },
                     ),
                     "propertyNames": {"pattern": NAME, "maxLength": 20},
                 },

@@ -73,6 +73,7 @@ def comparable(given: Objects) -> Objects:
             (container,) = each["spec"]["template"]["spec"]["containers"]
             container["env"].sort(key=lambda entry: entry["name"])
             container["volumeMounts"].sort(key=lambda entry: entry["name"])
+            each["spec"]["template"]["spec"]["volumes"].sort(key=lambda entry: entry["name"])
         compared[key] = each
     return compared
 
@@ -485,3 +486,90 @@ def test_what_is_pulled_is_a_directory_of_the_node() -> None:
     )  # fmt: skip
     assert done.returncode != 0
     assert "leave bitstreams.volume empty" in done.stderr
+
+
+DRA = ROOT / "deploy/dra"
+CARD = "ce48969398f05f33946d560708be108a"
+
+
+def rules(given: Objects) -> list[str]:
+    """All that the plugin may do, whichever roles say so."""
+    roles = (each for (kind, _), each in given.items() if kind == "ClusterRole")
+    return sorted(str(sorted(rule.items())) for role in roles for rule in role["rules"])
+
+
+def test_chart_and_kustomization_make_the_same_dra_driver() -> None:
+    chart, kustomization = rendered("mode=dra"), built(KUSTOMIZE / "overlays/dra")
+    assert rules(chart) == rules(kustomization)
+    chart, kustomization = comparable(chart), comparable(kustomization)
+    assert chart["DaemonSet", "fpga-plugin"] == kustomization["DaemonSet", "fpga-plugin"]
+    for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
+        key = kind, "fpga-plugin-resourceslices"
+        assert chart[key]["spec"] == kustomization[key]["spec"]
+
+
+def test_each_kind_of_card_gets_its_classes() -> None:
+    made = rendered("mode=dra", f"deviceClasses.interfaceIDs={{{CARD}}}")
+    known = objects((DRA / "deviceclasses.yaml").read_text())
+    assert {key: each["spec"] for key, each in made.items() if key[0] == "DeviceClass"} == {
+        key: each["spec"] for key, each in known.items()
+    }
+    plain = rendered(
+        "mode=dra",
+        f"deviceClasses.interfaceIDs={{{CARD}}}",
+        "deviceClasses.extendedResources=false",
+    )
+    specs = [each["spec"] for key, each in plain.items() if key[0] == "DeviceClass"]
+    assert len(specs) == 2
+    assert all("extendedResourceName" not in spec for spec in specs)
+    assert "values" in helm("--set", "image.repository=r", "--set", "mode=claims").stderr
+
+
+def test_a_dra_driver_reaches_no_more_than_it_needs() -> None:
+    (container,) = pod_spec(rendered("mode=dra", "paths.kubelet=/data/kubelet"))["containers"]
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    assert mounts["kubelet"] == {
+        "name": "kubelet",
+        "mountPath": "/data/kubelet",
+        "readOnly": True,
+    }
+    assert mounts["plugins"]["mountPath"] == "/data/kubelet/plugins"
+    assert mounts["plugins-registry"]["mountPath"] == "/data/kubelet/plugins_registry"
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert env["FPGA_PLUGIN_MODE"] == "dra"
+    assert env["FPGA_PLUGIN_KUBELET_ROOT"] == "/data/kubelet"
+    (looking,) = pod_spec(rendered("mode=dra", "observe=true"))["containers"]
+    assert all(each.get("readOnly") for each in looking["volumeMounts"])
+
+
+def test_one_node_may_be_a_dra_driver() -> None:
+    made = rendered("nodeConfigurations.named.claims.mode=dra", "readPods=false")
+    doors = {}
+    for (kind, name), each in made.items():
+        if kind == "DaemonSet":
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            doors[name] = [e["value"] for e in container["env"] if e["name"] == "FPGA_PLUGIN_MODE"]
+    assert doors == {"fpga-plugin": [], "fpga-plugin-claims": ["dra"]}
+    assert any("resourceslices" in rule for rule in rules(made))
+    assert ("ValidatingAdmissionPolicy", "fpga-plugin-resourceslices") in made
+
+
+def test_a_device_plugin_has_nothing_of_a_dra_drivers() -> None:
+    made = rendered(f"deviceClasses.interfaceIDs={{{CARD}}}")
+    assert not any("resource.k8s.io" in rule for rule in rules(made))
+    assert not {kind for kind, _ in made} & {"DeviceClass", "ValidatingAdmissionPolicy"}
+    names = {each["name"] for each in pod_spec(made)["volumes"]}
+    assert not names & {"kubelet", "plugins", "plugins-registry", "cdi"}
+
+
+def test_a_device_plugin_that_kubelet_finds_by_itself_has_its_directory() -> None:
+    spec = pod_spec(rendered("settings.FPGA_PLUGIN_REGISTRATION=plugin-watcher"))
+    (container,) = spec["containers"]
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    assert mounts["plugins-registry"] == {
+        "name": "plugins-registry",
+        "mountPath": "/var/lib/kubelet/plugins_registry",
+    }
+    assert {"kubelet", "plugins", "cdi"}.isdisjoint(mounts)
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    assert env["FPGA_PLUGIN_KUBELET_ROOT"] == "/var/lib/kubelet"

@@ -1,5 +1,5 @@
 {{- /*
-The DaemonSet of one configuration: `name`, `observe`, `settings`, and `configuration`, its name in
+The DaemonSet of one configuration: `name`, `observe`, `mode`, `settings`, and `configuration`, its name in
 nodeConfigurations.named; without that it is the one of all other nodes. A node whose label changes has its
 pod deleted by one DaemonSet and gets it from the other: the plugin restarts into its configuration, and the
 lock in the state directory keeps the two apart meanwhile.
@@ -8,6 +8,7 @@ lock in the state directory keeps the two apart meanwhile.
 {{- $root := .root }}
 {{- $values := .root.Values }}
 {{- $settings := .settings }}
+{{- $watched := or (eq .mode "dra") (eq (.settings.FPGA_PLUGIN_REGISTRATION | default "") "plugin-watcher") }}
 {{- $port := include "fpga-plugin.port" .settings }}
 {{- $label := $values.nodeConfigurations.label }}
 {{- $affinity := deepCopy ($values.affinity | default dict) }}
@@ -132,6 +133,12 @@ spec:
         {{- if .observe }}
         - {name: FPGA_PLUGIN_OBSERVE, value: "true"}
         {{- end }}
+        {{- if eq .mode "dra" }}
+        - {name: FPGA_PLUGIN_MODE, value: dra}
+        {{- end }}
+        {{- if $watched }}
+        - {name: FPGA_PLUGIN_KUBELET_ROOT, value: {{ $values.paths.kubelet }}}
+        {{- end }}
         {{- if $values.events }}
         - {name: FPGA_PLUGIN_EVENTS, value: "true"}
         {{- end }}
@@ -198,6 +205,16 @@ spec:
         - {name: dev, mountPath: /host/dev, readOnly: true}
         - {name: sys, mountPath: /host/sys{{ if .observe }}, readOnly: true{{ end }}}
         - {name: cgroup, mountPath: /host/cgroup, readOnly: true}
+        {{- if eq .mode "dra" }}
+        # At its own path: kubelet finds the sockets by the paths that the plugin tells it. Its record of
+        # claims is in the root directory itself, and kubelet replaces it by a rename.
+        - {name: kubelet, mountPath: {{ $values.paths.kubelet }}, readOnly: true}
+        - {name: plugins, mountPath: {{ $values.paths.kubelet }}/plugins{{ if .observe }}, readOnly: true{{ end }}}
+        - {name: cdi, mountPath: /var/run/cdi{{ if .observe }}, readOnly: true{{ end }}}
+        {{- end }}
+        {{- if $watched }}
+        - {name: plugins-registry, mountPath: {{ $values.paths.kubelet }}/plugins_registry{{ if .observe }}, readOnly: true{{ end }}}
+        {{- end }}
         {{- if $values.policy }}
         - {name: policy, mountPath: /etc/fpga-plugin/policy, readOnly: true}
         {{- end }}
@@ -229,6 +246,18 @@ spec:
         hostPath: {path: /sys, type: Directory}
       - name: cgroup
         hostPath: {path: /sys/fs/cgroup, type: Directory}
+      {{- if eq .mode "dra" }}
+      - name: kubelet
+        hostPath: {path: {{ $values.paths.kubelet }}, type: Directory}
+      - name: plugins
+        hostPath: {path: {{ $values.paths.kubelet }}/plugins, type: DirectoryOrCreate}
+      - name: cdi
+        hostPath: {path: /var/run/cdi, type: DirectoryOrCreate}
+      {{- end }}
+      {{- if $watched }}
+      - name: plugins-registry
+        hostPath: {path: {{ $values.paths.kubelet }}/plugins_registry, type: DirectoryOrCreate}
+      {{- end }}
       {{- if $values.policy }}
       # Projected: the directory of a configMap volume is one that anybody may write (0777), and the
       # plugin uses nothing that others could replace.

@@ -41,9 +41,16 @@ push it to a registry that your nodes can pull from:
 {{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}{{ else }}{{ .Values.image.repository }}:{{ $tag }}{{ end }}
 {{- end }}
 
+{{- /* Whether any node of this release is a DRA driver. */ -}}
+{{- define "fpga-plugin.dra" -}}
+{{- $any := eq .Values.mode "dra" }}
+{{- range .Values.nodeConfigurations.named }}{{ if eq (.mode | default "") "dra" }}{{ $any = true }}{{ end }}{{ end }}
+{{- if $any }}true{{ end }}
+{{- end }}
+
 {{- /* Whether anything in the pod speaks to the API server. */ -}}
 {{- define "fpga-plugin.api" -}}
-{{- if or .Values.readPods .Values.events }}true{{ end }}
+{{- if or .Values.readPods .Values.events (include "fpga-plugin.dra" .) }}true{{ end }}
 {{- end }}
 
 {{- /* The port of FPGA_PLUGIN_HTTP_ADDRESS in the given settings; empty: nothing is served. */ -}}
