@@ -38,7 +38,7 @@ def test_a_counter_that_reads_nothing_stops_no_image_and_is_told():
         assert "no clock" in line["clock"]
 
 
-def test_a_machine_without_an_iommu_is_told_to_have_none():
+def test_the_machines_iommu_is_told_to_translate():
     with with_image("1x1", high=300) as node:
-        assert status(node)["iommu"] == "none"
+        assert status(node)["iommu"] == "translate"
         assert status(node)["memory"] == "cleared"
