@@ -211,6 +211,8 @@ class Endpoint:
         self.ended = False
         self._signal = signal
         self._stream: Any = None
+        self._opening = threading.Lock()  # kubelet may stop while it registers somebody
+        self._closed = False
         self.thread = threading.Thread(target=self._watch)
 
     def call(self, method: str, sent: Any, answer: str, timeout: float | None = LIMIT) -> Any:
@@ -230,12 +232,15 @@ class Endpoint:
         return unary.future(sent, timeout=timeout)
 
     def open(self) -> None:
-        self._stream = self.channel.unary_stream(
-            "/v1beta1.DevicePlugin/ListAndWatch",
-            request_serializer=lambda each: each.SerializeToString(),
-            response_deserializer=message("ListAndWatchResponse").FromString,
-        )(message("Empty")())
-        self.thread.start()
+        with self._opening:
+            if self._closed:
+                return
+            self._stream = self.channel.unary_stream(
+                "/v1beta1.DevicePlugin/ListAndWatch",
+                request_serializer=lambda each: each.SerializeToString(),
+                response_deserializer=message("ListAndWatchResponse").FromString,
+            )(message("Empty")())
+            self.thread.start()
 
     def _watch(self) -> None:
         try:
@@ -251,6 +256,8 @@ class Endpoint:
         self._signal.tell()
 
     def close(self) -> None:
+        with self._opening:
+            self._closed = True
         if self._stream is not None:
             self._stream.cancel()
             self.thread.join(LIMIT)
