@@ -76,6 +76,12 @@ image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-s
 	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
 	$$tool build --build-arg "BASE=$$BASE" --tag $${IMAGE:-fpga-plugin:$(VERSION)} .
 
+.PHONY: release
+release: ## image and chart to a registry, with SBOM, provenance and signature (REGISTRY=host/ns IMAGE=... KEY=private.pem)
+	@bash .ci/setup dev
+	@$(PYTHON) deploy/release/release.py --registry "$${REGISTRY:?names the registry and namespace}" \
+	  --image "$${IMAGE:?names the image that make image made}" --key "$${KEY:?names a private Ed25519 key}" $(RELEASE_ARGS)
+
 .PHONY: audit
 audit: ## hashes, known vulnerabilities and bill of materials of what the image takes from PyPI
 	@bash .ci/setup dev
@@ -89,6 +95,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	@bash .ci/deps --ci image
 	@bash tests/image/build
 	@bash tests/deploy/build
+	@$(PYTHON) -m pytest tests/image -q
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
 	  tests/kubelet/test_image.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
 
