@@ -229,6 +229,11 @@ def values() -> dict[str, Schema]:
                         "secret": text("Pull secret for its registry; empty: none."),
                         "realms": each("Hosts that may see its password.", {"type": "string"}),
                         "plainHTTP": boolean("The registry has no TLS."),
+                        "within": {
+                            "type": "integer",
+                            "minimum": 1,
+                            "description": "Seconds until the plugin starts with what is there.",
+                        },
                     },
                 ),
             },

@@ -9,8 +9,12 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import NoReturn
 
 from fpga_plugin.bitstream.files import (
     MAX_FILE_BYTES,
@@ -44,6 +48,7 @@ from fpga_plugin.errors import (
     BitstreamNotFoundError,
     FpgaPluginError,
     NotPermittedError,
+    StoreUnavailableError,
     quote,
 )
 from fpga_plugin.ids import parse_bitstream_id, parse_interface_id
@@ -293,13 +298,40 @@ def install_file(args: argparse.Namespace) -> int:
 def pull_store(args: argparse.Namespace) -> int:
     """Make a store what an artifact in a registry holds."""
     try:
-        return _pull_store(args)
+        with _within(args.within):
+            return _pull_store(args)
     except FpgaPluginError as error:
         if not args.or_keep:
             raise
         complain(error)
         print(f"{_plain(args.dir)}: kept as it is")
         return DONE
+
+
+@contextmanager
+def _within(seconds: float | None) -> Iterator[None]:
+    """Give up after a while, whatever is waited for.
+
+    Raises:
+        StoreUnavailableError: the time is up.
+    """
+
+    def up(_number: int, _frame: object) -> NoReturn:
+        raise StoreUnavailableError(
+            f"the registry did not send all of it within {seconds:g} s",
+            hint="try again, or give it longer (--within)",
+        )
+
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _pull_store(args: argparse.Namespace) -> int:
@@ -319,12 +351,14 @@ def _pull_store(args: argparse.Namespace) -> int:
         print(f"{_plain(path)}: fetching", file=sys.stderr)
         return _progress(path)
 
+    # By what this node has seen, as the plugin: it would refuse what is older.
+    seen = SeenManifests(args.bitstream_state, owner=False) if _is_own(args.dir, args) else None
     with Registry(args.reference, access) as registry:
         pulled = pull(
             registry,
             args.dir,
             name=str(args.reference),
-            trust=lambda root: Trust(root, args.trust, args.keys, guarded=False),
+            trust=lambda root: Trust(root, args.trust, args.keys, guarded=False, seen=seen),
             said=fetching,
         )
     if args.json:

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from typing import BinaryIO, Final
 
 from fpga_plugin.bitstream.artifact import ArtifactFile, files_of
 from fpga_plugin.bitstream.files import FILE_MODE, Progress, sync_directory
+from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
@@ -100,8 +102,8 @@ def _pull(
         _link(directory, files)  # who died after the step left this undone
         _sweep(directory, keep=new)
         return Pulled(digest, len(files), 0, 0, changed=False)
-    # What a run that died left under this name may be in force, but is not what it should be.
-    staged = f"{new}.{os.getpid()}"
+    # What is in force may have this name and be damaged, or one that a run before gave itself.
+    staged = f"{new}.{secrets.token_hex(8)}"
     _sweep(directory, keep=present)
     where = _Where(directory, staged, present)
     fetched = _stage(registry, where, files, whole, said)
@@ -274,7 +276,8 @@ def _link(directory: str, files: Mapping[str, ArtifactFile]) -> None:
         if entry.name not in wanted:
             os.unlink(entry.path)
         wanted.discard(entry.name)
-    for name in wanted:
+    # The manifest first: nothing of the first pull is judged without it.
+    for name in sorted(wanted, key=lambda name: (not name.startswith(MANIFEST), name)):
         os.symlink(f"{DATA}/{name}", os.path.join(directory, name))
     sync_directory(directory)
 

@@ -207,6 +207,12 @@ def _add_pull(commands: "Subparsers", default_store: str) -> None:
         "--plain-http", action="store_true", help="the registry has no TLS: anybody may listen"
     )
     parser.add_argument(
+        "--within",
+        metavar="SECONDS",
+        type=_number,
+        help="give up after so long; files that are there already are not fetched again",
+    )
+    parser.add_argument(
         "--or-keep",
         action="store_true",
         help="if it fails, say why, leave the store as it is, and exit with 0: for what has to"

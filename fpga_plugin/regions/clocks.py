@@ -59,9 +59,8 @@ def built_for(bitstream: Bitstream) -> float | None:
     """The user clock in MHz that an image was built for; None: it does not say."""
     high = _stated(bitstream.clock_frequency_high)
     low = _stated(bitstream.clock_frequency_low)
-    if high is None and low is not None:
-        return 2 * low
-    return high
+    limits = [high, None if low is None else 2 * low]  # the half-rate clock follows the other one
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _stated(frequency: Frequency) -> float | None:

@@ -458,7 +458,7 @@ def test_each_node_pulls_its_store_before_its_plugin_starts() -> None:
     (pull,) = spec["initContainers"]
     (plugin,) = spec["containers"]
     assert pull["image"] == plugin["image"]
-    words = ["bitstream", "pull", "--or-keep", "--realm=tokens.example"]
+    words = ["bitstream", "pull", "--or-keep", "--within=300", "--realm=tokens.example"]
     auth = "--auth=/etc/fpga-plugin/registry/.dockerconfigjson"
     assert pull["args"] == [*words, auth, "h.example/s@sha256:0"]
     assert {each["name"]: each["value"] for each in pull["env"]} == {
@@ -466,7 +466,7 @@ def test_each_node_pulls_its_store_before_its_plugin_starts() -> None:
         "FPGA_PLUGIN_TRUST": "signed",
     }
     mounts = {each["name"]: each for each in pull["volumeMounts"]}
-    assert set(mounts) == {"bitstreams", "keys", "registry"}
+    assert set(mounts) == {"bitstreams", "state", "keys", "registry"}
     assert mounts["bitstreams"]["mountPath"] == "/srv/intel.com/fpga"
     assert [name for name, each in mounts.items() if not each.get("readOnly")] == ["bitstreams"]
     assert pull["securityContext"]["capabilities"] == {"drop": ["ALL"]}

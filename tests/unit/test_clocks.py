@@ -43,6 +43,7 @@ def plan(backend, bitstream, **asked):
     [
         (312.5, 156.25, 312.5),
         (None, 100, 200),
+        (400, 100, 200),
         ("auto", 100, 200),
         ("auto-300", None, None),
         (0, 0, None),

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doubles.registry import RegistryDouble, digest_of, manifest_of, serve
 from doubles.samples import copy_samples
 
 from fpga_plugin.bitstream.artifact import files_of
 from fpga_plugin.bitstream.pull import pull
+from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.cli import main
@@ -117,6 +120,9 @@ def test_a_file_that_was_damaged_in_the_store_is_mended(run, registry, source, t
     assert (code, json.loads(out)["fetched"]) == (0, 1), err
     assert content(tmp_path / "store") == content(source)
     assert json.loads(run("s:v1", "--json")[1])["changed"] is False
+    next((tmp_path / "store").glob("*/blank.gbs")).write_bytes(b"rot again")
+    assert run("s:v1")[0] == 0, "as often as it takes, by a process of the same number too"
+    assert content(tmp_path / "store") == content(source)
 
 
 def test_readers_see_all_of_the_old_or_all_of_the_new(run, registry, source, tmp_path) -> None:
@@ -496,6 +502,65 @@ def test_what_has_to_start_starts_with_the_store_that_is_there(
     assert "kept as it is" in out
     assert "answers 503" in err
     assert content(tmp_path / "store") == content(source)
+
+
+@pytest.mark.parametrize("slow", ["the head of an answer", "a file"])
+def test_what_has_to_start_waits_for_no_registry_that_drips(
+    run, registry, source, tmp_path, slow: str
+) -> None:
+    registry.put(source)
+    if slow == "a file":
+        registry.drip = 0.05
+    else:
+        registry.hook = lambda _path: time.sleep(5)
+    code, out, err = run("s:v1", "--or-keep", "--within", "0.5")
+    assert code == 0
+    assert "kept as it is" in out
+    assert "within 0.5 s" in err
+    assert content(tmp_path / "store") == {}
+    registry.drip, registry.hook = 0.0, lambda _path: None
+    assert run("s:v1", "--within", "60")[0] == 0
+    assert content(tmp_path / "store") == content(source)
+
+
+def test_an_artifact_older_than_the_node_has_seen_is_refused(
+    run, registry, source, tmp_path, monkeypatch
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/site.pem").write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    private = tmp_path / "private.pem"
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    state, store = tmp_path / "state", tmp_path / "store"
+    state.mkdir()
+    for name, value in (("BITSTREAM_DIR", store), ("STATE_DIR", state), ("TRUST", "signed")):
+        monkeypatch.setenv(f"FPGA_PLUGIN_{name}", str(value))
+    monkeypatch.setenv("FPGA_PLUGIN_KEYS_DIR", str(tmp_path / "keys"))
+    sign = ["bitstream", "sign", "--dir", str(source), "--manifest", "--key", str(private)]
+    for version, tag in (("5", "old"), ("6", "new")):
+        assert main([*sign, "--manifest-version", version]) == 0
+        registry.put(source, tag)
+    assert run("s:new")[0] == 0
+    seen = SeenManifests(str(state), owner=True)
+    blank = next(iter(source.glob("*/blank.gbs"))).relative_to(source)
+    Trust(
+        str(store), TrustMode.SIGNED, str(tmp_path / "keys"), guarded=False, seen=seen
+    ).check_file(str(blank))
+    before = content(store)
+    code, _, err = run("s:old")
+    assert code == 1
+    assert "older" in err or "version" in err
+    assert content(store) == before
 
 
 def test_a_registry_that_is_not_there_is_told(tmp_path, capsys) -> None:

@@ -82,6 +82,7 @@ spec:
         - bitstream
         - pull
         - --or-keep
+        - --within={{ .within }}
         {{- if .plainHTTP }}
         - --plain-http
         {{- end }}
@@ -112,6 +113,7 @@ spec:
           {{- end }}
         volumeMounts:
         - {name: bitstreams, mountPath: /srv/intel.com/fpga}
+        - {name: state, mountPath: /var/lib/fpga-plugin, readOnly: true} # which manifests the node has seen
         {{- if $values.keysConfigMap }}
         - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
         {{- end }}
