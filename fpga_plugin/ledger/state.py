@@ -9,7 +9,7 @@ question independent of how many claims there are.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fpga_plugin.config.settings import ScrubPolicy
@@ -362,15 +362,21 @@ class LedgerState:
     def withheld(self, region: RegionId) -> bool:
         """Whether what is on a region may be a former owner's image, or the present one's.
 
-        Nobody programmed anything on a card that cannot be programmed.
+        Nobody programmed anything on a card that cannot be programmed. Of a region that shows
+        several ids (`Region.several`), another one than the owner's proves nothing.
         """
-        return self._owners_image(region, self.functions.get(region))
+        return self._owners_image(region, self.functions.get(region), self.images.get(region))
 
-    def _owners_image(self, region: RegionId, afu_id: AfuId | None) -> bool:
-        card, images = self.cards.get(card_of(region)), self.images.get(region)
+    def _owners_image(
+        self, region: RegionId, afu_id: AfuId | None, images: Collection[AfuId | None] | None
+    ) -> bool:
+        card = self.cards.get(card_of(region))
         if not images or (card is not None and not card.reprogrammable):
             return False
-        return None in images or afu_id in images
+        if None in images or afu_id in images:
+            return True
+        present = self.region(region)
+        return present is not None and present.several
 
     def function_resource(self, region: RegionId) -> ResourceName | None:
         """The resource of a present region's function."""
@@ -382,7 +388,11 @@ class LedgerState:
     def _name_function(self, change: Change, region: RegionId, afu_id: AfuId) -> None:
         """A function that a region turned out to hold is a resource from now on."""
         card = self.cards.get(card_of(region))
-        if card is None or not self.serves_functions or self._owners_image(region, afu_id):
+        images = set(self.images.get(region, ()))
+        for image, on in change.images.items():
+            if image.region == region:
+                (images.add if on else images.discard)(image.afu_id)
+        if card is None or not self.serves_functions or self._owners_image(region, afu_id, images):
             return
         if (name := function_name(self._prefix, card, afu_id)) not in self.resources:
             change.resources[name] = True

@@ -39,8 +39,8 @@ class FunctionNews:
                 "a former owner's image is no function",
                 card=card.id,
                 regions=withheld,
-                hint="these regions are not advertised until another image is on them, or"
-                " FPGA_PLUGIN_ADVERTISE=region has blanked them (docs/functions.md)",
+                hint="these regions are not advertised until FPGA_PLUGIN_ADVERTISE=region has"
+                " blanked them, or another image is seen on them (docs/functions.md)",
             )
         elif now[0]:
             log.warning(

@@ -28,6 +28,7 @@ def make_card(
     clears_memory: bool = False,
     shared: tuple[str, ...] = (),
     reprogrammable: bool = True,
+    several: bool = False,
 ) -> Card:
     """A card; `nodes` are the numbers of its regions' device nodes, one or several a region."""
     address = PciAddress(0, 0x10 + number, 0, 0)
@@ -37,7 +38,12 @@ def make_card(
         interface_id=interface_id,
         numa_node=numa_node,
         regions=tuple(
-            Region(address.card_id, port, Grant(tuple(f"/dev/dfl-port.{n}" for n in own), shared))
+            Region(
+                address.card_id,
+                port,
+                Grant(tuple(f"/dev/dfl-port.{n}" for n in own), shared),
+                several=several,
+            )
             for port, own in enumerate(numbers)
         ),
         ports=len(numbers) if ports is None else ports,

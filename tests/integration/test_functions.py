@@ -21,6 +21,7 @@ from daemon_support import (
     P0,
     P1,
     REGIONS,
+    STORE,
     UNHEALTHY,
     Node,
     Refused,
@@ -44,6 +45,9 @@ def af(afu: str, interface: str = ID) -> str:
 
 
 FUNCTION = af(FACTORY)
+
+PLACEHOLDER = "d15ab1ed000000000110000000000000"
+"""What a simulated slot's second function shows, whatever the slot holds."""
 
 
 def put(node: Node, region: str, afu: str) -> None:
@@ -282,6 +286,29 @@ def test_a_former_tenants_image_is_not_advertised_as_a_function() -> None:
         put(node, P0, AFU_2)
         node.restarted()
         node.kubelet.until(af(AFU_2), {P0: HEALTHY})
+
+
+def test_nor_is_one_that_answers_in_another_function_of_a_slot_than_the_first() -> None:
+    functions = "0000:10:00.0=0000:10:00.2+0000:10:00.1"
+    node = Node("1x1+ofs,1x1", scrub="best-effort", slot_functions=functions)
+    (node.own_store() / ID / "blank.gbs").unlink()
+    with node.up():
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request(AFU))
+        mark = node.plugin.mark
+        node.kubelet.deallocate(P0)
+        done = node.plugin.until_logged("region scrubbed", mark, region=P0)
+        assert (done["afu_id"], node.afu(P0)) == (PLACEHOLDER, AFU)  # only reset
+        restart(node, advertise="af")
+        node.kubelet.until(FUNCTION, {"0000-11-00.0-p0": HEALTHY})
+        node.plugin.until_logged("a former owner's image is no function", regions=[P0])
+        assert af(PLACEHOLDER) not in node.kubelet.endpoints
+        # Once it was blanked, it is what the first of its functions shows.
+        restart(node, advertise="region", bitstream_dir=str(STORE))
+        node.kubelet.until(REGIONS, {P0: HEALTHY, "0000-11-00.0-p0": HEALTHY})
+        restart(node, advertise="af")
+        node.kubelet.until(af(BLANK), {"0000-11-00.0-p0": HEALTHY})
+        node.kubelet.until(af(PLACEHOLDER), {P0: HEALTHY})
 
 
 def test_a_tenant_of_a_region_keeps_it_when_the_node_switches_and_nobody_gets_his_image() -> None:

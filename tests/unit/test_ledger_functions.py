@@ -246,6 +246,28 @@ def test_of_a_damaged_journal_no_region_that_can_be_programmed_is_a_function():
     assert doubted.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
 
 
+def test_a_slot_with_an_owners_image_is_no_function_whichever_of_its_ids_was_read():
+    card = make_card(nodes=(0, 1), several=True)
+    journal = MemoryJournal()
+    ledger = open_ledger(journal, Advertise.REGION)
+    ledger.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    ledger.working([IDS[0]], image=TENANTS[0])
+    again = open_ledger(journal, Advertise.AF)
+    lists = make_lists(again, advertise=Advertise.AF, scrub=ScrubPolicy.BEST_EFFORT)
+    again.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    again.reconciled([card.id])
+    again.working(IDS)
+    again.clean(IDS[0], FUNCTIONS[1], blank=False)  # as another function of the slot shows it
+    again.clean(IDS[1], FUNCTIONS[0], blank=False)
+    assert shown(lists, name(FUNCTIONS[0])) == {DeviceId(IDS[1]): True}
+    assert shown(lists, name(FUNCTIONS[1])) == {}
+    assert name(FUNCTIONS[1]) not in again.resources
+    again.working([IDS[0]])
+    again.clean(IDS[0], BLANK, blank=True)
+    assert name(BLANK) in again.resources
+    assert shown(lists, name(BLANK)) == {DeviceId(IDS[0]): True}
+
+
 def test_a_card_that_cannot_be_programmed_is_neither_a_card_nor_regions():
     card = make_card(nodes=(0, 1), reprogrammable=False)
     ledger = open_ledger(MemoryJournal(), Advertise.REGION)

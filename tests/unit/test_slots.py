@@ -110,6 +110,7 @@ def test_a_slot_is_found_with_all_of_its_functions(rig):
     (region,) = rig.card.regions
     assert rig.card.complete
     assert "OFS" in rig.card.description
+    assert region.several
     assert list(region.grant.nodes) == GROUPS
     assert region.grant.shared == ("/dev/vfio/vfio",)
     assert region.grant.env == {"FPGA_FUNCTIONS_0000_10_00_0_P0": "0000:10:00.1,0000:10:00.2"}
