@@ -160,10 +160,13 @@ class Backend(Protocol):
     def make_functions(self, card: CardId, *, make: bool) -> None:
         """Make all virtual functions that a card can have, or remove those that it has.
 
-        Nobody may have anything of the card open.
+        Nobody may have anything of the card open. It may be a card that cannot be served: nothing
+        is removed that somebody may be using, a program or a virtual machine.
 
         Raises:
-            RefusedError: it can have none, or the driver makes none in its present state.
+            RefusedError: it can have none, the driver makes none in its present state, or somebody
+                may be using one.
+            HardwareError: one cannot be looked at.
         """
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:

@@ -174,7 +174,11 @@ class CardActions:
         if claims := ledger.claims_on(card_id):
             raise RefusedError(f"card {card_id} is in use: {claims[0].device} has an owner")
         if (present := ledger.cards.get(card_id)) is None:
-            return  # it cannot be served: nobody was given anything of it
+            # It cannot be served now: nobody is given anything of it, and what somebody still has
+            # of it is his. Whoever else has a function of it open, the backend sees.
+            if (uid := await self._operations.living(ledger.former_owners(card_id))) is not None:
+                raise RefusedError(f"pod {uid}, which had something of card {card_id}, still runs")
+            return
         if card_id not in ledger.drained:
             raise RefusedError(
                 f"card {card_id} is in service",

@@ -12,10 +12,12 @@ from daemon_support import (
     CARDS,
     FACTORY,
     HEALTHY,
+    MAIN,
     NO_REQUEST,
     P0,
     REGIONS,
     UNHEALTHY,
+    Cgroups,
     Node,
     Refused,
     eventually,
@@ -250,3 +252,29 @@ def test_functions_are_removed_and_made_on_a_card_that_is_out_of_service_and_no_
         asked(it, "undrain")
         kubelet.until(REGIONS, {P0: HEALTHY})
         assert it.scrubs(P0) >= 2  # what the slot holds was not known any more
+
+
+def test_functions_of_a_card_that_cannot_be_served_are_not_removed_under_their_user(tmp_path):
+    cgroups = Cgroups(tmp_path / "cgroup")
+    pod = "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa"
+    with node(cgroup_root=str(cgroups.root)).up() as it:
+        kubelet = it.kubelet
+        cgroups.set(pod, MAIN)
+        kubelet.checkpoint((pod, "main", REGIONS, [P0], kubelet.allocate(P0)))
+        kubelet.prestart(P0, env=request())
+        fault = it.arm(P0, "port-open")
+        kubelet.checkpoint()  # it is deleted by force
+        kubelet.deallocate(P0)
+        it.plugin.until_logged("scrub waits", region=P0)
+        it.set(slot_functions="0000:10:00.0=0000:10:00.7")
+        it.plugin.stop()
+        it.start()
+        it.plugin.until_logged("card skipped", card=CARD)
+        with pytest.raises(RefusedError, match=f"pod {pod}, .* still runs"):
+            functions(it, "-remove")
+        cgroups.set(pod)
+        with pytest.raises(RefusedError, match=r"256 .* is in use"):  # as a virtual machine has it
+            functions(it, "-remove")
+        assert drivers(it) == ["vfio-pci", "vfio-pci"]
+        fault.unlink()
+        assert [f["role"] for f in functions(it, "-remove")["functions"]] == ["card"]

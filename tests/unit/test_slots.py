@@ -367,6 +367,51 @@ def test_a_driver_that_makes_no_virtual_functions_is_told_with_the_reason(rig, m
     assert "vendor's driver" in caught.value.hint
 
 
+def test_functions_that_somebody_has_open_are_not_removed_from_under_him(rig):
+    with rig.hold():
+        pass
+    handles = rig.tenant()
+    edit(rig, "/sys/kernel/iommu_groups/257", {"type": "identity"})
+    assert rig.problem  # the card cannot be served, and nobody looks at its ports
+    with pytest.raises(PortInUseError, match=f"256 .*{VF}.* is in use"):
+        rig.backend.make_functions(CARD, make=False)
+    assert rig.drivers() == ["vfio-pci", "vfio-pci"]
+    for handle in handles:
+        rig.kernel.close(handle)
+    rig.backend.make_functions(CARD, make=False)
+    assert rig.drivers() == []
+
+
+def test_functions_with_somebody_elses_driver_are_not_removed(rig):
+    edit(rig, "/sys/bus/pci/drivers", {"uio": Fixed({})})
+    edit(rig, f"{PCI}/{VF_2}", {"driver": Link("/sys/bus/pci/drivers/uio")})
+    with pytest.raises(RefusedError, match=f"{VF_2} has the driver 'uio'"):
+        rig.backend.make_functions(CARD, make=False)
+    assert rig.drivers() == ["", ""]
+
+
+def test_functions_with_an_open_port_are_not_removed(rig):
+    """As Linux' own dfl-pci has them: the port is a virtual function's."""
+    port = Link(f"{PCI}/{PF}/fpga_region/region0/dfl-port.0")
+    edit(
+        rig,
+        f"{PCI}/{VF}",
+        {
+            "fpga_region/region1/dfl-port.0": port,
+            "fpga_region/region1": Fixed({"dfl-port.0": port}),
+            "fpga_region": Fixed({"region1": Fixed({})}),
+            "driver": Link("/sys/bus/pci/drivers/dfl-pci"),
+        },
+    )
+    handle = rig.kernel.open("/dev/dfl-port.0", os.O_RDWR)
+    with pytest.raises(PortInUseError, match=f"dfl-port.0 .*{VF}.* is in use"):
+        rig.backend.make_functions(CARD, make=False)
+    assert rig.drivers() == ["", ""]
+    rig.kernel.close(handle)
+    rig.backend.make_functions(CARD, make=False)
+    assert rig.drivers() == []
+
+
 def test_a_card_whose_port_was_released_for_its_functions_is_refused_with_the_reason(rig):
     lister = rig.kernel.listdir
     rig.kernel.listdir = lambda path: [n for n in lister(path) if not n.startswith("dfl-port")]

@@ -4,11 +4,19 @@ import errno
 import os
 import re
 
-from fpga_plugin.errors import CardGoneError, HardwareError, RefusedError
+from fpga_plugin.errors import (
+    CardGoneError,
+    HardwareError,
+    PortInUseError,
+    RefusedError,
+    quote,
+)
+from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.model import PciFunction
-from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver
+from fpga_plugin.hardware.vfio import defs as vfio
+from fpga_plugin.hardware.vfio.function import GROUPS, PCI, driver, read_function
 from fpga_plugin.ids import CardId, PciAddress
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -44,7 +52,9 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
     """Make all virtual functions that the card can have, or remove those that it has.
 
     Raises:
-        RefusedError: it can have none, or the driver refused.
+        RefusedError: it can have none, the driver refused, or somebody may be using one.
+            `PortInUseError`: somebody has one open.
+        HardwareError: one cannot be looked at.
     """
     directory = f"{PCI}/{PciAddress.parse(card)}"
     try:
@@ -54,6 +64,8 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
                 f"card {card} can have no virtual functions",
                 hint="its slot may be in another physical function: `fpga-plugin card functions`",
             )
+        if not make:
+            _check_unused(kernel, directory)
         if total:
             kernel.write(f"{directory}/sriov_numvfs", str(total if make else 0))
     except OSError as error:
@@ -67,6 +79,56 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
         raise RefusedError(
             f"the virtual functions of card {card} cannot be {what} ({error.strerror})", hint=hint
         ) from error
+
+
+def _check_unused(kernel: Kernel, directory: str) -> None:
+    """Nobody may have a virtual function open that goes, whoever gave it to him.
+
+    With one of vfio-pci open the kernel waits for its user for ever; with a port open it crashes
+    when that is closed.
+
+    Raises:
+        RefusedError: a driver of somebody else's has one. `PortInUseError`: one is open.
+        OSError: that cannot be told.
+    """
+    nodes: dict[str, PciAddress] = {}
+    for link in children(kernel, directory, r"virtfn[0-9]{1,5}"):
+        function = PciAddress.parse(os.path.basename(kernel.realpath(link)))
+        match driver(kernel, function):
+            case None:
+                continue
+            case vfio.DRIVER:
+                nodes[read_function(kernel, function).node] = function
+            case found if found == os.path.basename(defs.PCI_DRIVER):
+                nodes |= dict.fromkeys(_port_nodes(kernel, function), function)
+            case found:
+                raise RefusedError(
+                    f"virtual function {function} has the driver {quote(found)}, so something else"
+                    " uses it",
+                    hint="if nothing does, as root on the node: "
+                    f"echo {function} > /sys/bus/pci/drivers/{found}/unbind",
+                )
+    for node, function in nodes.items():
+        try:
+            kernel.close(kernel.open(node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise PortInUseError(
+                f"{node} (virtual function {function}) is in use",
+                hint="a process still has it open, such as a virtual machine or a container that"
+                f" has not ended; `fuser -v {node}` on the node names it",
+            ) from error
+
+
+def _port_nodes(kernel: Kernel, function: PciAddress) -> list[str]:
+    """Device nodes of the ports that a function has; a port without a driver has none."""
+    return [
+        f"/dev/{os.path.basename(port)}"
+        for base in children(kernel, f"{PCI}/{function}/fpga_region", r"region[0-9]{1,9}")
+        for port in children(kernel, base, r"dfl-port\.[0-9]{1,9}")
+        if kernel.exists(f"{port}/driver")
+    ]
 
 
 def _read(kernel: Kernel, address: PciAddress, role: str) -> PciFunction:

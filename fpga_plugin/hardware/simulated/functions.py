@@ -171,7 +171,9 @@ class VfioDriver:
             return
         if number and now:
             raise failure(errno.EBUSY, str(board.address))
-        if any(group(board, index) in self.open for index in range(now)):
+        tenant = board.machine.faults.armed(board.region(0)) is Fault.PORT_OPEN
+        bound = [group(board, index) for index, driver in enumerate(drivers(board)) if driver]
+        if any(tenant or each in self.open for each in bound):
             self._stop(f"the virtual functions of {board.address} were removed while open")
         for index in range(MOST_FUNCTIONS):
             self._overrides.pop(address(board, index), None)
