@@ -190,9 +190,13 @@ def test_that_a_function_was_bound_is_written_before_it_is_bound(rig, monkeypatc
 
 def test_nothing_is_bound_where_that_cannot_be_written_down(rig):
     (rig.path / "slots").write_text("in the way")
-    with pytest.raises(HardwareError, match="cannot be written"):
-        rig.hold()
-    assert rig.drivers() == ["", ""]
+    for _ in range(2):  # kubelet asks again
+        with pytest.raises(HardwareError, match="cannot be written"):
+            rig.hold()
+        assert rig.drivers() == ["", ""]
+    (rig.path / "slots").unlink()
+    with rig.hold():
+        assert len(rig.note()["bound"]) == 2
 
 
 def test_a_group_that_a_tenant_holds_past_its_claim_is_in_use_and_its_driver_stays(rig):

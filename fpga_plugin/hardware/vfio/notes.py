@@ -59,6 +59,8 @@ class Notes:
         self._owner = owner
         self._lock = threading.Lock()
         self._notes: dict[RegionId, Note] = {}
+        self._unwritten: set[RegionId] = set()
+        """Regions whose note is in memory alone: it could not be written."""
 
     def of(self, region: RegionId, life: int) -> Note:
         """The note of a region's present life; an empty one where there is none."""
@@ -124,7 +126,7 @@ class Notes:
             return Note()
 
     def _write(self, region: RegionId, note: Note) -> None:
-        if self._notes.get(region) == note:
+        if self._notes.get(region) == note and region not in self._unwritten:
             return
         if self._directory is not None and self._owner:
             path = os.path.join(self._directory, region)
@@ -136,6 +138,7 @@ class Notes:
             except OSError as error:
                 # In memory the old one would outlive its truth.
                 self._notes[region] = replace(note, afu_id=None)
+                self._unwritten.add(region)
                 with suppress(OSError):
                     os.unlink(path)
                 raise HardwareError(
@@ -144,6 +147,7 @@ class Notes:
                     hint="FPGA_PLUGIN_STATE_DIR has to be writable, with room on its disk",
                 ) from error
         self._notes[region] = note
+        self._unwritten.discard(region)
 
 
 def _plain(note: Note, boot_id: str) -> dict[str, Any]:
