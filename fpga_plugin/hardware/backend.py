@@ -137,7 +137,10 @@ class Backend(Protocol):
         """
 
     def borrowed(self, region: Region) -> bool:
-        """Whether holding the region took something that `give_back` returns; touches nothing."""
+        """Whether holding the region took something that `give_back` returns.
+
+        Of a region that was scanned. Touches nothing and does not block: the event loop asks.
+        """
 
     def give_back(self, card: Card, region: Region) -> None:
         """Return what `open_port` took of the node: drivers that it bound to PCI functions.

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -269,6 +270,28 @@ def test_a_note_that_makes_no_sense_says_nothing(rig, text):
     rig.start()
     with pytest.raises(HardwareError, match="not known"):
         rig.afu_id()
+
+
+@pytest.mark.parametrize("bound", [[["x", float("inf")]], [["x", "y"]], [["x"]], 3, {"x": 1}])
+def test_a_note_whose_functions_make_no_sense_says_nothing(rig, bound):
+    with rig.hold() as port:
+        port.program(image(AFU))
+        port.afu_id(AFU)
+    (rig.path / "slots" / f"{CARD}-p0").write_text(json.dumps(rig.note() | {"bound": bound}))
+    rig.start()
+    assert not rig.backend.borrowed(rig.card.regions[0])
+    with pytest.raises(HardwareError, match="not known"):
+        rig.afu_id()
+
+
+def test_what_was_bound_is_told_without_waiting_for_the_disk(rig):
+    with rig.hold():
+        pass
+    rig.start()
+    (region,) = rig.card.regions
+    (rig.path / "slots" / f"{CARD}-p0").unlink()
+    with ThreadPoolExecutor() as pool, rig.backend._notes._lock:  # as while another is written
+        assert pool.submit(rig.backend.borrowed, region).result(timeout=30)
 
 
 def test_a_note_of_another_boot_says_nothing(rig):

@@ -84,12 +84,17 @@ class DflBackend:
 
     def scan(self) -> ScanResult:
         """All cards, and the problems of those that cannot be served."""
-        return discovery.scan(self._kernel, self._skip, self._rule)
+        found = discovery.scan(self._kernel, self._skip, self._rule)
+        for card in found.cards.values():
+            self._load_notes(card)
+        return found
 
     def scan_card(self, card: CardId) -> Card | CardProblem | None:
         """One card anew; None when it is gone."""
         found = discovery.scan_card(self._kernel, card, self._skip, self._rule)
-        if not isinstance(found, Card):
+        if isinstance(found, Card):
+            self._load_notes(found)
+        else:
             self._aer.forget(card)
         return found
 
@@ -180,6 +185,12 @@ class DflBackend:
     def readings(self, card: Card) -> Readings:
         """Its sensors and error registers."""
         return readings(self._kernel, card)
+
+    def _load_notes(self, card: Card) -> None:
+        """Here, in a thread: `borrowed` is asked on the event loop."""
+        for region in card.regions:
+            if slot_of(region) is not None:
+                self._notes.load(region.id)
 
     def _skip(self, path: str, why: str) -> None:
         """Say once that something that looks like a card is left out."""

@@ -42,6 +42,9 @@ class Note:
     bound: frozenset[tuple[str, int]] = field(default_factory=frozenset)
 
 
+_NOTHING = Note()
+
+
 class Notes:
     """The notes of all slots. Thread safe.
 
@@ -67,11 +70,18 @@ class Notes:
         with self._lock:
             return self._of(region, str(life))
 
-    def bound(self, region: RegionId, functions: Iterable[Function]) -> tuple[Function, ...]:
-        """Those functions that the plugin bound and that are still the ones that it bound."""
+    def load(self, region: RegionId) -> None:
+        """Read a region's note, if it was not read yet."""
         with self._lock:
-            note = self._load(region)
-            return tuple(f for f in functions if (str(f.address), f.instance) in note.bound)
+            self._load(region)
+
+    def bound(self, region: RegionId, functions: Iterable[Function]) -> tuple[Function, ...]:
+        """Those functions that the plugin bound and that are still the ones that it bound.
+
+        Of a note that was loaded. Waits for no file and no lock, so the event loop may ask.
+        """
+        note = self._notes.get(region, _NOTHING)
+        return tuple(f for f in functions if (str(f.address), f.instance) in note.bound)
 
     def bind(self, region: RegionId, life: int, functions: Iterable[Function]) -> None:
         """The plugin is about to bind these.
@@ -120,7 +130,7 @@ class Notes:
             return _parse(json.loads(text), self._boot_id())
         except FileNotFoundError:
             return Note()
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
             # Nothing is known then: the slot is scrubbed, and what is bound stays so.
             log.warning("slot note unusable", region=region, error=str(error)[:200])
             return Note()
@@ -161,7 +171,7 @@ def _plain(note: Note, boot_id: str) -> dict[str, Any]:
 
 
 def _parse(entry: Any, boot_id: str) -> Note:
-    """Raises ValueError or TypeError for what `_plain` did not write."""
+    """Raises ValueError, TypeError or OverflowError for what `_plain` did not write."""
     if not isinstance(entry, dict):
         raise TypeError("not a JSON object")
     if entry.get("boot_id") != boot_id:
