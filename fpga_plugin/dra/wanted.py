@@ -250,7 +250,11 @@ class _CardView:
     def _taints_of_region(self, region: RegionId) -> tuple[Taint, ...]:
         device = DeviceId(region)
         claim = self._ledger.claims.get(device)
-        taints = {*self._of_hardware([region], claim), *self._drained()}
+        taints = {
+            *self._of_hardware([region], claim),
+            *self._drained(),
+            *self._exposed(whole=False),
+        }
         if self._ledger.region_claim(region) is None:
             taints |= {*self._of_holders([region]), *self._of_remains([region])}
         return _one_of_each(taints)
@@ -258,6 +262,7 @@ class _CardView:
     def _taints_of_card(self) -> tuple[Taint, ...]:
         claim = self._ledger.card_claim(self.id)
         taints = {*self._of_hardware(self.regions, claim), *self._drained()}
+        taints |= {*self._exposed(whole=True)}
         if self.card is not None and not self.card.complete:
             taints.add(Taint("incomplete"))
         if claim is None:
@@ -291,6 +296,15 @@ class _CardView:
     def _drained(self) -> Iterator[Taint]:
         if self.id in self._ledger.drained:
             yield Taint("drained")
+
+    def _exposed(self, *, whole: bool) -> Iterator[Taint]:
+        """The operator lets nobody new have it.
+
+        Told of what is owned, too: its owner keeps it, and when that one ends, no write has to come
+        before the next claim.
+        """
+        if self.card is not None and self._ledger.exposure.refusal(self.card, whole=whole):
+            yield Taint("exposed")
 
     def _of_holders(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
         """Somebody has a free device whom the scheduler does not know."""

@@ -42,7 +42,7 @@ class Holders(Claims):
         Raises:
             UnknownDeviceError: no such device.
             HeldError: another claim has one, or a device of the same card in the other mode.
-            RefusedError: the hardware failed, or a node is in another pod's hands.
+            RefusedError: the card is not given out, or a node is in another pod's hands.
             JournalError: nothing was given.
         """
         before = self.holders.get(holder.uid)
@@ -61,6 +61,8 @@ class Holders(Claims):
             self._check_others(holder, device)
             held = self.claims.get(device)
             self._check_in_service(card_of(device), owned=held is not None)
+            if held is None:  # else it is this claim's, which keeps it
+                self._check_exposure(device)
             for region in self.regions_of(device):
                 self._check_borrowed(region)
             if held is not None:

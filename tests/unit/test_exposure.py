@@ -8,10 +8,14 @@ from doubles.cards import REGIONS, WHOLE, device, make_card
 from doubles.dfl import FakeKernel, served
 from ledger_support import MemoryJournal, found, make_ledger, make_lists, reopened, scrub, shown
 
-from fpga_plugin.config.settings import Exposure
+from fpga_plugin.config.settings import Advertise, Exposure, ScrubPolicy
+from fpga_plugin.dra.names import parse_device_name
+from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Iommu
+from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.exposure import ExposurePolicy, memory_state
+from fpga_plugin.ledger.records import Holder
 
 PARENT = "/sys/devices/pci0000:3a/0000:3b:00.0"
 FORGETFUL = make_card(1, clears_memory=True)
@@ -102,6 +106,51 @@ def test_an_owned_device_of_a_refused_card_is_given_to_no_other_pod():
     with pytest.raises(RefusedError):
         ledger.allocate(REGIONS, [device(KEEPING, 0)])
     assert device(KEEPING, 0) in ledger.claims
+
+
+def holder(uid: str, *devices) -> Holder:
+    return Holder(ClaimUid(uid), "n", "c", devices, dict.fromkeys(devices, ("fpga",)))
+
+
+def tainted(ledger, form=Form(taints=True)):  # noqa: B008  # it is frozen
+    """Devices that ResourceSlices show, and whether this keeps them from claims."""
+    slices = Wanted(ledger, advertise=Advertise.BOTH, scrub=ScrubPolicy.REQUIRED)(form)
+    return {
+        parse_device_name(one.name): "exposed" in {taint.key for taint in one.taints}
+        for part in slices
+        for one in part.devices
+    }
+
+
+@pytest.mark.parametrize("exposure", [Exposure.REFUSE, Exposure.REFUSE_REGIONS])
+def test_what_is_refused_is_refused_to_resource_claims_too(exposure):
+    policy = ExposurePolicy(exposure, exposure)
+    ledger = ledger_with(policy)
+    expected = {device(card): bool(policy.refusal(card, whole=True)) for card in ALL}
+    for card in ALL:
+        why = policy.refusal(card, whole=False)
+        expected |= {device(card, port): bool(why) for port in (0, 1)}
+    assert sum(expected.values()) == (6 if exposure is Exposure.REFUSE else 4)
+    assert tainted(ledger) == expected
+    for number, (which, refused) in enumerate(expected.items()):
+        claim = holder(f"claim-{number}", which)
+        if refused:
+            with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
+                ledger.take(claim)
+        else:
+            ledger.take(claim)
+            ledger.end_holder(claim.uid)
+
+
+def test_a_resource_claim_that_has_a_device_keeps_it_and_gets_no_other():
+    ledger, _ = make_ledger(KEEPING)
+    ledger.take(holder("a", device(KEEPING, 0)))
+    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
+    assert device(KEEPING, 0) in tainted(ledger, Form(taints=False))
+    ledger.take(holder("a", device(KEEPING, 0)))
+    with pytest.raises(RefusedError, match="not given by region"):
+        ledger.take(holder("a", device(KEEPING, 0), device(KEEPING, 1)))
+    assert set(ledger.claims) == {device(KEEPING, 0)}
 
 
 def test_the_state_of_memory_in_a_word():
