@@ -8,7 +8,6 @@ starts finds them by itself.
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -18,6 +17,7 @@ from fpga_plugin.claims.wants import Wants
 from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
+from fpga_plugin.dra.kept import KeptFiles
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
@@ -123,7 +123,8 @@ class DraDoor:
         self.registered = asyncio.Event()
         self.problem = ""
         self.dropped = Counter()
-        self._files = CdiFiles(settings.cdi_dir, driver)
+        files = CdiFiles(settings.cdi_dir, driver)
+        self._kept = KeptFiles(operations.ledger, files)
         claims = Claims(settings.kubeconfig, driver=driver, node=settings.node_name)
         self.life = ClaimLife(
             operations,
@@ -133,10 +134,10 @@ class DraDoor:
             claims=claims,
             wishes=Wishes(operations.ledger, wants, settings.kubeconfig),
             permission=permission,
-            files=self._files,
+            files=files,
         )
         self.reconciler = ClaimReconciler(
-            operations, queue, self.life, claims, files=self._files, root=root, driver=driver
+            operations, queue, self.life, claims, files=files, root=root, driver=driver
         )
         wanted = Wanted(operations.ledger, advertise=settings.advertise, scrub=settings.scrub)
         pool = Pool(driver, settings.node_name)
@@ -159,7 +160,7 @@ class DraDoor:
         Raises:
             FpgaPluginError: a socket or a file for the container runtime cannot be made.
         """
-        await asyncio.to_thread(self._write_files)
+        await self._kept.begin()
         listener, self._identity = listen_at(self._path)
         try:
             server = ClosingServer([self._servicer], self.dropped)
@@ -173,7 +174,11 @@ class DraDoor:
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves."""
-        return {"claims": self.reconciler.run(), "slices": self.slices.run()}
+        return {
+            "claims": self.reconciler.run(),
+            "files": self._kept.run(),
+            "slices": self.slices.run(),
+        }
 
     def not_ready(self) -> list[str]:
         """Why kubelet is not served, or the scheduler is not told; empty while both are."""
@@ -185,13 +190,6 @@ class DraDoor:
         if self.reconciler.problem:
             found.append(f"claims: {self.reconciler.problem}")
         return found
-
-    def _write_files(self) -> None:
-        """The runtime's files may have been lost, and containers of known claims start again."""
-        known = [one for one in self._ledger.holders.values() if self._ledger.is_prepared(one)]
-        for holder in known:
-            with suppress(KeyError):  # a claim without its device: nothing starts with it
-                self._files.write(holder, [self._ledger.claims[one] for one in holder.devices])
 
     def _told(self, problem: str) -> None:
         self.problem = problem

@@ -35,7 +35,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import CLEAN, Condition, Holder
+from fpga_plugin.ledger.records import CLEAN, Holder
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.requests import FpgaRequest
@@ -151,7 +151,8 @@ class ClaimLife:
                     hint="it goes on; kubelet's next attempt uses the result",
                 )
             work.task.result()
-        return await self._answer(ref)
+        # Whoever calls may go away in the meantime: what is written is looked at all the same.
+        return await asyncio.shield(self._answer(ref))
 
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         """The claim's file, and what kubelet is told."""
@@ -161,9 +162,13 @@ class ClaimLife:
         claims = [self._ledger.claims[device] for device in holder.devices]
         await asyncio.to_thread(self._files.write, holder, claims)
         after = self._ledger.holders.get(ref.uid)
-        if after is None or not self._ledger.is_prepared(after):
+        if after is None or after.ended or (why := self._ledger.fallen(after)):
             await asyncio.to_thread(self._files.remove, ref.uid)
-            raise _ended(ref)
+            if after is None or after.ended:
+                raise _ended(ref)
+            raise NotFinishedError(
+                f"{ref}: {why}", hint="it changed after it was prepared; kubelet asks again"
+            )
         return tuple(
             PreparedDevice(
                 holder.requests.get(device, ()), device, self._files.device_id(ref.uid, device)
@@ -173,17 +178,12 @@ class ClaimLife:
 
     def _stands(self, holder: Holder) -> bool:
         """Whether what was prepared for a claim in this boot still is as it was left."""
-        if not self._ledger.is_prepared(holder):
-            return False
-        for device in holder.devices:
-            claim = self._ledger.claims.get(device)
-            if claim is None:
-                return False
-            for region in claim.grants:
-                left = self._ledger.record(region).condition
-                if left not in CLEAN | {Condition.PROGRAMMED} or self._ledger.trouble(region):
-                    return False
-        return True
+        ledger = self._ledger
+        return not ledger.fallen(holder) and not any(
+            ledger.trouble(region)
+            for device in holder.devices
+            for region in ledger.claims[device].grants
+        )
 
     def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
         work = self._work.get(ref.uid)

@@ -34,6 +34,34 @@ class Holders(Claims):
         """Whether its devices were brought into the state that it asks for, in this boot."""
         return not holder.ended and bool(holder.boot) and holder.boot == self.boot_id
 
+    def misled(self, holder: Holder) -> str:
+        """Why its nodes do not lead to its regions, and nobody else to these; empty: they do.
+
+        Invariant 10, of all devices that a claim has.
+        """
+        for device in holder.devices:
+            if (claim := self.claims.get(device)) is None:
+                return f"it does not have {device}"
+            try:
+                self.check_grants(claim)
+            except RefusedError as error:
+                return error.message
+        return ""
+
+    def fallen(self, holder: Holder) -> str:
+        """Why what was prepared for a claim is not there any more; empty: it is, and for it alone.
+
+        That the hardware fails does not count: that may pass.
+        """
+        if not self.is_prepared(holder):
+            return "it is not prepared"
+        for device in holder.devices:
+            for region in self.claims[device].grants if device in self.claims else ():
+                record = self.record(region)
+                if record.condition not in CLEAN | {Condition.PROGRAMMED}:
+                    return f"region {region} is {record.condition}: {record.reason}"
+        return self.misled(holder)
+
     def take(self, holder: Holder) -> tuple[Claim, ...]:
         """Give a claim its devices, all of them or none, before anything is done to them.
 

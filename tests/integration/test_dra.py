@@ -111,6 +111,54 @@ def test_after_a_reboot_a_claim_is_prepared_anew():
         assert node.afu(P0) == BLANK
 
 
+Q0 = "0000-11-00.0-p0"
+
+
+def swap_numbers(node: DraNode, *regions: str) -> None:
+    """Two regions get each other's device node, as after a rebind of their cards."""
+    path = node.simulated / "state.json"
+    state = json.loads(path.read_text())
+    one, other = (state["regions"][region] for region in regions)
+    one["node"], other["node"] = other["node"], one["node"]
+    path.write_text(json.dumps(state))
+
+
+def test_no_container_starts_with_a_node_that_became_anothers_while_the_plugin_was_away():
+    with DraNode("2x1").up() as node:
+        mine, theirs = (
+            node.claim(name, one, bitstream=AFU) for name, one in (("a", P0), ("b", Q0))
+        )
+        for claim in (mine, theirs):
+            node.dra.prepare(claim)
+        before = node.file(mine)
+        node.plugin.kill()
+        swap_numbers(node, P0, Q0)
+        assert node.file(mine) == before
+        node.restarted()
+        assert node.plugin.logged("claim withdrawn", claim=mine.uid)
+        assert node.file(mine) is None
+        assert node.file(theirs) is None
+        assert "also open to the pod" in node.dra.refused(mine)
+
+
+def test_no_container_starts_on_a_card_that_went_and_came_back():
+    with DraNode("2x1").up() as node:
+        claim, other = (
+            node.claim(name, one, bitstream=AFU) for name, one in (("a", P0), ("b", Q0))
+        )
+        for one in (claim, other):
+            node.dra.prepare(one)
+        node.unplug(CARD)
+        eventually(lambda: node.file(claim) is None)
+        node.plug(CARD)
+        node.plugin.until_logged("claim withdrawn", claim=claim.uid)
+        assert node.file(claim) is None
+        assert node.file(other) is not None
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU
+        assert node.file(claim) is not None
+
+
 def test_unknown_and_deleted_claims_are_unprepared_without_a_word():
     with DraNode().up() as node:
         assert node.dra.unprepare(Claim("never")) == ""

@@ -1,0 +1,125 @@
+"""Which claims have their file for the container runtime: those whose nodes lead where they did.
+
+A container of a prepared claim starts again without any call of kubelet's: the runtime reads the
+claim's file. So the file goes when what was prepared is no longer there, or its nodes lead
+elsewhere, and no container starts with another claim's region (invariant 10). It comes back with
+the next Prepare; of a card that was only not seen yet, with the card.
+
+At the start the files are written anew: they may have been lost.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Holder
+
+log = structlog.get_logger()
+
+RETRY_SECONDS: Final = 30.0
+"""Until what could not be written or removed is tried again."""
+
+
+class KeptFiles:
+    """Belongs to the event loop.
+
+    Args:
+        ledger: who has what.
+        files: for the container runtime.
+    """
+
+    def __init__(self, ledger: Ledger, files: CdiFiles) -> None:
+        self._ledger = ledger
+        self._files = files
+        self._missing = {one.uid for one in ledger.holders.values() if ledger.is_prepared(one)}
+        self._failing: set[ClaimUid] = set()
+        self._wake = asyncio.Event()
+        ledger.subscribe(lambda _: self._wake.set())
+
+    async def begin(self) -> None:
+        """Write the files of all claims that are as they were prepared.
+
+        Raises:
+            FpgaPluginError: one cannot be written, or removed.
+        """
+        for uid in tuple(self._ledger.holders):
+            await self._look(uid)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wake.clear()
+            for uid in tuple(self._ledger.holders):
+                await self._try(uid)
+            try:
+                async with asyncio.timeout(RETRY_SECONDS if self._failing else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _try(self, uid: ClaimUid) -> None:
+        try:
+            await self._look(uid)
+        except FpgaPluginError as error:
+            if uid not in self._failing:
+                log.warning("claim's file not in order", claim=uid, error=str(error))
+            self._failing.add(uid)
+        else:
+            self._failing.discard(uid)
+
+    async def _look(self, uid: ClaimUid) -> None:
+        ledger = self._ledger
+        holder = ledger.holders.get(uid)
+        if holder is None or holder.ended:
+            self._missing.discard(uid)
+        elif not ledger.fallen(holder):
+            if uid in self._missing:
+                await self._write(holder)
+        elif ledger.is_prepared(holder) or ledger.misled(holder):
+            await self._remove(holder)
+        # Else it is being prepared, or was adopted, and its containers may start again.
+
+    async def _write(self, holder: Holder) -> None:
+        claims = [self._ledger.claims[device] for device in holder.devices]
+        await asyncio.to_thread(self._files.write, holder, claims)
+        self._missing.discard(holder.uid)
+        after = self._ledger.holders.get(holder.uid)
+        if after is None or after.ended:
+            await asyncio.to_thread(self._files.remove, holder.uid)
+
+    async def _remove(self, holder: Holder) -> None:
+        """Take a claim's file away, until its devices are what was prepared."""
+        ledger, uid = self._ledger, holder.uid
+        await asyncio.to_thread(self._files.remove, uid)
+        after = ledger.holders.get(uid)
+        if after is None or not ledger.is_prepared(after):
+            return
+        if not (why := ledger.fallen(after)):
+            self._missing.add(uid)
+            self._wake.set()
+        elif not self._is_there(after):
+            self._missing.add(uid)  # what was not seen yet in this life may be as it was
+        else:
+            ledger.unprepared(uid)
+            self._missing.discard(uid)
+            log.warning(
+                "claim withdrawn",
+                claim=uid,
+                devices=list(after.devices),
+                pods=sorted(after.pods),
+                reason=why,
+                hint="no container starts with it any more: delete its pods",
+            )
+
+    def _is_there(self, holder: Holder) -> bool:
+        try:
+            for device in holder.devices:
+                self._ledger.regions_of(device)
+        except RefusedError:
+            return False
+        return True

@@ -1,0 +1,146 @@
+"""Invariant 10 by the second door: a claim's file is there while its nodes lead where they did."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from doubles.cards import AFU, device, make_card
+from ledger_support import MemoryJournal, found, make_ledger, reopened
+from test_holders import A, B, holder, prepare
+
+from fpga_plugin.dra.cdi import CdiError, CdiFiles
+from fpga_plugin.dra.kept import KeptFiles
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ledger.ledger import Ledger
+
+ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
+SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
+
+
+class Directory:
+    """The runtime's directory, and what the plugin keeps in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = CdiFiles(str(path), "fpga.intel.com")
+
+    def shown(self) -> set[ClaimUid]:
+        return {uid for uid in (A, B) if any(self.path.glob(f"*{uid}.json"))}
+
+    def write(self, ledger: Ledger, *uids: ClaimUid) -> None:
+        for uid in uids:
+            known = ledger.holders[uid]
+            self.files.write(known, [ledger.claims[one] for one in known.devices])
+
+    def begin(self, ledger: Ledger, then: Callable[[], None] | None = None) -> None:
+        """A start of the plugin, and what comes `then`, until nothing is left to do."""
+
+        async def run() -> None:
+            kept = KeptFiles(ledger, self.files)
+            await kept.begin()
+            if then is not None:
+                then()
+                await asyncio.wait({task := asyncio.create_task(kept.run())}, timeout=0.2)
+                task.cancel()
+
+        asyncio.run(run())
+
+
+@pytest.fixture
+def cdi(tmp_path: Path) -> Directory:
+    return Directory(tmp_path)
+
+
+def prepared() -> MemoryJournal:
+    """Two claims, each with the region of a card."""
+    ledger, journal = make_ledger(ONE, TWO)
+    prepare(ledger, ONE, 0, A)
+    prepare(ledger, TWO, 0, B)
+    return journal
+
+
+def again(journal: MemoryJournal, *cards: Card) -> Ledger:
+    ledger = reopened(journal)
+    for card in cards:
+        found(ledger, card, AFU)
+    return ledger
+
+
+def test_a_start_writes_the_files_of_what_is_as_it_was(cdi: Directory):
+    ledger = again(prepared(), ONE, TWO)
+    assert not ledger.fallen(ledger.holders[A])
+    cdi.begin(ledger)
+    assert cdi.shown() == {A, B}
+
+
+def test_cards_that_swapped_their_numbers_while_the_plugin_was_away_start_no_container(
+    cdi: Directory,
+):
+    journal = prepared()
+    cdi.write(reopened(journal), A, B)
+    ledger = again(journal, *SWAPPED)
+    assert "device numbering changed" in ledger.fallen(ledger.holders[A])
+    cdi.begin(ledger)
+    assert cdi.shown() == set()
+    assert not ledger.is_prepared(ledger.holders[A])
+
+
+@pytest.mark.parametrize("cards", [(ONE, TWO), SWAPPED])
+def test_cards_that_went_and_came_back_start_no_container(cdi: Directory, cards):
+    ledger = again(prepared(), ONE, TWO)
+
+    def replug() -> None:
+        assert cdi.shown() == {A, B}
+        for card in (ONE, TWO):
+            ledger.card_gone(card.id)
+        for card in cards:
+            found(ledger, card, AFU)
+
+    cdi.begin(ledger, replug)
+    assert cdi.shown() == set()
+    assert not any(map(ledger.is_prepared, ledger.holders.values()))
+    found_again = again(ledger._journal, *cards)  # type: ignore[arg-type]
+    cdi.begin(found_again)
+    assert cdi.shown() == set()
+
+
+def test_a_card_that_is_seen_late_takes_nothing_from_its_claim(cdi: Directory):
+    ledger = again(prepared(), ONE)
+
+    def late() -> None:
+        assert cdi.shown() == {A}
+        assert ledger.is_prepared(ledger.holders[B])
+        found(ledger, TWO, AFU)
+
+    cdi.begin(ledger, late)
+    assert cdi.shown() == {A, B}
+
+
+def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Directory):
+    ledger, _ = make_ledger(ONE, TWO)
+    ledger.adopt_holder(holder(A, device(ONE, 0)))
+    cdi.write(ledger, A)
+    cdi.begin(ledger)
+    assert cdi.shown() == {A}
+    cdi.begin(ledger, lambda: ledger.card_gone(ONE.id))
+    assert cdi.shown() == set()
+
+
+def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
+    cdi: Directory, monkeypatch: pytest.MonkeyPatch
+):
+    ledger = again(prepared(), ONE, TWO)
+    cdi.begin(ledger)
+    monkeypatch.setattr("fpga_plugin.dra.kept.RETRY_SECONDS", 0.01)
+    remove, failures = cdi.files.remove, [OSError(28, "no space"), OSError(30, "read-only")]
+
+    def failing(uid: ClaimUid) -> None:
+        if failures:
+            raise CdiError(str(failures.pop()))
+        remove(uid)
+
+    monkeypatch.setattr(cdi.files, "remove", failing)
+    cdi.begin(ledger, lambda: ledger.card_gone(ONE.id))
+    assert cdi.shown() == {B}
