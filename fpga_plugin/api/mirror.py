@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 import structlog
 
-from fpga_plugin.api.rest import ApiServerError, Session, session
+from fpga_plugin.api.rest import ApiServerError, Session, decoded, session
 from fpga_plugin.errors import NoSourceError, quote
 
 log = structlog.get_logger()
@@ -234,10 +234,7 @@ class Mirror(Generic[T]):
         items: dict[str, T] = {}
         while True:
             body = await server.call("GET", self._path, params=params)
-            try:
-                page = self._many.decode(body)
-            except msgspec.DecodeError as error:
-                raise _odd(self._path, error) from error
+            page = decoded(self._many, body, self._path)
             items.update({item.metadata.name: item for item in page.items or ()})
             if not page.metadata.continue_:
                 return items, page.metadata.resourceVersion
@@ -249,20 +246,19 @@ class Mirror(Generic[T]):
         Raises:
             ApiServerError: it is the end of the watch, or not understood.
         """
-        try:
-            event = _event.decode(line)
-            if event.type == "ERROR":
-                told = _refusal.decode(event.object)
-                raise ApiServerError(
-                    f"watch {self._path}: {quote(told.message)}",
-                    code=told.code,
-                    reason=told.reason,
-                )
-            version = _marked.decode(event.object).metadata.resourceVersion
-            item = None if event.type == "BOOKMARK" else self._one.decode(event.object)
-        except msgspec.DecodeError as error:
-            self._version = ""  # what it would have told is in the next list
-            raise _odd(self._path, error) from error
+        before, self._version = self._version, ""  # what is not understood is in the next list
+        event = decoded(_event, line, self._path)
+        if event.type == "ERROR":
+            told = decoded(_refusal, event.object, self._path)
+            self._version = before
+            raise ApiServerError(
+                f"watch {self._path}: {quote(told.message)}",
+                code=told.code,
+                reason=told.reason,
+            )
+        version = decoded(_marked, event.object, self._path).metadata.resourceVersion
+        kept = event.type != "BOOKMARK"
+        item = decoded(self._one, event.object, self._path) if kept else None
         self._version = version
         if item is not None and self._apply(event.type, item):
             self._changed()
@@ -292,7 +288,3 @@ def _later(told: Metadata, have: Metadata) -> bool:
     if not (told.resourceVersion.isdecimal() and have.resourceVersion.isdecimal()):
         return True
     return int(told.resourceVersion[:40]) > int(have.resourceVersion[:40])
-
-
-def _odd(path: str, error: Exception) -> ApiServerError:
-    return ApiServerError(f"{path}: the API server's answer is not understood ({quote(error)})")

@@ -11,7 +11,7 @@ next session. lightkube is imported with the first one, 50 to 100 ms and 10 MiB.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ MAX_LINE: Final = 8 << 20
 
 MAX_RETRY_AFTER: Final = 60.0
 """Seconds; a server or proxy that asks for more does not get them."""
+
+T = TypeVar("T")
 
 _CALL_SECONDS: Final = 10.0
 _ERROR_BYTES: Final = 64 << 10
@@ -65,6 +67,26 @@ class ApiServerError(NoSourceError):
     def gone(self) -> bool:
         """Whether the resource version that was named is no longer kept: list again."""
         return self.code == 410 or self.reason in {"Expired", "Gone"}  # noqa: PLR2004  # HTTP's number
+
+
+def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
+    """What a server or a proxy sent.
+
+    Args:
+        decoder: of the type that it ought to be.
+        raw: JSON, if it is what it ought to be.
+        what: it is, for the message.
+
+    Raises:
+        ApiServerError: it is not understood.
+    """
+    try:
+        return decoder.decode(raw)
+    # Bytes that are no UTF-8 are a ValueError, and what is nested too deep a RecursionError.
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ApiServerError(
+            f"{what}: the API server's answer is not understood ({quote(error)})"
+        ) from error
 
 
 class Session:
@@ -203,8 +225,8 @@ async def _refusal(what: str, response: "httpx2.Response") -> ApiServerError:
     """What the server said, if it was the API server; a proxy's page has no reason."""
     code = response.status_code
     told = _Status()
-    with contextlib.suppress(ApiServerError, msgspec.DecodeError):
-        told = _status.decode(await _body(what, response, _ERROR_BYTES))
+    with contextlib.suppress(ApiServerError):
+        told = decoded(_status, await _body(what, response, _ERROR_BYTES), what)
     if told.kind != "Status":
         told = _Status()
     said = f": {quote(told.message)}" if told.message else ""

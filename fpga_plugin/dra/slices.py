@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from fpga_plugin.api.mirror import Backoff, Mirror
-from fpga_plugin.api.rest import ApiServerError, Session, session
+from fpga_plugin.api.rest import ApiServerError, Session, decoded, session
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Plan,
@@ -214,12 +214,7 @@ class SliceReconciler:
         """The node: its end is the slices' end."""
         name = self._pool.node
         body = await server.call("GET", f"/api/v1/nodes/{name}")
-        try:
-            node = _node.decode(body).metadata
-        except msgspec.DecodeError as error:
-            raise ApiServerError(f"node {name}: the API server's answer is not understood") from (
-                error
-            )
+        node = decoded(_node, body, f"node {name}").metadata
         return {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
 
     async def _put(self, server: Session, name: str, manifest: Mapping[str, Any]) -> ResourceSlice:
@@ -275,9 +270,4 @@ def _is_gone(error: ApiServerError) -> bool:
 
 
 def _decoded(body: bytes, name: str) -> ResourceSlice:
-    try:
-        return _slice.decode(body)
-    except msgspec.DecodeError as error:
-        raise ApiServerError(
-            f"ResourceSlice {name}: the API server's answer is not understood ({quote(error)})"
-        ) from error
+    return decoded(_slice, body, f"ResourceSlice {name}")

@@ -200,6 +200,12 @@ def test_delays_grow_up_to_a_limit_and_begin_anew_after_a_success() -> None:
     assert backoff.delay(Exception()) <= 1.25
 
 
+UNUSUAL = [
+    b'{"kind": "\xff", "metadata": {"name": "\xff", "resourceVersion": "\xff"}}',
+    b'{"deep": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+]
+"""What is no UTF-8, and what is nested too deep: msgspec has other errors for these."""
+
 REFUSALS = [
     Reply(0),
     Reply(500, status(500, "InternalError")),
@@ -209,6 +215,7 @@ REFUSALS = [
     Reply(200, {"metadata": {"resourceVersion": 7}, "items": []}),
     Reply(200, {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": []}]}),
     Reply(302, b"", headers={"Location": "http://127.0.0.1:1/"}),
+    *(Reply(code, body) for code in (200, 500) for body in UNUSUAL),
 ]
 
 
@@ -234,11 +241,13 @@ ODD_LINES = [
     b'{"type": "ADDED"}',
     b'{"type": "ADDED", "object": {"metadata": {"name": 5}}}',
     b'{"type": "ERROR", "object": {"code": "x"}}',
+    *(b'{"type": "ADDED", "object": %s}' % body for body in UNUSUAL),
+    *(b'{"type": "ERROR", "object": %s}' % body for body in UNUSUAL),
     b'{"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}}',
 ]
 
 
-@pytest.mark.parametrize("line", ODD_LINES)
+@pytest.mark.parametrize("line", ODD_LINES, ids=lambda line: str(line[:60]))
 def test_an_event_that_is_not_understood_ends_the_watch_and_loses_nothing(tmp_path, line) -> None:
     async def story(scene):
         scene.server.replies.append(Reply(200, line + b"\n", when="watch="))

@@ -465,10 +465,12 @@ ODD = [
     {"metadata": {"name": "x"}, "spec": {"pool": {"generation": "1"}}},
     {"kind": "Status"},
     b"<html>",
+    b'{"metadata": {"name": "\xff", "uid": "u"}}',
+    b'{"metadata": {"name": "x", "uid": "u"}, "deep": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
 ]
 
 
-@pytest.mark.parametrize("answer", ODD)
+@pytest.mark.parametrize("answer", ODD, ids=lambda answer: str(answer)[:60])
 def test_answers_that_are_not_understood_end_nothing(tmp_path, answer) -> None:
     async def story(scene):
         scene.server.replies.append(Reply(200, answer, when="^POST"))
