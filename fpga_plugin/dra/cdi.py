@@ -9,6 +9,7 @@ it does not understand, and a container whose device is in none does not start.
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ class CdiError(FpgaPluginError):
 
 
 class CdiFiles:
-    """Blocks: use it in a thread.
+    """Blocks: use it in a thread. Calls may overlap, and follow one another then.
 
     Args:
         directory: where the runtime looks for generated files.
@@ -40,6 +41,7 @@ class CdiFiles:
     def __init__(self, directory: str, driver: str) -> None:
         self._directory = directory
         self._vendor = f"k8s.{driver}"
+        self._one = threading.Lock()
         self._name = re.compile(rf"{re.escape(self._vendor)}-claim_([A-Za-z0-9-]+)\.json")
 
     def device_id(self, uid: ClaimUid, device: DeviceId) -> str:
@@ -55,13 +57,15 @@ class CdiFiles:
         path = self._path(holder.uid)
         # The runtime reads *.json and *.yaml only.
         new = f"{path}.new"
+        content = _ENCODER.encode(self._content(holder, claims))
         try:
-            os.makedirs(self._directory, exist_ok=True)
-            with open(new, "wb") as file:
-                file.write(_ENCODER.encode(self._content(holder, claims)))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
+            with self._one:
+                os.makedirs(self._directory, exist_ok=True)
+                with open(new, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(new, path)
         except OSError as error:
             raise CdiError(
                 f"{path} cannot be written: {error.strerror}",
@@ -70,7 +74,7 @@ class CdiFiles:
 
     def remove(self, uid: ClaimUid) -> None:
         """No container starts with the claim's devices any more."""
-        with contextlib.suppress(FileNotFoundError):
+        with self._one, contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(self._path(uid))
             except FileNotFoundError:
@@ -80,15 +84,16 @@ class CdiFiles:
 
     def keep(self, uids: Collection[ClaimUid]) -> None:
         """Remove the files of all other claims, and what was left half written."""
-        try:
-            names = os.listdir(self._directory)
-        except OSError:
-            return
-        for name in names:
-            match = self._name.fullmatch(name.removesuffix(".new"))
-            if match and (name.endswith(".new") or match[1] not in uids):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self._directory, name))
+        with self._one:
+            try:
+                names = os.listdir(self._directory)
+            except OSError:
+                return
+            for name in names:
+                match = self._name.fullmatch(name.removesuffix(".new"))
+                if match and (name.endswith(".new") or match[1] not in uids):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.path.join(self._directory, name))
 
     def _path(self, uid: ClaimUid) -> str:
         parse_claim_uid(uid)  # it came by a message: never a path of its own

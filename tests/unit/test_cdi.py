@@ -1,0 +1,39 @@
+"""Files for the container runtime, by several threads at once."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ledger.records import Holder
+
+UID = ClaimUid("claim-a")
+
+
+def test_one_claim_written_twice_at_once_while_others_are_removed(tmp_path):
+    files = CdiFiles(str(tmp_path), "fpga.intel.com")
+    holder = Holder(uid=UID, namespace="n", name="c", devices=(), requests={}, pods=frozenset())
+    together = threading.Barrier(3, timeout=60)
+    rounds = range(100)
+
+    def write() -> None:
+        for _ in rounds:
+            together.wait()
+            files.write(holder, [])
+
+    def keep() -> None:
+        for _ in rounds:
+            together.wait()
+            files.keep({UID})
+
+    def in_all(task) -> None:
+        try:
+            task()
+        except BaseException:
+            together.abort()
+            raise
+
+    with ThreadPoolExecutor(3) as threads:
+        for one in [threads.submit(in_all, task) for task in (write, write, keep)]:
+            one.result()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
