@@ -193,7 +193,12 @@ class ClaimReconciler:
     ) -> None:
         """Claims that kubelet never ends, because it knows nothing of them."""
         holders = self._ledger.holders
-        lost = {uid for uid in before & holders.keys() - record.keys() if not holders[uid].ended}
+        # One that we ended, whose file could not be removed, stays one of them until it can.
+        lost = {
+            uid
+            for uid in before & holders.keys() - record.keys()
+            if not holders[uid].ended or uid in self._lost
+        }
         for uid in lost - self._lost:
             log.warning(
                 "kubelet's record lacks a claim",
@@ -205,13 +210,31 @@ class ClaimReconciler:
             )
         self._lost = lost
         for uid in sorted(lost):
-            if (holder := holders.get(uid)) is not None and await self._is_over(holder):
-                log.warning("claim ended without a call", claim=uid)
-                await self._life.end(uid)
-                self._lost.discard(uid)
+            try:
+                await self._end_if_over(uid)
+            except FpgaPluginError as error:
+                log.warning("claim cannot be ended", claim=uid, error=str(error))
+
+    async def _end_if_over(self, uid: ClaimUid) -> None:
+        """End a claim that kubelet's record lacks, if nobody uses it.
+
+        Raises:
+            FpgaPluginError: not now: the journal or the claim's file cannot be written.
+        """
+        holder = self._ledger.holders.get(uid)
+        if holder is None or not (holder.ended or await self._is_over(holder)):
+            return
+        if not holder.ended:
+            log.warning("claim ended without a call", claim=uid)
+        await self._life.end(uid)
+        self._lost.discard(uid)
 
     async def _is_over(self, holder: Holder) -> bool:
-        """Whether nobody uses a claim that kubelet's record lacks."""
+        """Whether nobody uses a claim that kubelet's record lacks.
+
+        Raises:
+            FpgaPluginError: kubelet's record cannot be read, or the journal not be written.
+        """
         try:
             claim = await self._claims.get(ClaimRef(holder.uid, holder.namespace, holder.name))
         except NoSuchClaimError:

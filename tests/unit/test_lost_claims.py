@@ -1,0 +1,136 @@
+"""Claims of DRA that kubelet's record lacks, or has and the journal lacks."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from doubles import LIMIT
+from doubles.cards import make_card
+from ledger_support import MemoryJournal, make_ledger
+from structlog.testing import capture_logs
+from test_holders import A, prepare
+
+from fpga_plugin.dra import reconcile
+from fpga_plugin.dra.cdi import CdiError, CdiFiles
+from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError
+from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.reconcile import ClaimReconciler
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import CardId, ClaimUid, PodUid
+from fpga_plugin.ledger.records import Condition
+
+CARD = make_card()
+
+
+class Queue:
+    """In step with kubelet; scrubs nothing."""
+
+    synced = True
+
+    def __init__(self) -> None:
+        self.added: list[CardId] = []
+
+    def add(self, card: CardId) -> None:
+        self.added.append(card)
+
+
+class Files(CdiFiles):
+    """A directory that cannot be written as often as a test says."""
+
+    failing = 0
+
+    def remove(self, uid: ClaimUid) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise CdiError("the file cannot be removed")
+        super().remove(uid)
+
+
+class World:
+    """A claim that is prepared, and kubelet's root directory without a record of it.
+
+    Attributes:
+        answer: the API server's, when asked about the claim.
+        living: the pod that still runs.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.ledger, journal = make_ledger(CARD)
+        self.journal: MemoryJournal = journal
+        self.region = prepare(self.ledger, CARD, 0)
+        self.answer: FpgaPluginError = NoSuchClaimError("there is none")
+        self.living: PodUid | None = None
+        self.queue = Queue()
+        self.files = Files(f"{root}/cdi", "fpga.intel.com")
+        self.files.write(self.ledger.holders[A], self.ledger.claims.values())
+        operations = SimpleNamespace(ledger=self.ledger, living=self._living)
+        told = SimpleNamespace(get=self._get)
+        nothing = SimpleNamespace()
+        life = ClaimLife(
+            operations,
+            nothing,
+            nothing,
+            self.queue,
+            claims=told,
+            wishes=nothing,
+            permission=nothing,
+            files=self.files,
+        )
+        self.reconciler = ClaimReconciler(
+            operations,
+            self.queue,
+            life,
+            told,
+            files=self.files,
+            root=root,
+            driver="fpga.intel.com",
+        )
+
+    async def _living(self, _pods: object) -> PodUid | None:
+        return self.living
+
+    async def _get(self, _ref: ClaimRef) -> object:
+        raise self.answer
+
+    def play(self, until: Callable[[], bool]) -> None:
+        async def run() -> None:
+            async with asyncio.timeout(LIMIT):
+                task = asyncio.create_task(self.reconciler.run())
+                while not until() and not task.done():  # noqa: ASYNC110  # nobody announces it
+                    await asyncio.sleep(0.001)
+            task.cancel()
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError), ended
+
+        asyncio.run(run())
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    monkeypatch.setattr(reconcile, "LOST_SECONDS", 0.01)
+    return World(str(tmp_path))
+
+
+def has_ended(world: World, tmp_path) -> bool:
+    return (
+        world.ledger.holders[A].ended
+        and world.ledger.record(world.region).condition is Condition.DIRTY
+        and world.queue.added == [CARD.id]
+        and not list((tmp_path / "cdi").iterdir())
+    )
+
+
+def test_a_claim_whose_end_cannot_be_written_down_is_ended_later(world: World, tmp_path):
+    world.journal.failing = 2
+    with capture_logs() as logs:
+        world.play(lambda: has_ended(world, tmp_path))
+    assert [one["event"] for one in logs].count("claim cannot be ended") == 2
+
+
+def test_a_file_that_cannot_be_removed_is_removed_later(world: World, tmp_path):
+    world.files.failing = 2
+    with capture_logs() as logs:
+        world.play(lambda: has_ended(world, tmp_path))
+    assert [one["event"] for one in logs].count("claim cannot be ended") == 2
+    assert [one["event"] for one in logs].count("claim ended without a call") == 1
