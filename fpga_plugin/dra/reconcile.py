@@ -1,8 +1,9 @@
 """Compares the ledger's claims with kubelet's record of them.
 
 At the start, and with each life of kubelet, before anything is scrubbed: a claim that the record
-shows and the journal lost is adopted, and one that only the journal has may have been lost by
-kubelet, which then never ends it. While we run the record is watched, not polled: it tells of
+shows and the journal lost is adopted, if its card is new to the journal (else it has ended, and the
+record is not rewritten yet). One that only the journal has may have been lost by kubelet, which
+then never ends it. While we run the record is watched, not polled: it tells of
 further pods of a claim, for which no call comes, and of a record that was wiped.
 
 A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
@@ -157,7 +158,8 @@ class ClaimReconciler:
             JournalError: it cannot be written down.
         """
         ledger = self._ledger
-        cards = ledger.unreconciled & ledger.cards.keys()
+        unknown = ledger.unreconciled & ledger.cards.keys()
+        cards = set(unknown)
         for uid, one in record.items():
             holder = ledger.holders.get(uid)
             if holder is not None:
@@ -166,6 +168,8 @@ class ClaimReconciler:
                 continue
             if not one.devices:
                 continue  # it is only about to be prepared
+            if not any(_of_card(name, card) for name in one.devices for card in unknown):
+                continue  # it has ended: kubelet writes that down after all claims of the pod
             try:
                 devices = {parse_device_name(name): names for name, names in one.devices.items()}
                 ledger.adopt_holder(

@@ -1,15 +1,17 @@
 """Claims of DRA that kubelet's record lacks, or has and the journal lacks."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from doubles import LIMIT
-from doubles.cards import make_card
-from ledger_support import MemoryJournal, make_ledger
+from doubles.cards import BLANK, make_card
+from ledger_support import MemoryJournal, make_ledger, scrub
 from structlog.testing import capture_logs
-from test_holders import A, prepare
+from test_holders import POD, A, prepare
 
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
@@ -30,6 +32,9 @@ class Queue:
 
     def __init__(self) -> None:
         self.added: list[CardId] = []
+
+    def sync(self) -> None:
+        self.synced = True
 
     def add(self, card: CardId) -> None:
         self.added.append(card)
@@ -55,15 +60,21 @@ class World:
         living: the pod that still runs.
     """
 
-    def __init__(self, root: str) -> None:
-        self.ledger, journal = make_ledger(CARD)
+    def __init__(self, root: str, *, fresh: bool = False) -> None:
+        self.root = Path(root)
+        self.ledger, journal = make_ledger(*(() if fresh else (CARD,)))
         self.journal: MemoryJournal = journal
-        self.region = prepare(self.ledger, CARD, 0)
+        self.region = CARD.regions[0].id
+        if fresh:
+            self.ledger.card_found(CARD, {}, BLANK)
+        else:
+            prepare(self.ledger, CARD, 0)
         self.answer: FpgaPluginError = NoSuchClaimError("there is none")
         self.living: PodUid | None = None
         self.queue = Queue()
         self.files = Files(f"{root}/cdi", "fpga.intel.com")
-        self.files.write(self.ledger.holders[A], self.ledger.claims.values())
+        if not fresh:
+            self.files.write(self.ledger.holders[A], self.ledger.claims.values())
         operations = SimpleNamespace(ledger=self.ledger, living=self._living)
         told = SimpleNamespace(get=self._get)
         nothing = SimpleNamespace()
@@ -105,6 +116,19 @@ class World:
 
         asyncio.run(run())
 
+    def record(self, uid: ClaimUid) -> None:
+        """Kubelet's, of one claim on the region."""
+        state = {"Devices": [{"DeviceName": self.region.replace(".", "-"), "RequestNames": ["r"]}]}
+        claim = {
+            "ClaimUID": uid,
+            "ClaimName": "c",
+            "Namespace": "n",
+            "PodUIDs": {POD: {}},
+            "DriverState": {"fpga.intel.com": state},
+        }
+        data = json.dumps({"ClaimInfoStateList": [claim]})
+        (self.root / "dra_manager_state").write_text(json.dumps({"Data": data}))
+
 
 @pytest.fixture
 def world(tmp_path, monkeypatch) -> World:
@@ -134,3 +158,26 @@ def test_a_file_that_cannot_be_removed_is_removed_later(world: World, tmp_path):
         world.play(lambda: has_ended(world, tmp_path))
     assert [one["event"] for one in logs].count("claim cannot be ended") == 2
     assert [one["event"] for one in logs].count("claim ended without a call") == 1
+
+
+def after_a_round(world: World) -> None:
+    world.queue.synced = False
+    world.play(lambda: world.queue.synced)
+
+
+def test_a_record_that_is_not_rewritten_yet_makes_no_claim_of_one_that_has_ended(world: World):
+    world.ledger.end_holder(A)
+    scrub(world.ledger, CARD)
+    world.ledger.forget_holder(A)
+    world.record(A)
+    after_a_round(world)
+    assert not world.ledger.holders
+    assert world.ledger.record(world.region).condition is Condition.BLANK
+
+
+def test_a_claim_on_a_card_that_is_new_to_the_journal_is_adopted(tmp_path):
+    world = World(str(tmp_path), fresh=True)
+    world.record(A)
+    after_a_round(world)
+    assert world.ledger.holders[A].pods == {POD}
+    assert not world.ledger.unreconciled
