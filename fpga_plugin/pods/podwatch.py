@@ -11,6 +11,7 @@ tells no pods at all: one that was never told does not live, as far as this goes
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -23,8 +24,8 @@ from fpga_plugin.ids import PodUid
 
 log = structlog.get_logger()
 
-RENEW_SECONDS: Final = 600.0
-"""After which the stream is opened anew."""
+RENEW_SECONDS: Final = 60.0
+"""After which the stream is opened anew: so long may a missed end keep a claim."""
 
 FIRST_DELAY, LAST_DELAY = 0.5, 60.0
 """Seconds before another try; doubled each time. Most kubelets do not have the call."""
@@ -45,6 +46,7 @@ class PodWatch:
 
     Attributes:
         open: all pods that there are have been told, and what happens to them is.
+        told_at: Unix time at which the present stream, or the last one, had told all pods; 0: none.
     """
 
     def __init__(self, socket_path: str, changed: Callable[[], None]) -> None:
@@ -53,6 +55,7 @@ class PodWatch:
         self._living: set[PodUid] = set()
         self._wanted = asyncio.Event()
         self.open = False
+        self.told_at = 0.0
 
     def want(self) -> None:
         """There is a pod whose end matters: open the stream, if kubelet has one."""
@@ -140,5 +143,5 @@ class PodWatch:
         return "kubelet ended the stream"
 
     def _opened(self, told: set[PodUid]) -> None:
-        self._living, self.open = told, True
+        self._living, self.open, self.told_at = told, True, time.time()
         self._changed()

@@ -199,8 +199,15 @@ class Reconciler:
     @property
     def last_read(self) -> float:
         """Unix time up to which kubelet's records are known; 0: they were never read."""
-        if self._last_read and self._answered and self._ledger.claims and self._told_by_kubelet():
-            return time.time()
+        if (
+            self.watch is not None
+            and self._last_read
+            and self._answered
+            and self._ledger.claims
+            and self._told_by_kubelet()
+        ):
+            # Not now: an end that happened since may have been dropped on its way.
+            return max(self._last_read, self.watch.told_at)
         return self._last_read
 
     async def _compare_lists(self) -> None:

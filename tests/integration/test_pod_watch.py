@@ -137,14 +137,20 @@ def test_nobody_lives_while_there_is_no_stream(tmp_path) -> None:
     watched(tmp_path, story)
 
 
+def test_an_end_that_was_dropped_keeps_a_claim_for_a_minute_at_most() -> None:
+    assert podwatch.RENEW_SECONDS + podwatch.OPEN_SECONDS <= 70.0
+
+
 def test_a_renewed_stream_finds_what_the_last_one_lost(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(podwatch, "RENEW_SECONDS", 0.5)
 
     async def story(watch, server, changes):
         await until(lambda: watch.lives(ONE))
+        told_at = watch.told_at
         server.initial = [pod(TWO)]  # the end of ONE was dropped
         await until(lambda: watch.lives(TWO))
         assert not watch.lives(ONE)
+        assert watch.told_at > told_at
         seen = server.streams
         await until(lambda: watch.open and server.streams > seen + 1)
 

@@ -661,6 +661,7 @@ class Watch:
     def __init__(self, reconciler: Reconciler, *living: PodUid) -> None:
         self.living = set(living)
         self.wanted = False
+        self.told_at = 0.0
         self._wake = reconciler._wake
         reconciler.watch = self  # type: ignore[assignment]
 
@@ -753,10 +754,13 @@ def test_an_owner_that_kubelet_did_not_tell_is_asked_about_as_ever(
     assert world.released == [REGION]
 
 
-def test_records_that_kubelet_streams_are_up_to_date(directory: str) -> None:
+def test_records_that_kubelet_streams_are_as_old_as_the_stream(directory: str) -> None:
     world = owned(directory)
     watch = Watch(world.reconciler, POD)
     calm(world, lambda: None, lambda: watch.wanted)
-    assert world.reconciler.last_read > world.reconciler._last_read
+    read = world.reconciler._last_read
+    assert world.reconciler.last_read == read, "the stream was opened before"
+    watch.told_at = read + 5.0
+    assert world.reconciler.last_read == read + 5.0
     watch.living.clear()
-    assert world.reconciler.last_read == world.reconciler._last_read
+    assert world.reconciler.last_read == read
