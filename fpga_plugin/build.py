@@ -12,6 +12,7 @@ import structlog
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import BackendKind, Settings, defaults
+from fpga_plugin.config.values import HostPaths
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ledger.exposure import ExposurePolicy
@@ -145,13 +146,15 @@ def open_workloads(settings: Settings) -> "WorkloadsFile | None":
     from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: 1.5 MiB
     from fpga_plugin.workloads.paths import Guarded
 
+    on_host = settings.host_paths or HostPaths()
+    own = (os.path.dirname(settings.kubelet_dir), settings.kubelet_root, settings.state_dir)
     return WorkloadsFile(
         settings.workloads_file,
         guarded=is_guarded(settings),
         dev_root=settings.dev_root,
         paths=Guarded(
-            private=(os.path.dirname(settings.kubelet_dir), settings.state_dir),
-            kept=(settings.bitstream_dir,),
+            private=(*own, *on_host.private),
+            kept=(settings.bitstream_dir, *on_host.kept),
         ),
     )
 

@@ -32,6 +32,7 @@ CHARTS_OWN = {
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
     "FPGA_PLUGIN_WORKLOADS": "workloads",
+    "FPGA_PLUGIN_HOST_PATHS": "paths",
     "FPGA_PLUGIN_KEYS_DIR": "keysConfigMap",
     "FPGA_PLUGIN_KUBELET_DIR": "",
     "FPGA_PLUGIN_STATE_DIR": "paths.state",

@@ -24,6 +24,7 @@ from fpga_plugin.config.values import (
     BackendKind,
     CardSelection,
     Exposure,
+    HostPaths,
     HttpAddress,
     LogFormat,
     LogLevel,
@@ -42,6 +43,7 @@ from fpga_plugin.config.values import (
     parse_bool,
     parse_card_list,
     parse_cards,
+    parse_host_paths,
     parse_http_address,
     parse_http_hosts,
     parse_path,
@@ -382,6 +384,15 @@ class Settings:
         "again when it changes; a wrong new version leaves the one before in force, and a wrong "
         "first one adds nothing.",
         empty="nothing",
+    )
+    host_paths: HostPaths | None = _optional(
+        "FPGA_PLUGIN_HOST_PATHS",
+        "",
+        parse_host_paths,
+        "absolute paths separated by commas, `:ro` behind those that may be read, or empty",
+        "Where the node has kubelet's directory, the plugin's state and the store, if the plugin's "
+        "container has them elsewhere: FPGA_PLUGIN_WORKLOADS may not mount them.",
+        empty="at the plugin's own paths",
     )
     state_dir: str = _setting(
         "FPGA_PLUGIN_STATE_DIR",

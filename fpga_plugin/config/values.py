@@ -4,6 +4,7 @@ A parser gets one variable's text and returns a typed value, or raises a `ValueE
 is wrong with it. It never quotes the text: `config.load_settings` does that, once, for all of them.
 """
 
+import os
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -190,6 +191,18 @@ class HttpAddress(NamedTuple):
     port: int
 
 
+class HostPaths(NamedTuple):
+    """Directories by their paths on the node, which a container has elsewhere.
+
+    Attributes:
+        private: what no other container may see.
+        kept: what others may read.
+    """
+
+    private: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
 def parse_bool(text: str) -> bool:
     """`true`, `false`, `1` or `0`, in any case."""
     try:
@@ -247,6 +260,16 @@ def parse_path(text: str) -> str:
     if not text.isprintable():
         raise ValueError("has characters that cannot be printed")
     return text.rstrip("/") or "/"
+
+
+def parse_host_paths(text: str) -> HostPaths:
+    """Absolute paths, separated by commas; `:ro` behind those that others may read."""
+    private: list[str] = []
+    kept: list[str] = []
+    for item in _items(text):
+        path = item.removesuffix(":ro")
+        (private if path == item else kept).append(os.path.normpath(parse_path(path)))
+    return HostPaths(tuple(private), tuple(kept))
 
 
 def parse_subdomain(text: str) -> str:

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 import fpga_plugin
+from fpga_plugin.build import open_workloads
+from fpga_plugin.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/fpga-plugin"
@@ -162,6 +164,43 @@ def test_policy_workloads_and_keys_are_mounted_where_the_settings_say():
         ("keys", "keys"),
     ):
         assert volumes[name]["projected"] == {"sources": [{"configMap": {"name": config_map}}]}
+
+
+@pytest.mark.parametrize(
+    ("mount", "allowed"),
+    [
+        ("{hostPath: /data/s/copies}", False),
+        ("{hostPath: /data/k/pods}", False),
+        ("{hostPath: /data/b, readOnly: false}", False),
+        ("{hostPath: /data/b}", True),
+    ],
+)
+def test_workloads_get_nothing_of_what_the_node_has_elsewhere(tmp_path, mount, allowed):
+    workloads = f"version: 1\nworkloads:\n- {{name: x, mounts: [{mount}]}}\n"
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        yaml.safe_dump(
+            {
+                "image": {"repository": "fpga-plugin"},
+                "workloads": workloads,
+                "paths": {"state": "/data/s", "kubelet": "/data/k", "bitstreams": "/data/b"},
+            }
+        )
+    )
+    done = helm("--no-hooks", "--values", str(values))
+    assert done.returncode == 0, done.stderr
+    made = objects(done.stdout)
+    env = {
+        entry["name"]: entry["value"]
+        for entry in pod_spec(made)["containers"][0]["env"]
+        if "value" in entry
+    }
+    ((name, text),) = made["ConfigMap", "fpga-plugin-workloads"]["data"].items()
+    (tmp_path / name).write_text(text)
+    here = {"FPGA_PLUGIN_WORKLOADS": str(tmp_path / name), "FPGA_PLUGIN_BACKEND": "simulated"}
+    file = open_workloads(load_settings(env | here))
+    assert file is not None
+    assert bool(file.problem) is not allowed, file.problem
 
 
 def test_without_the_api_server_there_is_neither_a_right_nor_a_token():

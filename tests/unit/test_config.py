@@ -104,6 +104,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "warnings": (),
         "given": (),
         "unknown_variables": UnknownVariables.WARN,
+        "host_paths": None,
     }
 
 
@@ -255,6 +256,9 @@ def test_an_empty_value_counts_as_unset_unless_it_has_a_meaning(setting):
         ("HTTP_HOSTS", "https://a.example.com"),
         ("HTTP_HOSTS", "a.example.com:443"),
         ("HTTP_HOSTS", "a.*.example.com"),
+        ("HOST_PATHS", "/a,,/b"),
+        ("HOST_PATHS", "data"),
+        ("HOST_PATHS", "data:ro"),
         ("LOG_LEVEL", "INFO"),
         ("LOG_FORMAT", "text"),
         ("SLOT_FUNCTIONS", "0000:3b:00.0"),

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from fpga_plugin.build import open_workloads
 from fpga_plugin.claims.calls import Allocation
+from fpga_plugin.config.settings import load_settings
 from fpga_plugin.errors import MAX_MESSAGE_BYTES
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import RegionId, Resource
@@ -201,6 +203,34 @@ def test_the_plugins_and_kubelets_directories_are_not_handed_over(path, read_onl
         return
     with pytest.raises(WorkloadsError):
         parse_workloads(text.encode(), guarded=guarded)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"), [("/data/s/x", False), ("/data/k", False), ("/data/b", True)]
+)
+def test_directories_that_the_node_has_elsewhere_are_guarded_there(tmp_path, path, allowed):
+    file = tmp_path / "workloads.yaml"
+    file.write_text(f"{ENTRY}mounts: [{{hostPath: {path}}}]}}")
+    environment = {
+        "FPGA_PLUGIN_BACKEND": "simulated",
+        "FPGA_PLUGIN_WORKLOADS": str(file),
+        "FPGA_PLUGIN_HOST_PATHS": "/data/k/, /data/s,/data/b:ro",
+    }
+    found = open_workloads(load_settings(environment))
+    assert found is not None
+    assert bool(found.problem) is not allowed, found.problem
+
+
+def test_a_store_that_the_node_has_elsewhere_is_not_written(tmp_path):
+    file = tmp_path / "workloads.yaml"
+    file.write_text(f"{ENTRY}mounts: [{{hostPath: /data/b/x, readOnly: false}}]}}")
+    settings = {"FPGA_PLUGIN_BACKEND": "simulated", "FPGA_PLUGIN_WORKLOADS": str(file)}
+    free = open_workloads(load_settings(settings))
+    kept = open_workloads(load_settings(settings | {"FPGA_PLUGIN_HOST_PATHS": "/data/b:ro"}))
+    assert free is not None
+    assert kept is not None
+    assert not free.problem
+    assert "/data/b" in kept.problem
 
 
 def test_the_plugins_own_wins_over_what_is_added():

@@ -149,6 +149,9 @@ spec:
         {{- end }}
         {{- if $values.workloads }}
         - {name: FPGA_PLUGIN_WORKLOADS, value: /etc/fpga-plugin/workloads/workloads.yaml}
+        # A hostPath there is the node's path, and the settings above say the pod's.
+        - name: FPGA_PLUGIN_HOST_PATHS
+          value: {{ printf "%s,%s,%s:ro" $values.paths.kubelet $values.paths.state $values.paths.bitstreams | quote }}
         {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
