@@ -80,7 +80,11 @@ def slot_functions(
 
 
 def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress, ...]:
-    """All virtual functions of PF0; where it can have none, PF1 of a card of just these two."""
+    """All virtual functions of PF0; where it can have none, PF1 of a card of just these two.
+
+    A PF1 of another vendor is something else: a static function of the FIM, such as a virtio one,
+    or another device that a hypervisor put beside the card.
+    """
     virtual = tuple(
         PciAddress.parse(os.path.basename(kernel.realpath(link)))
         for link in children(kernel, parent, r"virtfn[0-9]{1,5}")
@@ -100,13 +104,22 @@ def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress,
         if (address := _parse(name)) is not None and _same_device(address, card)
     ]
     second = PciAddress(card.domain, card.bus, card.device, 1)
-    if sorted(siblings) != [card, second]:
+    if sorted(siblings) != [card, second] or _vendor(kernel, card) != _vendor(kernel, second):
         raise HardwareError(
             f"card {card} does not tell which PCI functions are behind its slot",
             hint=f"name them: FPGA_PLUGIN_SLOT_FUNCTIONS={card}=<function>[+<function>...]; the"
             " documentation of the card's FIM tells which",
         )
     return (second,)
+
+
+def _vendor(kernel: Kernel, address: PciAddress) -> str:
+    """A function's vendor.
+
+    Raises:
+        OSError: sysfs does not tell.
+    """
+    return kernel.read(f"{PCI}/{address}/vendor").strip()
 
 
 def _check_named(kernel: Kernel, card: PciAddress, address: PciAddress) -> None:
