@@ -370,6 +370,9 @@ class ClaimLife:
             return False
         if self._ledger.region_claim(region) is not None:
             return False  # somebody else's by now, who gets it scrubbed
+        present = self._ledger.region(region)
+        if present is not None and not self._ledger.own_node(present):
+            return False  # not before those end who have its node for another region
         return not record.reason.startswith(NO_BLANK)
 
     async def close(self) -> None:
