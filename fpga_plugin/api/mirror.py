@@ -122,7 +122,7 @@ class Mirror(Generic[T]):
 
     Attributes:
         items: the objects by name, as last heard of.
-        synced: a list has succeeded since the start.
+        lists: how many lists have succeeded since the start.
         problem: why the copy may be old; empty if it is not.
     """
 
@@ -145,7 +145,7 @@ class Mirror(Generic[T]):
         self._many: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_List[kind])  # type: ignore[valid-type]  # made of a value
         self._version = ""
         self.items: dict[str, T] = {}
-        self.synced = False
+        self.lists = 0
         self.problem = ""
 
     async def run(self) -> None:
@@ -172,6 +172,11 @@ class Mirror(Generic[T]):
         self.problem = error.message
         await asyncio.sleep(delay)
 
+    @property
+    def synced(self) -> bool:
+        """Whether a list has succeeded since the start."""
+        return self.lists > 0
+
     def learn(self, item: T) -> None:
         """The server answered with this object: do not wait for the watch to tell it too."""
         have = self.items.get(item.metadata.name)
@@ -190,7 +195,7 @@ class Mirror(Generic[T]):
         """
         if not self._version:
             self.items, self._version = await self._list(server)
-            self.synced = True
+            self.lists += 1
             self._well()
             self._changed()
         began = asyncio.get_running_loop().time()

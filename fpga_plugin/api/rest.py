@@ -32,7 +32,8 @@ MAX_RETRY_AFTER: Final = 60.0
 T = TypeVar("T")
 
 _CALL_SECONDS: Final = 10.0
-_ERROR_BYTES: Final = 64 << 10
+_ERROR_BYTES: Final = 256 << 10
+"""Of a refusal: it has a line for each field of a slice's 128 devices, twice."""
 
 
 class _Status(msgspec.Struct):
@@ -55,13 +56,20 @@ class ApiServerError(NoSourceError):
         reason: the API server's own word for it (`NotFound`, `Conflict`, `Expired`); empty where
             a proxy or another server answered.
         retry_after: how many seconds it asks to be left alone; 0: it does not ask.
+        said: the API server's own message as a whole, to look into, and for no log.
     """
 
     def __init__(
-        self, message: str, *, code: int = 0, reason: str = "", retry_after: float = 0.0
+        self,
+        message: str,
+        *,
+        code: int = 0,
+        reason: str = "",
+        retry_after: float = 0.0,
+        said: str = "",
     ) -> None:
         super().__init__(message)
-        self.code, self.reason, self.retry_after = code, reason, retry_after
+        self.code, self.reason, self.retry_after, self.said = code, reason, retry_after, said
 
     @property
     def gone(self) -> bool:
@@ -235,6 +243,7 @@ async def _refusal(what: str, response: "httpx2.Response") -> ApiServerError:
         code=code,
         reason=told.reason,
         retry_after=_retry_after(response.headers.get("Retry-After", "")),
+        said=told.message,
     )
 
 

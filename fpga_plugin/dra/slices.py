@@ -39,6 +39,9 @@ SETTLE_SECONDS: Final = 1.0
 
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
+_OF_COUNTERS: Final = ("sharedCounters", "consumesCounters")
+"""Fields; a policy that refuses a slice for another reason answers 422, too."""
+
 
 class _Named(msgspec.Struct):
     name: str
@@ -65,7 +68,8 @@ class SliceReconciler:
         backoff: how long to wait after failures.
 
     Attributes:
-        form: what the server understands, as far as known.
+        form: what the server understands, as far as known. With a new list it is asked anew: the
+            server may be another one by then.
         problem: why the slices may be old; empty if they are not.
         published: they were, once, as they ought to be.
     """
@@ -97,6 +101,7 @@ class SliceReconciler:
             backoff=backoff(),
         )
         self.form = Form()
+        self._lists = 0
         self.problem = ""
         self.published = False
 
@@ -142,6 +147,8 @@ class SliceReconciler:
         Raises:
             NoSourceError: not all of it could be written.
         """
+        if self._lists != self._mirror.lists:
+            self._lists, self.form = self._mirror.lists, Form()
         if not self._differs():
             return
         async with session(self._kubeconfig) as server:
@@ -176,7 +183,8 @@ class SliceReconciler:
             try:
                 told = await self._put(server, name, manifest)
             except ApiServerError as error:
-                if error.code != _INVALID or not has_counters(sent):
+                named = any(field in error.said for field in _OF_COUNTERS)
+                if error.code != _INVALID or not (named and has_counters(sent)):
                     raise
                 self._understands(replace(self.form, counters=False), error.message)
                 return False

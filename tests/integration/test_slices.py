@@ -422,9 +422,29 @@ def test_a_server_that_refuses_counters_gets_slices_without_them(tmp_path) -> No
     async def story(scene):
         await scene.settled()
         assert scene.reconciler.form == Form(counters=False)
+        await scene.quiet()
+        # An upgraded server no longer has the version that the watch would go on at.
+        await scene.server.put(NODES, {"metadata": {"name": "another"}})
+        scene.server.oldest = scene.server.version
+        scene.server.cut()
+        await scene.until(lambda: scene.reconciler.form == Form())
+        await scene.settled()
 
     def before(scene):
-        scene.server.replies.append(Reply(422, status(422, "Invalid"), when="^POST"))
+        message = f"ResourceSlice {'x' * 100} is invalid: spec.devices[0].consumesCounters[0]: no"
+        scene.server.replies.append(Reply(422, status(422, "Invalid", message), when="^POST"))
+
+    told(tmp_path, story, before=before)
+
+
+def test_a_policy_that_refuses_a_slice_for_another_reason_takes_no_counters_away(tmp_path) -> None:
+    async def story(scene):
+        await scene.settled()
+        assert set(scene.forms) == {Form()}
+
+    def before(scene):
+        denied = "ValidatingAdmissionPolicy 'x' denied request: only between two and three o'clock"
+        scene.server.replies.append(Reply(422, status(422, "Invalid", denied), when="^POST"))
 
     told(tmp_path, story, before=before)
 
