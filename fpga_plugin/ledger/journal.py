@@ -20,7 +20,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ledger import history, rows
 from fpga_plugin.ledger.commits import CommitCount
 from fpga_plugin.ledger.records import Change
-from fpga_plugin.ledger.salvage import salvaged
+from fpga_plugin.ledger.salvage import salvaged, untold
 from fpga_plugin.process.file_identity import Inode, inode_at
 
 log = structlog.get_logger()
@@ -164,7 +164,23 @@ class Journal:
         if good is not loaded:
             self._rewrite(db, good.snapshot)
             self.left_out = good.left_out
+        elif added := untold(loaded, lost=self._lost(loaded)):
+            # With the count: what is added once is never missing later.
+            self._commits += 1
+            self._run(db, rows.statements(added))
+            return replace(
+                loaded.snapshot,
+                epochs=loaded.snapshot.epochs | added.epochs,
+                images=loaded.snapshot.images | added.images,
+            )
         return good.snapshot
+
+    def _lost(self, loaded: rows.Loaded) -> str:
+        """What became of the journal before this one; empty: nothing, or there was none."""
+        if self.set_aside is not None:
+            return "the journal was set aside"
+        counted = self._count.found or 0
+        return "the journal" if counted > loaded.commits and not loaded.snapshot else ""
 
     def _complete(self, loaded: rows.Loaded) -> rows.Loaded:
         """What was read, with a word on what is missing where the last transactions are."""
@@ -186,8 +202,11 @@ class Journal:
         self.set_aside = self._room_for_another()
         _create(self.set_aside)  # SQLite fills an empty file
         db.execute("VACUUM INTO ?", (self.set_aside,))
+        self._run(db, rows.replacement(snapshot))
+
+    def _run(self, db: sqlite3.Connection, statements: Iterable[rows.Statement]) -> None:
         db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
-        for statement, values in (*rows.replacement(snapshot), rows.counted(self._commits)):
+        for statement, values in (*statements, rows.counted(self._commits)):
             db.executemany(statement, values)
         db.execute("COMMIT")
         self._count.write(self._commits)

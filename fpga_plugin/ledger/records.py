@@ -185,7 +185,7 @@ class TenantImage:
 
     Attributes:
         region: which region.
-        afu_id: as which it reads; None: it may be any, since the journal was damaged.
+        afu_id: as which it reads; None: it may be any, since the journal does not tell.
     """
 
     region: RegionId
@@ -201,6 +201,9 @@ class Epoch(enum.StrEnum):
     """Kubelet's last known one."""
     ENVIRONMENT = "environment"
     """Kubelet's, in which it last sent an environment in PreStart."""
+    LOST = "lost"
+    """A journal's, of which something was lost; says what. What was on regions that are not in this
+    one nobody knows, however much later they are found."""
 
 
 @dataclass(slots=True)
@@ -211,7 +214,7 @@ class Change:
     field is a kind of row (`rows`).
 
     Attributes:
-        epochs: of node and kubelet.
+        epochs: of node, kubelet and journal.
         claims: in force.
         regions: conditions.
         debts: cards with an open memory debt.

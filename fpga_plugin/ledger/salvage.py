@@ -3,9 +3,9 @@
 SQLite has no checksums, so a damaged disk may turn one row into another. Rows that are recognised
 as nonsense are left out. What else is wrong nobody knows; so no condition counts that would let a
 region be given out unscrubbed, as after a reboot, and kubelet's records are asked for owners whose
-claims were lost, as without a journal. Any region may hold a former owner's image. What would take
-something away from somebody stays: claims, drained cards, memory debts, FAULTED regions, former
-owners.
+claims were lost, as without a journal. Any region may hold a former owner's image, also one whose
+rows were left out (`Epoch.LOST`). What would take something away from somebody stays: claims,
+drained cards, memory debts, FAULTED regions, former owners.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.names import card_of, is_card
-from fpga_plugin.ledger.records import Claim, Condition, RegionRecord, TenantImage
+from fpga_plugin.ledger.records import Change, Claim, Condition, Epoch, RegionRecord, TenantImage
 from fpga_plugin.ledger.rows import Loaded
 
 
@@ -34,12 +34,32 @@ def salvaged(loaded: Loaded) -> Loaded:
     cards = {*map(card_of, told.regions), *map(card_of, told.claims)}
     snapshot = replace(
         told,
+        epochs=told.epochs | {Epoch.LOST: "rows of the journal"},
         claims={c.device: c for c in claims if card_of(c.device) not in impossible},
         regions={region: _doubted(record) for region, record in told.regions.items()},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
         unreconciled=told.unreconciled | dict.fromkeys(cards, True),
     )
     return replace(loaded, snapshot=snapshot, left_out=left_out)
+
+
+def untold(loaded: Loaded, *, lost: str) -> Change:
+    """What has to be added to a journal that is whole, where it cannot tell of owners' images.
+
+    Args:
+        loaded: the journal's content.
+        lost: what became of the one before it; empty: nothing, or there was none.
+
+    One without a count of its transactions is of a version that noted no images. What it calls
+    BLANK was read as the blank bitstream; any other region may hold an owner's.
+    """
+    if lost:
+        return Change(epochs={Epoch.LOST: lost})
+    if loaded.commits:
+        return Change()
+    regions = loaded.snapshot.regions.values()
+    unsure = [r.region for r in regions if r.condition is not Condition.BLANK]
+    return Change(images={TenantImage(region, None): True for region in unsure})
 
 
 def _impossible(claims: Sequence[Claim]) -> set[CardId]:

@@ -49,6 +49,7 @@ from fpga_plugin.ledger.records import (
     Mode,
     Ownership,
     RegionRecord,
+    TenantImage,
 )
 
 
@@ -109,8 +110,8 @@ class LedgerState:
         self.boot_id = boot_id
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
-        self.epoch = ""
-        self.env_epoch = ""
+        self.epoch = self.env_epoch = ""
+        self.lost = ""  # what of an earlier journal was lost
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
@@ -160,8 +161,18 @@ class LedgerState:
 
     def _commit(self, change: Change) -> None:
         if change:
+            self._doubt(change)
             self._journal.write(change)
             self._apply(change)
+
+    def _doubt(self, change: Change) -> None:
+        """Regions that the journal learns of may hold images of which a lost one would have told.
+
+        Learnt by whatever comes first: a claim that ends before its card is there, too.
+        """
+        if self.lost:
+            new = change.regions.keys() - self.regions.keys()
+            change.images |= {TenantImage(region, None): True for region in new}
 
     def _learn(self, change: Change) -> None:
         """Like `_commit`, for what takes trust away: it holds even if it cannot be written.
@@ -198,6 +209,7 @@ class LedgerState:
         self.resources |= new_resources
         self.epoch = change.epochs.get(Epoch.KUBELET, self.epoch)
         self.env_epoch = change.epochs.get(Epoch.ENVIRONMENT, self.env_epoch)
+        self.lost = change.epochs.get(Epoch.LOST, self.lost)
         if new_resources:
             self._notify(None)
         for card in cards:

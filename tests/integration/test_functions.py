@@ -311,6 +311,26 @@ def test_nor_is_one_that_answers_in_another_function_of_a_slot_than_the_first() 
         node.kubelet.until(af(PLACEHOLDER), {P0: HEALTHY})
 
 
+def test_after_a_journal_was_lost_nothing_that_can_be_programmed_is_a_function() -> None:
+    node = Node("1x2,1x1+no-pr", scrub="best-effort")
+    (node.own_store() / ID / "blank.gbs").unlink()
+    with node.up():
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request(AFU))
+        node.plugin.kill()
+        for file in node.state_dir.glob("journal.sqlite3-*"):
+            file.unlink()
+        (node.state_dir / "journal.sqlite3").write_bytes(b"no database" * 500)
+        node.set(advertise="af")
+        node.restarted()
+        for _ in range(2):  # and over restarts
+            node.kubelet.until(FUNCTION, {"0000-11-00.0-p0": HEALTHY})
+            told = node.plugin.until_logged("a former owner's image is no function")
+            assert told["regions"] == [P0, P1]
+            assert af(AFU) not in node.kubelet.endpoints
+            node.again()
+
+
 def test_a_tenant_of_a_region_keeps_it_when_the_node_switches_and_nobody_gets_his_image() -> None:
     with Node().up() as node:
         node.kubelet.allocate(P0)

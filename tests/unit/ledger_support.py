@@ -73,6 +73,7 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         Epoch.BOOT: boot_id,
         Epoch.KUBELET: ledger.epoch,
         Epoch.ENVIRONMENT: ledger.env_epoch,
+        Epoch.LOST: ledger.lost,
     }
     return Change(
         epochs={epoch: told for epoch, told in epochs.items() if told},

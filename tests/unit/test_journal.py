@@ -6,18 +6,28 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
 
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import PodUid, RegionId, ResourceName
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.peek import peek
-from fpga_plugin.ledger.records import Change, Claim, Condition, Epoch, Loan, RegionRecord
+from fpga_plugin.ledger.records import (
+    Change,
+    Claim,
+    Condition,
+    Epoch,
+    Loan,
+    RegionRecord,
+    TenantImage,
+)
 from fpga_plugin.ledger.rows import SCHEMA_VERSION
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
@@ -147,15 +157,63 @@ def test_a_journal_whose_commits_nobody_counted_is_doubted(path: str, content: s
     assert Journal(path).left_out == ()
 
 
-def test_a_journal_that_was_never_counted_is_believed(path: str) -> None:
-    """One of the version before."""
+def test_a_journal_that_was_never_counted_is_believed_but_for_what_it_could_not_note(
+    path: str,
+) -> None:
+    """One of the version before: it noted no owners' images."""
     journal, ledger = behind(path)
     journal.close()
     run(path, "DELETE FROM journal WHERE kind = 'commits'")
     os.unlink(os.path.join(os.path.dirname(path), "journal.commits"))
-    reopened = Journal(path)
-    assert reopened.left_out == ()
-    assert reopened.snapshot == remembered(ledger, "boot")
+    told = remembered(ledger, "boot")
+    others = {r.id for r in (*CARD.regions, *OTHER.regions)} - {RegionId(P0)}
+    assert {told.regions[region].condition for region in others} == {Condition.BLANK}
+    for _ in range(2):  # it is noted at once, and counted
+        reopened = Journal(path)
+        assert reopened.left_out == ()
+        assert reopened.set_aside is None
+        expected = replace(told, images={TenantImage(RegionId(P0), None): True})
+        assert reopened.snapshot == expected
+        reopened.close()
+
+
+@pytest.mark.parametrize("what", ["lost", "set aside", "in part"])
+def test_regions_that_a_lost_journal_may_have_known_may_hold_an_owners_image(
+    path: str, what: str
+) -> None:
+    journal, _ = behind(path)
+    journal.close()
+    if what == "lost":
+        os.unlink(path)
+    elif what == "set aside":
+        run(path, "PRAGMA user_version = 1")
+    else:
+        run(path, f"UPDATE journal SET value = '0' WHERE kind = 'regions' AND key = '{P1}'")
+    Journal(path).close()  # and the plugin dies before it has seen any card
+    ledger = opened(Journal(path))
+    late = make_card(3, nodes=(4, 5))
+    claimed = make_card(4, nodes=(6, 7))
+    ledger.adopt(REGIONS, device(claimed, 0), PodUid("pod"), env_of(claimed))
+    ledger.release([device(claimed, 0)])  # before its card is there
+    for card in (CARD, OTHER, late, claimed):
+        found(ledger, card)
+    images = {r.id: {None} for c in (CARD, OTHER, late, claimed) for r in c.regions}
+    assert ledger.images == images
+
+
+def env_of(card: Card) -> dict[str, str]:
+    """What a pod's container has of a card's regions."""
+    return {device_variable(r.id): str(r.grant) for r in card.regions}
+
+
+def test_a_new_nodes_regions_hold_no_owners_images(path: str) -> None:
+    for _ in range(2):
+        journal = Journal(path)
+        assert Epoch.LOST not in journal.snapshot.epochs
+        ledger = opened(journal)
+        found(ledger, CARD)
+        assert not ledger.images
+        journal.close()
 
 
 def test_a_death_between_commit_and_count_costs_nothing(path: str, monkeypatch) -> None:
@@ -337,7 +395,7 @@ def begins_anew(path: str) -> None:
     journal = Journal(path)
     assert journal.set_aside == f"{path}.unreadable"
     assert os.path.exists(journal.set_aside)
-    assert journal.snapshot == Change()
+    assert journal.snapshot == Change(epochs={Epoch.LOST: "the journal was set aside"})
     opened(journal)
     journal.close()
     again = Journal(path)
@@ -614,7 +672,7 @@ def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
 
 
 EVERYTHING = Change(
-    epochs={Epoch.BOOT: "a", Epoch.KUBELET: "b", Epoch.ENVIRONMENT: "c"},
+    epochs={Epoch.BOOT: "a", Epoch.KUBELET: "b", Epoch.ENVIRONMENT: "c", Epoch.LOST: "d"},
     claims={
         P0: Claim(
             device=P0,
@@ -659,6 +717,7 @@ drained|{CARD.id}|true
 epochs|boot|"a"
 epochs|environment|"c"
 epochs|kubelet|"b"
+epochs|lost|"d"
 loans|{{"pod":"pod","region":"{P0}","node":"/dev/dfl-port.0"}}|true
 rebinding|{CARD.id}|true
 regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}",\
