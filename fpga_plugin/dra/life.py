@@ -32,8 +32,8 @@ from fpga_plugin.errors import (
     PortInUseError,
     RefusedError,
 )
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
-from fpga_plugin.ledger.holders import HeldError
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
+from fpga_plugin.ledger.holders import HeldError, unknown_device
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Holder
 from fpga_plugin.pods.identity import Identity
@@ -278,16 +278,26 @@ class ClaimLife:
 
         Raises:
             NotPermittedError: the message names the rule.
+            UnknownDeviceError: there is no such device by now.
+            NotFinishedError: a card is another one since it was told what its regions become.
         """
         of_resources: dict[ResourceName, list[DeviceId]] = {}
         for one in claim.devices:
-            if (resource := self._ledger.device_resource(one.device)) is not None:
-                of_resources.setdefault(resource, []).append(one.device)
+            if (resource := self._ledger.present_resource(one.device)) is None:
+                raise unknown_device(one.device)
+            of_resources.setdefault(resource, []).append(one.device)
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
         identity = Identity(name=PodName(ref.namespace, ref.name))
         for resource, devices in of_resources.items():
             regions = [region.id for one in devices for region in self._ledger.regions_of(one)]
             asked = dict.fromkeys(wish for region in regions if (wish := requests[region]))
+            interface = Resource.parse(resource).interface_id
+            # A request for another interface id would be none of the policy's questions.
+            if any(wish.interface_id != interface for wish in asked):
+                raise NotFinishedError(
+                    f"{ref}: the card of {', '.join(devices)} has the interface id {interface} now",
+                    hint="it is tried again with that",
+                )
             await self._permission.check(identity, resource, devices, tuple(asked), nobody)
 
     async def _check_users(self, ref: ClaimRef) -> None:

@@ -80,12 +80,10 @@ class Holders(Claims):
         change = Change(holders={holder.uid: replace(holder, pods=users, boot="", ended=False)})
         claims: list[Claim] = []
         for device in holder.devices:
-            resource = self.device_resource(device)
+            # Not what it was given under before: its card may have another interface id by now.
+            resource = self.present_resource(device)
             if resource is None:
-                raise UnknownDeviceError(
-                    f"this node has no device {device}",
-                    hint="its card was removed after the claim was allocated: delete the pod",
-                )
+                raise unknown_device(device)
             self._check_others(holder, device)
             held = self.claims.get(device)
             self._check_in_service(card_of(device), owned=held is not None)
@@ -210,3 +208,11 @@ class Holders(Claims):
         """What an ended claim had is clean, or kept back for good."""
         if uid in self.holders and self.holders[uid].ended:
             self._commit(Change(holders={uid: None}))
+
+
+def unknown_device(device: DeviceId) -> UnknownDeviceError:
+    """What a claim hears of a device that is not there."""
+    return UnknownDeviceError(
+        f"this node has no device {device}",
+        hint="its card was removed after the claim was allocated: delete the pod",
+    )

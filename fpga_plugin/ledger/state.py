@@ -494,6 +494,10 @@ class LedgerState:
         """Under which resource a device is known: its claim's, else its card's."""
         if (claim := self.claims.get(device)) is not None:
             return claim.resource
+        return self.present_resource(device)
+
+    def present_resource(self, device: DeviceId) -> ResourceName | None:
+        """Under which resource a device would be given out now, whoever has it."""
         if (card := self.cards.get(card_of(device))) is None:
             return None
         present = any(DeviceId(r.id) == device for r in card.regions)

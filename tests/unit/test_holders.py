@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from doubles.cards import AFU, device, make_card
+from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from ledger_support import MemoryJournal, make_ledger, reopened, scrub
 
 from fpga_plugin.errors import RefusedError
@@ -115,6 +115,15 @@ def test_what_is_prepared_anew_is_not_as_it_was_until_then():
     assert ledger.record(region).condition is Condition.DIRTY
     ledger.take(holder(A, device(card, 1)))  # allocated anew: the first device is let go
     assert set(ledger.claims) == {device(card, 1)}
+
+
+def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_name():
+    card, now = make_card(), make_card(interface_id=OTHER_INTERFACE)
+    ledger, journal = make_ledger(card)
+    prepare(ledger, card, 0)
+    again = reopened(journal, now, boot_id="another")
+    (claim,) = again.take(again.holders[A])
+    assert claim.resource == REGIONS.replace(card.interface_id, OTHER_INTERFACE)
 
 
 def test_an_adopted_claim_keeps_its_device_and_is_not_prepared():

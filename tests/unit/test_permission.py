@@ -6,14 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doubles.cards import REGIONS, device, make_card
+from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from doubles.kubelet import Kubelet
+from ledger_support import make_ledger, reopened
+from test_holders import A, prepare
 
 from fpga_plugin.claims.permission import Permission
-from fpga_plugin.errors import NotPermittedError, RefusedError
-from fpga_plugin.ids import PodUid
+from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
+from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.errors import NotFinishedError, NotPermittedError, RefusedError, UnknownDeviceError
+from fpga_plugin.ids import BitstreamId, PodUid, RegionId
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.policy.file import PolicyFile
 
 P0 = device(make_card(), 0)
@@ -63,3 +68,26 @@ def test_the_successors_namespace_permits_the_caller_nothing(policy: PolicyFile)
     with pytest.raises(NotPermittedError, match="team-b"):
         asyncio.run(ask())  # a pod keeps its namespace, so it was asked for once
     assert kubelet.calls == 2
+
+
+def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(policy: PolicyFile):
+    before, now = make_card(), make_card(interface_id=OTHER_INTERFACE)
+    ledger, journal = make_ledger(before)
+    prepare(ledger, before, 0)
+    ledger = reopened(journal, now, boot_id="the card was flashed, and the node booted")
+    assert ledger.device_resource(P0) == REGIONS
+    life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
+    ref = ClaimRef(A, "team-b", "c")
+    claim = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
+
+    def check(interface_id) -> None:
+        wish = FpgaRequest(suffix="", interface_id=interface_id, bitstream_id=BitstreamId(AFU))
+        asyncio.run(ClaimLife._check_policy(life, ref, claim, {RegionId(P0): wish}))
+
+    with pytest.raises(NotPermittedError, match="namespace team-b may not have"):
+        check(OTHER_INTERFACE)
+    with pytest.raises(NotFinishedError, match=f"interface id {OTHER_INTERFACE} now"):
+        check(before.interface_id)  # read before the card changed: no question would fit
+    ledger.card_gone(now.id)
+    with pytest.raises(UnknownDeviceError):
+        check(OTHER_INTERFACE)
