@@ -34,6 +34,10 @@ class NoSuchClaimError(RefusedError):
     """The API server itself says that there is no such claim, or not any more."""
 
 
+class AllocatedElsewhereError(RefusedError):
+    """The claim has nothing of this node any more, or never had."""
+
+
 class UnreadableClaimError(NoSourceError):
     """The API server's answer is not understood."""
 
@@ -216,7 +220,8 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
 
     Raises:
         NoSuchClaimError: it is another claim of this name, or not allocated.
-        RefusedError: it is allocated elsewhere, or with access that nobody gets.
+        AllocatedElsewhereError: it has no device of this node.
+        RefusedError: it has one with access that nobody gets.
         FpgaPluginError: it is not understood.
     """
     try:
@@ -235,7 +240,13 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
     if allocation is None:
         raise NoSuchClaimError(f"{ref} is not allocated")
     results = [one for one in allocation.devices.results or () if one.driver == driver]
-    if not 0 < len(results) <= MAX_RESULTS:
+    if not results:
+        raise AllocatedElsewhereError(f"{ref} has 0 devices of {driver}")
+    if all(one.pool != node for one in results):
+        raise AllocatedElsewhereError(
+            f"{ref} is allocated in pool {quote(results[0].pool)}, and this is node {node}"
+        )
+    if len(results) > MAX_RESULTS:
         raise RefusedError(f"{ref} has {len(results)} devices of {driver}")
     return ResourceClaim(
         ref,
@@ -262,9 +273,7 @@ def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:
             hint="ask without adminAccess",
         )
     if result.pool != node:
-        raise RefusedError(
-            f"{ref} is allocated in pool {quote(result.pool)}, and this is node {node}"
-        )
+        raise RefusedError(f"{ref} has devices of pool {quote(result.pool)} and of node {node}")
     try:
         device = parse_device_name(result.device)
     except ValueError as error:

@@ -7,8 +7,8 @@ then never ends it. While we run the record is watched, not polled: it tells of
 further pods of a claim, for which no call comes, and of a record that was wiped.
 
 A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
-name, not allocated, reserved for nobody) and no pod of it runs. Only while there is such a claim is
-anything asked at intervals.
+name, not allocated or elsewhere, reserved for nobody) and no pod of it runs. Only while there is
+such a claim is anything asked at intervals.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from fpga_plugin.dra.cdi import CdiFiles
-from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoSuchClaimError
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.errors import FpgaPluginError
@@ -241,7 +241,7 @@ class ClaimReconciler:
         """
         try:
             claim = await self._claims.get(ClaimRef(holder.uid, holder.namespace, holder.name))
-        except NoSuchClaimError:
+        except (NoSuchClaimError, AllocatedElsewhereError):
             pods = holder.pods
         except FpgaPluginError as error:
             log.info("whether a claim is over is not known", claim=holder.uid, error=str(error))

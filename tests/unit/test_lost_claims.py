@@ -9,20 +9,22 @@ from types import SimpleNamespace
 import pytest
 from doubles import LIMIT
 from doubles.cards import BLANK, make_card
+from doubles.cards import device as device_of
 from ledger_support import MemoryJournal, make_ledger, scrub
 from structlog.testing import capture_logs
 from test_holders import POD, A, prepare
 
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
-from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError
+from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError, ResourceClaim, read_claim
 from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
-from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, ClaimUid, PodUid
 from fpga_plugin.ledger.records import Condition
 
 CARD = make_card()
+DRIVER = "fpga.intel.com"
 
 
 class Queue:
@@ -56,7 +58,8 @@ class World:
     """A claim that is prepared, and kubelet's root directory without a record of it.
 
     Attributes:
-        answer: the API server's, when asked about the claim.
+        claim: as the API server has it; None: it has none.
+        asked: how often it was.
         living: the pod that still runs.
     """
 
@@ -69,10 +72,11 @@ class World:
             self.ledger.card_found(CARD, {}, BLANK)
         else:
             prepare(self.ledger, CARD, 0)
-        self.answer: FpgaPluginError = NoSuchClaimError("there is none")
+        self.claim: bytes | None = None
+        self.asked = 0
         self.living: PodUid | None = None
         self.queue = Queue()
-        self.files = Files(f"{root}/cdi", "fpga.intel.com")
+        self.files = Files(f"{root}/cdi", DRIVER)
         if not fresh:
             self.files.write(self.ledger.holders[A], self.ledger.claims.values())
         operations = SimpleNamespace(ledger=self.ledger, living=self._living)
@@ -95,14 +99,17 @@ class World:
             told,
             files=self.files,
             root=root,
-            driver="fpga.intel.com",
+            driver=DRIVER,
         )
 
     async def _living(self, _pods: object) -> PodUid | None:
         return self.living
 
-    async def _get(self, _ref: ClaimRef) -> object:
-        raise self.answer
+    async def _get(self, ref: ClaimRef) -> ResourceClaim:
+        self.asked += 1
+        if self.claim is None:
+            raise NoSuchClaimError("there is none")
+        return read_claim(self.claim, ref, driver=DRIVER, node="node-a")
 
     def play(self, until: Callable[[], bool]) -> None:
         async def run() -> None:
@@ -124,7 +131,7 @@ class World:
             "ClaimName": "c",
             "Namespace": "n",
             "PodUIDs": {POD: {}},
-            "DriverState": {"fpga.intel.com": state},
+            "DriverState": {DRIVER: state},
         }
         data = json.dumps({"ClaimInfoStateList": [claim]})
         (self.root / "dra_manager_state").write_text(json.dumps({"Data": data}))
@@ -158,6 +165,38 @@ def test_a_file_that_cannot_be_removed_is_removed_later(world: World, tmp_path):
         world.play(lambda: has_ended(world, tmp_path))
     assert [one["event"] for one in logs].count("claim cannot be ended") == 2
     assert [one["event"] for one in logs].count("claim ended without a call") == 1
+
+
+def allocated(*pools: str) -> bytes:
+    """The claim, as the API server has it."""
+    one = {"request": "r", "driver": DRIVER, "device": device_name(device_of(CARD, 0))}
+    results = [one | {"pool": pool} for pool in pools]
+    status = {
+        "allocation": {"devices": {"results": results}},
+        "reservedFor": [{"resource": "pods", "name": "p", "uid": "a-pod-there"}],
+    }
+    return json.dumps({"metadata": {"uid": A}, "status": status}).encode()
+
+
+@pytest.mark.parametrize("pools", [(), ("node-b",), ("node-b", "node-b")])
+def test_a_claim_that_is_allocated_elsewhere_by_now_ends_here(world: World, tmp_path, pools):
+    world.claim = allocated(*pools)
+    world.living = POD
+
+    def over() -> bool:
+        if world.living is not None and world.asked > 2:
+            assert not world.ledger.holders[A].ended  # its pod still runs here
+            world.living = None
+        return has_ended(world, tmp_path)
+
+    world.play(over)
+
+
+@pytest.mark.parametrize("pools", [("node-a",), ("node-b", "node-a")])
+def test_a_claim_that_has_a_device_here_is_kept(world: World, pools):
+    world.claim = allocated(*pools)
+    world.play(lambda: world.asked > 2)
+    assert not world.ledger.holders[A].ended
 
 
 def after_a_round(world: World) -> None:
