@@ -6,6 +6,7 @@ Exit codes: 0 done or allowed, 1 refused or wrong, 2 usage.
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from fpga_plugin.ids import BitstreamId, ResourceKind, parse_bitstream_id, parse_interface_id
@@ -98,11 +99,18 @@ def _admission(args: argparse.Namespace, policy: Policy) -> int:
     import yaml
 
     from fpga_plugin.config.settings import load_settings
-    from fpga_plugin.policy.admission import admission_policy
+    from fpga_plugin.policy.admission import admission_policy, not_applied
 
     # The prefix goes into expressions: it is checked by the rules of its setting.
     prefix = load_settings({"FPGA_PLUGIN_RESOURCE_PREFIX": args.prefix}).resource_prefix
     print(f"# Made by `fpga-plugin policy admission` from {json.dumps(args.file)}.")
+    if left_out := not_applied(policy):
+        note = (
+            f"devices: [af] of rule {', '.join(left_out)} is not in it: pods with preprogrammed"
+            " functions are judged by the plugin alone, at PreStart"
+        )
+        print(f"# {note}.")
+        print(f"fpga-plugin: {note}", file=sys.stderr)
     objects = admission_policy(policy, prefix=prefix, name=args.name)
     print(yaml.safe_dump_all(objects, sort_keys=False, width=100), end="")
     return ALLOWED

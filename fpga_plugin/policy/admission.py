@@ -5,7 +5,9 @@ the one that counts. CEL sees a pod's spec as it is written and not the values t
 it. A container hides a request when a request variable has a `valueFrom` of any kind or a `$` in
 its value, or when an `envFrom` may define one, whatever its `env` names beside that: the ConfigMap
 or Secret may add a second request, or be written later. A hidden request is refused, unless there
-is nothing that it could be refused for: the first rule that could match allows every bitstream.
+is nothing that it could be refused for: the first rule that could match allows every bitstream. So
+is one by a name: which bitstream that is, each node's store says. Preprogrammed functions are left
+to the plugin: no expression can read the ids in their resources' names.
 Apart from that the admission policy decides as `Policy.judge` does, or more strictly where a pod is
 malformed and fails at PreStart anyway.
 
@@ -24,6 +26,9 @@ from fpga_plugin.policy.rules import Action, Policy, pattern_regex
 _ANY: Final = "*"
 _BLANK: Final = "blank"
 _HIDDEN: Final = "?"
+
+_ID: Final = "^[0-9a-f]{32}([0-9a-f]{8})?$"
+"""A bitstream's id in the form of the rules; RE2."""
 
 MAX_EXPRESSION: Final = 90_000
 """Characters of one expression; the API server's parser takes 100 000."""
@@ -128,6 +133,11 @@ def admission_policy(
     ]
 
 
+def not_applied(policy: Policy) -> list[str]:
+    """Names of the rules that are about preprogrammed functions by their `devices`."""
+    return [r.name for r in policy.rules if r.devices is not None and ResourceKind.AF in r.devices]
+
+
 def _is_ours(prefix: str) -> str:
     return f"(k.startsWith('{prefix}/region-') || k.startsWith('{prefix}/fpga-'))"
 
@@ -193,7 +203,7 @@ def _refusals(prefix: str) -> str:
     requested = (
         f"c.env.filter(e, {_NAMES_BITSTREAM} && c.env.exists(f,"
         f" f.name == 'FPGA_REGION_' + {_SUFFIX} && {_normal('f')} == {interface}))"
-        f".map(e, {_normal('e')})"
+        f".map(e, {_normal('e')}).map(v, v.matches('{_ID}') ? v : '{_HIDDEN}')"
     )
     any_request = f"(has(c.env) && c.env.exists(e, {_REQUEST}))"
     asks = f"({hidden} ? ['{_HIDDEN}'] : ({any_request} ? {requested} : ['{_BLANK}']))"
@@ -205,8 +215,7 @@ def _refusals(prefix: str) -> str:
     )
     what = (
         f"(a == '{_BLANK}' ? 'no bitstream' : a == '{_HIDDEN}' ?"
-        " 'a bitstream that its env does not spell out' :"
-        " a.matches('^[0-9a-f]{32}([0-9a-f]{8})?$') ? 'bitstream ' + a : 'what is no bitstream id')"
+        " 'a bitstream that its env does not spell out' : 'bitstream ' + a)"
     )
     who = (
         "(m[0].name[0] == '' ? 'no rule allows it and the default is deny'"

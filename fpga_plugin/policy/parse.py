@@ -39,7 +39,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
     namespaces: list[str] | None = None
     interfaces: list[str] | None = None
     bitstreams: list[str] | None = None
-    devices: list[Literal["region", "whole"]] | None = None
+    devices: list[Literal["region", "whole", "af"]] | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

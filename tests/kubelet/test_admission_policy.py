@@ -166,6 +166,10 @@ EXPANDED = [
     {"name": "FPGA_REGION_1", "value": ID},
     {"name": "FPGA_AFU_1", "value": "$(A)"},
 ]
+NAMED = [
+    {"name": "FPGA_REGION_1", "value": ID},
+    {"name": "FPGA_AFU_1", "value": "compress"},
+]
 TWICE = [
     {"name": "FPGA_REGION_1", "value": ID},
     {"name": "FPGA_AFU_1", "value": AFU_3},
@@ -177,7 +181,7 @@ TWICE = [
     "variables",
     [
         FIELD, CONFIG_MAP, OPTIONAL, SECRET, RESOURCE, REGION_HIDDEN, SECOND_HIDDEN, EMPTY,
-        OF_HIDDEN, EXPANDED, TWICE,
+        OF_HIDDEN, EXPANDED, NAMED, TWICE,
     ],
 )  # fmt: skip
 def test_a_hidden_request_is_refused_where_it_matters(
@@ -185,6 +189,12 @@ def test_a_hidden_request_is_refused_where_it_matters(
 ) -> None:
     assert refusal(server, "team-a", container((REGION,), variables)) is not None
     assert refusal(server, "lab", container((REGION,), variables)) is None
+
+
+def test_a_bitstream_by_its_name_is_a_hidden_one(source: str, server: ControlPlane) -> None:
+    told = refusal(server, "team-a", container((REGION,), NAMED))
+    assert told is not None
+    assert "does not spell out: rule debug-image denies it" in told
 
 
 def test_a_request_made_of_a_file_is_refused(source: str, server: ControlPlane) -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 from structlog.testing import capture_logs
 
 from fpga_plugin.claims.permission import asks
@@ -236,6 +237,31 @@ def test_the_shipped_admission_policy_is_made_of_the_shipped_policy(monkeypatch)
     monkeypatch.chdir(EXAMPLE)
     code, text = run("admission", "--file", "policy.yaml")
     assert (code, text) == (0, (EXAMPLE / "validating-admission-policy.yaml").read_text())
+
+
+def test_a_rule_may_be_about_preprogrammed_functions():
+    judged = policy(HEAD + "rules:\n- {name: fixed, action: allow, devices: [af]}\n")
+    assert judged.judge("x", ask(kind=ResourceKind.AF)).allowed
+    assert not judged.judge("x", ask()).allowed
+
+
+def test_the_admission_policy_takes_what_is_no_id_for_a_hidden_request():
+    made, _binding = admission_policy(policy(HEAD), prefix="fpga.intel.com")
+    variables = {one["name"]: one["expression"] for one in made["spec"]["variables"]}
+    hidden = ".map(v, v.matches('^[0-9a-f]{32}([0-9a-f]{8})?$') ? v : '?')"
+    assert hidden in variables["refusals"]
+
+
+def test_rules_about_functions_are_noted_where_no_admission_policy_can_apply_them(tmp_path, capsys):
+    path = tmp_path / "policy.yaml"
+    rules = "rules:\n- {name: fixed, action: allow, devices: [af]}\n- {name: all, action: allow}\n"
+    path.write_text(HEAD + rules)
+    code, text = run("admission", "--file", str(path))
+    note = "devices: [af] of rule fixed is not in it"
+    assert code == 0
+    assert f"# {note}" in text
+    assert len(list(yaml.safe_load_all(text))) == 2
+    assert note in capsys.readouterr().err
 
 
 def test_the_command_tells_what_the_plugin_would_decide(capsys):
