@@ -337,8 +337,8 @@ def test_a_slot_that_does_not_answer_is_no_success(rig):
 
 def test_other_virtual_functions_are_another_slot(rig):
     card = rig.card
-    for number in ("0", "2"):
-        rig.kernel.write(f"{PCI}/{PF}/sriov_numvfs", number)
+    for make in (False, True):
+        rig.backend.make_functions(CARD, make=make)
     for ask in (
         lambda: rig.backend.open_port(card, card.regions[0]),
         lambda: rig.backend.afu_id(card.regions[0]),
@@ -373,9 +373,43 @@ def edit(rig, path, change):
 def test_without_virtual_functions_the_command_that_makes_them_is_told(rig):
     rig.kernel.write(f"{PCI}/{PF}/sriov_numvfs", "0")
     assert "has none now" in rig.problem.message
-    assert "echo 2 > /sys/bus/pci/devices/0000:10:00.0/sriov_numvfs" in rig.problem.hint
-    rig.kernel.write(f"{PCI}/{PF}/sriov_numvfs", "2")
-    assert rig.card
+    _, _, commands = rig.problem.hint.partition("as root on the node: ")
+    for command in commands.split("; "):
+        text, _, path = command.removeprefix("echo ").partition(" > ")
+        rig.kernel.write(path, text)
+    with rig.hold():
+        assert rig.drivers() == ["vfio-pci", "vfio-pci"]
+
+
+def test_functions_that_dfl_pci_took_are_told_with_the_command(rig):
+    """As the kernel does unless it is told not to: these were made by hand."""
+    for number in ("0", "2"):
+        rig.kernel.write(f"{PCI}/{PF}/sriov_numvfs", number)
+    assert rig.drivers() == ["dfl-pci", "dfl-pci"]
+    for function in (VF, VF_2):
+        with pytest.raises(SlotUnusableError, match=f"{function} .* 'dfl-pci'") as caught:
+            rig.hold()
+        assert f"echo {function} > /sys/bus/pci/drivers/dfl-pci/unbind" in caught.value.hint
+        rig.kernel.write("/sys/bus/pci/drivers/dfl-pci/unbind", str(function))
+    with rig.hold():
+        pass
+
+
+def test_functions_that_are_made_have_no_driver_and_can_be_held(rig):
+    rig.backend.make_functions(CARD, make=False)
+    rig.backend.make_functions(CARD, make=True)
+    assert rig.drivers() == ["", ""]
+    with rig.hold():
+        pass
+
+
+def test_the_functions_of_a_card_whose_ports_they_have_keep_their_driver(rig):
+    """No slot: as Linux' own dfl-pci makes them, whose port was released before."""
+    rig.backend.make_functions(CARD, make=False)
+    lister = rig.kernel.listdir
+    rig.kernel.listdir = lambda path: [n for n in lister(path) if not n.startswith("dfl-port")]
+    rig.backend.make_functions(CARD, make=True)
+    assert rig.drivers() == ["dfl-pci", "dfl-pci"]
 
 
 def test_a_card_that_can_have_no_virtual_functions_is_told_so(rig):

@@ -64,7 +64,9 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
                 f"card {card} can have no virtual functions",
                 hint="its slot may be in another physical function: `fpga-plugin card functions`",
             )
-        if not make:
+        if make:
+            _leave_unprobed(kernel, directory)
+        else:
             _check_unused(kernel, directory)
         if total:
             kernel.write(f"{directory}/sriov_numvfs", str(total if make else 0))
@@ -79,6 +81,21 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
         raise RefusedError(
             f"the virtual functions of card {card} cannot be {what} ({error.strerror})", hint=hint
         ) from error
+
+
+def _leave_unprobed(kernel: Kernel, directory: str) -> None:
+    """Virtual functions of a slot that are made from now on get no driver.
+
+    dfl-pci, which makes them, would take them, and a slot's are for vfio-pci. Other cards' virtual
+    functions have a port, which needs dfl-pci.
+
+    Raises:
+        OSError: it cannot be said to the kernel.
+    """
+    switch = f"{directory}/sriov_drivers_autoprobe"
+    slot = any(not kernel.exists(f"{port}/afu_id") for port in _ports(kernel, directory))
+    if slot and kernel.exists(switch):
+        kernel.write(switch, "0")
 
 
 def _check_unused(kernel: Kernel, directory: str) -> None:
@@ -100,7 +117,8 @@ def _check_unused(kernel: Kernel, directory: str) -> None:
             case vfio.DRIVER:
                 nodes[read_function(kernel, function).node] = function
             case found if found == os.path.basename(defs.PCI_DRIVER):
-                nodes |= dict.fromkeys(_port_nodes(kernel, function), function)
+                for port in _ports(kernel, f"{PCI}/{function}"):
+                    nodes[f"/dev/{os.path.basename(port)}"] = function
             case found:
                 raise RefusedError(
                     f"virtual function {function} has the driver {quote(found)}, so something else"
@@ -121,11 +139,11 @@ def _check_unused(kernel: Kernel, directory: str) -> None:
             ) from error
 
 
-def _port_nodes(kernel: Kernel, function: PciAddress) -> list[str]:
-    """Device nodes of the ports that a function has; a port without a driver has none."""
+def _ports(kernel: Kernel, function: str) -> list[str]:
+    """Ports below a function's directory; one without a driver has neither node nor attributes."""
     return [
-        f"/dev/{os.path.basename(port)}"
-        for base in children(kernel, f"{PCI}/{function}/fpga_region", r"region[0-9]{1,9}")
+        port
+        for base in children(kernel, f"{function}/fpga_region", r"region[0-9]{1,9}")
         for port in children(kernel, base, r"dfl-port\.[0-9]{1,9}")
         if kernel.exists(f"{port}/driver")
     ]

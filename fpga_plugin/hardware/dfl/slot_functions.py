@@ -96,7 +96,8 @@ def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress,
         raise HardwareError(
             f"card {card} is used through its virtual functions, and has none now",
             hint=f"make them: `fpga-plugin card functions {card.card_id} --make`, or as root on the"
-            f" node: echo {possible} > {PCI}/{card}/sriov_numvfs",
+            f" node: echo 0 > {PCI}/{card}/sriov_drivers_autoprobe;"
+            f" echo {possible} > {PCI}/{card}/sriov_numvfs",
         )
     siblings = [
         address

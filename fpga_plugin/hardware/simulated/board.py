@@ -100,6 +100,7 @@ class Board:
         gone: the card was unplugged; nothing of this object is true any more.
         binds: how often the drivers took the card.
         generation: how often the card's virtual functions were made or removed.
+        autoprobe: virtual functions that are made get the driver that is for them, dfl-pci.
     """
 
     def __init__(self, machine: Machine, card: CardId, shape: Shape, file: CardFile) -> None:
@@ -114,6 +115,7 @@ class Board:
         self.gone = False
         self.binds = 0
         self.generation = 0
+        self.autoprobe = True
 
     @property
     def ports(self) -> range:

@@ -2,8 +2,9 @@
 
 The card has two. The first shows the slot's AFU, the second the placeholder that an image leaves in
 a function which it does not use. As with the vendor's driver, and other than in mainline Linux,
-they can be made while the port has its driver. Which there are, and which driver each has, is part
-of the card's state; overrides are not.
+they can be made while the port has its driver, and get dfl-pci unless the card is told not to probe
+them; what that shows of them is left out. Which there are, and which driver each has, is part of
+the card's state; overrides are not.
 """
 
 import errno
@@ -18,7 +19,8 @@ from fpga_plugin.hardware.simulated.state import MOST_FUNCTIONS
 from fpga_plugin.hardware.simulated.tree import Attribute, Link, Node, failure
 from fpga_plugin.ids import PciAddress
 
-VFIO_DRIVER = "/sys/bus/pci/drivers/vfio-pci"
+VFIO, DFL = "vfio-pci", "dfl-pci"
+"""Drivers of a virtual function."""
 
 PLACEHOLDER = (0x0110_0000_0000_0000, 0xD15A_B1ED_0000_0000)
 """Lower and upper half of d15ab1ed-0000-0000-0110-000000000000."""
@@ -99,6 +101,9 @@ class VfioDriver:
         }
         return {
             "sriov_totalvfs": str(MOST_FUNCTIONS),
+            "sriov_drivers_autoprobe": Attribute(
+                lambda: str(int(board.autoprobe)), partial(self._set_autoprobe, board)
+            ),
             "sriov_numvfs": Attribute(
                 lambda: str(len(drivers(board))), partial(self._set_number, board)
             ),
@@ -123,8 +128,8 @@ class VfioDriver:
         }
         if SimulatedKind.NO_IOMMU in board.shape.kinds:
             del entries["iommu_group"]
-        if drivers(board)[index]:
-            entries["driver"] = Link(VFIO_DRIVER)
+        if found := drivers(board)[index]:
+            entries["driver"] = Link(f"/sys/bus/pci/drivers/{found}")
         return entries
 
     def bind(self, board: Board, index: int) -> None:
@@ -135,17 +140,17 @@ class VfioDriver:
         """
         if drivers(board)[index]:
             raise failure(errno.EBUSY, str(address(board, index)))
-        if self._overrides.get(address(board, index)) != "vfio-pci":
+        if self._overrides.get(address(board, index)) != VFIO:
             raise failure(errno.ENODEV, str(address(board, index)))
-        self._put(board, index, "vfio-pci")
+        self._put(board, index, VFIO)
 
-    def unbind(self, board: Board, index: int) -> None:
-        """Write an address to vfio-pci's `unbind`.
+    def unbind(self, board: Board, index: int, name: str) -> None:
+        """Write an address to the `unbind` of the driver of that name.
 
         Raises:
             OSError: ENODEV, it does not have this driver.
         """
-        if not drivers(board)[index]:
+        if drivers(board)[index] != name:
             raise failure(errno.ENODEV, str(address(board, index)))
         if group(board, index) in self.open:
             self._stop(f"vfio-pci was unbound from {address(board, index)} while it was open")
@@ -163,6 +168,9 @@ class VfioDriver:
         else:
             self._overrides.pop(function, None)
 
+    def _set_autoprobe(self, board: Board, text: str) -> None:
+        board.autoprobe = bool(unsigned(text))
+
     def _set_number(self, board: Board, text: str) -> None:
         number, now = unsigned(text), len(drivers(board))
         if number > MOST_FUNCTIONS:
@@ -172,11 +180,12 @@ class VfioDriver:
         if number and now:
             raise failure(errno.EBUSY, str(board.address))
         tenant = board.machine.faults.armed(board.region(0)) is Fault.PORT_OPEN
-        bound = [group(board, index) for index, driver in enumerate(drivers(board)) if driver]
+        bound = [group(board, i) for i, driver in enumerate(drivers(board)) if driver == VFIO]
         if any(tenant or each in self.open for each in bound):
             self._stop(f"the virtual functions of {board.address} were removed while open")
         for index in range(MOST_FUNCTIONS):
             self._overrides.pop(address(board, index), None)
         board.generation += 1
-        board.change(0, lambda state: replace(state, functions=("",) * number))
+        probed = DFL if board.autoprobe else ""
+        board.change(0, lambda state: replace(state, functions=(probed,) * number))
         self._changed(board)

@@ -119,6 +119,9 @@ class StateFile:
         files.replace(self._path, f'{{"regions": {{\n{lines}\n}}}}\n')
 
 
+_DRIVERS = ("", "vfio-pci", "dfl-pci")
+"""What a virtual function may have."""
+
 _FIELDS = sorted(field.name for field in fields(RegionState))
 
 
@@ -154,7 +157,7 @@ def _parse(entry: Any) -> RegionState | None:
 
 
 def _drivers(value: Any) -> tuple[str, ...] | None:
-    if not isinstance(value, list) or not all(driver in {"", "vfio-pci"} for driver in value):
+    if not isinstance(value, list) or not all(driver in _DRIVERS for driver in value):
         return None
     return tuple(value[:MOST_FUNCTIONS])
 

@@ -84,7 +84,11 @@ class Topology:
         self._vfio = vfio
         self._look_at_all = look_at_all
         self._look_at = look_at
-        self._driver_files = {"bind": Attribute(store=bind), "unbind": Attribute(store=unbind)}
+        self._unbind = unbind
+        self._driver_files = {
+            "bind": Attribute(store=bind),
+            "unbind": Attribute(store=self._unbind_dfl),
+        }
         self._indexes: list[_Index] = []
         self._devices: dict[tuple[str, int], tuple[Board, int | None]] | None = None
         self.root: Directory = Fixed({"sys": self._sys()})
@@ -208,14 +212,26 @@ class Topology:
     def _vfio_driver(self) -> Mapping[str, Node]:
         files = {
             "bind": Attribute(store=lambda text: self._vfio.bind(*self._addressed(text))),
-            "unbind": Attribute(store=lambda text: self._vfio.unbind(*self._addressed(text))),
+            "unbind": Attribute(
+                store=lambda text: self._vfio.unbind(*self._addressed(text), functions.VFIO)
+            ),
         }
-        bound = {
+        return {**files, **self._with_driver(functions.VFIO)}
+
+    def _with_driver(self, driver: str) -> Mapping[str, Node]:
+        return {
             str(functions.address(board, index)): Link(functions.path(board, index))
             for board, index in self._each_virtual()
-            if functions.drivers(board)[index]
+            if functions.drivers(board)[index] == driver
         }
-        return {**files, **bound}
+
+    def _unbind_dfl(self, text: str) -> None:
+        try:
+            board, index = self._addressed(text)
+        except OSError:
+            self._unbind(text)
+        else:
+            self._vfio.unbind(board, index, functions.DFL)
 
     def _addressed(self, text: str) -> tuple[Board, int]:
         for board, index in self._each_virtual():
@@ -225,7 +241,7 @@ class Topology:
 
     def _pci_driver(self) -> Mapping[str, Node]:
         bound = {str(board.address): Link(layout.pci_path(board)) for board, _ in self._bound()}
-        return {**self._driver_files, **bound}
+        return {**self._driver_files, **bound, **self._with_driver(functions.DFL)}
 
     def _regions(self) -> Mapping[str, Node]:
         paths = []

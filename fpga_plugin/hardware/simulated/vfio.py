@@ -89,7 +89,7 @@ class VfioFiles:
         self._rack.look_at_all()
         for board in self._rack.boards.values():
             for index, driver in enumerate(functions.drivers(board)):
-                if functions.group(board, index) != int(name) or not driver:
+                if functions.group(board, index) != int(name) or driver != functions.VFIO:
                     continue
                 tenant = self._rack.machine.faults.armed(board.region(0)) is Fault.PORT_OPEN
                 if tenant or int(name) in self._driver.open:
