@@ -112,6 +112,7 @@ class Session:
         body: object = None,
         params: Mapping[str, str] | None = None,
         host: str = "",
+        most: int | None = None,
     ) -> bytes:
         """One request; its answer, as JSON.
 
@@ -121,6 +122,7 @@ class Session:
             body: what is sent, as JSON.
             params: of the question.
             host: the Host header, where somebody behind the API server reads it.
+            most: bytes of an answer; None: `MAX_BODY`.
 
         Raises:
             ApiServerError: it was refused, or not answered in time.
@@ -141,7 +143,7 @@ class Session:
             ):
                 if response.is_error:
                     raise await _refusal(what, response)
-                return await _body(what, response, MAX_BODY)
+                return await _body(what, response, MAX_BODY if most is None else most)
 
     async def lines(
         self, path: str, *, params: Mapping[str, str], silence: float

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
 
 FAILED: Final = 1
+
+MOST_NAMED: Final = 8
+"""Names in a note."""
 
 _EPILOG: Final = """\
 It takes FPGA_PLUGIN_STATUS_PAGE=true on the nodes, and the rights to list pods
@@ -101,23 +105,24 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
     """A line a node, their sum, and why nodes are missing."""
     from fpga_plugin.operator.table import printable
 
-    heads = ["NODE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
+    heads = ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
     heads += ["FAILED", "REFUSED", "DRAINED", "NEVER CLEARED", "VERSION"]
     rows = [heads]
     total = [0] * 8
     for one in nodes:
         name = printable(one.place.node or f"{one.place.namespace}/{one.place.pod}")
+        space = printable(one.place.namespace)
         if (told := one.summary) is None:
-            rows.append([name, "NO ANSWER", *["-"] * 9])
+            rows.append([name, space, "NO ANSWER", *["-"] * 9])
             continue
         trouble = told.trouble
         counts = [len(told.cards), told.regions, told.used, told.free]
         counts += [trouble.failed, trouble.refused, trouble.drained, trouble.never_cleared]
         total = [a + b for a, b in zip(total, counts, strict=True)]
         state = "ready" if told.ready else "NOT READY"
-        rows.append([name, state, *map(str, counts), printable(told.version)])
+        rows.append([name, space, state, *map(str, counts), printable(told.version)])
     answered = sum(one.summary is not None for one in nodes)
-    rows.append([f"{answered} of {len(nodes)} nodes", "", *map(str, total), ""])
+    rows.append([f"{answered} of {len(nodes)} nodes", "", "", *map(str, total), ""])
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -129,7 +134,27 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
             lines.append(f"  ! {name}: {one.error}")
         elif one.summary is not None and not one.summary.ready:
             lines += [f"  ! {name}: {reason}" for reason in one.summary.not_ready]
+    lines += [f"  ! {doubt}" for doubt in _doubts(nodes)]
     return "\n".join(printable(line) for line in lines)
+
+
+def _doubts(nodes: "Sequence[NodeStatus]") -> Iterator[str]:
+    """Why not all of them may be the plugin's: whoever may make pods can give them its label."""
+    spaces = sorted({one.place.namespace for one in nodes})
+    if len(spaces) > 1:
+        yield (
+            f"pods of {len(spaces)} namespaces say that they are the plugin:"
+            f" {', '.join(spaces[:MOST_NAMED])}{', ...' if len(spaces) > MOST_NAMED else ''};"
+            " -n NAMESPACE asks only those that you trust"
+        )
+    pods = Counter(one.place.node for one in nodes if one.place.node)
+    twice = sorted(node for node, count in pods.items() if count > 1)
+    if twice:
+        yield (
+            "more than one pod says that it is the plugin of"
+            f" {', '.join(twice[:MOST_NAMED])}{', ...' if len(twice) > MOST_NAMED else ''}:"
+            " the sums count the node more than once"
+        )
 
 
 def _node(one: "NodeStatus") -> dict[str, object]:

@@ -29,6 +29,9 @@ PAGE: Final = "250"
 MOST_PAGES: Final = 100
 """A list that does not end by then is none."""
 
+MAX_STATUS: Final = 8 << 20
+"""Bytes of a node's status. Whoever may make a pod with the label is asked for one."""
+
 PORT: Final = 9102
 """Where nothing in the pod's spec says otherwise (FPGA_PLUGIN_HTTP_ADDRESS' default)."""
 
@@ -243,7 +246,7 @@ async def _ask(session: Session, place: Place) -> NodeStatus:
     if place.phase != "Running":
         return NodeStatus(place, f"the pod does not run: it is {quote(place.phase or 'unknown')}")
     try:
-        answer = await session.call("GET", place.path, host=_HOST)
+        answer = await session.call("GET", place.path, host=_HOST, most=MAX_STATUS)
     except ApiServerError as error:
         return NodeStatus(place, _why(error))
     try:

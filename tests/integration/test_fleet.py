@@ -32,6 +32,8 @@ class Cluster(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.pods = {}
         self.phases = {}
+        self.namespaces = {}
+        self.nodes = {}
         self.selectors = []
         self.listing = None
         self.hangs = threading.Event()
@@ -95,9 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         more = {"continue": str(begin + 2)} if begin + 2 < len(names) else {}
         items = [
             {
-                "metadata": {"name": name, "namespace": "fpga"},
+                "metadata": {"name": name, "namespace": self.server.namespaces.get(name, "fpga")},
                 "spec": {
-                    "nodeName": f"node-{name}",
+                    "nodeName": self.server.nodes.get(name, f"node-{name}"),
                     "containers": [
                         {"name": "x", "ports": [{"name": "http", "containerPort": 9102}]}
                     ],
@@ -153,9 +155,9 @@ def test_every_node_is_a_line_and_their_sum_is_one(cluster, tmp_path):
         done = fleet(cluster, tmp_path)
         assert done.returncode == 0, done.stderr
         head, a, b, total = (line.split() for line in done.stdout.splitlines())
-        assert head[:6] == ["NODE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
-        assert a[:10] == ["node-a", "ready", "2", "6", "1", "5", "0", "0", "0", "0"]
-        assert b[:10] == ["node-b", "ready", "1", "2", "0", "2", "0", "0", "0", "1"]
+        assert head[:7] == ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
+        assert a[:11] == ["node-a", "fpga", "ready", "2", "6", "1", "5", "0", "0", "0", "0"]
+        assert b[:11] == ["node-b", "fpga", "ready", "1", "2", "0", "2", "0", "0", "0", "1"]
         assert total == ["2", "of", "2", "nodes", "3", "8", "1", "7", "0", "0", "0", "1"]
         assert cluster.selectors == [("/api/v1/pods", "app.kubernetes.io/part-of=fpga-plugin")]
         assert done.stderr == "", "no terminal, no progress"
@@ -204,6 +206,42 @@ def test_nodes_that_do_not_answer_are_told_and_the_others_are_shown(cluster, tmp
         assert words in line
     assert "\x1b" not in done.stdout
     assert "Traceback" not in done.stderr
+
+
+HEALTHY = json.dumps(
+    {
+        "version": "1",
+        "ready": True,
+        "cards": [],
+        "trouble": {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0},
+    }
+).encode()
+
+
+def test_pods_of_another_namespace_and_a_node_that_is_there_twice_are_noted(cluster, tmp_path):
+    cluster.pods = {"a": (200, HEALTHY), "b": (200, HEALTHY)}
+    cluster.nodes = {"a": "one", "b": "one"}
+    cluster.namespaces = {"b": "tenant"}
+    done = fleet(cluster, tmp_path)
+    assert done.returncode == 0
+    _, a, b, _, spaces, twice = done.stdout.splitlines()
+    assert (a.split()[:2], b.split()[:2]) == (["one", "fpga"], ["one", "tenant"])
+    assert "2 namespaces say that they are the plugin: fpga, tenant" in spaces
+    assert "-n NAMESPACE" in spaces
+    assert "more than one pod says that it is the plugin of one:" in twice
+
+
+def test_nodes_of_one_namespace_are_noted_for_nothing(cluster, tmp_path):
+    cluster.pods = {"a": (200, HEALTHY), "b": (200, HEALTHY)}
+    assert "!" not in fleet(cluster, tmp_path).stdout
+
+
+def test_a_status_that_is_larger_than_any_is_not_read(cluster, tmp_path):
+    padding = b" " * (9 << 20)
+    cluster.pods = {"a": (200, HEALTHY + padding)}
+    done = fleet(cluster, tmp_path)
+    assert done.returncode == 1
+    assert "an answer of more than 8388608 bytes" in done.stdout
 
 
 def test_what_a_node_says_moves_no_cursor(cluster, tmp_path):
