@@ -338,7 +338,7 @@ def values() -> dict[str, Schema]:
             closed(
                 "One variable.",
                 {
-                    "name": {"type": "string", "not": {"pattern": "^FPGA_PLUGIN_"}},
+                    "name": {"type": "string", "not": {"pattern": "^(FPGA_PLUGIN_.*|NODE_NAME)$"}},
                     "value": {"type": "string"},
                     "valueFrom": kubernetes("Its source."),
                 },

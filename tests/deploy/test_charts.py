@@ -251,6 +251,7 @@ def test_the_chart_lints():
         "tolerations[0].opertor=Exists",
         "updateStrategy.maxUnavailable=0",
         "extraEnv[0].name=FPGA_PLUGIN_SCRUB",
+        "extraEnv[0].name=NODE_NAME",
     ],
 )
 def test_a_slip_in_a_value_is_refused(value: str):
@@ -466,6 +467,22 @@ def test_openshift_allows_what_the_pod_asks_for_and_no_more():
         kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
         assert kinds <= set(allowed["volumes"])
         assert allowed["users"] == ["system:serviceaccount:fpga-plugin:fpga-plugin"]
+
+
+@pytest.mark.parametrize(
+    ("observe", "named", "privileged"),
+    [("true", "false", True), ("false", "true", True), ("true", "true", False)],
+)
+def test_openshift_allows_what_any_configuration_needs(observe, named, privileged):
+    made = rendered(
+        "openshift.create=true",
+        f"observe={observe}",
+        f"nodeConfigurations.named.a.observe={named}",
+        "nodeConfigurations.named.b.settings.FPGA_PLUGIN_SCRUB=best-effort",
+    )
+    allowed = made["SecurityContextConstraints", "fpga-plugin"]
+    assert allowed["allowPrivilegedContainer"] is privileged
+    assert allowed["allowPrivilegeEscalation"] is privileged
 
 
 def test_helm_test_asks_a_node_of_the_plugins_over_its_status_socket():
