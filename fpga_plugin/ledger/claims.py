@@ -140,14 +140,15 @@ class Claims(LedgerState):
             raise RefusedError(f"card {card} is left alone: {why}")
         if card in self.rebinding:
             raise RefusedError(f"the driver of card {card} is being rebound", hint=another)
-        if owned:
-            return
+        # Of an owned device too: the claim of a damaged journal may be one that ended long ago.
         if card in self.unreconciled:
             raise RefusedError(
                 f"who has card {card} is not known: kubelet's records were not read since it was"
                 " found",
                 hint=f"{another}; the plugin's log says what keeps it from reading them",
             )
+        if owned:
+            return
         if card in self.drained:
             raise RefusedError(
                 f"card {card} is being taken out of service",

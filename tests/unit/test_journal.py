@@ -12,6 +12,7 @@ import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
 
+from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import PodUid, RegionId, ResourceName, device_variable
@@ -142,6 +143,24 @@ def test_a_write_ahead_log_that_is_lost_gives_no_region_out_unscrubbed(
     reopened.write(Change(debts={CARD.id: True}))
     reopened.close()
     assert Journal(copy).left_out == (), "it was doubted once, and counts on from there"
+
+
+def test_a_claim_of_a_damaged_journal_gives_nobody_its_device_until_kubelet_told(path: str) -> None:
+    """It may have ended since, and another pod have a region of the card."""
+    journal, _ = behind(path)
+    copy = copied(path, LOG)
+    journal.close()
+    damaged = Journal(copy)
+    old = Claim(P1, REGIONS, {RegionId(P1): CARD.regions[1].grant})
+    damaged.write(Change(claims={P1: old}))
+    damaged.close()
+    ledger = opened(Journal(copy))
+    ledger.card_found(CARD, {}, BLANK)
+    assert P1 in ledger.claims
+    with pytest.raises(RefusedError, match="is not known"):
+        ledger.allocate(REGIONS, [P1])
+    ledger.reconciled([CARD.id])
+    assert ledger.allocate(REGIONS, [P1])
 
 
 @pytest.mark.parametrize("content", [None, "", "7", "x" * 21, "00000000000000000007x"])
