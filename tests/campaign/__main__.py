@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""The crash campaign: random lives of many pods, and of a plugin that is killed again and again.
+
+    .venv/bin/python tests/campaign [--seed N] [--portion N] [--kills 200] [--minutes 5]
+                                    [--door extended|stock|both] [--bug NAME] [--table]
+
+A portion is one node with kills after kills; its seed is SEED.PORTION. Each portion adds a line to
+.cache/campaign/portions.jsonl; the table sums those of the seeds, doors and so on. Portions that
+are there already for the same seed are not run again: the next one is. Exits with 1 on a violation.
+"""
+# ruff: noqa: T201 - a command prints
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+logging.getLogger("grpclib").setLevel(logging.CRITICAL)  # calls that a dead plugin leaves
+
+import bugs
+import spawn
+from life import portion
+
+KEPT = spawn.ROOT / ".cache" / "campaign" / "portions.jsonl"
+
+
+def main() -> int:
+    """Run what is asked for; the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--portion", type=int, help="which one (default: the next of this seed)")
+    parser.add_argument("--kills", type=int, default=200, help="of a portion (200)")
+    parser.add_argument("--minutes", type=float, default=5, help="begin nothing after that (5)")
+    parser.add_argument("--door", choices=["extended", "stock", "both"], default="both")
+    parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="in a copy of the package")
+    parser.add_argument("--calm", action="store_true", help="nothing but kills goes wrong")
+    parser.add_argument("--table", action="store_true", help="only sum what was run")
+    arguments = parser.parse_args()
+    if arguments.table:
+        table()
+        return 0
+    until = time.monotonic() + 60 * arguments.minutes
+    with tempfile.TemporaryDirectory(prefix="fpga-campaign-copy-") as folder:
+        package = bugs.copy(arguments.bug, Path(folder)) if arguments.bug else spawn.ROOT
+        nursery = spawn.serve_daemons(package)
+        try:
+            good = run(arguments, until)
+        finally:
+            nursery.kill()
+            nursery.wait()
+    if not arguments.bug:
+        table()
+    return 0 if good else 1
+
+
+def run(arguments: argparse.Namespace, until: float) -> bool:
+    """Portions until the time is over; returns whether nothing was found."""
+    doors = ["extended", "stock"] if arguments.door == "both" else [arguments.door]
+    number = next_portion(arguments.seed) if arguments.portion is None else arguments.portion
+    good = True
+    while good and time.monotonic() < until:
+        door = doors[number % len(doors)]
+        begin = time.monotonic()
+        node, found = asyncio.run(
+            portion(
+                f"{arguments.seed}.{number}",
+                stock=door == "stock",
+                storms=not arguments.calm and os.geteuid() == 0,
+                kills=arguments.kills,
+                until=until,
+            )
+        )
+        line = {
+            "seed": arguments.seed,
+            "portion": number,
+            "door": door,
+            "bug": arguments.bug,
+            "seconds": round(time.monotonic() - begin, 1),
+            "checks": node.checker.checked,
+            "events": len(node.checker.events),
+            "violation": str(found) if found else None,
+            "said": dict(sorted(node.said.items())),
+            "deaths": dict(sorted(Counter(node.checker.deaths).items())),
+        }
+        print(
+            f"{arguments.seed}.{number} {door}: {node.said['kills']} kills in"
+            f" {line['seconds']:.0f} s, {node.said['pods']} pods, {node.said['containers']}"
+            f" containers, {node.checker.checked} checks"
+            + (f"\nVIOLATION {found}" if found else ""),
+            flush=True,
+        )
+        if not arguments.bug:
+            KEPT.parent.mkdir(parents=True, exist_ok=True)
+            with KEPT.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        good = found is None
+        if found is not None:
+            print("\n".join(map(str, node.checker.events[-30:])))
+            if node.plugin is not None:
+                (KEPT.parent / "last.log").write_text(node.plugin.text)
+        number += 1
+        if arguments.portion is not None:
+            break
+    return good
+
+
+def kept() -> list[dict[str, Any]]:
+    """What was run."""
+    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+
+
+def next_portion(seed: int) -> int:
+    """Of a seed, the first that was not run."""
+    return max((line["portion"] + 1 for line in kept() if line["seed"] == seed), default=0)
+
+
+def table() -> None:
+    """Sum what was run."""
+    lines = kept()
+    print(f"\n{'':34}{'extended':>10}{'stock':>10}{'both':>10}")
+    doors = [[x for x in lines if x["door"] == door] for door in ("extended", "stock")]
+    columns = [*doors, lines]
+
+    def row(name: str, values: list[float]) -> None:
+        print(f"{name:34}" + "".join(f"{value:10.0f}" for value in values))
+
+    row("portions", [len(each) for each in columns])
+    for name in ("seconds", "checks", "events"):
+        row(name, [sum(x[name] for x in each) for each in columns])
+    for part in ("said", "deaths"):
+        for name in sorted({name for x in lines for name in x[part]}):
+            row(name, [sum(x[part].get(name, 0) for x in each) for each in columns])
+    row("VIOLATIONS", [sum(x["violation"] is not None for x in each) for each in columns])
+    print(f"seeds: {', '.join(sorted({str(x['seed']) for x in lines}))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""What is put into a daemon of the campaign before it starts: a log of its hardware, and its death.
+
+Runs in the daemon's own process, after the fork (`spawn`); nothing of it is in the package. The
+simulated cards write down what happens to them, below the code that drives them: a line for each
+partial reconfiguration, reset, exclusive open and clear of memory. And the process kills itself at
+the n-th failure point that it comes by: before and after each of the journal's transactions (and
+between the commit and its count), around each call to the kernel, in the middle of each PR, around
+each answer and list for kubelet, around each rename.
+"""
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LOG, KILL, CLOCK = "CAMPAIGN_LOG", "CAMPAIGN_KILL", "CAMPAIGN_CLOCK"
+PORT_RESET = 0xB640
+"""DFL_FPGA_PORT_RESET, linux/fpga-dfl.h."""
+
+FAMILIES = ("journal", "hardware", "answer", "rename")
+
+
+class Points:
+    """The log, and the counter of failure points.
+
+    Args:
+        log: where a line is added for whatever happens to the hardware.
+        kill: FAMILY:N, the failure point to die at; FAMILY may be `any`. Empty: at none.
+    """
+
+    def __init__(self, log: str, kill: str) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._family, _, number = kill.partition(":")
+        self._left = int(number or 0)
+        self._lock = threading.Lock()
+
+    def note(self, *words: object) -> None:
+        """One line, in one write."""
+        os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
+
+    def visit(self, family: str, name: str) -> None:
+        """A failure point; does not return from the one that was asked for."""
+        if self._family not in {family, "any"}:
+            return
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self.note("KILL", family, name)
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+
+    def around(self, owner: Any, method: str, family: str, name: str = "") -> None:
+        """Failure points before and after a method."""
+        called: Callable[..., Any] = getattr(owner, method)
+        name = name or method
+
+        @functools.wraps(called)
+        def wrapper(*args: Any, **more: Any) -> Any:
+            self.visit(family, f"before-{name}")
+            result = called(*args, **more)
+            self.visit(family, f"after-{name}")
+            return result
+
+        setattr(owner, method, wrapper)
+
+    def around_coroutine(self, owner: Any, method: str, family: str, name: str) -> None:
+        """The same for a coroutine."""
+        called: Callable[..., Any] = getattr(owner, method)
+
+        @functools.wraps(called)
+        async def wrapper(*args: Any, **more: Any) -> Any:
+            self.visit(family, f"before-{name}")
+            result = await called(*args, **more)
+            self.visit(family, f"after-{name}")
+            return result
+
+        setattr(owner, method, wrapper)
+
+
+def install(env: Mapping[str, str]) -> None:
+    """Into this process, as its environment says."""
+    points = Points(env[LOG], env.get(KILL, ""))
+    _journal(points)
+    _hardware(points)
+    _wire(points)
+    points.around(os, "replace", "rename")
+    if jump := float(env.get(CLOCK, "0")):
+        _jump(jump)
+
+
+def _journal(points: Points) -> None:
+    from fpga_plugin.ledger.commits import CommitCount
+    from fpga_plugin.ledger.journal import Journal
+
+    points.around(Journal, "_open", "journal", "opening")
+    points.around(Journal, "_transaction", "journal", "transaction")
+    points.around(CommitCount, "write", "journal", "count")
+    points.around(Journal, "remember", "journal", "history")
+    points.around(Journal, "checkpoint", "journal", "fold")
+
+
+def _hardware(points: Points) -> None:
+    from fpga_plugin.hardware.simulated.board import Board
+    from fpga_plugin.hardware.simulated.kernel import SimulatedKernel
+    from fpga_plugin.hardware.simulated.pr import Reconfiguration
+
+    made, ioctl = SimulatedKernel.__init__, SimulatedKernel.ioctl
+    opened = SimulatedKernel._open_port
+    begun, cleared = Reconfiguration._begin, Board.clear_memory
+
+    def make(self: Any, *args: Any, **more: Any) -> None:
+        def sleep(seconds: float) -> None:
+            points.visit("hardware", "in-a-pr")
+            time.sleep(seconds)
+
+        made(self, *args, sleep=sleep, **more)
+
+    def begin(self: Any, file: Any, port: int, programmed: Any) -> Any:
+        fault = begun(self, file, port, programmed)
+        points.note("PR", file.board.region(port), file.board.state(port).afu_id)
+        return fault
+
+    def clear(self: Any, text: str) -> None:
+        cleared(self, text)
+        points.note("CLEAR", self.card)
+
+    def command(self: Any, handle: Any, request: int, argument: Any) -> int:
+        file = self._open.get(handle)
+        result = int(ioctl(self, handle, request, argument))
+        if request == PORT_RESET and file is not None:
+            points.note("RESET", file.board.region(file.port))
+        return result
+
+    def open_port(self: Any, board: Any, port: int, node: str, *, exclusive: bool) -> Any:
+        if exclusive:  # also where it is refused: the attempt alone is what a tenant feels
+            points.note("OPEN", board.region(port))
+        return opened(self, board, port, node, exclusive=exclusive)
+
+    SimulatedKernel.__init__ = make  # type: ignore[method-assign]
+    SimulatedKernel.ioctl = command  # type: ignore[method-assign]
+    SimulatedKernel._open_port = open_port  # type: ignore[method-assign]
+    Reconfiguration._begin = begin  # type: ignore[method-assign]
+    Board.clear_memory = clear  # type: ignore[method-assign]
+    for method in ("open", "ioctl", "write", "close"):
+        points.around(SimulatedKernel, method, "hardware")
+
+
+def _wire(points: Points) -> None:
+    from grpclib.server import Stream
+
+    points.around_coroutine(Stream, "send_message", "answer", "message")
+    points.around_coroutine(Stream, "send_trailing_metadata", "answer", "status")
+
+
+def _jump(seconds: float) -> None:
+    """The node's clock is set, half a second after the start."""
+    real, begin = time.time, time.monotonic()
+
+    def jumped() -> float:
+        return real() + (seconds if time.monotonic() > begin + 0.5 else 0)
+
+    time.time = jumped
