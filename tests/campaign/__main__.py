@@ -27,7 +27,7 @@ logging.getLogger("grpclib").setLevel(logging.CRITICAL)  # calls that a dead plu
 
 import bugs
 import spawn
-from life import portion
+from life import Node, portion
 
 KEPT = spawn.ROOT / ".cache" / "campaign" / "portions.jsonl"
 
@@ -103,13 +103,22 @@ def run(arguments: argparse.Namespace, until: float) -> bool:
                 file.write(json.dumps(line) + "\n")
         good = found is None
         if found is not None:
-            print("\n".join(map(str, node.checker.events[-30:])))
-            if node.plugin is not None:
-                (KEPT.parent / "last.log").write_text(node.plugin.text)
+            explain(node, KEPT.parent / f"{arguments.seed}.{number}.log")
         number += 1
         if arguments.portion is not None:
             break
     return good
+
+
+def explain(node: Node, file: Path) -> None:
+    """What led to a violation: the cards' events and uses, and the log of the plugin's last life."""
+    lines = [f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events]
+    lines += [f"{use}" for uses in node.checker.uses.values() for use in uses[-3:]]
+    if node.plugin is not None:
+        lines.append(node.plugin.text)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines))
+    print(f"what led to it: {file}")
 
 
 def kept() -> list[dict[str, Any]]:

@@ -24,8 +24,9 @@ class Violation(AssertionError):  # noqa: N818  # the field's word for it
 
 @dataclass(frozen=True)
 class Event:
-    """A line of the cards' log: what happened to a region or card."""
+    """A line of the cards' log: what happened to a region or card, at which second of the day."""
 
+    at: str
     kind: str
     target: str
     value: str = ""
@@ -144,7 +145,7 @@ class Checker:
                 *lines, _ = file.read().split(b"\n")
             self._offset += sum(len(line) + 1 for line in lines)
             for line in lines:
-                self._happened(Event(*(line.decode().split(" ", 2))))
+                self._happened(Event(*(line.decode().split(" ", 3))))
         return len(self.events)
 
     def _happened(self, event: Event) -> None:
@@ -309,7 +310,7 @@ class Checker:
         self.now()
         for region, holds in self.state().items():
             if self._afu.get(region, holds["afu_id"]) != holds["afu_id"]:
-                self._happened(Event("PR", region, holds["afu_id"]))
+                self._happened(Event("", "PR", region, holds["afu_id"]))
 
     def journal(self, found: Snapshot, *, known: bool) -> set[str]:
         """Judge what the journal says at a death; returns the regions that are idle and clean.

@@ -39,7 +39,8 @@ class Points:
 
     def note(self, *words: object) -> None:
         """One line, in one write."""
-        os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
+        line = " ".join(map(str, (f"{time.time() % 86400:.6f}", *words)))
+        os.write(self._log, f"{line}\n".encode())
 
     def visit(self, family: str, name: str) -> None:
         """A failure point; does not return from the one that was asked for."""
