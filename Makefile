@@ -116,6 +116,16 @@ soak: ## the tests that search for counterexamples, ten to twenty times as long 
 	  tests/integration/test_walk.py tests/integration/test_stock_walk.py $(PYTEST_ARGS)
 	@$(PYTHON) tests/fuzz --seconds $${FUZZ_SECONDS:-300}
 
+.PHONY: campaign
+campaign: ## pods' lives and a plugin killed at every step, as root for all of the weather (CAMPAIGN_ARGS="--seed 2")
+	@bash .ci/setup dev
+	@$(PYTHON) tests/campaign $(CAMPAIGN_ARGS)
+
+.PHONY: campaign-bugs
+campaign-bugs: ## the campaign's checker finds each deliberate bug in a copy (PYTEST_ARGS="-k scrub")
+	@bash .ci/setup dev
+	@$(PYTHON) -m pytest -q tests/campaign $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: ## style, types, and which module may import which
 	@bash .ci/setup dev

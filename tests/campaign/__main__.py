@@ -2,7 +2,7 @@
 """The crash campaign: random lives of many pods, and of a plugin that is killed again and again.
 
     .venv/bin/python tests/campaign [--seed N] [--portion N] [--kills 200] [--minutes 5]
-                                    [--door extended|stock|both] [--bug NAME] [--table]
+                                    [--door extended|stock|both] [--calm] [--bug NAME] [--table]
 
 A portion is one node with kills after kills; its seed is SEED.PORTION. Each portion adds a line to
 .cache/campaign/portions.jsonl; the table sums those of the seeds, doors and so on. Portions that
@@ -25,9 +25,9 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 logging.getLogger("grpclib").setLevel(logging.CRITICAL)  # calls that a dead plugin leaves
 
-import bugs
-import spawn
-from life import Node, portion
+import bugs  # noqa: E402  # found by the line above
+import spawn  # noqa: E402
+from life import Node, portion  # noqa: E402
 
 KEPT = spawn.ROOT / ".cache" / "campaign" / "portions.jsonl"
 
@@ -111,8 +111,10 @@ def run(arguments: argparse.Namespace, until: float) -> bool:
 
 
 def explain(node: Node, file: Path) -> None:
-    """What led to a violation: the cards' events and uses, and the log of the plugin's last life."""
-    lines = [f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events]
+    """What led to a violation: events, uses, and the log of the plugin's last life."""
+    lines = [
+        f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events
+    ]
     lines += [f"{use}" for uses in node.checker.uses.values() for use in uses[-3:]]
     if node.plugin is not None:
         lines.append(node.plugin.text)

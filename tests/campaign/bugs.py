@@ -20,7 +20,8 @@ class Bug:
         old, new: what stands there, and what then does.
         breaks: numbers of invariants, as the checker's words begin with them.
         storms: it shows only in bad weather.
-        door: at which it shows; empty: at both.
+        door: at which it shows.
+        also: a second replacement in the file.
     """
 
     file: str
@@ -29,6 +30,7 @@ class Bug:
     breaks: str
     storms: bool = False
     door: str = "extended"
+    also: tuple[str, str] = ("", "")
 
 
 BUGS = {
@@ -107,9 +109,11 @@ BUGS = {
     ),
     "owners-leave-the-list": Bug(
         "ledger/lists.py",
-        "            healthy = present and not any(ledger.trouble(region) for region in claim.grants)\n",
-        "            conditions = [ledger.record(region).condition for region in claim.grants]\n"
-        "            healthy = present and all(c in self._healthy_conditions for c in conditions)\n",
+        "healthy = present and not any(ledger.trouble(region) for region in claim.grants)\n",
+        "healthy = present and all(\n"
+        "                ledger.record(region).condition in self._healthy_conditions\n"
+        "                for region in claim.grants\n"
+        "            )\n",
         "3",
     ),
     "lost-log-believed": Bug(
@@ -119,12 +123,13 @@ BUGS = {
         "12349",
         storms=True,
     ),
-    "one-list-ends-a-claim": Bug(
+    "claims-end-while-kubelet-knows-them": Bug(
         "stock/reconcile.py",
         "        held = {device for pod in listed.devices for device in pod.devices}\n",
         "        held = set[DeviceId]()\n",
         "1379",
         door="stock",
+        also=("[d for d in ended if not checkpoint.holders(d)]", "ended"),
     ),
 }
 
@@ -137,9 +142,7 @@ def copy(name: str, folder: Path) -> Path:
     """
     bug = BUGS[name]
     package = folder / "fpga_plugin"
-    shutil.copytree(
-        ROOT / "fpga_plugin", package, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(ROOT / "fpga_plugin", package, ignore=shutil.ignore_patterns("__pycache__"))
     file = package / bug.file
     file.write_text(broken(bug, file.read_text()))
     return folder
@@ -151,6 +154,8 @@ def broken(bug: Bug, text: str) -> str:
     Raises:
         ValueError: as `copy`.
     """
-    if text.count(bug.old) != 1:
-        raise ValueError(f"{bug.file} has not exactly once: {bug.old}")
-    return text.replace(bug.old, bug.new)
+    for old, new in ((bug.old, bug.new), bug.also):
+        if old and text.count(old) != 1:
+            raise ValueError(f"{bug.file} has not exactly once: {old}")
+        text = text.replace(old, new) if old else text
+    return text

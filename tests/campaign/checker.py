@@ -222,7 +222,8 @@ class Checker:
         at = self.now()
         for region in regions:
             use = self.running(region)
-            assert use is not None and use.pod == pod, f"the campaign lost count of {region}"
+            assert use is not None, f"the campaign lost count of {region}"
+            assert use.pod == pod, f"the campaign lost count of {region}"
             use.end = at
 
     def unharmed(self) -> None:
@@ -317,6 +318,7 @@ class Checker:
 
         `known`: as for `listed`.
         """
+        self.now()
         state = self.state()
         held: dict[str, str] = {}
         for device in found.claims:
@@ -328,21 +330,31 @@ class Checker:
                 raise Violation(f"9: the journal has no claim on {device}, which pod {pod} has")
         idle = set()
         for region, record in found.regions.items():
-            claim, holds = found.claim_on(region), state[region]["afu_id"]
-            match record["condition"]:
-                case "BLANK" if claim is None:
-                    self._clean(region, state, "the journal has it as free and BLANK")
-                    idle.add(region)
-                case "BLANK" if holds != self.blanks[region]:
-                    raise Violation(f"9: the journal has {region} as BLANK, it holds {holds}")
-                case "BLANK" if not claim.get("started") and not claim.get("exposed"):
-                    self._clean(region, state, "the journal has it as claimed and BLANK")
-                case "PROGRAMMED" if holds != record["afu_id"]:
-                    raise Violation(f"9: {region} holds {holds}, the journal says {record}")
-                case "PROGRAMMED" if claim is None:
-                    raise Violation(f"9: {region} is PROGRAMMED in the journal, and nobody's")
+            if record["condition"] == "BLANK" and found.claim_on(region) is None:
+                idle.add(region)
+            self._record(region, record, found.claim_on(region), state)
         self.checked += 1
         return idle
+
+    def _record(
+        self,
+        region: str,
+        record: Mapping[str, Any],
+        claim: Mapping[str, Any] | None,
+        state: Mapping[str, dict[str, Any]],
+    ) -> None:
+        holds = state[region]["afu_id"]
+        match record["condition"]:
+            case "BLANK" if claim is None:
+                self._clean(region, state, "the journal has it as free and BLANK")
+            case "BLANK" if holds != self.blanks[region]:
+                raise Violation(f"9: the journal has {region} as BLANK, it holds {holds}")
+            case "BLANK" if not claim.get("started") and not claim.get("exposed"):
+                self._clean(region, state, "the journal has it as claimed and BLANK")
+            case "PROGRAMMED" if holds != record["afu_id"]:
+                raise Violation(f"9: {region} holds {holds}, the journal says {record}")
+            case "PROGRAMMED" if claim is None:
+                raise Violation(f"9: {region} is PROGRAMMED in the journal, and nobody's")
 
     def left_alone(self, idle: Iterable[str], since: int, touched: Iterable[str]) -> None:
         """Regions that were idle and clean at a restart were programmed for somebody, or not."""
@@ -350,5 +362,7 @@ class Checker:
         alone = set(idle) - asked
         for event in self.events[since:]:
             if event.kind == "PR" and event.target in alone:
-                raise Violation(f"9: {event.target} was clean and idle, and a restart programmed it")
+                raise Violation(
+                    f"9: {event.target} was clean and idle, and a restart programmed it"
+                )
         self.checked += 1

@@ -30,6 +30,7 @@ from daemon_support import (
     CARDS,
     ID,
     OTHER_BLANK,
+    OTHER_CARDS,
     OTHER_ID,
     OTHER_REGIONS,
     REGIONS,
@@ -46,7 +47,7 @@ from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import ResourceName
 
-REGION, CARD, OTHER = map(ResourceName, (REGIONS, CARDS, OTHER_REGIONS))
+REGION, CARD, OTHER, OTHER_CARD = map(ResourceName, (REGIONS, CARDS, OTHER_REGIONS, OTHER_CARDS))
 KINDS = {"regions": REGION, "cards": CARD, "others": OTHER}
 HARDWARE = f"2x2,1x2@{OTHER_ID}"
 BLANKS = {
@@ -54,7 +55,7 @@ BLANKS = {
     for card in (10, 11, 12)
     for port in (0, 1)
 }
-LISTED = {REGION: 4, CARD: 2, OTHER: 2}
+LISTED = {REGION: 4, CARD: 2, OTHER: 2, OTHER_CARD: 1}
 AT_ONCE = 8
 """Pods."""
 
@@ -96,6 +97,7 @@ class Kubelet(KubeletDouble):
         self._lock = asyncio.Lock()
         self._holder: asyncio.Task[Any] | None = None
         self.touched: set[str] = set()
+        self.calls = 0
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> Any:
@@ -126,16 +128,20 @@ class Kubelet(KubeletDouble):
             raise NoEndpointError(f"the plugin that registered {resource} is gone")
         return found
 
-    async def allocate(self, resource: ResourceName, ids: Any) -> Any:
+    def asks(self, ids: Any) -> None:
         self.touched.update(ids)
+        self.calls += 1
+
+    async def allocate(self, resource: ResourceName, ids: Any) -> Any:
+        self.asks(ids)
         return await super().allocate(resource, ids)
 
     async def prestart(self, resource: ResourceName, ids: Any, *args: Any, **more: Any) -> None:
-        self.touched.update(ids)
+        self.asks(ids)
         await super().prestart(resource, ids, *args, **more)
 
     async def deallocate(self, resource: ResourceName, ids: Any) -> None:
-        self.touched.update(ids)
+        self.asks(ids)
         await super().deallocate(resource, ids)
 
 
@@ -278,18 +284,13 @@ class Node:
 
     def serves(self, resource: ResourceName) -> bool:
         connection = self.kubelet.connections.get(resource)
-        return (
-            connection is not None and not connection.stopped and resource in self.kubelet.lists
-        )
+        return connection is not None and not connection.stopped and resource in self.kubelet.lists
 
     def regions(self, tenant: Tenant, container: str) -> list[str]:
         """In the order of docs/requests.md."""
         devices = self.kubelet.devices(tenant.pod, container).values()
         return sorted(
-            region
-            for region in BLANKS
-            for ids in devices
-            if {region, card_of(region)} & set(ids)
+            region for region in BLANKS for ids in devices if {region, card_of(region)} & set(ids)
         )
 
     def wanted(self, tenant: Tenant, container: str) -> dict[str, str]:
@@ -450,12 +451,12 @@ class Node:
     async def restart_kubelet(self) -> None:
         await self.kubelet.restart()
 
-    STEPS = (
+    WHAT = (
         (admit, 20),
-        (start, 36),
-        (crash, 6),
-        (end, 14),
-        (end_by_force, 2),
+        (start, 40),
+        (crash, 5),
+        (end, 6),
+        (end_by_force, 1.5),
         (reap, 5),
         (pause, 8),
         (restart_kubelet, 0.15),
@@ -463,10 +464,11 @@ class Node:
 
     async def hand(self) -> None:
         """One thing after another, until the plugin is dead."""
-        steps, weights = zip(*self.STEPS, strict=True)
+        steps, weights = zip(*self.WHAT, strict=True)
         while self.alive():
             (step,) = self.rng.choices(steps, weights)
-            await step(self)
+            if all(map(self.serves, LISTED)):
+                await step(self)
             if self.found is not None:
                 raise self.found
             await asyncio.sleep(self.rng.random() * 0.004)
@@ -503,19 +505,20 @@ class Node:
         # Owners are known to the journal; else to kubelet's records, once they were read.
         self.known = not self.wind.forgets
         family = self.rng.choice(["", *points.FAMILIES, *points.FAMILIES, "any"])
-        number = self.rng.randint(1, self.rng.choice([8, 40, 160, 400]))
-        self.launch(f"{family}:{number}" if family else "")
-        # From its start, or from when it serves kubelet; that takes long on a busy machine.
-        limit, early = self.rng.choice([0.2, 0.6, 1.5]), not family and self.rng.random() < 0.3
+        number = self.rng.randint(1, self.rng.choice([6, 30, 120]))
+        late = ":late" if self.rng.random() < 0.75 else ""
+        self.launch(f"{family}:{number}{late}" if family else "")
+        # By kubelet's calls, not by a clock: a busy machine gets as much into a life.
+        early = not family and self.rng.random() < 0.3
+        limit = self.rng.random() * 0.4 if early else 20
+        calls = self.kubelet.calls + self.rng.randint(2, self.rng.choice([8, 24, 60]))
         hands = [asyncio.create_task(self.hand()) for _ in range(HANDS)]
         try:
-            begin = self.born
-            while self.alive() and time.monotonic() < begin + limit:
+            while (
+                self.alive() and self.kubelet.calls < calls and time.monotonic() < self.born + limit
+            ):
                 await asyncio.sleep(0.004)
                 self.known = self.known or self.all_known()
-                if not early and time.monotonic() < self.born + 5:
-                    begin = time.monotonic()
-                    early = all(map(self.serves, LISTED))
         finally:
             await self.killed()
             done = await asyncio.gather(*hands, return_exceptions=True)

@@ -20,6 +20,9 @@ LOG, KILL, CLOCK = "CAMPAIGN_LOG", "CAMPAIGN_KILL", "CAMPAIGN_CLOCK"
 PORT_RESET = 0xB640
 """DFL_FPGA_PORT_RESET, linux/fpga-dfl.h."""
 
+ANSWERS = 16
+"""Failure points of the answers to four registrations: message and status, before and after."""
+
 FAMILIES = ("journal", "hardware", "answer", "rename")
 
 
@@ -28,13 +31,15 @@ class Points:
 
     Args:
         log: where a line is added for whatever happens to the hardware.
-        kill: FAMILY:N, the failure point to die at; FAMILY may be `any`. Empty: at none.
+        kill: FAMILY:N, the failure point to die at; FAMILY may be `any`. With `:late` those count
+            that come once kubelet has got its first answers. Empty: at none.
     """
 
     def __init__(self, log: str, kill: str) -> None:
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._family, _, number = kill.partition(":")
+        self._family, number, late = [*kill.split(":"), "", "", ""][:3]
         self._left = int(number or 0)
+        self._answers = 0 if late else ANSWERS
         self._lock = threading.Lock()
 
     def note(self, *words: object) -> None:
@@ -44,9 +49,10 @@ class Points:
 
     def visit(self, family: str, name: str) -> None:
         """A failure point; does not return from the one that was asked for."""
-        if self._family not in {family, "any"}:
-            return
         with self._lock:
+            self._answers += family == "answer"
+            if self._family not in {family, "any"} or self._answers < ANSWERS:
+                return
             self._left -= 1
             if self._left == 0:
                 self.note("KILL", family, name)

@@ -91,9 +91,10 @@ def _overwritten(number: int) -> Callable[[Path, random.Random], None]:
 
 def _future(state: Path, rng: random.Random) -> None:
     del rng
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(
-        sqlite3.connect(state / JOURNAL)
-    ) as db:
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(state / JOURNAL)) as db,
+    ):
         db.execute("PRAGMA user_version = 99")
 
 

@@ -1,0 +1,34 @@
+"""Each deliberate bug (`bugs`) is found, and nothing is where there is none.
+
+Minutes of kills, by chance: `make campaign CAMPAIGN_ARGS=--bugs` runs them, CI does not. That the
+bugs still fit the code is a unit test (tests/unit/test_campaign.py).
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+
+from bugs import BUGS  # noqa: E402  # found by the line above
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BUGS)
+def test_the_checker_finds_a_deliberate_bug(name: str) -> None:
+    bug = BUGS[name]
+    for portion in range(8):
+        command = [sys.executable, str(HERE), "--bug", name, "--door", bug.door]
+        command += [] if bug.storms else ["--calm"]
+        command += ["--portion", str(portion), "--kills", "300", "--minutes", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert not done.stderr, done.stderr
+        if found := re.search(r"^VIOLATION (\d+):", done.stdout, re.MULTILINE):
+            assert found[1] in bug.breaks, done.stdout
+            return
+        assert done.returncode == 0, done.stdout
+    pytest.fail(f"{name} was not found")

@@ -1,0 +1,276 @@
+"""The crash campaign's checker notices what it is for, and its bugs still fit the code.
+
+The campaign itself is tests/campaign.
+"""
+
+import importlib
+import json
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).parents[1] / "campaign"
+ROOT = Path(__file__).parents[2]
+
+CARD = "0000-10-00.0"
+P0, P1 = f"{CARD}-p0", f"{CARD}-p1"
+BLANK, IMAGE, OTHER = "0" * 32, "1" * 32, "2" * 32
+
+
+def module(name: str):
+    """A module of the campaign, on the path for as long as it is imported."""
+    sys.path.insert(0, str(CAMPAIGN))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(CAMPAIGN))
+
+
+checking, bugs = module("checker"), module("bugs")
+SCRUB = ("RESET {}", f"PR {{}} {BLANK}")
+
+
+class Scene:
+    """A card of two regions, and what the checker is told of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log, self.file = folder / "log", folder / "state.json"
+        self.holds = {P0: BLANK, P1: BLANK}
+        self.owned: dict[str, str] = {}
+        self.log.touch()
+        self.checker = checking.Checker(
+            self.log, self.file, {P0: BLANK, P1: BLANK}, lambda: self.owned
+        )
+        self.happens(*(line.format(region) for region in (P0, P1) for line in SCRUB))
+        self.happens(f"CLEAR {CARD}")
+
+    def happens(self, *lines: str) -> None:
+        """The cards write these, and are as they say."""
+        with self.log.open("a") as file:
+            file.writelines(f"1.0 {line}\n" for line in lines)
+        for kind, target, *value in map(str.split, lines):
+            if kind == "PR":
+                self.holds[target] = value[0]
+        regions = {region: {"afu_id": afu} for region, afu in self.holds.items()}
+        self.file.write_text(json.dumps({"regions": regions}))
+
+    def scrubbed(self, region: str) -> None:
+        self.happens(*(line.format(region) for line in SCRUB))
+
+    def runs(self, region: str = P0, pod: str = "a", afu: str = IMAGE, *, whole: bool = False):
+        self.happens(f"PR {region} {afu}")
+        self.checker.began(pod, {region: afu}, whole=whole)
+
+    def ran(self, region: str = P0, pod: str = "a") -> None:
+        self.runs(region, pod)
+        self.checker.ended(pod, [region])
+
+    def list(self, *healthy: str, devices=(CARD, P0, P1), mine=(), busy=()) -> None:
+        self.checker.listed(devices, healthy, mine, busy, known=True)
+
+    def journal(self, *rows: tuple[str, str, object]):
+        """What the checker makes of a journal with these rows."""
+        (self.folder / "state").mkdir(exist_ok=True)
+        path = self.folder / "state" / "journal.sqlite3"
+        path.unlink(missing_ok=True)
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("CREATE TABLE journal (kind, key, value)")
+            db.executemany(
+                "INSERT INTO journal VALUES (?, ?, ?)",
+                [(kind, key, json.dumps(value)) for kind, key, value in rows],
+            )
+        found = checking.read_journal(self.folder / "state", self.folder / "read")
+        return self.checker.journal(found, known=True)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def record(condition: str, afu: str | None = None) -> dict[str, object]:
+    return {"condition": condition, "afu_id": afu}
+
+
+def test_lives_in_which_all_is_well(scene):
+    scene.list(CARD, P0, P1)
+    scene.ran(P0, "a")
+    scene.scrubbed(P0)
+    scene.happens(f"CLEAR {CARD}")
+    scene.runs(P0, "b", OTHER)
+    scene.owned = {P0: "b"}
+    scene.list(P0, P1, devices=(P0, P1), mine=(P0,), busy=(P0,))
+    scene.runs(P1, "c")
+    scene.checker.unharmed()
+    scene.checker.died()
+    idle = scene.journal(
+        ("claims", P0, {"started": True}),
+        ("claims", P1, {"started": True}),
+        ("regions", P0, record("PROGRAMMED", OTHER)),
+        ("regions", P1, record("PROGRAMMED", IMAGE)),
+    )
+    assert idle == set()
+    assert scene.checker.checked == 7
+
+
+def not_asked_for(scene):
+    scene.happens(f"PR {P0} {OTHER}")
+    scene.checker.began("a", {P0: IMAGE}, whole=False)
+
+
+def never_blanked(scene):
+    scene.ran()
+    scene.runs(pod="b", afu=OTHER)
+
+
+def never_reset(scene):
+    scene.ran()
+    scene.happens(f"PR {P0} {BLANK}")
+    scene.runs(pod="b")
+
+
+def blanked_while_the_last_pod_ran(scene):
+    scene.runs()
+    scene.scrubbed(P0)
+    scene.checker.ended("a", [P0])
+
+
+def two_at_once(scene):
+    scene.runs()
+    scene.checker.began("b", {P0: IMAGE}, whole=False)
+
+
+def memory_of_the_last_pod(scene):
+    scene.ran(P1)
+    scene.scrubbed(P1)
+    scene.runs(P0, "b", whole=True)
+
+
+def memory_of_a_neighbour(scene):
+    scene.runs(P1)
+    scene.happens(f"CLEAR {CARD}")
+    scene.checker.unharmed()
+
+
+def opened_under_a_pod(scene):
+    scene.runs()
+    scene.happens(f"OPEN {P0}")
+    scene.checker.unharmed()
+
+
+def programmed_and_not_told(scene):
+    scene.runs()
+    scene.file.write_text(json.dumps({"regions": {P0: {"afu_id": BLANK}, P1: {"afu_id": BLANK}}}))
+    scene.checker.unharmed()
+
+
+def two_owners(scene):
+    scene.owned = {CARD: "a", P1: "b"}
+    scene.checker.unharmed()
+
+
+def owner_not_listed(scene):
+    scene.list(P1, devices=(P1,), mine=(P0,), busy=(P0,))
+
+
+def owner_unhealthy(scene):
+    scene.list(P1, devices=(P0, P1), mine=(P0,), busy=(P0,))
+
+
+def healthy_and_dirty(scene):
+    scene.ran()
+    scene.list(P0)
+
+
+def healthy_under_a_pod_deleted_by_force(scene):
+    scene.runs(afu=BLANK)
+    scene.list(P0)
+
+
+def healthy_card_with_memory(scene):
+    scene.ran()
+    scene.scrubbed(P0)
+    scene.list(CARD)
+
+
+def journalled_clean_and_dirty(scene):
+    scene.ran()
+    scene.journal(("regions", P0, record("BLANK", BLANK)))
+
+
+def journalled_as_another_image(scene):
+    scene.runs()
+    rows = ("claims", P0, {"started": True}), ("regions", P0, record("PROGRAMMED", OTHER))
+    scene.journal(*rows)
+
+
+def claim_not_journalled(scene):
+    scene.owned = {P0: "a"}
+    scene.journal()
+
+
+def claimed_twice(scene):
+    scene.journal(("claims", CARD, {}), ("claims", P1, {}))
+
+
+def programmed_by_a_restart(scene):
+    idle = scene.journal(("regions", P0, record("BLANK")), ("regions", P1, record("BLANK")))
+    since = scene.checker.now()
+    scene.scrubbed(P1)
+    scene.checker.now()
+    scene.checker.left_alone(idle, since, {P0})
+
+
+def damaged(scene):
+    (scene.folder / "state").mkdir()
+    (scene.folder / "state" / "journal.sqlite3").write_bytes(b"no database" * 500)
+    checking.read_journal(scene.folder / "state", scene.folder / "read")
+
+
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        (not_asked_for, "2: .* asked for"),
+        (never_blanked, "2: .* not blanked"),
+        (never_reset, "2: .* not reset"),
+        (blanked_while_the_last_pod_ran, "7: RESET"),
+        (two_at_once, "1: .* runs on it"),
+        (memory_of_the_last_pod, "2: memory"),
+        (memory_of_a_neighbour, "7: memory"),
+        (opened_under_a_pod, "7: OPEN"),
+        (programmed_and_not_told, "9: .* changed under pod a"),
+        (two_owners, "1: .* two owners"),
+        (owner_not_listed, "3: .* not on the list"),
+        (owner_unhealthy, "3: .* Unhealthy"),
+        (healthy_and_dirty, "4: .* holds"),
+        (healthy_under_a_pod_deleted_by_force, "4: .* runs on"),
+        (healthy_card_with_memory, "2: memory"),
+        (journalled_clean_and_dirty, "4: the journal"),
+        (journalled_as_another_image, "9: .* the journal says"),
+        (claim_not_journalled, "9: the journal has no claim"),
+        (claimed_twice, "1: .* is claimed as"),
+        (programmed_by_a_restart, "9: .* a restart programmed it"),
+        (damaged, "the journal cannot be opened"),
+    ],
+)
+def test_a_violation_is_noticed(scene, happens, words):
+    with pytest.raises(checking.Violation, match=words):
+        happens(scene)
+
+
+def test_what_died_before_it_was_written_down_has_happened(scene):
+    scene.file.write_text(json.dumps({"regions": {P0: {"afu_id": IMAGE}, P1: {"afu_id": BLANK}}}))
+    scene.checker.died()
+    with pytest.raises(checking.Violation, match=r"4: .* holds"):
+        scene.list(P0)
+
+
+@pytest.mark.parametrize("name", bugs.BUGS)
+def test_a_deliberate_bug_fits_the_code(name):
+    bug = bugs.BUGS[name]
+    file = ROOT / "fpga_plugin" / bug.file
+    compile(bugs.broken(bug, file.read_text()), bug.file, "exec")
