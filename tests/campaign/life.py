@@ -270,7 +270,7 @@ class Node:
         # What was nobody's at the plugin's start, and what nobody has asked for since: between
         # the end of a pod and its release the plugin has to take its devices for owned.
         busy = {device for one in held for device in one.ids} | self.kubelet.touched | self.claimed
-        if self.wind.forgets:
+        if self.wind.forgets or not self.known:
             busy |= BLANKS.keys()  # a spoiled journal may show claims of any time
         try:
             self.checker.listed(new.ids, new.healthy, mine, busy, known=self.known)
@@ -502,8 +502,9 @@ class Node:
         self.wind = wind(self.rng) if self.weather and not self.zombies else FAIR
         if self.weather is not None:
             self.weather.begin(self.wind, self.rng)
-        # Owners are known to the journal; else to kubelet's records, once they were read.
-        self.known = not self.wind.forgets
+        # Owners are known to the journal; else to kubelet's records, once they were read: it may
+        # take several lives to come to that.
+        self.known = self.known and not self.wind.forgets
         family = self.rng.choice(["", *points.FAMILIES, *points.FAMILIES, "any"])
         number = self.rng.randint(1, self.rng.choice([6, 30, 120]))
         late = ":late" if self.rng.random() < 0.75 else ""
@@ -549,7 +550,7 @@ class Node:
             self.weather.end(self.wind)
         self.checker.died()
         self.checker.unharmed()
-        if not self.wind.forgets:
+        if not self.wind.forgets and self.known:
             touched = self.kubelet.touched | self.claimed
             self.checker.left_alone(self.idle, self.since, touched)
         if (self.state_dir / "journal.sqlite3").exists():
@@ -574,6 +575,7 @@ class Node:
         self.wind = FAIR
         self.launch()
         await self.until(self.all_known, "every owner's device Healthy after a restart")
+        self.known = True
         while self.zombies:
             await self.reap()
         for tenant in list(self.tenants):
