@@ -532,6 +532,8 @@ class Node:
         assert self.plugin is not None
         code = self.plugin.process.poll()
         await asyncio.to_thread(self.plugin.kill)
+        while not all(one.stopped for one in self.kubelet.connections.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # what kubelet has is of the life that has ended
         if code not in {None, -9} and not self.wind.refuses:
             raise Violation(f"the plugin ended by itself, with {code}: {self.plugin.text[-2000:]}")
         self.said["kills" if code in {None, -9} else "refused to start"] += 1
