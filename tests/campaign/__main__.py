@@ -2,7 +2,8 @@
 """The crash campaign: random lives of many pods, and of a plugin that is killed again and again.
 
     .venv/bin/python tests/campaign [--seed N] [--portion N] [--kills 200] [--minutes 5]
-                                    [--door extended|stock|both] [--calm] [--bug NAME] [--table]
+                                    [--door extended|stock|both] [--calm | --weather NAME]
+                                    [--bug NAME] [--table]
 
 A portion is one node with kills after kills; its seed is SEED.PORTION. Each portion adds a line to
 .cache/campaign/portions.jsonl; the table sums those of the seeds, doors and so on. Portions that
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
-logging.getLogger("grpclib").setLevel(logging.CRITICAL)  # calls that a dead plugin leaves
+for logger in ("grpclib", "asyncio"):
+    logging.getLogger(logger).setLevel(logging.CRITICAL)  # calls that a dead plugin leaves
 
 import bugs  # noqa: E402  # found by the line above
 import spawn  # noqa: E402
+import weather  # noqa: E402
 from life import Node, portion  # noqa: E402
 
 KEPT = spawn.ROOT / ".cache" / "campaign" / "portions.jsonl"
@@ -42,6 +45,7 @@ def main() -> int:
     parser.add_argument("--door", choices=["extended", "stock", "both"], default="both")
     parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="in a copy of the package")
     parser.add_argument("--calm", action="store_true", help="nothing but kills goes wrong")
+    parser.add_argument("--weather", choices=weather.NAMES, default="", help="no other, and often")
     parser.add_argument("--table", action="store_true", help="only sum what was run")
     arguments = parser.parse_args()
     if arguments.table:
@@ -76,6 +80,7 @@ def run(arguments: argparse.Namespace, until: float) -> bool:
                 storms=not arguments.calm and os.geteuid() == 0,
                 kills=arguments.kills,
                 until=until,
+                only=arguments.weather,
             )
         )
         line = {

@@ -19,7 +19,7 @@ class Bug:
         file: in the package.
         old, new: what stands there, and what then does.
         breaks: numbers of invariants, as the checker's words begin with them.
-        storms: it shows only in bad weather.
+        weather: in which it shows; empty: in any.
         door: at which it shows.
         also: a second replacement in the file.
     """
@@ -28,7 +28,7 @@ class Bug:
     old: str
     new: str
     breaks: str
-    storms: bool = False
+    weather: str = ""
     door: str = "extended"
     also: tuple[str, str] = ("", "")
 
@@ -121,7 +121,7 @@ BUGS = {
         "        elif counted is not None and loaded.commits < counted and loaded.snapshot:\n",
         "        elif counted is not None and loaded.commits > counted + 9:\n",
         "12349",
-        storms=True,
+        weather="write-ahead log cut",
     ),
     "claims-end-while-kubelet-knows-them": Bug(
         "stock/reconcile.py",

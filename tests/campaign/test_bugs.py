@@ -1,9 +1,10 @@
 """Each deliberate bug (`bugs`) is found, and nothing is where there is none.
 
-Minutes of kills, by chance: `make campaign CAMPAIGN_ARGS=--bugs` runs them, CI does not. That the
+Minutes of kills, by chance: `make campaign-bugs` runs them, CI does not. That the
 bugs still fit the code is a unit test (tests/unit/test_campaign.py).
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from bugs import BUGS  # noqa: E402  # found by the line above
 @pytest.mark.parametrize("name", BUGS)
 def test_the_checker_finds_a_deliberate_bug(name: str) -> None:
     bug = BUGS[name]
-    for portion in range(8):
+    if bug.weather and os.geteuid() != 0:
+        pytest.skip("only root mounts the file systems of the weather")
+    for portion in range(4):
         command = [sys.executable, str(HERE), "--bug", name, "--door", bug.door]
-        command += [] if bug.storms else ["--calm"]
-        command += ["--portion", str(portion), "--kills", "300", "--minutes", "2"]
+        command += ["--weather", bug.weather] if bug.weather else ["--calm"]
+        command += ["--portion", str(portion), "--kills", "300", "--minutes", "3"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        assert not done.stderr, done.stderr
         if found := re.search(r"^VIOLATION (\d+):", done.stdout, re.MULTILINE):
             assert found[1] in bug.breaks, done.stdout
             return

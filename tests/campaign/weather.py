@@ -143,8 +143,13 @@ _WINDS = (
 )
 
 
-def wind(rng: random.Random) -> Wind:
-    """Of the next life: fair, mostly."""
+NAMES = tuple(one.name for one in _WINDS)
+
+
+def wind(rng: random.Random, only: str = "") -> Wind:
+    """Of the next life: fair, mostly; or the one that is named, half of the time."""
+    if only:
+        return rng.choice([FAIR, *(one for one in _WINDS if one.name == only)])
     return rng.choice(_WINDS) if rng.random() < 0.25 else FAIR
 
 
