@@ -16,7 +16,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -52,7 +51,6 @@ def main() -> int:
     if arguments.table:
         table()
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nothing stays mounted
     until = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="fpga-campaign-copy-") as folder:
         package = bugs.copy(arguments.bug, Path(folder)) if arguments.bug else spawn.ROOT

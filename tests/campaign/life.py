@@ -11,6 +11,7 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -606,6 +607,10 @@ async def portion(
     """Lives until the number of kills or the time is reached; returns what was found."""
     node = Node(random.Random(seed), stock=stock, storms=storms, only=only)
     found: Violation | None = None
+    this = asyncio.current_task()
+    assert this is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, this.cancel)  # nothing may stay mounted
     try:
         await node.kubelet.start()
         async with serving(node.server, node.folder / "pods.sock"):
@@ -623,6 +628,8 @@ async def portion(
             for _ in range(50):
                 await asyncio.sleep(0)
     finally:
-        await node.kubelet.stop()
-        node.close()
+        try:
+            await node.kubelet.stop()
+        finally:
+            node.close()
     return node, found
