@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
     card_of,
@@ -345,9 +345,22 @@ class Claims(LedgerState):
         change = Change()
         for claim in claims:
             current = self.claims[claim.device]
+            for region in current.grants:
+                self._emptied.pop(region, None)
             if not current.started:
                 change.claims[claim.device] = replace(current, started=True)
         self._commit(change)
+
+    def emptied(self, region: RegionId) -> None:
+        """A region was scrubbed after its owner's containers ended, before the end of the claim.
+
+        Until the next one starts nobody uses it, so its claim's end need not scrub it again. That
+        as many PostStops came as PreStarts does not show this: one of them may have been meant for
+        an earlier pod. Not journalled: a region is scrubbed twice rather than not at all.
+        """
+        claim = self.region_claim(region)
+        if claim is not None and claim.used:
+            self._emptied[region] = claim.generation
 
     def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
         """End the claims on these devices; unknown and unowned ones are passed over.
@@ -379,9 +392,12 @@ class Claims(LedgerState):
         for region, grant in claim.grants.items():
             record = change.regions.get(region) or self.record(region)
             condition, reason = record.condition, record.reason
-            unused = (stopped or not claim.used) and condition in CLEAN
-            # That word may be one container's, said twice: only a scrub showed that it is true.
-            former = frozenset() if stopped and condition in CLEAN else owner
+            # That word may be one container's, said twice, or an earlier pod's: only a scrub showed
+            # that it is true.
+            emptied = stopped and self._emptied.pop(region, 0) == claim.generation
+            unused = (emptied or not claim.used) and condition in CLEAN
+            gone = emptied or (stopped and not claim.used)
+            former = frozenset() if gone and condition in CLEAN else owner
             change.loans.update(
                 {Loan(uid, region, node): True for uid in former for node in grant.nodes}
             )

@@ -115,6 +115,7 @@ class LedgerState:
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
+        self._emptied: dict[RegionId, int] = {}  # by whose claim's generation: `Claims.emptied`
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
         self._seen: set[RegionId] = set()

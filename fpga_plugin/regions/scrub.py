@@ -344,6 +344,7 @@ class Scrubber:
             if ledger.record(region).condition is Condition.SCRUBBING:
                 blanked = blanks[region].image is not None
                 ledger.clean(region, reports[region].afu_id, blank=blanked)
+                ledger.emptied(region)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

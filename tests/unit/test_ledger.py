@@ -425,9 +425,39 @@ def test_a_balanced_poststop_leaves_the_claim_and_a_dirty_region(ledger: Ledger)
     assert condition(ledger) is Condition.DIRTY
     assert ledger.ownership(R0) is Ownership.STARTED
     scrub(ledger, CARD, 0)
+    ledger.emptied(RegionId(P0))
     ledger.release([P0])
     assert condition(ledger) is Condition.BLANK, "scrubbed already"
     assert ledger.record(R0).former == frozenset()
+
+
+def test_a_poststop_that_was_an_earlier_pods_does_not_spare_a_used_region_its_scrub(
+    ledger: Ledger,
+) -> None:
+    """Found by docs/model: the earlier pod's PreStart failed while the plugin was away."""
+    ledger.allocate(REGIONS, [P0])
+    ledger.prestart_seen([P0])
+    ledger.poststop_seen([P0])  # the earlier pod's, counted as this one's
+    ledger.started([ledger.claims[P0]])  # handed over blank, which it stays in the ledger's eyes
+    assert condition(ledger) is Condition.BLANK
+    assert ledger.balanced(P0)
+    ledger.release([P0])
+    assert condition(ledger) is Condition.DIRTY, "it ran on it"
+
+
+def test_a_container_that_starts_after_a_scrub_under_its_claim_leaves_a_dirty_region(
+    ledger: Ledger,
+) -> None:
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    ledger.poststop_seen([P0])
+    scrub(ledger, CARD)
+    ledger.emptied(RegionId(P0))
+    ledger.prestart_seen([P0])
+    ledger.poststop_seen([P0])  # counted early: it was the first one's, told twice
+    ledger.started([ledger.claims[P0]])
+    ledger.release([P0])
+    assert condition(ledger) is Condition.DIRTY
 
 
 def test_prestarts_that_failed_count(ledger: Ledger) -> None:
