@@ -126,6 +126,10 @@ campaign-bugs: ## the campaign's checker finds each deliberate bug in a copy (PY
 	@bash .ci/setup dev
 	@$(PYTHON) -m pytest -q tests/campaign $(PYTEST_ARGS)
 
+.PHONY: model
+model: ## the protocol's model, checked by spin (MODEL="stock bugs", SECONDS_EACH=300; takes spin and gcc)
+	@bash docs/model/check $(MODEL)
+
 .PHONY: lint
 lint: ## style, types, and which module may import which
 	@bash .ci/setup dev

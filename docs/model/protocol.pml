@@ -8,7 +8,9 @@
  * Kubelet: EXTENDED (Deallocate and PostStop; else the plugin reads kubelet's records)
  * Budgets: CALLS (PreStarts of each pod), CRASHES, RESTARTS, FORCED, LOST
  * Pods:    BLANK_POD asks for no bitstream (0: each asks for one); WHOLES or REGIONS_ONLY
- * Bugs:    BUG_..., each a mistake that the checker has to find
+ * Traces:  TRACE prints each step and state; PATIENT makes random ones get further
+ * Bugs:    BUG_..., each a mistake that the checker has to find; MENDED: without the one that it found
+ * Kubelet: STRICT_CLEAR, LATE_OWNERS, UNHEARD_FIRST take less for granted (README.md)
  */
 
 #ifndef PODS
@@ -190,6 +192,7 @@ inline release(d)
 {
   quiet = STOPPED(d);
   used = USED(d);
+  ok = COUNTABLE(d);
   add = ((claim[d].touched || used) && claim[d].owner -> BIT(claim[d].owner) : 0);
 #ifndef BUG_STRAYS
   if
@@ -220,9 +223,16 @@ inline release(d)
 #endif
   }
   claim[d].has = 0; claim[d].touched = 0; claim[d].started = 0; claim[d].exposed = 0;
-  claim[d].inherited = 0; claim[d].uncounted = 0; claim[d].owner = 0; claim[d].absent = 0;
+#ifdef MENDED
+  claim[d].uncounted = !ok;  /* until the next Allocate one PostStop stays to come */
+#else
+  claim[d].uncounted = 0;
+#endif
+  claim[d].inherited = 0; claim[d].owner = 0; claim[d].absent = 0;
   /* leases on it end, and what was prepared for it is dropped */
+#ifndef BUG_HAND_OVER
   drop(d);
+#endif
   if
   :: work[CARD(d)].kind == PREPARE && work[CARD(d)].dev == d -> work[CARD(d)].lease = 0
   :: else
@@ -591,6 +601,8 @@ inline prepare_goes_on(c)
   fi
 }
 
+#define ASKS_OWNER(r) (OWNED(r) && USED(CLAIM_OF(r)) && claim[CLAIM_OF(r)].owner)
+
 /* Scrubber._take: to the next region that is due, from there on; `used` says whether there is one. */
 inline take_next(c, from)
 {
@@ -599,9 +611,9 @@ inline take_next(c, from)
     if
     :: !ok && (work[c].todo & (1 << k)) && IS_DUE(k) ->
       if
-      :: region[k].former || (OWNED(k) && USED(CLAIM_OF(k))) ->
+      :: region[k].former || ASKS_OWNER(k) ->
         work[c].r = k; work[c].pc = LOOK; ok = 1
-      :: !(region[k].former || (OWNED(k) && USED(CLAIM_OF(k)))) && synced ->
+      :: !(region[k].former || ASKS_OWNER(k)) && synced ->
         work[c].r = k; work[c].pc = OPEN; ok = 1
       :: else
       fi
@@ -739,13 +751,14 @@ inline allocate(p, d)
       :: claim[d].has -> release(d)
       :: else
       fi;
-      claim[d].has = 1
+      claim[d].has = 1;
+      claim[d].uncounted = 0
     fi;
     claim[d].absent = 0;
     for (k : 1 .. PODS) {  /* no more of earlier pods than the PostStop that kubelet had begun */
       if
       :: k != p && pod[k].dev == d && pod[k].owed ->
-        pod[k].owed = (pod[k].owed - pod[k].unheard > 1 -> 1 : pod[k].owed - pod[k].unheard);
+        pod[k].owed = (pod[k].owed > pod[k].unheard -> 1 : 0);
         pod[k].unheard = 0;
         forget(k)
       :: else
@@ -885,7 +898,7 @@ inline kubelet_restarts()
   for (k : 0 .. ND - 1) {
     if
     :: claim[k].has -> claim[k].exposed = 1
-    :: else -> claim[k].due = 0
+    :: else -> claim[k].due = 0; claim[k].uncounted = 0
     fi;
     claim[k].absent = 0;
     drop(k)
@@ -916,12 +929,17 @@ inline poststop(p)
 {
   was = pod[p].dev;
   pod[p].owed--;
+#ifdef UNHEARD_FIRST
   if
-  :: pod[p].owed < pod[p].unheard -> pod[p].unheard = 0
+  :: pod[p].unheard -> pod[p].unheard = 0  /* of the start that the plugin did not hear of */
   :: else
   fi;
+#endif
   if
   :: claim[was].due == 0
+#ifdef MENDED
+  :: !claim[was].has && claim[was].uncounted && claim[was].due == 1
+#endif
   :: else ->
     claim[was].due--;
     if
@@ -947,6 +965,21 @@ inline poststop(p)
 #define CLEARING ((work[0].kind && work[0].pc == CLEAR) || (work[1].kind && work[1].pc == CLEAR))
 #endif
 
+/* For random traces: what ends things seldom comes before they began. */
+#ifdef PATIENT
+#define LONG_ENOUGH(p) (pod[p].calls > 1 || pod[p].runs)
+#define SOMETHING_GOES_ON (work[0].kind && (pod[1].runs || work[0].pc > OPEN))
+#else
+#define LONG_ENOUGH(p) true
+#define SOMETHING_GOES_ON true
+#endif
+
+#ifdef BUG_HAND_OVER
+#define LEASED(p) true
+#else
+#define LEASED(p) pod[p].lease
+#endif
+
 #define PREVIOUS(p) (p == 1 || pod[p - 1].phase != PENDING)
 
 #define ADMIT(p, d) \
@@ -970,7 +1003,7 @@ inline poststop(p)
      fi; \
      TOLD(prestart, p, 0) } \
   :: d_step { pod[p].call == IDENTIFY -> identified(p); TOLD(identify, p, 0) } \
-  :: d_step { pod[p].call == WAITS && prep[pod[p].dev].st == DONE && pod[p].lease -> \
+  :: d_step { pod[p].call == WAITS && prep[pod[p].dev].st == DONE && LEASED(p) -> \
      hand_over(p, true); forget(p); TOLD(start, p, 0) } \
   :: d_step { pod[p].call == WAITS && prep[pod[p].dev].st == DONE && pod[p].lease && lost < LOST -> \
      lost++; hand_over(p, false); forget(p); TOLD(start_lost, p, 0) } \
@@ -980,10 +1013,10 @@ inline poststop(p)
      lost++; fails(p); forget(p); TOLD(prestart_late, p, 0) } \
   :: d_step { pod[p].runs && !CLEARING && UNATTACHED(p) -> attach(p); TOLD(attach, p, 0) } \
   :: d_step { pod[p].runs -> stop(p); forget(p); TOLD(stop, p, 0) } \
-  :: d_step { ACTIVE(p) -> \
+  :: d_step { ACTIVE(p) && LONG_ENOUGH(p) -> \
      pod[p].phase = ENDED; pod[p].call = 0; pod[p].lease = 0; stop(p); forget(p); \
      TOLD(end, p, 0) } \
-  :: d_step { ACTIVE(p) && forced < FORCED && (pod[p].runs || pod[p].call) -> \
+  :: d_step { ACTIVE(p) && LONG_ENOUGH(p) && forced < FORCED && (pod[p].runs || pod[p].call) -> \
      forced++; pod[p].phase = ENDED; \
      if \
      :: pod[p].call && claim[pod[p].dev].owner != p -> pod[p].call = 0; pod[p].lease = 0 \
@@ -1081,8 +1114,8 @@ init {
   RELEASED(3) RELEASED(4) RELEASED(5)
   WORKS(1)
 #endif
-  :: d_step { crashes < CRASHES -> crashes++; crash(); TOLD(crash, 0, 0) }
-  :: d_step { restarts < RESTARTS -> restarts++; kubelet_restarts(); TOLD(kubelet_restarts, 0, 0) }
+  :: d_step { crashes < CRASHES && SOMETHING_GOES_ON -> crashes++; crash(); TOLD(crash, 0, 0) }
+  :: d_step { restarts < RESTARTS && SOMETHING_GOES_ON -> restarts++; kubelet_restarts(); TOLD(kubelet_restarts, 0, 0) }
   :: d_step { ungated -> ungated = 0; TOLD(registered, 0, 0) }
 #ifndef EXTENDED
   :: d_step { amnesia -> amnesia = 0; TOLD(readmitted, 0, 0) }

@@ -109,9 +109,9 @@ class LedgerState:
         self.holders: dict[ClaimUid, Holder] = {}
         self.boot_id = boot_id
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
+        # What of an earlier journal was lost; kubelet's life; the one that last sent an environment.
+        self.lost = self.epoch = self.env_epoch = ""
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
-        self.epoch = self.env_epoch = ""
-        self.lost = ""  # what of an earlier journal was lost
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
