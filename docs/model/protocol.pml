@@ -196,7 +196,11 @@ inline release(d)
   add = ((claim[d].touched || used) && claim[d].owner -> BIT(claim[d].owner) : 0);
 #ifndef BUG_STRAYS
   if
+#ifdef MENDED
+  :: !COUNTABLE(d) && claim[d].due < 7 -> claim[d].due++
+#else
   :: !COUNTABLE(d) && claim[d].due == 0 -> claim[d].due = 1
+#endif
   :: else
   fi;
 #else
@@ -224,7 +228,7 @@ inline release(d)
   }
   claim[d].has = 0; claim[d].touched = 0; claim[d].started = 0; claim[d].exposed = 0;
 #ifdef MENDED
-  claim[d].uncounted = !ok;  /* until the next Allocate one PostStop stays to come */
+  claim[d].uncounted = !ok;
 #else
   claim[d].uncounted = 0;
 #endif
@@ -938,9 +942,9 @@ inline poststop(p)
   if
   :: claim[was].due == 0
 #ifdef MENDED
-  :: !claim[was].has && claim[was].uncounted && claim[was].due == 1
+  :: !claim[was].has && claim[was].uncounted  /* not before the next Allocate */
 #endif
-  :: else ->
+  :: claim[was].due && (claim[was].has || !claim[was].uncounted) ->
     claim[was].due--;
     if
     :: claim[was].has && STOPPED(was) && claim[was].started ->
