@@ -109,7 +109,7 @@ class LedgerState:
         self.holders: dict[ClaimUid, Holder] = {}
         self.boot_id = boot_id
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
-        # What of an earlier journal was lost; kubelet's life; the one that last sent an environment.
+        # What of an earlier journal was lost; kubelet's life, and that which sent an environment.
         self.lost = self.epoch = self.env_epoch = ""
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
         self.failing: dict[RegionId, Fault] = {}
