@@ -6,7 +6,7 @@ others.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,7 +107,7 @@ class _Reader:
     def manifest(self, documents: list[Any]) -> Manifest:
         """The first Pod among the file's documents that asks for an FPGA, else the first one."""
         every = [one for document in documents for one in _items(document)]
-        found = [d for d in every if d.get("kind") in _TEMPLATES]
+        found = [d for d in every if _one_of(d.get("kind"), _TEMPLATES)]
         if not found:
             instead = [quote(d["kind"]) for d in every if "kind" in d]
             if instead:
@@ -148,7 +148,7 @@ class _Reader:
         if twice := {name for name in names if names.count(name) > 1}:
             raise self._error(f"the container {quote(min(twice))} is there twice")
         policy = spec.get("restartPolicy") or "Always"
-        if policy not in {"Always", "OnFailure", "Never"}:
+        if not _one_of(policy, ("Always", "OnFailure", "Never")):
             raise self._error(
                 f"{at}spec.restartPolicy is {quote(policy)}", "it is Always, OnFailure or Never"
             )
@@ -285,6 +285,11 @@ def _items(document: Any) -> list[dict[Any, Any]]:
     if document.get("kind") == "List" and isinstance(items := document.get("items"), list):
         return [item for item in items if isinstance(item, dict)]
     return [document]
+
+
+def _one_of(value: Any, names: Collection[str]) -> bool:
+    """Whether it is one of these words; a mapping or a list, which cannot be looked up, is none."""
+    return isinstance(value, str) and value in names
 
 
 def _of_many(document: Mapping[Any, Any]) -> list[str]:

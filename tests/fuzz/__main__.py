@@ -7,6 +7,8 @@ Exits with 1 on a finding, whose input stays in .cache/fuzz/findings; once mende
 tests/fuzz/found (one input a line, in hex). A search begins with the target's seeds, with those,
 with what is kept in tests/fuzz/corpus, and with what earlier searches in this clone came to;
 `--keep` writes the least of all that which reaches as much code into tests/fuzz/corpus.
+With SEED in the environment every search takes the same way each time (CI: a change is judged by
+the same inputs); without it each is another one.
 Where atheris has no wheel (Python after 3.13, machines other than x86-64) it says so and does
 nothing; tests/unit/test_fuzz_seeds.py replays seeds, corpus and findings everywhere.
 """
@@ -47,6 +49,8 @@ def fuzz(name: str, target: "Target", seconds: int) -> bool:
     findings.mkdir(exist_ok=True)
     command = [sys.executable, str(HERE / "one.py"), name, *OPTIONS]
     command += [f"-max_total_time={seconds}", f"-artifact_prefix={findings}/{name}-"]
+    if seed := os.environ.get("SEED"):
+        command.append(f"-seed={seed}")
     if target.words:
         words = WORK / f"{name}.words"
         words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))

@@ -63,6 +63,24 @@ def test_a_second_try_is_a_defect_and_said_last(run):
     assert run.stdout.endswith(f"{defects[-1]}\n")
 
 
+def test_of_the_tests_only_those_that_failed_are_tried_again(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    tell = '@echo "$@ with $$PYTEST_ADDOPTS"; [ -e $@.done ] || { touch $@.done; exit 1; }'
+    tiers = ("test", "test-kernel", "test-dra")
+    (tmp_path / "Makefile").write_text("".join(f"{tier}:\n\t{tell}\n" for tier in tiers))
+    run = subprocess.run(
+        [tmp_path / ".ci" / "run"], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+    told = [line for line in run.stdout.splitlines() if " with " in line]
+    assert [line.strip() for line in told] == [
+        "test with",
+        "test with --last-failed",
+        *("test-kernel with",) * 2,
+        *("test-dra with",) * 2,
+    ]
+
+
 def test_only_the_tiers_that_run_processes_have_one(run):
     assert verdict(run, "lint") == "FAILED (exit code 2)"
 

@@ -83,6 +83,13 @@ def test_of_what_makes_pods_the_template_is_taken(read, kind, version, way):
         read(wrong)
 
 
+def test_a_mapping_where_a_word_belongs_is_one_clear_error(read):
+    with pytest.raises(ManifestError, match="has no Pod"):
+        read(POD.replace("kind: Pod", "kind: {a: b}"))
+    with pytest.raises(ManifestError, match="restartPolicy"):
+        read(POD.replace("spec:\n", "spec:\n  restartPolicy: {a: b}\n", 1))
+
+
 def test_that_one_of_several_pods_is_shown_is_said(read):
     text = of_kind("Deployment", "apps/v1", "spec", "template", replicas=3)
     assert read(text).notes == ("one of its 3 Pods is shown",)
