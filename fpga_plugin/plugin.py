@@ -260,7 +260,9 @@ class Plugin:
         if settings.mode is Mode.DRA:
             from fpga_plugin.dra import door  # the other door needs none of it
 
-            self.door = door.DraDoor(settings, operations, preparer, wants, queue, permission)
+            self.door = door.DraDoor(
+                settings, operations, preparer, wants, queue, permission, recorder
+            )
         self.prestarts = PreStarts(
             operations,
             preparer,

@@ -19,6 +19,7 @@ from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
 from fpga_plugin.dra.kept import KeptFiles
 from fpga_plugin.dra.life import ClaimLife
+from fpga_plugin.dra.nodecheck import NodeCheck
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.dra.servicer import VERSIONS, DraServicer
@@ -26,6 +27,7 @@ from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Wanted
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import SettingsError
+from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
 from fpga_plugin.regions.queue import CardQueue
@@ -100,6 +102,7 @@ class DraDoor:
         wants: loads bitstreams.
         queue: of cards.
         permission: the operator's policy.
+        recorder: makes Events.
 
     Attributes:
         registered: set while kubelet has the driver.
@@ -115,6 +118,7 @@ class DraDoor:
         wants: Wants,
         queue: CardQueue,
         permission: Permission,
+        recorder: EventRecorder,
     ) -> None:
         assert settings.node_name is not None, "checked before"
         self._settings = settings
@@ -143,6 +147,7 @@ class DraDoor:
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
+        self.node = NodeCheck(settings.kubeconfig, settings.node_name, warn=recorder.node_unsuited)
         self._servicer = DraServicer(self.life, operations.ledger, settings.node_name)
         self._path = socket_path(settings)
         self._registry = RegistrySocket(
@@ -178,18 +183,31 @@ class DraDoor:
             "claims": self.reconciler.run(),
             "files": self._kept.run(),
             "slices": self.slices.run(),
+            "node": self.node.run(),
         }
 
     def not_ready(self) -> list[str]:
         """Why kubelet is not served, or the scheduler is not told; empty while both are."""
         found = []
         if not self.registered.is_set():
-            found.append(f"driver: {self.problem or 'not registered with kubelet yet'}")
+            found.append(f"driver: {self.problem or self._not_yet}")
         if not self.slices.published:
             found.append(f"ResourceSlices: {self.slices.problem or 'not published yet'}")
         if self.reconciler.problem:
             found.append(f"claims: {self.reconciler.problem}")
         return found
+
+    @property
+    def _not_yet(self) -> str:
+        root = self._settings.kubelet_root
+        return (
+            f"not registered with kubelet yet (it looks into plugins_registry of its root directory"
+            f" each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
+        )
+
+    def notes(self) -> list[str]:
+        """What may keep pods from their devices, although kubelet is served."""
+        return list(self.node.concerns)
 
     def _told(self, problem: str) -> None:
         self.problem = problem
@@ -200,6 +218,7 @@ class DraDoor:
         log.info("driver registered with kubelet", driver=self._settings.resource_prefix)
         self.registered.set()
         self.reconciler.kubelet_seen()
+        self.node.wake()
 
     async def stop(self) -> None:
         """Kubelet's calls end; what runs is waited for by `close`."""

@@ -129,7 +129,9 @@ def _header(status: StatusView, node: str) -> str:
     free = sum(region["owner"] is None and region["healthy"] for region in regions)
     state = "good" if status["ready"] else "bad"
     word = "ready" if status["ready"] else "not ready"
-    reasons = "".join(f"<li>{_text(reason)}</li>" for reason in status["not_ready"])
+    reasons = "".join(
+        f"<li>{_text(reason)}</li>" for reason in [*status["not_ready"], *status["notes"]]
+    )
     return (
         f'<header><h1>FPGAs of {node}</h1>\n<p class="summary">'
         f'<span class="badge {state}">{word}</span> {_trouble(status)} '

@@ -187,7 +187,10 @@ class WorkloadView(TypedDict):
 
 
 class StatusView(TypedDict):
-    """Everything; `time` and `started` are Unix time."""
+    """Everything; `time` and `started` are Unix time.
+
+    `notes` say what may keep pods from their devices although the plugin is ready.
+    """
 
     version: str
     node: str
@@ -195,6 +198,7 @@ class StatusView(TypedDict):
     started: float
     ready: bool
     not_ready: list[str]
+    notes: list[str]
     trouble: TroubleView
     scrub: str
     sandbox: list[MeasureView]

@@ -67,7 +67,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
     lines = [
         f"fpga-plugin {status['version']}{node}: {ready}, up {span(now - status['started'])}",
         *_trouble(status),
-        *_noted(status["not_ready"], width),
+        *_noted([*status["not_ready"], *status["notes"]], width),
     ]
     if status["scrub"] != "required":
         lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)

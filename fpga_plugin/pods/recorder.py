@@ -153,6 +153,10 @@ class EventRecorder:
         """It may be used again."""
         self._about_node(f"card {card}: {what}", "FpgaCardRecovered", warning=False)
 
+    def node_unsuited(self, what: str) -> None:
+        """Kubelet or the container runtime may not do what pods with FPGAs take."""
+        self._about_node(what, "FpgaNodeUnsuited", warning=True)
+
     def _about_node(self, note: str, reason: str, *, warning: bool) -> None:
         if self._events is not None and self._node is not None:
             self._events.record(Event(self._node, reason, "HealthCheck", note, warning=warning))

@@ -111,6 +111,7 @@ def status(*cards, **changes):
         "sandbox": [],
         "workloads": [],
         "workloads_problem": "",
+        "notes": [],
         "resources": [],
         "cards": list(cards),
         "problems": [],
@@ -171,6 +172,7 @@ def everything_foreign():
         node=EVIL,
         ready=False,
         not_ready=[EVIL],
+        notes=[EVIL],
         scrub=EVIL,
         resources=[
             {

@@ -160,3 +160,12 @@ def test_where_events_are_off_nothing_is_asked() -> None:
         assert kubelet.calls == 0
 
     asyncio.run(main())
+
+
+def test_the_node_hears_that_it_may_not_serve_claims() -> None:
+    async def story(recorder: EventRecorder) -> None:
+        recorder.node_unsuited("the container runtime is old")
+
+    (event,) = told(story)
+    assert event.subject == Subject("Node", "node-1", "", "node-1")
+    assert (event.reason, event.warning) == ("FpgaNodeUnsuited", True)
