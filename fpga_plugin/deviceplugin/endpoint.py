@@ -72,7 +72,7 @@ class Endpoint:
         try:
             self._identity = socket_identity(self._directory, self.name)
             server = ClosingServer([self._servicer], self._dropped, codec=ListCodec())
-            await server.start(sock=listener)
+            await server.serve(listener)
         except BaseException:
             listener.close()
             remove_socket(self._directory, self.name)

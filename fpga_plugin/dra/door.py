@@ -169,7 +169,7 @@ class DraDoor:
         listener, self._identity = listen_at(self._path)
         try:
             server = ClosingServer([self._servicer], self.dropped)
-            await server.start(sock=listener)
+            await server.serve(listener)
         except BaseException:
             listener.close()
             remove_own(self._path, self._identity)

@@ -76,7 +76,7 @@ class RegistrySocket:
         listener, self._identity = listen_at(self.path)
         try:
             server = ClosingServer([self._service], self._dropped)
-            await server.start(sock=listener)
+            await server.serve(listener)
         except BaseException:
             listener.close()
             remove_own(self.path, self._identity)

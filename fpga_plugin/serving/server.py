@@ -5,6 +5,7 @@ later `wait_closed` waits until the client closes them, which kubelet does not.
 """
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,21 @@ class ClosingServer(Server):
         )
         return CalmProtocol(handler, self._config, self._h2_config, self._connections)
 
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept connections on a listening socket, which the caller closes if that fails."""
+        try:
+            await self.start(sock=listener)
+        except BaseException:
+            # asyncio may have begun to watch it, and would confuse the next socket of this number.
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            raise
+
     async def close_all(self) -> None:
-        """Stop listening, cancel the handlers, close every connection."""
+        """Stop listening, cancel the handlers, close every connection.
+
+        Whoever is told to end while it waits here is ended after that: a registration that failed
+        closes its server, and the plugin may stop in these very turns.
+        """
         # asyncio loses a connection that it accepts in the turn of the loop in which its server is
         # closed: whoever dialled would wait for ever. So none is accepted first, and those that
         # were get their transports, within two turns.
@@ -55,8 +69,19 @@ class ClosingServer(Server):
         if isinstance(self._server, asyncio.Server):
             for listening in self._server.sockets:
                 loop.remove_reader(listening.fileno())
-        for _ in range(2):
-            await asyncio.sleep(0)
+        ends = [await _turn(), await _turn()]
         self.close()
         self._connections.close()
-        await asyncio.sleep(0)  # transports close their sockets on the loop's next turn
+        ends.append(await _turn())  # transports close their sockets on the loop's next turn
+        for cancelled in ends:
+            if cancelled is not None:
+                raise cancelled
+
+
+async def _turn() -> asyncio.CancelledError | None:
+    """One turn of the loop; returns what cancelled it."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError as cancelled:
+        return cancelled
+    return None
