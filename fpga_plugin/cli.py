@@ -10,17 +10,24 @@ plugin: they end a command with one line, not with a traceback.
 
 import errno
 import gc
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpga_plugin import __version__
-from fpga_plugin.config.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
-from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
+from fpga_plugin.process.stand_ins import stand_ins
+
+with stand_ins("inspect"):  # dataclasses imports all of inspect, for classes without a docstring
+    from fpga_plugin.config.settings import (
+        BackendKind,
+        LogFormat,
+        LogLevel,
+        Settings,
+        load_settings,
+    )
+    from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 
 if TYPE_CHECKING:
     import argparse
@@ -261,27 +268,13 @@ def _run(settings: Settings) -> int:
 def _import_daemon() -> Callable[[Settings], Coroutine[Any, Any, None]]:
     """Import what runs the plugin, in less time and memory than a plain import takes.
 
-    asyncio and grpclib import ssl where they find it: 4 MiB and 5 ms, for connections that are all
-    unix sockets here. So it is hidden from them, as on a Python built without it; whoever needs it
-    later imports it as usual. betterproto2 asks for its own version by importlib.metadata, which
-    imports all of email: 1.5 MiB and 8 ms, for the name of a directory. And no garbage is looked
-    for meanwhile, nor later in what was imported: there is none, and looking takes 10 ms of the
-    start and some of many a later call.
+    Modules of the standard library that nobody needs here are left out (`process/stand_ins.py`).
+    And no garbage is looked for meanwhile, nor later in what was imported: looking takes 10 ms of
+    the start and some of many a later call.
     """
     gc.disable()
-    hidden: dict[str, Any] = {"ssl": None}  # None makes an import fail
-    if version := _version_of("betterproto2"):
-        hidden["importlib.metadata"] = SimpleNamespace(version=lambda _: version)
-    hidden = {name: stand_in for name, stand_in in hidden.items() if name not in sys.modules}
-    sys.modules.update(hidden)
-    try:
-        import betterproto2  # noqa: F401  # for the messages
-        import grpclib.client
-        import grpclib.server  # noqa: F401  # asyncio comes with it
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-    from fpga_plugin.daemon import run
+    with stand_ins():
+        from fpga_plugin.daemon import run
 
     gc.freeze()
     gc.enable()
@@ -293,17 +286,6 @@ def _log_errors() -> None:
     from fpga_plugin.telemetry.logs import configure_logging
 
     configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)
-
-
-def _version_of(package: str) -> str:
-    """An installed package's version, by the name of its directory; empty where that has none."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return ""
-    begin, end = f"{package}-", ".dist-info"
-    names = os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
-    found = [n for n in names if n.startswith(begin) and n.endswith(end)]
-    return found[0][len(begin) : -len(end)] if len(found) == 1 else ""
 
 
 def _devices(settings: Settings, *, as_json: bool) -> int:

@@ -348,7 +348,9 @@ async def _tcp_sockets(host: str, port: int) -> list[socket.socket]:
     if not host:
         return [_any_address(port)]
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # As bytes where it can be: for a text Python imports its codec for international names.
+    name = host.encode() if host.isascii() else host
+    found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     failed: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):

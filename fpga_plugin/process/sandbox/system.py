@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import platform
 import threading
 from typing import Final
 
@@ -17,7 +16,7 @@ Argument = int | ctypes.Array[ctypes.c_char] | ctypes.Structure | None
 
 def architecture() -> str:
     """The machine's, as the kernel calls it: `x86_64`, `aarch64`."""
-    return platform.machine()
+    return os.uname().machine
 
 
 def syscall(number: int, *arguments: Argument) -> int:

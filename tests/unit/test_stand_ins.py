@@ -1,0 +1,104 @@
+"""Modules that the plugin never needs; each test in a new interpreter, which has none of them."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def fresh(code):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+BLOCK = "import sys; from fpga_plugin.process.stand_ins import stand_ins\nwith stand_ins(): "
+STARTED = "import sys; from fpga_plugin import cli; cli._import_daemon(); "
+
+
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [
+        ("inspect", "inspect.getsource(fractions)"),
+        ("inspect", "inspect.signature(lambda number: 0).parameters['number']"),
+        ("ctypes.util", "ctypes.util.find_library('no-such-library')"),
+        ("pickle", "pickle.loads(pickle.dumps(3))"),
+        ("decimal", "decimal.getcontext()"),
+        ("uuid", "uuid.uuid4().hex"),
+        ("ipaddress", "ipaddress.ip_address('::1')"),
+        ("typing_extensions", "typing_extensions.deprecated"),
+        ("importlib.metadata", "importlib.metadata.version('grpclib')"),
+    ],
+)
+def test_who_had_a_stand_in_still_gets_what_the_module_does(module, use):
+    top = module.partition(".")[0]
+    # Whoever imported the module in the block, and whoever does so afterwards.
+    fresh(f"{BLOCK}import {module}\nimport fractions\nold = {top}\n{use}")
+    fresh(f"{BLOCK}import {module}\nimport {module}\nimport fractions\n{use}")
+
+
+def test_a_name_from_a_module_that_was_asked_for_in_the_block_is_the_modules_own():
+    fresh(f"{BLOCK}from pickle import loads, dumps; assert loads(dumps(3)) == 3")
+    fresh(f"{BLOCK}import pickle; pickle.dumps\nimport pickle as later; assert later.dumps(3)")
+
+
+def test_a_name_that_nobody_has_is_an_error_as_ever():
+    fresh(
+        f"{BLOCK}import pickle\n"
+        "try: pickle.no_such\nexcept AttributeError as error: assert 'no_such' in str(error)\n"
+        "else: raise SystemExit('it has one')"
+    )
+
+
+def test_afterwards_the_real_modules_are_imported():
+    fresh(
+        f"{BLOCK}import decimal, uuid, inspect, ctypes.util\n"
+        "import ctypes.util, decimal, inspect, uuid\n"
+        "for module in (ctypes.util, decimal, inspect, uuid): assert module.__file__, module"
+    )
+
+
+def test_a_module_that_was_imported_before_stays():
+    fresh(
+        f"import inspect, ssl; {BLOCK}assert sys.modules['inspect'] is inspect\n"
+        "assert sys.modules['inspect'] is inspect and sys.modules['ssl'] is ssl"
+    )
+
+
+def test_an_import_that_fails_leaves_no_stand_in_behind():
+    fresh(
+        f"{BLOCK.replace('with', 'try:' + chr(10) + '  with')}import no_such_module\n"
+        "except ImportError: pass\nimport pickle; assert pickle.__file__"
+    )
+
+
+def test_signal_handlers_are_still_told_from_coroutines():
+    fresh(
+        f"{STARTED}import asyncio, signal\n"
+        "async def main():\n"
+        "    async def handler(): pass\n"
+        "    loop = asyncio.get_running_loop()\n"
+        "    loop.add_signal_handler(signal.SIGUSR1, asyncio.Event().set)\n"
+        "    try: loop.add_signal_handler(signal.SIGUSR2, handler)\n"
+        "    except TypeError: return\n"
+        "    raise SystemExit('a coroutine function is no handler')\n"
+        "asyncio.run(main())"
+    )
+
+
+def test_betterproto2_still_knows_its_version():
+    fresh(
+        f"{STARTED}from importlib.metadata import version; import betterproto2\n"
+        "assert version('betterproto2') == betterproto2.__version__"
+    )
+
+
+def test_grpclib_still_writes_hosts():
+    fresh(
+        f"{STARTED}import asyncio\nfrom grpclib.client import Channel\n"
+        "async def main():\n"
+        "    for host, text in (('::1', '[::1]:1'), ('node', 'node:1')):\n"
+        "        assert Channel(host, 1)._authority == text\n"
+        "asyncio.run(main())"
+    )
