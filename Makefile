@@ -126,6 +126,11 @@ campaign-bugs: ## the campaign's checker finds each deliberate bug in a copy (PY
 	@bash .ci/setup dev
 	@$(PYTHON) -m pytest -q tests/campaign $(PYTEST_ARGS)
 
+.PHONY: mutants
+mutants: ## small changes of the core: does a fast test notice? (MUTANTS_ARGS="ledger regions --only scrub")
+	@bash .ci/setup dev
+	@$(PYTHON) tests/mutants $(MUTANTS_ARGS)
+
 .PHONY: model
 model: ## the protocol's model, checked by spin (MODEL="stock bugs", SECONDS_EACH=300; takes spin and gcc)
 	@bash docs/model/check $(MODEL)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
@@ -120,6 +120,15 @@ settings.register_profile(
 # `make test-fast`: few examples find what a change broke in most cases, and not what it did in rare
 # ones: those are left to `make test`.
 settings.register_profile("fast", settings.get_profile("default"), max_examples=10)
+# `make mutants`: a counterexample is not made smaller, nor remembered for the next mutant.
+settings.register_profile(
+    "mutants",
+    settings.get_profile("fast"),
+    max_examples=25,
+    phases=[Phase.explicit, Phase.generate],
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile(
     "soak",
     settings.get_profile("default"),

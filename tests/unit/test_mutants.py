@@ -1,0 +1,115 @@
+"""What `make mutants` changes, and that the list of equivalent mutants fits the code.
+
+The tool is tests/mutants.
+"""
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[1] / "mutants"
+
+
+def module(name: str):
+    """A module of the tool, on the path for as long as it is imported."""
+    sys.path.insert(0, str(TOOL))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(TOOL))
+
+
+mutations, core = module("mutations"), module("core")
+
+
+def changes(body: str, returns: str = "None") -> list[str]:
+    source = f"def f(a, b) -> {returns}:\n{textwrap.indent(body, '    ')}\n"
+    return [each.text for each in mutations.mutants(source, "f.py")]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("a.write(b)", ["a.write(b) -> pass"]),
+        ("a.b = 1.5", ["a.b = 1.5 -> pass"]),
+        ("a[b] += 1", ["a[b] += 1 -> pass", "1 -> 2"]),
+        ("raise E('text')", ["raise E('text') -> pass"]),
+        ("if a < b:\n    ...", ["if a < b -> True", "if a < b -> False", "a < b -> a <= b"]),
+        ("if not a:\n    ...", ["if not a -> True", "if not a -> False"]),
+        ("while a.more:\n    ...", ["while a.more -> False"]),
+        (
+            "c = a and not b",
+            ["a and (not b) -> a or not b", "a and (not b) -> a", "a and (not b) -> not b"],
+        ),
+        ("c = a in b", ["a in b -> a not in b"]),
+        ("c = a - b", ["a - b -> a + b"]),
+        (
+            "c = any(x for x in a if x)",
+            [
+                "any((x for x in a if x)) -> all((x for x in a if x))",
+                "(x for x in a if x) -> (x for x in a)",
+            ],
+        ),
+        ("with a.lock:\n    b.c = 2.5", ["with a.lock: -> its body", "b.c = 2.5 -> pass"]),
+        ("c = a if b else 2.5", ["a if b else 2.5 -> a", "a if b else 2.5 -> 2.5"]),
+        ("log.warning('text', a=1)", []),
+        ("c = f'{a + 1}'", []),
+        ("assert a", []),
+    ],
+)
+def test_a_mistake_that_somebody_may_make_is_a_mutant(body, expected):
+    assert changes(body) == expected
+
+
+def test_what_a_function_returns_is_changed_where_its_type_allows_another():
+    assert changes("return a.b()", "bool") == ["return a.b() -> return not a.b()"]
+    assert changes("return a.b()", "int | None") == ["return a.b() -> return None"]
+    assert changes("return a.b()", "int") == []
+
+
+def test_a_mutant_is_made_again_by_its_name_though_the_code_around_it_moved():
+    source = "class C:\n    @property\n    def p(self) -> int:\n        return self.a + 1\n"
+    (first, _), (moved, _) = (
+        mutations.mutants(text, "c.py") for text in (source, "import os\n\n" + source)
+    )
+    assert first.key == moved.key == "c.py::C.p::self.a + 1 -> self.a - 1"
+    assert first.outermost == ("C.p", 2, 4)
+    assert "return self.a - 1" in ast.unparse(mutations.mutated(source, first))
+
+
+def test_the_same_change_twice_in_a_function_has_two_names():
+    keys = [each.key for each in mutations.mutants("def f(a):\n    a()\n    a()\n", "f.py")]
+    assert keys == ["f.py::f::a() -> pass", "f.py::f::a() -> pass #1"]
+
+
+def test_each_mutant_that_was_judged_is_still_there():
+    judged = core.equivalent()
+    files = {key.split("::")[0] for key in judged}
+    there = {
+        mutant.key
+        for file in files
+        for mutant in mutations.mutants((core.ROOT / file).read_text(), file)
+    }
+    assert not sorted(set(judged) - there)
+    assert all(len(why) > 20 for why in judged.values())
+    assert files <= set(core.core_files())
+
+
+@pytest.mark.long
+def test_a_mutant_is_tried_by_the_tests_that_touch_it(tmp_path):
+    command = [sys.executable, str(TOOL), "policy", "--only", "Policy.judge"]
+    command += ["--tests", "tests/unit/test_policy.py", "--processes", "1"]
+    environment = {**os.environ, "MUTANTS_DIR": str(tmp_path)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert results, done.stdout + done.stderr
+    assert {each["what"] for each in results} == {"killed"}, done.stdout
