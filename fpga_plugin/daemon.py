@@ -40,6 +40,7 @@ from fpga_plugin.plugin import (
 )
 from fpga_plugin.process.confinement import confine
 from fpga_plugin.process.locks import NodeLocks, acquire_locks
+from fpga_plugin.process.ticks import tick
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
@@ -181,7 +182,7 @@ class Daemon:
         """Keep the journal's write-ahead log short, away from the calls."""
         while True:
             for _ in range(round(FOLD_SECONDS / KEEP_SECONDS)):
-                await asyncio.sleep(KEEP_SECONDS)
+                await tick(KEEP_SECONDS)
                 journal.keep()
             await asyncio.to_thread(journal.checkpoint)
 

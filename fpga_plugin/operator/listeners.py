@@ -14,6 +14,7 @@ import structlog
 
 from fpga_plugin.operator import SOCKET
 from fpga_plugin.operator.survey import Operation, Survey
+from fpga_plugin.process.ticks import tick
 
 if TYPE_CHECKING:
     from fpga_plugin.operator.http import Handler, Listener
@@ -28,7 +29,7 @@ FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 """Seconds until an address that could not be had is tried again; doubles."""
 
-RECHECK: Final = 10.0
+RECHECK: Final = 30.0
 """Seconds between two looks whether the status socket is still there: the chart's liveness probe
 asks over it, and gives up after a minute."""
 
@@ -92,8 +93,8 @@ class Listeners:
                 hint="remove what is in its place: without the socket `fpga-plugin status`, `card`"
                 " and the pod's probes fail",
             )
-            while listener.in_place:  # noqa: ASYNC110  # nothing tells of it
-                await asyncio.sleep(self._recheck)
+            while listener.in_place:  # nothing tells of it
+                await tick(self._recheck)
             log.warning(
                 "the status socket was removed, and is created again", address=listener.addresses[0]
             )

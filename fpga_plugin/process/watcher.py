@@ -38,6 +38,7 @@ from asyncinotify import Event, Inotify, Mask
 
 from fpga_plugin.process.file_identity import Version, inode_at, version_at
 from fpga_plugin.process.threads import LateError, Threads
+from fpga_plugin.process.ticks import next_tick
 from fpga_plugin.process.trusted_files import lookups
 
 log = structlog.get_logger()
@@ -387,7 +388,7 @@ class Watcher:
         now = asyncio.get_running_loop().time()
         due = self._due is not None and now >= self._due
         if due or self._due is None:
-            self._due = now + self._recheck
+            self._due = next_tick(self._recheck)
         return due
 
     async def _look(self, instance: "_Instance | None") -> Look:

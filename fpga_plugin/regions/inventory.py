@@ -28,6 +28,7 @@ from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import pods
 from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.process.ticks import tick
 from fpga_plugin.regions.functions import FunctionNews
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -345,7 +346,7 @@ class Inventory:
     async def run(self) -> None:
         """Look for signals that no event tells of, until cancelled."""
         while True:
-            await asyncio.sleep(self._interval)
+            await tick(self._interval)
             await self.check_all()
 
     async def check_all(self) -> None:
