@@ -2,21 +2,27 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("", "unit")]
+sys.path += [
+    str(Path(__file__).parents[1] / name) for name in ("", "unit", "integration", "kubelet")
+]
 
+import pods_node
 from cluster import Cluster
+from machine import Runtime
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if "FPGA_DRA" in os.environ:
-        return
+    """Modules that take namespaces and a kubelet are run by `pods_namespace.py`."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        inside = item.path.name.startswith("test_pods")
+        if ("FPGA_KUBELET_SCRATCH" if inside else "FPGA_DRA") not in os.environ:
             item.add_marker(pytest.mark.skip(reason="needs programs of Kubernetes: make test-dra"))
 
 
@@ -25,3 +31,36 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     yield cluster
     cluster.end()
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[Runtime]:
+    runtime = Runtime()
+    yield runtime
+    runtime.process.end()
+
+
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[pods_node.Cluster]:
+    """The one that a kubelet belongs to."""
+    cluster = pods_node.Cluster()
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+def make_node(
+    runtime: Runtime, whole_cluster: pods_node.Cluster
+) -> Iterator[Callable[..., pods_node.Node]]:
+    """Nodes of a test; they end with it."""
+    nodes: list[pods_node.Node] = []
+
+    def make(cards: str = "1x2", **settings: str) -> pods_node.Node:
+        nodes.append(pods_node.Node(runtime, cards, whole_cluster, **settings))
+        nodes[-1].up()
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()
+    whole_cluster.clear()

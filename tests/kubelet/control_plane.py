@@ -32,7 +32,13 @@ TOKENS = {
 
 
 class ControlPlane:
-    """One API server; ends with `end`."""
+    """One API server; ends with `end`.
+
+    Attributes:
+        disabled: plugins of its admission that are switched off.
+    """
+
+    disabled = "ServiceAccount"
 
     def __init__(self) -> None:
         self._folder = SCRATCH / "control-plane"
@@ -70,7 +76,7 @@ class ControlPlane:
             "--service-cluster-ip-range=10.98.0.0/24",
             "--authorization-mode=Node,RBAC",
             "--allow-privileged=true",  # the plugin's own pod is
-            "--disable-admission-plugins=ServiceAccount",
+            f"--disable-admission-plugins={self.disabled}",
         )
         until(self._ready, "the API server is ready")
 

@@ -131,7 +131,7 @@ def _remove_cgroup(name: str) -> None:
         time.sleep(0.02)
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Remove what a run that was killed left behind: its name holds the process that made it."""
     left = {path.name for top in _hierarchies() for path in top.glob(f"{PREFIX}*")}
     left |= {path.name for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*")}
@@ -211,9 +211,9 @@ def outside(version: str, command: list[str]) -> int:
     for programs in ((version, "kubelet"), (NEWEST, "etcd", "kube-apiserver")):
         if subprocess.run([HERE / "build", *programs], check=False).returncode != 0:
             sys.exit(f"test-kubelet: {' and '.join(programs[1:])} cannot be built")
-    _sweep()
+    sweep()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+        signal.signal(number, interrupted)
     outputs = [BUILT / f"{part}.log" for part in PARTS]
     with ExitStack() as nodes:
         runs = []
@@ -228,7 +228,7 @@ def outside(version: str, command: list[str]) -> int:
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
 
 
-def _interrupted(number: int, _: object) -> None:
+def interrupted(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
