@@ -5,7 +5,9 @@ kubelet named. A claim that the scheduler made for a pod's extended resources ha
 class's: what its containers ask for stands in their environment, as by the first door.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote as url
 
@@ -59,6 +61,11 @@ class ClaimRef:
     def __str__(self) -> str:
         return f"claim {self.namespace}/{self.name}"
 
+    @property
+    def logged(self) -> dict[str, str]:
+        """Values of a log line."""
+        return {"claim": self.uid, "namespace": self.namespace, "name": self.name}
+
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
@@ -100,6 +107,7 @@ class ResourceClaim:
         configs: in order; those of classes come first.
         pods: for which it is reserved, as far as known now.
         pod: whose extended resources it stands for; None: it is no such claim.
+        names: of the pods, as far as they are proper ones.
     """
 
     ref: ClaimRef
@@ -107,6 +115,7 @@ class ResourceClaim:
     configs: tuple[Config, ...] = ()
     pods: frozenset[PodUid] = frozenset()
     pod: tuple[PodName, PodUid] | None = None
+    names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
 
     def of(self, one: Allocated, *, from_class: bool) -> list[RegionConfig]:
         """The entries that apply to a device."""
@@ -148,6 +157,7 @@ class _Allocation(msgspec.Struct):
 
 class _Consumer(msgspec.Struct):
     resource: str = ""
+    name: str = ""
     uid: str = ""
     apiGroup: str = ""  # noqa: N815  # the API's own name
 
@@ -185,12 +195,21 @@ class Claims:
         kubeconfig: path of a file with credentials; None: the pod's service account.
         driver: our name.
         node: ours; the name of its pool, too.
+        named: is told what the pods of a claim are called.
     """
 
-    def __init__(self, kubeconfig: str | None, *, driver: str, node: str) -> None:
+    def __init__(
+        self,
+        kubeconfig: str | None,
+        *,
+        driver: str,
+        node: str,
+        named: Callable[[Mapping[PodUid, PodName]], None] = lambda _: None,
+    ) -> None:
         self._kubeconfig = kubeconfig
         self._driver = driver
         self._node = node
+        self._named = named
 
     async def get(self, ref: ClaimRef) -> ResourceClaim:
         """The claim, as it is now.
@@ -212,7 +231,9 @@ class Claims:
             if error.code == _NOT_FOUND and error.reason == "NotFound":
                 raise NoSuchClaimError(f"{ref} is not there any more") from error
             raise
-        return read_claim(body, ref, driver=self._driver, node=self._node)
+        claim = read_claim(body, ref, driver=self._driver, node=self._node)
+        self._named(claim.names)
+        return claim
 
 
 def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> ResourceClaim:
@@ -262,7 +283,18 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         ),
         pods,
         pod,
+        _names(claim.status.reservedFor or (), ref),
     )
+
+
+def _names(consumers: Iterable[_Consumer], ref: ClaimRef) -> dict[PodUid, PodName]:
+    """What a claim's pods are called; nothing depends on it, so what is odd is left out."""
+    names = {}
+    for one in consumers:
+        if (one.apiGroup, one.resource) == ("", "pods"):
+            with suppress(ValueError):
+                names[parse_pod_uid(one.uid)] = PodName(ref.namespace, parse_name(one.name))
+    return names
 
 
 def _allocated(result: _Result, ref: ClaimRef, node: str) -> Allocated:

@@ -129,7 +129,9 @@ class DraDoor:
         self.dropped = Counter()
         files = CdiFiles(settings.cdi_dir, driver)
         self._kept = KeptFiles(operations.ledger, files)
-        claims = Claims(settings.kubeconfig, driver=driver, node=settings.node_name)
+        claims = Claims(
+            settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
+        )
         self.life = ClaimLife(
             operations,
             preparer,
@@ -148,7 +150,7 @@ class DraDoor:
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
         self.node = NodeCheck(settings.kubeconfig, settings.node_name, warn=recorder.node_unsuited)
-        self._servicer = DraServicer(self.life, operations.ledger, settings.node_name)
+        self._servicer = DraServicer(self.life, operations.ledger, settings.node_name, recorder)
         self._path = socket_path(settings)
         self._registry = RegistrySocket(
             registry_path(root, driver),

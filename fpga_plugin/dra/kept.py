@@ -110,6 +110,8 @@ class KeptFiles:
             log.warning(
                 "claim withdrawn",
                 claim=uid,
+                namespace=after.namespace,
+                name=after.name,
                 devices=list(after.devices),
                 pods=sorted(after.pods),
                 reason=why,

@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.dra.cdi import CdiFiles
@@ -48,6 +49,9 @@ log = structlog.get_logger()
 
 ANSWER_SECONDS: Final = 40.0
 """Until a call is answered; kubelet gives it 45 s (pkg/kubelet/cm/dra/plugin)."""
+
+KEPT_CLAIMS: Final = 256
+"""Claims of which is remembered what was read of them last, to say whose a refusal is."""
 
 FIRST_RETRY, LAST_RETRY = 0.1, 2.0
 """Seconds between two looks at what has to pass."""
@@ -120,6 +124,7 @@ class ClaimLife:
         self._permission = permission
         self._files = files
         self._work: dict[ClaimUid, _Work] = {}
+        self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         self.doubted: Callable[[ClaimUid], None] = lambda _: None
@@ -129,6 +134,10 @@ class ClaimLife:
         """Whoever waits looks again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def read(self, uid: ClaimUid) -> ResourceClaim | None:
+        """A claim as it was read last; None: it was not, or it has ended."""
+        return self._read.get(uid)
 
     # ---------------------------------------------------------------- prepare
 
@@ -210,15 +219,15 @@ class ClaimLife:
                 await self._attempt(ref, work)
             except _PASSING as error:
                 if work.ended or loop.time() + wait >= deadline:
-                    log.warning("claim not prepared", claim=ref.uid, error=str(error))
+                    log.warning("claim not prepared", **ref.logged, error=str(error))
                     raise
                 if isinstance(error, HeldError) and error.holder is not None:
                     self.doubted(error.holder)
             except FpgaPluginError as error:
-                log.warning("claim not prepared", claim=ref.uid, error=str(error))
+                log.warning("claim not prepared", **ref.logged, error=str(error))
                 raise
             except Exception as error:
-                log.exception("preparation failed", claim=ref.uid)
+                log.exception("preparation failed", **ref.logged)
                 raise FpgaPluginError(
                     f"{ref}: preparation failed for an unexpected reason",
                     hint="the plugin's log has the details; please report this",
@@ -238,6 +247,7 @@ class ClaimLife:
                 hint="the plugin's log says what keeps it from reading it",
             )
         claim = work.claim = work.claim or await self._claims.get(ref)
+        self._read[ref.uid] = claim
         await self._check_users(ref)
         for one in claim.devices:
             self._ledger.regions_of(one.device)
@@ -257,10 +267,9 @@ class ClaimLife:
         self._ledger.prepared(ref.uid)
         log.info(
             "claim prepared",
-            claim=ref.uid,
-            namespace=ref.namespace,
-            name=ref.name,
+            **ref.logged,
             devices=holder.devices,
+            requests=sorted({one.request for one in claim.devices}),
             pods=sorted(holder.pods),
             bitstreams={
                 region: None if one is None else one.bitstream_id
@@ -330,10 +339,18 @@ class ClaimLife:
         """No container starts with the claim any more, and its regions are on their way."""
         if (work := self._work.get(uid)) is not None:
             work.ended = True
+        self._read.pop(uid, None)
         cards = self._ledger.end_holder(uid)
         if cards:
             holder = self._ledger.holders[uid]
-            log.info("claim ended", claim=uid, devices=holder.devices, pods=sorted(holder.pods))
+            log.info(
+                "claim ended",
+                claim=uid,
+                namespace=holder.namespace,
+                name=holder.name,
+                devices=holder.devices,
+                pods=sorted(holder.pods),
+            )
         for card in cards:
             self._queue.add(card)
         await asyncio.to_thread(self._files.remove, uid)

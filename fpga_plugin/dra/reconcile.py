@@ -189,7 +189,13 @@ class ClaimReconciler:
                     card for card in cards if any(_of_card(name, card) for name in one.devices)
                 }
             else:
-                log.warning("claim adopted", claim=uid, pods=sorted(one.pods))
+                log.warning(
+                    "claim adopted",
+                    claim=uid,
+                    namespace=one.namespace,
+                    name=one.name,
+                    pods=sorted(one.pods),
+                )
         ledger.reconciled(cards)
 
     async def _look_for_lost(
@@ -207,6 +213,8 @@ class ClaimReconciler:
             log.warning(
                 "kubelet's record lacks a claim",
                 claim=uid,
+                namespace=holders[uid].namespace,
+                name=holders[uid].name,
                 devices=list(holders[uid].devices),
                 pods=sorted(holders[uid].pods),
                 hint="its devices are kept until the API server says that it is over and its pods"
@@ -229,7 +237,12 @@ class ClaimReconciler:
         if holder is None or not (holder.ended or await self._is_over(holder)):
             return
         if not holder.ended:
-            log.warning("claim ended without a call", claim=uid)
+            log.warning(
+                "claim ended without a call",
+                claim=uid,
+                namespace=holder.namespace,
+                name=holder.name,
+            )
         await self._life.end(uid)
         self._lost.discard(uid)
 

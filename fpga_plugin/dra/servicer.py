@@ -22,7 +22,9 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, parse_claim_uid
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import parse_name
+from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.serving.messages import receive
 from fpga_plugin.serving.unary import statuses, unary
 
@@ -45,9 +47,11 @@ class DraServicer:
         life: what the calls do.
         ledger: has the devices' health.
         pool: our node's.
+        recorder: tells pods and operators what was refused.
     """
 
-    def __init__(self, life: ClaimLife, ledger: Ledger, pool: str) -> None:
+    def __init__(self, life: ClaimLife, ledger: Ledger, pool: str, recorder: EventRecorder) -> None:
+        self._recorder = recorder
         self._life = life
         self._ledger = ledger
         self._pool = pool
@@ -85,11 +89,12 @@ class DraServicer:
         async def one(claim: dra.Claim) -> dra.NodePrepareResourceResponse:
             async def served(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
                 devices = await self._life.prepare(ref)
+                self._recorder.served([each.device for each in devices], _name(ref))
                 return dra.NodePrepareResourceResponse(
                     devices=[self._device(each) for each in devices]
                 )
 
-            answer, problem = await _served("NodePrepareResources", claim, served)
+            answer, problem = await _served("NodePrepareResources", claim, served, self._refused)
             return answer or dra.NodePrepareResourceResponse(error=problem)
 
         return dra.NodePrepareResourcesResponse(claims=await _each(request.claims, one))
@@ -106,10 +111,23 @@ class DraServicer:
         self, request: dra.NodeUnprepareResourcesRequest
     ) -> dra.NodeUnprepareResourcesResponse:
         async def one(claim: dra.Claim) -> dra.NodeUnprepareResourceResponse:
-            _, problem = await _served("NodeUnprepareResources", claim, self._life.unprepare)
+            async def served(ref: ClaimRef) -> None:
+                self._recorder.served([], _name(ref))
+                await self._life.unprepare(ref)
+
+            _, problem = await _served("NodeUnprepareResources", claim, served)
             return dra.NodeUnprepareResourceResponse(error=problem)
 
         return dra.NodeUnprepareResourcesResponse(claims=await _each(request.claims, one))
+
+    def _refused(self, ref: ClaimRef, error: FpgaPluginError) -> None:
+        """Tell whose pod waits, and why."""
+        claim = self._life.read(ref.uid)
+        names = {} if claim is None else claim.names
+        pod = next(iter(names)) if len(names) == 1 else None
+        identity = Identity(pod, name=names[pod] if pod else None, claim=_name(ref))
+        devices = [] if claim is None else [one.device for one in claim.devices]
+        self._recorder.refused(identity, devices, error)
 
     # ---------------------------------------------------------------- health
 
@@ -169,24 +187,35 @@ class DraServicer:
         )
 
 
+def _name(ref: ClaimRef) -> str:
+    return f"{ref.namespace}/{ref.name}"
+
+
 async def _served(
-    method: str, claim: dra.Claim, serve: Callable[[ClaimRef], Awaitable[Any]]
+    method: str,
+    claim: dra.Claim,
+    serve: Callable[[ClaimRef], Awaitable[Any]],
+    refused: Callable[[ClaimRef, FpgaPluginError], None] = lambda *_: None,
 ) -> tuple[Any, str]:
-    """A claim's answer, or why there is none; logged."""
+    """A claim's answer, or why there is none; logged, and told to `refused`."""
     started = time.monotonic()
-    problem, answer = "", None
+    problem, answer, ref = "", None, None
     try:
-        answer = await serve(_parsed(claim))
+        ref = _parsed(claim)
+        answer = await serve(ref)
     except FpgaPluginError as error:
         problem = str(error)
+        if ref is not None:
+            refused(ref, error)
     except Exception:  # noqa: BLE001  # of one claim: the others are answered
         _log.exception("unexpected error in a call", method=method)
         problem = f"{method} failed: see the log of fpga-plugin"
     seconds = round(time.monotonic() - started, 6)
+    named = {} if ref is None else ref.logged
     if problem:
-        _log.warning("claim refused", method=method, message=problem, seconds=seconds)
+        _log.warning("claim refused", method=method, **named, message=problem, seconds=seconds)
     else:
-        _log.info("claim served", method=method, claim=claim.uid, seconds=seconds)
+        _log.info("claim served", method=method, **named, seconds=seconds)
     return answer, problem
 
 

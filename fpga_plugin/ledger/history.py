@@ -64,6 +64,7 @@ class Event:
         pod: whose; None where it is not known.
         name: what the pod is called, as namespace and name; empty where it is not known.
         afu_id: what the region's AFU id read afterwards.
+        claim: of which ResourceClaim, as namespace and name; empty: of none, or it is not known.
         words: why it failed, or was refused; empty where it was not.
     """
 
@@ -73,6 +74,7 @@ class Event:
     name: Name = ""
     afu_id: Afu | None = None
     words: Words = ""
+    claim: Name = ""
 
 
 @dataclass(frozen=True, slots=True)

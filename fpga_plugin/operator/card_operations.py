@@ -3,17 +3,16 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
-from fpga_plugin.ids import PodUid
+from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ledger.records import Holder
+from fpga_plugin.operator.owners import Names, by_device, who
 from fpga_plugin.operator.schema import CardStateView, ProgrammedView
 from fpga_plugin.operator.survey import Operation
-from fpga_plugin.operator.view import UNKNOWN, learn_names
+from fpga_plugin.operator.view import learn_names
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.actions import CardActions, CardState
 from fpga_plugin.regions.byhand import Programmed
-
-Names = Callable[[PodUid | None], PodName | None]
-"""What a pod is called, if that is known."""
 
 
 def operations(actions: CardActions, plugin: Plugin | None = None) -> dict[str, Operation]:
@@ -55,7 +54,8 @@ def _shown(action: Callable[[str], Awaitable[CardState]], plugin: Plugin | None)
         if plugin is not None and state.holders:
             await learn_names(plugin.ledger, plugin.node.pods)
             names = plugin.node.pods.known
-        return cast("Mapping[str, object]", state_view(state, names))
+        held = {} if plugin is None else by_device(plugin.ledger.holders.values())
+        return cast("Mapping[str, object]", state_view(state, names, held))
 
     return operation
 
@@ -64,8 +64,11 @@ def _nobody(_pod: PodUid | None) -> PodName | None:
     return None
 
 
-def state_view(state: CardState, names: Names = _nobody) -> CardStateView:
-    """As JSON shows it."""
+def state_view(
+    state: CardState, names: Names = _nobody, held: Mapping[DeviceId, Holder] | None = None
+) -> CardStateView:
+    """As JSON shows it; `held` are the ResourceClaims that have devices."""
+    held = held or {}
     return {
         "card": state.card,
         "present": state.present,
@@ -73,11 +76,9 @@ def state_view(state: CardState, names: Names = _nobody) -> CardStateView:
         "may_be_pulled": state.may_be_pulled,
         "holders": [
             {
+                **who(holder.device, holder.pod, held, names),
                 "device": holder.device,
                 "resource": holder.resource,
-                "pod_uid": holder.pod or "",
-                "namespace": (names(holder.pod) or UNKNOWN).namespace,
-                "pod": (names(holder.pod) or UNKNOWN).name,
                 "started": holder.started,
                 "since": holder.since or None,
             }

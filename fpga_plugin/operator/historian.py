@@ -17,7 +17,8 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.history import WORDS, Entry, Event, Kind
 from fpga_plugin.ledger.journal import Journal
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim
+from fpga_plugin.ledger.records import Claim, Holder
+from fpga_plugin.operator.owners import by_device, only_pod
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.reports import Report
 
@@ -62,6 +63,7 @@ class Historian:
         self._something = asyncio.Event()
         self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
         self._refused: dict[RegionId, str] = {}
+        self._holders = by_device(ledger.holders.values())
         for claim in ledger.claims.values():
             self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
         ledger.subscribe(self._changed)
@@ -79,16 +81,20 @@ class Historian:
         now = self._clock()
         before = self._claims.get(card, {})
         present = {claim.device: claim for claim in self._ledger.claims_on(card)}
+        holders, self._holders = self._holders, by_device(self._ledger.holders.values())
         for device in before.keys() | present.keys():
             old, new = before.get(device), present.get(device)
             same = old is not None and new is not None and old.generation == new.generation
             if old is not None and not same:
                 held = max(now - old.since, 0.0) if old.since else None
+                pod, name = _owner(old.pod, holders.get(device))
+                event = Event(at=now, seconds=held, pod=pod, claim=name)
                 for region in old.grants:
-                    self._note(region, Kind.RELEASED, Event(at=now, seconds=held, pod=old.pod))
+                    self._note(region, Kind.RELEASED, event)
             if new is not None and not same:
+                pod, name = _owner(None, self._holders.get(device))
                 for region in new.grants:
-                    self._note(region, Kind.CLAIMED, Event(at=now), new)
+                    self._note(region, Kind.CLAIMED, Event(at=now, pod=pod, claim=name), new)
         if present:
             self._claims[card] = present
         else:
@@ -102,6 +108,7 @@ class Historian:
         words = report.error[:WORDS]
         if report.scrubbed:
             former = min(report.former, default=None)
+            _, claim = _owner(former, self._ended(report.region))
             self._note(
                 report.region,
                 Kind.SCRUBBED,
@@ -109,33 +116,52 @@ class Historian:
                     at=now,
                     seconds=sum(cleaned),
                     pod=former,
+                    claim=claim,
                     words="" if programmed else words,
                     afu_id=None if programmed else report.afu_id,
                 ),
             )
         if programmed:
+            held = self._ledger.region_claim(report.region)
+            holder = None if held is None else self._holders.get(held.device)
+            pod, claim = _owner(report.pod, holder)
             self._note(
                 report.region,
                 Kind.PROGRAMMED,
                 Event(
                     at=now,
                     seconds=sum(programmed),
-                    pod=report.pod,
+                    pod=pod,
+                    claim=claim,
                     words=words,
                     afu_id=report.afu_id,
                 ),
             )
 
-    def refused(self, pod: PodUid | None, devices: Sequence[DeviceId], message: str) -> None:
+    def _ended(self, region: RegionId) -> Holder | None:
+        """The ResourceClaim whose end a region's scrub belongs to."""
+        card = card_of(DeviceId(region))
+        return next(
+            (
+                one
+                for one in self._ledger.holders.values()
+                if one.ended and {DeviceId(region), DeviceId(card)} & {*one.devices}
+            ),
+            None,
+        )
+
+    def refused(
+        self, pod: PodUid | None, devices: Sequence[DeviceId], message: str, claim: str = ""
+    ) -> None:
         """A call was refused; of several alike in a row, the first is written down."""
         named = set(devices)  # perhaps of no card, and then of no form either
-        key = f"{pod}: {message}"
+        key = f"{pod} {claim}: {message}"
         for card in self._ledger.cards.values():
             for region in (each.id for each in card.regions):
                 if named.isdisjoint({card.id, region}) or self._refused.get(region) == key:
                     continue
                 self._refused[region] = key
-                event = Event(at=self._clock(), pod=pod, words=message[:WORDS])
+                event = Event(at=self._clock(), pod=pod, words=message[:WORDS], claim=claim[:512])
                 self._note(region, Kind.REFUSED, event)
 
     async def run(self) -> None:
@@ -164,7 +190,8 @@ class Historian:
         pod = event.pod
         if claim is not None:
             now = self._ledger.claims.get(claim.device)
-            pod = now.pod if now is not None and now.generation == claim.generation else claim.pod
+            same = now is not None and now.generation == claim.generation
+            pod = (now.pod if now is not None and same else claim.pod) or event.pod
         name = self._named(pod)
         return Entry(
             region,
@@ -176,5 +203,13 @@ class Historian:
                 name="" if name is None else str(name)[:512],
                 afu_id=event.afu_id,
                 words=event.words,
+                claim=event.claim,
             ),
         )
+
+
+def _owner(pod: PodUid | None, holder: Holder | None) -> tuple[PodUid | None, str]:
+    """A pod, and the ResourceClaim by which it has the device, if there is one."""
+    if holder is None:
+        return pod, ""
+    return pod or only_pod(holder), f"{holder.namespace}/{holder.name}"[:512]

@@ -24,7 +24,16 @@ from fpga_plugin.operator.schema import (
 from fpga_plugin.operator.selection import MAX_WORDS, selected
 from fpga_plugin.operator.states import ANCHORS, STATES
 from fpga_plugin.operator.style import SCRIPT, STYLE
-from fpga_plugin.operator.table import happened, measured, printable, size, skipped, span
+from fpga_plugin.operator.table import (
+    event_owner,
+    happened,
+    measured,
+    owned_by,
+    printable,
+    size,
+    skipped,
+    span,
+)
 
 
 def _hash(code: str) -> str:
@@ -284,7 +293,7 @@ def _history(events: Iterable[EventView], now: float) -> str:
             f"<code>{_text(one['region'])}</code>",
             f"{span(now - one['at'])} ago",
             _text(happened(one)),
-            _text(one["pod"]) or f"<code>{_text(one['pod_uid'])}</code>",
+            _event_owner(one),
             _text(one["message"]),
         ]
         for one in events
@@ -293,6 +302,12 @@ def _history(events: Iterable[EventView], now: float) -> str:
         return ""
     table = _table("What happened last", ["Region", "When", "What", "Pod", "Why"], rows)
     return f"<section><h2>History</h2>{_scrolled('History', table)}</section>"
+
+
+def _event_owner(one: EventView) -> str:
+    if one["claim"]:
+        return _text(event_owner(one))
+    return _text(one["pod"]) or f"<code>{_text(one['pod_uid'])}</code>"
 
 
 def _bitstreams(bitstreams: Iterable[BitstreamView], now: float) -> str:
@@ -352,6 +367,8 @@ def _when(one: RefusalView, now: float) -> str:
 
 
 def _refused_pod(one: RefusalView) -> str:
+    if one["claim"]:
+        return f"claim {_text(one['claim'])}"
     if one["pod"]:
         return f"{_text(one['namespace'])}/<wbr>{_text(one['pod'])}"
     if one["pod_uid"]:
@@ -437,6 +454,8 @@ def _reason(region: RegionView) -> str:
 
 
 def _owner(owner: OwnerView) -> str:
+    if owner["claim"]:
+        return _text(owned_by(owner)).replace("/", "/<wbr>")
     if owner["pod"]:
         return f"{_text(owner['namespace'])}/<wbr>{_text(owner['pod'])}"
     return f"<code>{_text(owner['pod_uid'])}</code>" if owner["pod_uid"] else "pod not known yet"

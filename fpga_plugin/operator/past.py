@@ -102,6 +102,7 @@ class Past:
             "seconds": event.seconds,
             "pod_uid": event.pod or "",
             "pod": event.name,
+            "claim": event.claim,
             "afu_id": event.afu_id or "",
             "bitstream": self._catalogue.name(event.afu_id or ""),
             "message": event.words,
@@ -110,4 +111,5 @@ class Past:
 
 def _matches(entry: Entry, look: str) -> bool:
     event = entry.event
-    return look in entry.region or look in event.name.lower() or look in (event.pod or "").lower()
+    named = (event.name, event.claim, event.pod or "")
+    return look in entry.region or any(look in one.lower() for one in named)

@@ -30,6 +30,7 @@ class Refusal:
         message: what kubelet was told, so what the pod's Events say.
         pod: None where kubelet's records did not tell.
         name: what the pod is called; None where that was not known.
+        claim: by which ResourceClaim it asked, as namespace and name; empty: by none.
         over: a later call for one of its devices succeeded.
     """
 
@@ -42,6 +43,7 @@ class Refusal:
     message: str
     pod: PodUid | None = None
     name: PodName | None = None
+    claim: str = ""
     over: bool = False
 
 
@@ -62,9 +64,10 @@ class Refusals:
         status: str,
         message: str,
         name: PodName | None = None,
+        claim: str = "",
     ) -> None:
         """A call was refused."""
-        key: object = tuple(devices) if pod is None else pod
+        key: object = claim or (tuple(devices) if pod is None else pod)
         now = self._clock()
         before = self._last.get(key)
         self._last[key] = Refusal(
@@ -77,14 +80,19 @@ class Refusals:
             message=message,
             pod=pod,
             name=name,
+            claim=claim,
         )
         self._over.discard(key)
 
-    def served(self, devices: Sequence[DeviceId]) -> None:
-        """A call for these devices succeeded: what was refused of them before is over."""
+    def served(self, devices: Sequence[DeviceId], claim: str = "") -> None:
+        """A call for these devices, or for this claim, succeeded: no refusal of it is in force."""
         wanted = set(devices)
         self._over.intersection_update(self._last)
-        self._over.update(k for k, one in self._last.items() if wanted.intersection(one.devices))
+        self._over.update(
+            k
+            for k, one in self._last.items()
+            if wanted.intersection(one.devices) or (claim and one.claim == claim)
+        )
 
     def latest(self) -> list[Refusal]:
         """The last refusal of each pod, newest first."""

@@ -6,19 +6,30 @@ Types alone: the commands that print the answers import nothing of the daemon.
 from typing import TypedDict
 
 
-class OwnerView(TypedDict):
-    """Who has a device.
+class WhoView(TypedDict):
+    """Whose a device is.
 
-    `since` is Unix time, null where it is not known; the pod's fields are empty where kubelet's
-    records have not told.
+    The pod's fields are empty where kubelet's records have not told. In mode `dra` the owner is a
+    ResourceClaim: `claim` is its name, in `namespace`; `requests` are those of its requests for
+    which it has the device; `pods` are all that use it, by namespace and name, or by uid where no
+    name is known. `pod` and `pod_uid` are then empty unless there is exactly one.
     """
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    claim: str
+    claim_uid: str
+    requests: list[str]
+    pods: list[str]
+
+
+class OwnerView(WhoView):
+    """Who has a device; `since` is Unix time, null where it is not known."""
 
     device: str
     resource: str
     ownership: str
-    pod_uid: str
-    namespace: str
-    pod: str
     since: float | None
 
 
@@ -78,7 +89,8 @@ class CardView(TypedDict):
 class RefusalView(TypedDict):
     """The last refusal of a pod, or the last warning about one; times are Unix time.
 
-    `open`: the pod still waits, or its admission failed within the last hour.
+    `open`: the pod still waits, or its admission failed within the last hour. `claim` is the
+    ResourceClaim by which it asked, as namespace and name; empty by the first door.
     """
 
     at: float
@@ -91,6 +103,7 @@ class RefusalView(TypedDict):
     pod_uid: str
     namespace: str
     pod: str
+    claim: str
     open: bool
 
 
@@ -136,7 +149,8 @@ class EventView(TypedDict):
 
     `event` is `claimed`, `released`, `programmed`, `scrubbed` or `refused`; `at` is Unix time;
     `seconds` is how long it took or, of a release, how long the claim held, null where it says
-    nothing; `pod` is a namespace and name, empty where not known; `message` says what went wrong.
+    nothing; `pod`, and in mode `dra` the ResourceClaim `claim`, are namespace and name, empty where
+    not known; `message` says what went wrong.
     """
 
     at: float
@@ -145,6 +159,7 @@ class EventView(TypedDict):
     seconds: float | None
     pod_uid: str
     pod: str
+    claim: str
     afu_id: str
     bitstream: str
     message: str
@@ -212,17 +227,14 @@ class StatusView(TypedDict):
     warnings: list[RefusalView]
 
 
-class HolderView(TypedDict):
+class HolderView(WhoView):
     """Who still has something of the card.
 
-    The pod's fields are empty, `since` is null, where they are not known.
+    `since` is null where it is not known.
     """
 
     device: str
     resource: str
-    pod_uid: str
-    namespace: str
-    pod: str
     started: bool
     since: float | None
 

@@ -39,12 +39,22 @@ def _region(region: RegionView, look: str) -> bool:
 
 
 def _owner(owner: OwnerView | None, look: str) -> bool:
-    return owner is not None and _pod(owner["namespace"], owner["pod"], owner["pod_uid"], look)
+    if owner is None:
+        return False
+    claim = f"{owner['namespace']}/{owner['claim']}".lower() if owner["claim"] else ""
+    return (
+        _pod(owner["namespace"], owner["pod"], owner["pod_uid"], look)
+        or look in claim
+        or look in owner["claim_uid"]
+        or any(look in pod.lower() for pod in owner["pods"])
+    )
 
 
 def _refusal(refusal: RefusalView, look: str) -> bool:
-    return any(look in device.lower() for device in refusal["devices"]) or _pod(
-        refusal["namespace"], refusal["pod"], refusal["pod_uid"], look
+    return (
+        any(look in device.lower() for device in refusal["devices"])
+        or _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"], look)
+        or look in refusal["claim"].lower()
     )
 
 

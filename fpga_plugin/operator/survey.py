@@ -131,15 +131,20 @@ class Survey:
         if isinstance(error, NotFinishedError):
             return
         if self.historian is not None:
-            self.historian.refused(identity.pod, devices, str(error))
+            self.historian.refused(identity.pod, devices, str(error), identity.claim)
         self.refusals.refused(
-            "PreStartContainer",
+            "NodePrepareResources" if identity.claim else "PreStartContainer",
             identity.pod,
             devices[:MAX_DEVICES],
             status=error.status.name,
             message=str(error),
             name=identity.name,
+            claim=identity.claim,
         )
+
+    def served(self, devices: Sequence[DeviceId], claim: str) -> None:
+        """A ResourceClaim was prepared, or ended (`Observer`)."""
+        self.refusals.served(devices, claim)
 
     def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """A container is served, and may not be what its author means (`Observer`)."""

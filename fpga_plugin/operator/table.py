@@ -23,6 +23,7 @@ from fpga_plugin.operator.schema import (
     RefusalView,
     RegionView,
     StatusView,
+    WhoView,
 )
 
 MIN_WIDTH: Final = 60
@@ -120,7 +121,7 @@ def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:
             f"{datetime.fromtimestamp(one['at'], UTC):%Y-%m-%d %H:%M:%SZ}",
             one["region"],
             happened(one),
-            one["pod"] or one["pod_uid"] or "-",
+            event_owner(one),
         ]
         for one in history["events"]
     ]
@@ -132,6 +133,14 @@ def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:
         if event is not None and event["message"]:
             lines += _wrapped(printable(event["message"]), width, "    ", "    ")
     return "\n".join(lines)
+
+
+def event_owner(event: EventView) -> str:
+    """Whose it was, as far as it is known."""
+    pod = event["pod"] or event["pod_uid"]
+    if not event["claim"]:
+        return pod or "-"
+    return f"claim {event['claim']}" + (f", pod {pod}" if pod else "")
 
 
 def happened(event: EventView) -> str:
@@ -319,7 +328,7 @@ def _owner(owner: OwnerView | None) -> str:
     if owner is None:
         return "-"
     whole = " (whole card)" if "-p" not in owner["device"] else ""
-    return _pod(owner["namespace"], owner["pod"], owner["pod_uid"]) + whole
+    return owned_by(owner) + whole
 
 
 def _had(owner: OwnerView | None, now: float) -> str:
@@ -328,6 +337,16 @@ def _had(owner: OwnerView | None, now: float) -> str:
         return ""
     since = _since(owner, now)
     return _owner(owner) + (f", for {since}" if since != "-" else "")
+
+
+def owned_by(one: WhoView) -> str:
+    """A pod; by the second door a claim, for which of its requests, and its pods."""
+    if not one["claim"]:
+        return _pod(one["namespace"], one["pod"], one["pod_uid"])
+    asked = f" (request {', '.join(one['requests'])})" if one["requests"] else ""
+    pods = one["pods"]
+    used = f", pod {pods[0]}" if len(pods) == 1 else f", {len(pods)} pods" if pods else ""
+    return printable(f"claim {one['namespace']}/{one['claim']}{asked}{used}")
 
 
 def _pod(namespace: str, name: str, uid: str) -> str:
@@ -339,7 +358,10 @@ def _pod(namespace: str, name: str, uid: str) -> str:
 def _refusal(refusal: RefusalView, now: float, width: int) -> list[str]:
     times = f", {refusal['times']} times" if refusal["times"] > 1 else ""
     pod = _pod(refusal["namespace"], refusal["pod"], refusal["pod_uid"])
-    if not refusal["pod"] and not refusal["pod_uid"]:
+    if refusal["claim"]:
+        known = f", {pod}" if refusal["pod"] or refusal["pod_uid"] else ""
+        pod = printable(f"claim {refusal['claim']}{known}")
+    elif not refusal["pod"] and not refusal["pod_uid"]:
         pod = f"{pod}, devices {printable(', '.join(refusal['devices']))}"
     head = f"{pod}  {span(now - refusal['at'])} ago{times}  {refusal['method']} {refusal['status']}"
     return [
@@ -374,7 +396,7 @@ def card_table(state: CardStateView) -> str:
     lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
     lines += [
         f"  {holder['device']}  {'in use by' if holder['started'] else 'given to'}"
-        f" {_pod(holder['namespace'], holder['pod'], holder['pod_uid'])}{_from(holder['since'])}"
+        f" {owned_by(holder)}{_from(holder['since'])}"
         for holder in state["holders"]
     ]
     lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]

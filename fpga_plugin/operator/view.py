@@ -15,8 +15,9 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, Resource
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim, Condition, RegionRecord
+from fpga_plugin.ledger.records import Claim, Condition, Holder, RegionRecord
 from fpga_plugin.operator.health import not_ready
+from fpga_plugin.operator.owners import UNKNOWN, by_device, who
 from fpga_plugin.operator.refusals import Refusal, Refusals
 from fpga_plugin.operator.schema import (
     BitstreamView,
@@ -34,7 +35,6 @@ from fpga_plugin.operator.schema import (
 from fpga_plugin.operator.survey import Survey
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions import functions
 
 NAMES_SECONDS = 1.0
@@ -43,10 +43,10 @@ NAMES_SECONDS = 1.0
 ADMISSION_SECONDS: Final = 3600.0
 """For how long a pod whose admission failed counts as refused."""
 
-NOT_VERIFIED: Final = "not verified yet"
+PREPARE_SECONDS: Final = 300.0
+"""After how long a claim that was refused is asked for no more: kubelet tries each 60 to 90 s."""
 
-UNKNOWN = PodName("", "")
-"""What a pod is called whose name nobody told."""
+NOT_VERIFIED: Final = "not verified yet"
 
 
 async def view(survey: Survey) -> StatusView:
@@ -173,24 +173,27 @@ def _cards(
     refusals: Iterable[RefusalView],
 ) -> list[CardView]:
     ledger = plugin.ledger
+    # By the second door no resource is registered; what is well and free is the same.
+    resources = plugin.link.status if plugin.door is None else plugin.claims.resources()
     health = {
-        device.id: device.healthy
-        for name in plugin.link.status
-        for device in plugin.claims.devices(name)
+        device.id: device.healthy for name in resources for device in plugin.claims.devices(name)
     }
     refused = {
-        device: one["message"]
+        (device, one["claim"]): one["message"]
         for one in refusals
         if one["open"] and one["method"] != "Allocate"
         for device in one["devices"]
     }
+    holders = by_device(ledger.holders.values())
     gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
     return [
         _card(
             plugin,
             card_id,
             readings.get(card_id, Readings()),
-            lambda region: _region(survey, plugin, region, health, refused),
+            lambda region: _region(
+                survey, plugin, region, health, refused=refused, holders=holders
+            ),
         )
         for card_id in sorted(ledger.cards.keys() | gone)
     ]
@@ -270,12 +273,15 @@ def _region(
     plugin: Plugin,
     region: Region,
     health: Mapping[DeviceId, bool],
-    refused: Mapping[str, str],
+    *,
+    refused: Mapping[tuple[str, str], str],
+    holders: Mapping[DeviceId, Holder],
 ) -> RegionView:
     ledger = plugin.ledger
     record = ledger.record(region.id)
     claim = ledger.region_claim(region.id)
     device = DeviceId(region.id) if claim is None else claim.device
+    holder = None if claim is None else holders.get(claim.device)
     trouble = ledger.trouble(region.id)
     return {
         "region": region.id,
@@ -288,8 +294,8 @@ def _region(
         "bitstream": survey.catalogue.name(record.afu_id or ""),
         "clock": _clock(plugin, record),
         "healthy": health.get(device, False),
-        "refused": "" if claim is None else refused.get(claim.device, ""),
-        "owner": None if claim is None else _owner(plugin, claim),
+        "refused": "" if claim is None else refused.get((claim.device, _asks(holder)), ""),
+        "owner": None if claim is None else _owner(plugin, claim, holders),
     }
 
 
@@ -300,15 +306,17 @@ def _clock(plugin: Plugin, record: RegionRecord) -> ClockView | None:
     return {"state": plan.state.value, "detail": plan.detail}
 
 
-def _owner(plugin: Plugin, claim: Claim) -> OwnerView:
-    name = plugin.node.pods.known(claim.pod) or UNKNOWN
+def _asks(holder: Holder | None) -> str:
+    """By which ResourceClaim an owner asked; empty: by none."""
+    return "" if holder is None else f"{holder.namespace}/{holder.name}"
+
+
+def _owner(plugin: Plugin, claim: Claim, holders: Mapping[DeviceId, Holder]) -> OwnerView:
     return {
+        **who(claim.device, claim.pod, holders, plugin.node.pods.known),
         "device": claim.device,
         "resource": claim.resource,
         "ownership": claim.ownership.value,
-        "pod_uid": claim.pod or "",
-        "namespace": name.namespace,
-        "pod": name.name,
         "since": claim.since or None,
     }
 
@@ -337,6 +345,7 @@ def _refusals(survey: Survey, refusals: Refusals) -> list[RefusalView]:
                 "pod_uid": one.pod or "",
                 "namespace": name.namespace,
                 "pod": name.name,
+                "claim": one.claim,
                 "open": _open(survey, one),
             }
         )
@@ -349,6 +358,8 @@ def _open(survey: Survey, refusal: Refusal) -> bool:
         return False
     if refusal.method == "Allocate":
         return time.time() - refusal.at < ADMISSION_SECONDS
+    if refusal.claim:
+        return time.time() - refusal.at < PREPARE_SECONDS
     claims = survey.plugin.ledger.claims
     return any(
         claim.since <= refusal.at and refusal.pod in {None, claim.pod}

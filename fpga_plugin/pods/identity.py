@@ -31,6 +31,7 @@ class Identity:
         held: all devices of ours that any container of the pod holds.
         container: the one that starts now, where it had to be told apart from the others.
         name: of the pod; None where it was not asked for.
+        claim: the ResourceClaim by which it asks, as namespace and name; empty: by none.
     """
 
     pod: PodUid | None = None
@@ -40,6 +41,7 @@ class Identity:
     held: frozenset[str] = field(default=frozenset(), compare=False)
     container: str = ""
     name: PodName | None = field(default=None, compare=False)
+    claim: str = field(default="", compare=False)
 
     @property
     def namespace(self) -> str:

@@ -6,7 +6,7 @@ way, else from PodResources, in the background.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from grpclib.const import Status
@@ -34,6 +34,9 @@ class PodObserver(Protocol):
         self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
     ) -> None:
         """A PreStart was not answered with OK."""
+
+    def served(self, devices: Sequence[DeviceId], claim: str) -> None:
+        """A ResourceClaim, by namespace and name, was prepared with these devices, or ended."""
 
     def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """A container is served, and may not be what its author means."""
@@ -74,6 +77,16 @@ class EventRecorder:
         failed = error.status in _FAILURES
         reason = "FpgaProgrammingFailed" if failed else "FpgaProgrammingRefused"
         self._tell(identity, devices, reason, str(error))
+
+    def served(self, devices: Sequence[DeviceId], claim: str) -> None:
+        """A ResourceClaim was prepared, or ended: what was refused of it before is over."""
+        if self._observer is not None:
+            self._observer.served(devices, claim)
+
+    def named(self, names: Mapping[PodUid, PodName]) -> None:
+        """What the pods of a ResourceClaim are called."""
+        for uid, name in names.items():
+            self._pods.learn(uid, name)
 
     def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """A container is served, and may not be what its author means."""

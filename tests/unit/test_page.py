@@ -22,6 +22,10 @@ def owner(**changes):
         "pod_uid": "3f0c6e5e",
         "namespace": "team",
         "pod": "compress",
+        "claim": "",
+        "claim_uid": "",
+        "requests": [],
+        "pods": [],
         "since": 1000.0,
     } | changes
 
@@ -68,6 +72,7 @@ def event(**changes):
         "seconds": 0.25,
         "pod_uid": "3f0c6e5e",
         "pod": "team/compress",
+        "claim": "",
         "afu_id": "18b79ffa2ee54aa096ef4230dafacb5f",
         "bitstream": "compress",
         "message": "",
@@ -77,6 +82,7 @@ def event(**changes):
 HOSTILE_EVENTS = [
     event(region=EVIL, pod=EVIL, bitstream=EVIL, message=EVIL),
     event(pod="", pod_uid=EVIL, bitstream="", afu_id=EVIL),
+    event(pod=EVIL, claim=EVIL),
 ]
 
 
@@ -133,6 +139,7 @@ def refusal(**changes):
         "pod_uid": "3f0c6e5e",
         "namespace": "team",
         "pod": "compress",
+        "claim": "",
         "open": True,
     } | changes
 
@@ -167,6 +174,7 @@ def everything_foreign():
         card(
             region(reason=EVIL, node=EVIL, afu_id=EVIL, refused=EVIL, owner=hostile),
             region(1, owner=owner(pod="", pod_uid=EVIL), condition="PROGRAMMED", bitstream=EVIL),
+            region(2, owner=owner(claim=EVIL, requests=[EVIL], pods=[EVIL], namespace=EVIL)),
             note=EVIL,
         ),
         node=EVIL,
@@ -188,6 +196,7 @@ def everything_foreign():
         refusals=[
             refusal(message=EVIL, namespace=EVIL, pod=EVIL, method=EVIL, status=EVIL),
             refusal(pod="", pod_uid="", devices=[EVIL]),
+            refusal(claim=EVIL),
         ],
         bitstreams=[bitstream(name=EVIL, bitstream_id=EVIL, trust=EVIL, problem=EVIL)],
     )
@@ -391,6 +400,22 @@ def test_the_history_moves_no_cursor_and_is_no_wider_than_the_terminal():
     text = history_table({"time": 0.0, "events": long}, width=80)
     assert "\x1b" not in text
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_claim_is_named_with_its_request_and_its_pods():
+    one = owner(claim="nlb0", requests=["fpga"], pods=["team/compress"])
+    many = owner(claim="nlb0", pods=["team/a", "team/b"], device="0000-10-00.0")
+    shown = status(card(region(owner=one), region(1, owner=many)))
+    for text in (table(shown), Outline(page(shown)).text):
+        assert "claim team/nlb0 (request fpga), pod team/compress" in text
+        assert "claim team/nlb0, 2 pods" in text
+    events = [event(claim="team/nlb0"), event(claim="team/nlb0", pod="", pod_uid="")]
+    text = history_table({"time": 0.0, "events": events})
+    assert "claim team/nlb0, pod team/compress" in text
+    assert text.splitlines()[-1].endswith("claim team/nlb0")
+    refused = status(refusals=[refusal(claim="team/nlb0")])
+    for text in (table(refused), Outline(page(refused)).text):
+        assert "claim team/nlb0" in text
 
 
 def test_the_history_says_what_happened_how_long_it_took_and_why_not():
