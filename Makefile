@@ -68,6 +68,11 @@ test-dra: ## claims with the real scheduler, kubelet and containerd 2, as root (
 	@$(PYTHON) tests/dra/cluster.py $(PYTHON) -m pytest tests/dra/test_slices.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
 	@$(PYTHON) tests/dra/pods_namespace.py $(PYTHON) -m pytest -q $(PYTEST_ARGS)
 
+.PHONY: fleet
+fleet: ## hundreds of plugins with one real API server and scheduler (takes Go; FLEET_ARGS="--nodes 20 --pods 200")
+	@bash .ci/setup dev
+	@$(PYTHON) tests/dra/fleet.py $(FLEET_ARGS)
+
 .PHONY: image
 image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-slim@sha256:..., IMAGE=...)
 	@[[ "$${BASE:-}" =~ @sha256:[0-9a-f]{64}$$ ]] || { \

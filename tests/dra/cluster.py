@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,9 +63,16 @@ class Cluster:
     Args:
         folder: for its files and logs.
         gates: feature gates of all programs, besides what is on by default.
+        api_arguments: of the API server, besides the usual ones.
     """
 
-    def __init__(self, folder: Path, gates: Mapping[str, bool] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gates: Mapping[str, bool] | None = None,
+        *,
+        api_arguments: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         etcd, peers, api, scheduler, controllers = _free_ports(5)
@@ -98,6 +105,7 @@ class Cluster:
             "--authorization-mode=RBAC",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
             *features,
+            *api_arguments,
         )
         until(self._ready, "the API server is ready")
         admin = self.kubeconfig()
@@ -133,6 +141,15 @@ class Cluster:
         """The end of a program's log."""
         text = (self._folder / f"{name}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def memory(self) -> dict[str, float]:
+        """PSS of each program in MiB."""
+        found = {}
+        for name, process in self._processes.items():
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            (line,) = [one for one in text.splitlines() if one.startswith("Pss:")]
+            found[name] = int(line.split()[1]) / 1024
+        return found
 
     def end(self) -> None:
         """Its data are lost."""
