@@ -9,7 +9,7 @@
  * Budgets: CALLS (PreStarts of each pod), CRASHES, RESTARTS, FORCED, LOST
  * Pods:    BLANK_POD asks for no bitstream (0: each asks for one); WHOLES or REGIONS_ONLY
  * Traces:  TRACE prints each step and state; PATIENT makes random ones get further
- * Bugs:    BUG_..., each a mistake that the checker has to find; MENDED: without the one that it found
+ * Bugs:    BUG_..., each a mistake that the checker has to find
  * Kubelet: STRICT_CLEAR, LATE_OWNERS, UNHEARD_FIRST take less for granted (README.md)
  */
 
@@ -90,7 +90,7 @@ typedef Claim {
   unsigned owner : 2; unsigned due : 3; unsigned absent : 2
 };
 typedef Region {
-  unsigned cond : 2; unsigned former : 3; bit left;      /* what the ledger knows */
+  unsigned cond : 2; unsigned former : 3; bit left; bit emptied; /* what the ledger knows */
   unsigned image : 2; unsigned data : 3; unsigned att : 3; bit held  /* what is */
 };
 typedef Prep { unsigned st : 2; unsigned owner : 2; bit known; bit ok; bit same };
@@ -177,6 +177,11 @@ inline always()
 #define COUNTABLE(d) (!claim[d].exposed && !claim[d].uncounted)
 #define STOPPED(d)   (claim[d].touched && COUNTABLE(d) && claim[d].due == 0)
 #define CLAIM_OF(r)  (claim[r].has -> (r) : WHOLE(r))  /* where one has */
+#ifdef BUG_COUNTS
+#define EMPTIED(r)   true
+#else
+#define EMPTIED(r)   region[r].emptied
+#endif
 #define OWNED(r)     (claim[r].has || claim[WHOLE(r)].has)
 #define IS_DUE(r)    (region[r].cond == DIRTY && (!OWNED(r) || !USED(CLAIM_OF(r)) || STOPPED(CLAIM_OF(r))))
 
@@ -192,29 +197,22 @@ inline release(d)
 {
   quiet = STOPPED(d);
   used = USED(d);
-  ok = COUNTABLE(d);
   add = ((claim[d].touched || used) && claim[d].owner -> BIT(claim[d].owner) : 0);
-#ifndef BUG_STRAYS
   if
-#ifdef MENDED
-  :: !COUNTABLE(d) && claim[d].due < 7 -> claim[d].due++
-#else
   :: !COUNTABLE(d) && claim[d].due == 0 -> claim[d].due = 1
-#endif
   :: else
   fi;
-#else
-  claim[d].due = 0;
-#endif
   for (k : FIRST(d) .. LAST(d)) {
+    /* Balanced PostStops may be others': of a used region only a scrub since then shows the end */
+    ok = quiet && EMPTIED(k);
     if
-    :: region[k].cond != SCRUBBING && !((quiet || !used) && region[k].cond == BLANK) ->
+    :: region[k].cond != SCRUBBING && !((ok || !used) && region[k].cond == BLANK) ->
       set_cond(k, DIRTY)
     :: else
     fi;
 #ifndef BUG_FORMER
     if
-    :: !(quiet && region[k].cond == BLANK) && (region[k].former | add) != region[k].former ->
+    :: !((ok || (quiet && !used)) && region[k].cond == BLANK) && (region[k].former | add) != region[k].former ->
       region[k].former = region[k].former | add;
       prep[k].same = 0;
       prep[WHOLE(k)].same = 0;
@@ -223,15 +221,12 @@ inline release(d)
       :: else
       fi
     :: else
-    fi
+    fi;
 #endif
+    region[k].emptied = 0
   }
   claim[d].has = 0; claim[d].touched = 0; claim[d].started = 0; claim[d].exposed = 0;
-#ifdef MENDED
-  claim[d].uncounted = !ok;
-#else
   claim[d].uncounted = 0;
-#endif
   claim[d].inherited = 0; claim[d].owner = 0; claim[d].absent = 0;
   /* leases on it end, and what was prepared for it is dropped */
 #ifndef BUG_HAND_OVER
@@ -349,6 +344,15 @@ inline may_clear(c, mine)
 #endif
 }
 
+inline owe(c)
+{
+#ifdef BUG_DEBT
+  skip
+#else
+  debt[c] = 1
+#endif
+}
+
 inline pay_debt(c, mine)
 {
   ok = 1;
@@ -358,9 +362,6 @@ inline pay_debt(c, mine)
     :: else
     fi
   }
-#ifdef BUG_DEBT
-  ok = 1;
-#endif
   if
   :: ok -> debt[c] = 0
   :: else
@@ -549,7 +550,7 @@ inline prepare_goes_on(c)
     if
     :: !HOLDS(c) -> give_up(c)
     :: else ->
-      debt[c] = 1;
+      owe(c);
       ok = 0;
       for (k : FIRST(was) .. LAST(was)) {
         if
@@ -631,7 +632,7 @@ inline take_next(c, from)
     /* _scrub: `todo` is what is held, `done` what was scrubbed */
     work[c].todo = work[c].done;
     work[c].done = 0;
-    debt[c] = 1;
+    owe(c);
     for (k : 2 * c .. 2 * c + 1) {
       if
       :: work[c].todo & (1 << k) -> begin_work_on(k)
@@ -720,7 +721,12 @@ inline scrub_goes_on(c)
       :: region[j].held ->
         region[j].held = 0;
         if
-        :: (work[c].done & (1 << j)) && !work[c].failed && region[j].cond == SCRUBBING -> clean(j)
+        :: (work[c].done & (1 << j)) && !work[c].failed && region[j].cond == SCRUBBING ->
+          clean(j);
+          if  /* Claims.emptied */
+          :: !work[c].failed && OWNED(j) && USED(CLAIM_OF(j)) -> region[j].emptied = 1
+          :: else
+          fi
         :: else
         fi;
         if  /* after one that was disturbed the others are not believed either */
@@ -830,6 +836,7 @@ inline hand_over(p, arrives)
       assert(was < NR || (memory[k / 2] & (7 - BIT(p))) == 0)
     }
     claim[was].started = 1;
+    for (k : FIRST(was) .. LAST(was)) { region[k].emptied = 0 }
     drop(was);
     pod[p].call = 0;
     pod[p].lease = 0;
@@ -838,7 +845,9 @@ inline hand_over(p, arrives)
     attach(p)
   :: else ->
     if
-    :: ok -> claim[was].started = 1
+    :: ok ->
+      claim[was].started = 1;
+      for (k : FIRST(was) .. LAST(was)) { region[k].emptied = 0 }
     :: else
     fi;
     drop(was);
@@ -852,6 +861,7 @@ inline crash()
   for (k : 0 .. NR - 1) {
     region[k].held = 0;
     region[k].left = 0;
+    region[k].emptied = 0;
     if
     :: region[k].cond == SCRUBBING -> region[k].cond = DIRTY
     :: region[k].cond == PROGRAMMED && !OWNED(k) -> region[k].cond = DIRTY
@@ -902,7 +912,7 @@ inline kubelet_restarts()
   for (k : 0 .. ND - 1) {
     if
     :: claim[k].has -> claim[k].exposed = 1
-    :: else -> claim[k].due = 0; claim[k].uncounted = 0
+    :: else -> claim[k].due = 0
     fi;
     claim[k].absent = 0;
     drop(k)
@@ -941,10 +951,7 @@ inline poststop(p)
 #endif
   if
   :: claim[was].due == 0
-#ifdef MENDED
-  :: !claim[was].has && claim[was].uncounted  /* not before the next Allocate */
-#endif
-  :: claim[was].due && (claim[was].has || !claim[was].uncounted) ->
+  :: claim[was].due ->
     claim[was].due--;
     if
     :: claim[was].has && STOPPED(was) && claim[was].started ->

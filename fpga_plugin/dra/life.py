@@ -360,9 +360,9 @@ class ClaimLife:
         deadline = loop.time() + self.seconds
         while True:
             changed = self._changed
+            self.forget(ref.uid)
             left = self._left(ref.uid)
             if not left:
-                self._ledger.forget_holder(ref.uid)
                 return
             try:
                 # What keeps a scrub waiting may pass without a change of the ledger.
@@ -375,6 +375,11 @@ class ClaimLife:
                         hint="it goes on; kubelet asks again. See why the pod's processes do not"
                         " end",
                     ) from None
+
+    def forget(self, uid: ClaimUid) -> None:
+        """Keep nothing of an ended claim, once its regions are clean or kept back."""
+        if not self._left(uid):
+            self._ledger.forget_holder(uid)
 
     def _left(self, uid: ClaimUid) -> list[RegionId]:
         """Regions of an ended claim that a scrub is still to come for."""

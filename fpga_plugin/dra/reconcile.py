@@ -8,7 +8,8 @@ further pods of a claim, for which no call comes, and of a record that was wiped
 
 A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
 name, not allocated or elsewhere, reserved for nobody) and no pod of it runs. Only while there is
-such a claim is anything asked at intervals.
+such a claim is anything asked at intervals. Of a claim that has ended, and of which kubelet will
+not ask again, nothing is kept once its regions are clean.
 """
 
 import asyncio
@@ -76,6 +77,7 @@ class ClaimReconciler:
         self._driver = driver
         self._wake = asyncio.Event()
         self._lost: set[ClaimUid] = set()
+        self._over: set[ClaimUid] = set()
         self.problem = ""
         self._watcher = Watcher(self, name="dra-record", local=True)
         life.doubted = self._doubt
@@ -109,7 +111,7 @@ class ClaimReconciler:
         self._wake.set()
 
     def _card_changed(self) -> None:
-        if self._ledger.unreconciled & self._ledger.cards.keys():
+        if self._over or self._ledger.unreconciled & self._ledger.cards.keys():
             self._wake.set()
 
     async def run(self) -> None:
@@ -120,7 +122,7 @@ class ClaimReconciler:
             while True:
                 self._wake.clear()
                 read = await self._round()
-                waiting = bool(self._lost) or not read
+                waiting = bool(self._lost or self._over) or not read
                 try:
                     async with asyncio.timeout(LOST_SECONDS if waiting else None):
                         await self._wake.wait()
@@ -149,6 +151,7 @@ class ClaimReconciler:
             await asyncio.to_thread(self._files.keep, known | record.keys())
             self._queue.sync()
         await self._look_for_lost(before, record)
+        self._forget(before - record.keys())
         return True
 
     def _adopt(self, record: Mapping[ClaimUid, RecordedClaim]) -> None:
@@ -226,6 +229,17 @@ class ClaimReconciler:
                 await self._end_if_over(uid)
             except FpgaPluginError as error:
                 log.warning("claim cannot be ended", claim=uid, error=str(error))
+
+    def _forget(self, unknown: set[ClaimUid]) -> None:
+        """Ended claims that kubelet does not know: it has no answer to wait for."""
+        holders = self._ledger.holders
+        ended = {uid for uid in unknown & holders.keys() if holders[uid].ended} - self._lost
+        try:
+            for uid in sorted(ended):
+                self._life.forget(uid)
+        except FpgaPluginError as error:
+            log.warning("ended claims stay in the journal", claims=sorted(ended), error=str(error))
+        self._over = ended & holders.keys()
 
     async def _end_if_over(self, uid: ClaimUid) -> None:
         """End a claim that kubelet's record lacks, if nobody uses it.

@@ -2,7 +2,7 @@
 """The crash campaign: random lives of many pods, and of a plugin that is killed again and again.
 
     .venv/bin/python tests/campaign [--seed N] [--portion N] [--kills 200] [--minutes 5]
-                                    [--door extended|stock|both] [--calm | --weather NAME]
+                                    [--door extended|stock|dra|all] [--calm | --weather NAME]
                                     [--bug NAME] [--table]
 
 A portion is one node with kills after kills; its seed is SEED.PORTION. Each portion adds a line to
@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import sys
 import tempfile
 import time
@@ -30,8 +31,12 @@ for logger in ("grpclib", "asyncio"):
 import bugs  # noqa: E402  # found by the line above
 import spawn  # noqa: E402
 import weather  # noqa: E402
-from life import Node, portion  # noqa: E402
+from checker import Violation  # noqa: E402
+from claims import ClaimNode  # noqa: E402
+from life import DeviceNode  # noqa: E402
+from node import Node, portion  # noqa: E402
 
+DOORS = ("extended", "stock", "dra")
 KEPT = spawn.ROOT / ".cache" / "campaign" / "portions.jsonl"
 
 
@@ -42,7 +47,7 @@ def main() -> int:
     parser.add_argument("--portion", type=int, help="which one (default: the next of this seed)")
     parser.add_argument("--kills", type=int, default=200, help="of a portion (200)")
     parser.add_argument("--minutes", type=float, default=5, help="begin nothing after that (5)")
-    parser.add_argument("--door", choices=["extended", "stock", "both"], default="both")
+    parser.add_argument("--door", choices=[*DOORS, "all"], default="all")
     parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="in a copy of the package")
     parser.add_argument("--calm", action="store_true", help="nothing but kills goes wrong")
     parser.add_argument("--weather", choices=weather.NAMES, default="", help="no other, and often")
@@ -67,22 +72,13 @@ def main() -> int:
 
 def run(arguments: argparse.Namespace, until: float) -> bool:
     """Portions until the time is over; returns whether nothing was found."""
-    doors = ["extended", "stock"] if arguments.door == "both" else [arguments.door]
+    doors = DOORS if arguments.door == "all" else (arguments.door,)
     number = next_portion(arguments.seed) if arguments.portion is None else arguments.portion
     good = True
     while good and time.monotonic() < until:
         door = doors[number % len(doors)]
         begin = time.monotonic()
-        node, found = asyncio.run(
-            portion(
-                f"{arguments.seed}.{number}",
-                stock=door == "stock",
-                storms=not arguments.calm and os.geteuid() == 0,
-                kills=arguments.kills,
-                until=until,
-                only=arguments.weather,
-            )
-        )
+        node, found = asyncio.run(one(arguments, number, door, until))
         line = {
             "seed": arguments.seed,
             "portion": number,
@@ -115,12 +111,26 @@ def run(arguments: argparse.Namespace, until: float) -> bool:
     return good
 
 
+async def one(
+    arguments: argparse.Namespace, number: int, door: str, until: float
+) -> tuple[Node, Violation | None]:
+    """A portion."""
+    rng = random.Random(f"{arguments.seed}.{number}")
+    storms = not arguments.calm and os.geteuid() == 0
+    node: Node
+    if door == "dra":
+        node = ClaimNode(rng, storms=storms, only=arguments.weather)
+    else:
+        node = DeviceNode(rng, stock=door == "stock", storms=storms, only=arguments.weather)
+    return node, await portion(node, kills=arguments.kills, until=until)
+
+
 def explain(node: Node, file: Path) -> None:
     """What led to a violation: events, uses, and the log of the plugin's last life."""
     lines = [
         f"{event.at} {event.kind} {event.target} {event.value}" for event in node.checker.events
     ]
-    lines += [f"{use}" for uses in node.checker.uses.values() for use in uses[-3:]]
+    lines += [str(use) for uses in node.checker.uses.values() for use in uses[-3:]]
     if node.plugin is not None:
         lines.append(node.plugin.text)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -141,8 +151,8 @@ def next_portion(seed: int) -> int:
 def table() -> None:
     """Sum what was run."""
     lines = kept()
-    print(f"\n{'':34}{'extended':>10}{'stock':>10}{'both':>10}")
-    doors = [[x for x in lines if x["door"] == door] for door in ("extended", "stock")]
+    print(f"\n{'':34}" + "".join(f"{name:>10}" for name in (*DOORS, "all")))
+    doors = [[x for x in lines if x["door"] == door] for door in DOORS]
     columns = [*doors, lines]
 
     def row(name: str, values: list[float]) -> None:

@@ -131,6 +131,52 @@ BUGS = {
         door="stock",
         also=("[d for d in ended if not checkpoint.holders(d)]", "ended"),
     ),
+    "prepared-claims-prepared-anew": Bug(
+        "dra/life.py",
+        "        if holder is None or not self._stands(holder):\n",
+        "        if True:\n",
+        "7",
+        door="dra",
+        also=("        await self._check_users(ref)\n", ""),
+    ),
+    "unprepare-answered-before-it-is-clean": Bug(
+        "dra/life.py",
+        "        await self.end(ref.uid)\n        await self._clean(ref)\n",
+        "        await self.end(ref.uid)\n",
+        "4",
+        door="dra",
+    ),
+    "pods-of-a-claim-not-asked": Bug(
+        "ledger/claims.py",
+        "            owner |= holder.pods\n",
+        "            pass\n",
+        "47",
+        door="dra",
+    ),
+    "claim-prepared-before-it-is-done": Bug(
+        "dra/life.py",
+        "        lease = self._ledger.lease(holder.devices)\n",
+        "        self._ledger.prepared(ref.uid)\n"
+        "        lease = self._ledger.lease(holder.devices)\n",
+        "29",
+        door="dra",
+    ),
+    "file-stays-after-unprepare": Bug(
+        "dra/life.py",
+        "            self._queue.add(card)\n"
+        "        await asyncio.to_thread(self._files.remove, uid)\n",
+        "            self._queue.add(card)\n",
+        "10",
+        door="dra",
+    ),
+    "claims-not-adopted": Bug(
+        "dra/reconcile.py",
+        "            if not one.devices:\n",
+        "            if True:\n",
+        "12349",
+        door="dra",
+        weather="journal lost",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ time line, that of the cards' log.
 """
 
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
@@ -55,10 +56,12 @@ class Snapshot:
     Attributes:
         claims: each device's row.
         regions: the same.
+        holders: of each claim of DRA.
     """
 
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     regions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    holders: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def claim_on(self, region: str) -> dict[str, Any] | None:
         """Of the region or of its card."""
@@ -90,7 +93,7 @@ def read_journal(state_dir: Path, scratch: Path) -> Snapshot:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
                 return found  # killed before it had made its table
             for kind, key, value in db.execute("SELECT kind, key, value FROM journal"):
-                if kind in {"claims", "regions"}:
+                if kind in {"claims", "regions", "holders"}:
                     getattr(found, kind)[key] = json.loads(value)
     except sqlite3.Error as error:
         raise Violation(f"the journal cannot be opened: {error}") from error
@@ -239,6 +242,45 @@ class Checker:
             for region in self.regions_of(device):
                 if holders.setdefault(region, pod) != pod:
                     raise Violation(f"1: {region} has two owners: {holders[region]} and {pod}")
+        self.checked += 1
+
+    # ---------------------------------------------------------------- claims of DRA
+
+    def prepared(
+        self, claim: str, wanted: Mapping[str, str], nodes: Mapping[str, str] | None
+    ) -> None:
+        """A claim counts as prepared: its containers may start, by nobody's leave.
+
+        `nodes`: what its file for the container runtime says; None: there is none.
+
+        Raises:
+            Violation: they must not, or cannot.
+        """
+        self.now()
+        if nodes is None:
+            raise Violation(f"3: claim {claim} is prepared and has no file")
+        state = self.state()
+        for region, afu in wanted.items():
+            holds = state[region]["afu_id"]
+            if holds != afu:
+                raise Violation(f"2: {region} holds {holds} where claim {claim} asked for {afu}")
+            name = f"FPGA_DEVICE_{re.sub('[^A-Z0-9]', '_', region.upper())}"
+            if nodes.get(name, "").rpartition(".")[2] != str(state[region]["node"]):
+                raise Violation(f"10: claim {claim} has another node than {region}'s: {nodes}")
+        self.checked += 1
+
+    def released(self, claim: str, regions: Iterable[str], nodes: Mapping[str, str] | None) -> None:
+        """Unprepare was answered; `regions`: those that no other claim has or waits for.
+
+        Raises:
+            Violation: something is left of the claim.
+        """
+        self.now()
+        if nodes is not None:
+            raise Violation(f"10: claim {claim} is unprepared and has a file")
+        state = self.state()
+        for region in regions:
+            self._clean(region, state, f"claim {claim} is unprepared")
         self.checked += 1
 
     def regions_of(self, device: str) -> list[str]:

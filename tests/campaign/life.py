@@ -1,28 +1,20 @@
-"""Lives of many pods on a node whose plugin is killed again and again.
+"""Lives of many pods by the device plugin API.
 
 Kubelet is the double of `fpga-plugin demo`, of either kind: extended (environment in PreStart,
-PostStop, Deallocate) or stock. Several things happen at once, on pods of their own: admissions,
-starts, ends, crashes of containers, pods deleted by force whose processes go on, restarts of
-kubelet. What holds is judged by `checker`; what else goes wrong on the node is `weather`.
+PostStop, Deallocate) or stock. Pods are admitted, start and end, containers crash, pods are deleted
+by force while their processes go on, kubelet restarts.
 """
 
 import asyncio
 import contextlib
 import json
 import random
-import shutil
-import signal
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import points
-import spawn  # noqa: F401  # first: it says where the integration tests' modules are
-from checker import Checker, Snapshot, Violation, card_of, read_journal
+from checker import Violation
 from daemon_support import (
     AFU,
     AFU_2,
@@ -35,13 +27,11 @@ from daemon_support import (
     OTHER_ID,
     OTHER_REGIONS,
     REGIONS,
-    STORE,
-    Plugin,
     request,
 )
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from node import AT_ONCE, BLANKS, LIMIT, Node, regions_of
 from pods_support import FakePod, PodsServer, serving
-from weather import FAIR, Weather, wind
 
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
@@ -50,22 +40,7 @@ from fpga_plugin.ids import ResourceName
 
 REGION, CARD, OTHER, OTHER_CARD = map(ResourceName, (REGIONS, CARDS, OTHER_REGIONS, OTHER_CARDS))
 KINDS = {"regions": REGION, "cards": CARD, "others": OTHER}
-HARDWARE = f"2x2,1x2@{OTHER_ID}"
-BLANKS = {
-    f"0000-{card}-00.0-p{port}": OTHER_BLANK if card == 12 else BLANK
-    for card in (10, 11, 12)
-    for port in (0, 1)
-}
 LISTED = {REGION: 4, CARD: 2, OTHER: 2, OTHER_CARD: 1}
-AT_ONCE = 8
-"""Pods."""
-
-HANDS = 5
-"""Things that happen at once."""
-
-LIMIT = 60.0
-"""Seconds for what has to come about by itself; it takes a hundredth of that."""
-
 GONE = (NoEndpointError, StreamTerminatedError, OSError, TimeoutError)
 """What a call ends with when the plugin is not there, or dies."""
 
@@ -88,7 +63,7 @@ class Tenant:
 
 
 class Kubelet(KubeletDouble):
-    """The double, which notes the devices that it asks something for.
+    """The double, which tells (`asks`) for which devices it asks something.
 
     As the real one it admits one pod after the other, and lets go of devices under the same lock.
     """
@@ -97,8 +72,7 @@ class Kubelet(KubeletDouble):
         super().__init__(*args, **more)
         self._lock = asyncio.Lock()
         self._holder: asyncio.Task[Any] | None = None
-        self.touched: set[str] = set()
-        self.calls = 0
+        self.asks: Callable[[Iterable[str]], None] = lambda _: None
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> Any:
@@ -128,10 +102,6 @@ class Kubelet(KubeletDouble):
             # grpclib (0.4) fails with an AttributeError on a connection that was just lost.
             raise NoEndpointError(f"the plugin that registered {resource} is gone")
         return found
-
-    def asks(self, ids: Any) -> None:
-        self.touched.update(ids)
-        self.calls += 1
 
     async def allocate(self, resource: ResourceName, ids: Any) -> Any:
         self.asks(ids)
@@ -179,8 +149,8 @@ def make_pod(rng: random.Random, number: int) -> DemoPod:
     return DemoPod(name=f"pod-{number}", init_containers=before, containers=apps)
 
 
-class Node:
-    """The node, and what kubelet knows.
+class DeviceNode(Node):
+    """A node whose kubelet has device plugins.
 
     Args:
         rng: whatever is by chance.
@@ -190,15 +160,7 @@ class Node:
     """
 
     def __init__(self, rng: random.Random, *, stock: bool, storms: bool, only: str = "") -> None:
-        self.rng = rng
-        self.said: Counter[str] = Counter()
-        self.only = only
-        self.folder = Path(tempfile.mkdtemp(prefix="fpga-campaign-"))
-        self.weather = Weather(self.folder, STORE) if storms else None
-        self.state_dir = self.folder / "state"
-        self.cgroups = self.folder / "cgroup" / "kubepods"
-        self.cgroups.mkdir(parents=True)
-        (self.cgroups.parent / "cgroup.controllers").write_text("cpu pids\n")
+        super().__init__(rng, storms=storms, only=only)
         self.server = PodsServer()
         self.kubelet = Kubelet(
             str(self.folder / "kubelet"),
@@ -206,51 +168,27 @@ class Node:
             podresources_path=str(self.folder / "list.sock"),
             on_list=self.listed,
         )
-        self.checker = Checker(
-            self.folder / "cards.log", self.folder / "cards" / "state.json", BLANKS, self.owned
-        )
-        self.settings = {
-            f"FPGA_PLUGIN_{name}": str(value)
-            for name, value in {
-                "BACKEND": "simulated",
-                "SIMULATED_CARDS": HARDWARE,
-                "SIMULATED_DIR": self.folder / "cards",
-                "STATE_DIR": self.state_dir,
-                "KUBELET_DIR": self.folder / "kubelet",
-                "BITSTREAM_DIR": self.weather.store if self.weather else STORE,
-                "PODRESOURCES_SOCKET": self.folder / "list.sock",
-                "PODS_SOCKET": self.folder / "pods.sock",
-                "CGROUP_ROOT": self.cgroups.parent,
-                "HTTP_ADDRESS": "",
-                "RECONCILE_INTERVAL": "0.02",
-                "HEALTH_INTERVAL": "0.2",
-            }.items()
+        self.kubelet.asks = self.asks
+        self.settings |= {
+            "FPGA_PLUGIN_PODRESOURCES_SOCKET": str(self.folder / "list.sock"),
+            "FPGA_PLUGIN_PODS_SOCKET": str(self.folder / "pods.sock"),
         }
         self.tenants: list[Tenant] = []
         self.zombies: list[Tenant] = []
         self.admitted = 0
-        self.plugin: Plugin | None = None
-        self.wind = FAIR
-        self.known = True
-        self.born = 0.0
-        self.since = 0
-        self.idle: set[str] = set()
-        self.claimed: set[str] = set()
-        self.snapshot = Snapshot()
-        self.found: BaseException | None = None
 
-    def close(self) -> None:
-        """Nothing of it stays, the plugin included."""
-        if self.plugin is not None:
-            self.plugin.kill()
-        if self.weather is not None:
-            self.weather.close()
-        shutil.rmtree(self.folder)
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        await self.kubelet.start()
+        try:
+            async with serving(self.server, self.folder / "pods.sock"):
+                yield
+        finally:
+            await self.kubelet.stop()
 
     # ---------------------------------------------------------------- what kubelet knows
 
     def owned(self) -> dict[str, str]:
-        """Devices of pods that are there, the plugin's answer to Allocate in hand."""
         return {
             device: held.pod
             for held in self.kubelet.held.values()
@@ -272,7 +210,7 @@ class Node:
         }
         # What was nobody's at the plugin's start, and what nobody has asked for since: between
         # the end of a pod and its release the plugin has to take its devices for owned.
-        busy = {device for one in held for device in one.ids} | self.kubelet.touched | self.claimed
+        busy = {device for one in held for device in one.ids} | self.touched | self.claimed
         if self.wind.forgets or not self.known:
             busy |= BLANKS.keys()  # a spoiled journal may show claims of any time
         try:
@@ -281,7 +219,6 @@ class Node:
             self.found = error
 
     def all_known(self) -> bool:
-        """Whether each owner's device is on its list and Healthy."""
         healthy = {device for each in self.kubelet.lists.values() for device in each.healthy}
         return set(self.owned()) <= healthy and all(map(self.serves, LISTED))
 
@@ -291,9 +228,8 @@ class Node:
 
     def regions(self, tenant: Tenant, container: str) -> list[str]:
         """In the order of docs/requests.md."""
-        devices = self.kubelet.devices(tenant.pod, container).values()
-        return sorted(
-            region for region in BLANKS for ids in devices if {region, card_of(region)} & set(ids)
+        return regions_of(
+            one for ids in self.kubelet.devices(tenant.pod, container).values() for one in ids
         )
 
     def wanted(self, tenant: Tenant, container: str) -> dict[str, str]:
@@ -311,20 +247,35 @@ class Node:
             wanted |= dict(zip(regions, padded, strict=False))
         return wanted
 
-    # ---------------------------------------------------------------- pods
-
-    def cgroup(self, tenant: Tenant) -> None:
-        """Write the pod's cgroup as the kernel would have it."""
-        path = self.cgroups / f"pod{tenant.pod.uid}"
-        path.mkdir(exist_ok=True)
-        (path / "new").write_text(f"populated {int(bool(tenant.runs))}\n")
-        (path / "new").replace(path / "cgroup.events")
-
-    def remove_cgroup(self, tenant: Tenant) -> None:
-        """In one step as far as the plugin can see, as rmdir of a cgroup is."""
-        path = self.cgroups / f"pod{tenant.pod.uid}"
+    def recorded(self) -> set[str]:
+        devices = {device for one in self.kubelet.held.values() for device in one.ids}
+        path = self.folder / "kubelet" / "kubelet_internal_checkpoint"
         if path.exists():
-            shutil.rmtree(path.rename(self.folder / f"gone-{tenant.pod.uid}"))
+            for entry in json.loads(path.read_text())["Data"]["PodDeviceEntries"] or ():
+                devices.update(*entry["DeviceIDs"].values())
+        return devices | set(self.snapshot.claims)
+
+    def ready(self) -> bool:
+        return all(map(self.serves, LISTED))
+
+    async def gone(self) -> None:
+        while not all(one.stopped for one in self.kubelet.connections.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    def exposed(self) -> bool:
+        return bool(self.zombies)
+
+    def all_free(self) -> bool:
+        lists = self.kubelet.lists
+        return all(self.serves(r) and len(lists[r].healthy) == count for r, count in LISTED.items())
+
+    async def everything_ends(self) -> None:
+        while self.zombies:
+            await self.reap()
+        for tenant in list(self.tenants):
+            await self.end_one(tenant)
+
+    # ---------------------------------------------------------------- pods
 
     async def admit(self) -> None:
         if len(self.tenants) >= AT_ONCE:
@@ -338,12 +289,12 @@ class Node:
         )
         known.sidecars = frozenset(one.name for one in pod.init_containers if one.restartable)
         tenant = Tenant(pod, known, [one.name for one in pod.all_containers], busy=True)
-        self.cgroup(tenant)
+        self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         try:
             await self.kubelet.admit(pod)
         except (AdmissionError, GRPCError, *GONE):
             self.kubelet.pods.pop(pod.uid, None)  # kubelet rejects the pod
-            self.remove_cgroup(tenant)
+            self.remove_cgroup(tenant.pod.uid)
             return
         self.admitted += 1
         self.said["pods"] += 1
@@ -392,7 +343,7 @@ class Node:
         self.checker.began(tenant.pod.uid, wanted, whole=CARD in container.devices)
         tenant.todo.remove(name)
         tenant.runs[name] = list(wanted)
-        self.cgroup(tenant)
+        self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         if name in tenant.known.init and name not in tenant.known.sidecars:
             await asyncio.sleep(self.rng.random() * 0.01)
             await self.container_ends(tenant, name)
@@ -402,7 +353,7 @@ class Node:
 
     async def container_ends(self, tenant: Tenant, name: str) -> None:
         self.checker.ended(tenant.pod.uid, tenant.runs.pop(name))
-        self.cgroup(tenant)
+        self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         with contextlib.suppress(GRPCError, *GONE):
             await self.kubelet.remove_container(tenant.pod, name)
 
@@ -426,7 +377,7 @@ class Node:
             await self.container_ends(tenant, name)
         self.tenants.remove(tenant)
         self.server.pods.pop(tenant.pod.uid, None)
-        self.remove_cgroup(tenant)
+        self.remove_cgroup(tenant.pod.uid)
         with contextlib.suppress(GRPCError, *GONE):
             await self.kubelet.end_pod(tenant.pod)
 
@@ -446,10 +397,7 @@ class Node:
             for regions in zombie.runs.values():
                 self.checker.ended(zombie.pod.uid, regions)
             zombie.runs.clear()
-            self.remove_cgroup(zombie)
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self.rng.random() * 0.03)
+            self.remove_cgroup(zombie.pod.uid)
 
     async def restart_kubelet(self) -> None:
         await self.kubelet.restart()
@@ -461,175 +409,6 @@ class Node:
         (end, 6),
         (end_by_force, 1.5),
         (reap, 5),
-        (pause, 8),
+        (Node.pause, 8),
         (restart_kubelet, 0.15),
     )
-
-    async def hand(self) -> None:
-        """One thing after another, until the plugin is dead."""
-        steps, weights = zip(*self.WHAT, strict=True)
-        while self.alive():
-            (step,) = self.rng.choices(steps, weights)
-            if all(map(self.serves, LISTED)):
-                await step(self)
-            if self.found is not None:
-                raise self.found
-            await asyncio.sleep(self.rng.random() * 0.004)
-
-    # ---------------------------------------------------------------- lives of the plugin
-
-    def alive(self) -> bool:
-        assert self.plugin is not None
-        return self.plugin.process.poll() is None
-
-    def launch(self, kill: str = "") -> None:
-        """Start the plugin, to die at this failure point."""
-        env = {points.LOG: str(self.folder / "cards.log"), points.KILL: kill}
-        env |= {"FPGA_PLUGIN_SIMULATED_PR_SECONDS": self.rng.choice(["0", "0.002", "0.02"])}
-        self.born, self.since = time.monotonic(), self.checker.now()
-        self.kubelet.touched = set()
-        self.claimed = self.recorded()
-        self.plugin = Plugin(self.settings | env | self.wind.env)
-
-    def recorded(self) -> set[str]:
-        """Devices that journal or checkpoint show as somebody's, whoever is still there."""
-        devices = {device for one in self.kubelet.held.values() for device in one.ids}
-        path = self.folder / "kubelet" / "kubelet_internal_checkpoint"
-        if path.exists():
-            for entry in json.loads(path.read_text())["Data"]["PodDeviceEntries"] or ():
-                devices.update(*entry["DeviceIDs"].values())
-        return devices | set(self.snapshot.claims)
-
-    async def life(self) -> None:
-        """One life: pods meanwhile, SIGKILL, and what the dead plugin leaves is judged."""
-        self.wind = wind(self.rng, self.only) if self.weather and not self.zombies else FAIR
-        if self.weather is not None:
-            self.weather.begin(self.wind, self.rng)
-        # Owners are known to the journal; else to kubelet's records, once they were read: it may
-        # take several lives to come to that.
-        self.known = self.known and not self.wind.forgets
-        family = self.rng.choice(["", *points.FAMILIES, *points.FAMILIES, "any"])
-        number = self.rng.randint(1, self.rng.choice([6, 30, 120]))
-        late = ":late" if self.rng.random() < 0.75 else ""
-        self.launch(f"{family}:{number}{late}" if family else "")
-        # By kubelet's calls, not by a clock: a busy machine gets as much into a life.
-        early = not family and self.rng.random() < 0.3
-        limit = self.rng.random() * 0.4 if early else 20
-        calls = self.kubelet.calls + self.rng.randint(2, self.rng.choice([8, 24, 60]))
-        hands = [asyncio.create_task(self.hand()) for _ in range(HANDS)]
-        try:
-            while (
-                self.alive() and self.kubelet.calls < calls and time.monotonic() < self.born + limit
-            ):
-                await asyncio.sleep(0.004)
-                self.known = self.known or self.all_known()
-        finally:
-            await self.killed()
-            done = await asyncio.gather(*hands, return_exceptions=True)
-        for error in [self.found, *done]:
-            if isinstance(error, BaseException):
-                raise error
-        self.judge()
-
-    async def killed(self) -> None:
-        assert self.plugin is not None
-        code = self.plugin.process.poll()
-        await asyncio.to_thread(self.plugin.kill)
-        while not all(one.stopped for one in self.kubelet.connections.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)  # what kubelet has is of the life that has ended
-        if code not in {None, -9} and not self.wind.refuses:
-            raise Violation(f"the plugin ended by itself, with {code}: {self.plugin.text[-2000:]}")
-        self.said["kills" if code in {None, -9} else "refused to start"] += 1
-        if code is None:
-            self.checker.deaths.append("any/instant")
-        for line in self.plugin.lines:
-            told = "\nfpga-plugin: " in f"\n{self.plugin.text}"
-            if self.wind.refuses and told and "exception" not in line:
-                continue  # why it does not start, for whoever runs it
-            if "exception" in line or "text" in line:
-                raise Violation(f"the plugin logged an error of its own: {json.dumps(line)}")
-
-    def judge(self) -> None:
-        """What the dead plugin leaves."""
-        if self.weather is not None:
-            self.weather.end(self.wind)
-        self.checker.died()
-        self.checker.unharmed()
-        if not self.wind.forgets and self.known:
-            touched = self.kubelet.touched | self.claimed
-            self.checker.left_alone(self.idle, self.since, touched)
-        if (self.state_dir / "journal.sqlite3").exists():
-            self.snapshot = read_journal(self.state_dir, self.folder / "read")
-            self.idle = self.checker.journal(self.snapshot, known=self.known)
-        self.said[f"weather: {self.wind.name}"] += 1
-
-    # ---------------------------------------------------------------- peace
-
-    async def until(self, holds: Any, what: str) -> None:
-        deadline = time.monotonic() + LIMIT
-        while not holds():
-            if self.found is not None:
-                raise self.found
-            if not self.alive() or time.monotonic() > deadline:
-                assert self.plugin is not None
-                raise Violation(f"{what}, which did not come about")
-            await asyncio.sleep(0.01)
-
-    async def peace(self) -> None:
-        """Everything ends, and then nothing is lost: all is Healthy and blank, nobody's."""
-        self.wind = FAIR
-        self.launch()
-        await self.until(self.all_known, "3: every owner's device Healthy after a restart")
-        self.known = True
-        while self.zombies:
-            await self.reap()
-        for tenant in list(self.tenants):
-            await self.end_one(tenant)
-
-        def healthy() -> bool:
-            lists = self.kubelet.lists
-            return all(
-                self.serves(r) and len(lists[r].healthy) == count for r, count in LISTED.items()
-            )
-
-        await self.until(healthy, "4: all devices Healthy when nobody has any")
-        self.checker.all_clean()
-        await self.killed()
-        self.judge()
-        if self.snapshot.claims or self.idle != set(BLANKS):
-            raise Violation(f"9: something is lost: {self.snapshot}")
-        self.said["times that everything came back"] += 1
-
-
-async def portion(
-    seed: str, *, stock: bool, storms: bool, kills: int, until: float, only: str = ""
-) -> tuple[Node, Violation | None]:
-    """Lives until the number of kills or the time is reached; returns what was found."""
-    node = Node(random.Random(seed), stock=stock, storms=storms, only=only)
-    found: Violation | None = None
-    this = asyncio.current_task()
-    assert this is not None
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, this.cancel)  # nothing may stay mounted
-    try:
-        await node.kubelet.start()
-        async with serving(node.server, node.folder / "pods.sock"):
-            try:
-                while node.said["kills"] < kills and time.monotonic() < until:
-                    for _ in range(node.rng.randint(10, 30)):
-                        if node.said["kills"] >= kills or time.monotonic() >= until:
-                            break
-                        await node.life()
-                    await node.peace()
-            except Violation as error:
-                found = error
-            if node.plugin is not None:
-                await asyncio.to_thread(node.plugin.kill)
-            for _ in range(50):
-                await asyncio.sleep(0)
-    finally:
-        try:
-            await node.kubelet.stop()
-        finally:
-            node.close()
-    return node, found

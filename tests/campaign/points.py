@@ -93,6 +93,8 @@ def install(env: Mapping[str, str]) -> None:
     _journal(points)
     _hardware(points)
     _wire(points)
+    if env.get("FPGA_PLUGIN_MODE") == "dra":
+        _claims(points)
     points.around(os, "replace", "rename")
     if jump := float(env.get(CLOCK, "0")):
         _jump(jump)
@@ -160,6 +162,17 @@ def _wire(points: Points) -> None:
 
     points.around_coroutine(Stream, "send_message", "answer", "message")
     points.around_coroutine(Stream, "send_trailing_metadata", "answer", "status")
+
+
+def _claims(points: Points) -> None:
+    """The API server's answers, and less to wait for: lives are short."""
+    from fpga_plugin.api.rest import Session
+    from fpga_plugin.dra import reconcile
+    from fpga_plugin.dra.slices import SliceReconciler
+
+    points.around_coroutine(Session, "call", "api", "api-server")
+    reconcile.LOST_SECONDS = 0.2  # type: ignore[misc]
+    SliceReconciler.__init__.__kwdefaults__["settle"] = 0.01
 
 
 def _jump(seconds: float) -> None:

@@ -415,6 +415,24 @@ def test_a_record_that_kubelet_lost_is_noticed_and_the_claim_ends_when_it_is_ove
         node.dra.prepare(new)
         assert node.afu(P0) == AFU_2
         assert node.plugin.logged("claim ended without a call", claim=claim.uid)
+        eventually(lambda: journal(node, claim) == "")
+
+
+def test_of_a_claim_that_ended_and_that_kubelet_lost_nothing_stays_in_the_journal():
+    with DraNode() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.start()
+        node.start(kill_at="claim ended")
+        node.ready()
+        node.dra.prepare(claim)
+        with pytest.raises(grpc.RpcError):
+            node.dra.unprepare(claim)
+        node.plugin.exit_code()
+        assert journal(node, claim)
+        node.dra.wipe()  # so it is not asked for again
+        node.restarted()
+        eventually(lambda: journal(node, claim) == "")
+        assert node.afu(P0) == BLANK
 
 
 def test_a_claim_that_the_journal_lost_keeps_its_device():

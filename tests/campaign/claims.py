@@ -1,0 +1,474 @@
+"""Lives of many claims by DRA: prepared, used by one and several pods, unprepared, forgotten.
+
+A claim is what owns a device, so the checker hears of claims where it hears of pods at the other
+door. Its containers start without a call, by the claim's file for the container runtime. Kubelet
+prepares each claim anew in each of its lives, asks again for what was not answered, and loses its
+record. Claims are deleted while their pods run, and the scheduler gives their devices away.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from checker import Snapshot, Violation
+from claim_kubelet import ClaimKubelet
+from daemon_support import AFU, AFU_2, AFU_3, BLANK
+from doubles.apiserver import ApiServerDouble, Reply, status
+from dra_support import DRIVER, NAMESPACE, NODE, Claim, config, dra_name
+from node import AT_ONCE, BLANKS, LIMIT, Node, regions_of
+
+CARDS = ("0000-10-00.0", "0000-11-00.0", "0000-12-00.0")
+DEVICES = {dra_name(device): device for device in (*BLANKS, *CARDS)}
+CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+ALWAYS = "00000000-0000-4000-8000-000000000000"
+"""A pod that kubelet always runs: the plugin knows kubelet's cgroups by it."""
+
+
+@dataclass(eq=False)
+class Tenant:
+    """A claim that is allocated to this node, and its pods.
+
+    Attributes:
+        wanted: what its regions have to hold.
+        whole: it has a card.
+        pods: uids, each with one container.
+        runs: those whose container runs.
+        ready: kubelet has the driver's answer in its present life.
+        prepared: it had one once.
+        joined: a pod came that no call told of.
+        ending: Unprepare was called.
+        busy: something happens to it.
+    """
+
+    claim: Claim
+    devices: list[str]
+    wanted: Mapping[str, str]
+    pods: list[str]
+    runs: set[str] = field(default_factory=set)
+    ready: bool = False
+    prepared: bool = False
+    joined: bool = False
+    ending: bool = False
+    busy: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return not BLANKS.keys() >= set(self.devices)
+
+
+class ClaimNode(Node):
+    """A node whose kubelet prepares claims.
+
+    Args:
+        rng, storms, only: as for `Node`.
+    """
+
+    def __init__(self, rng: random.Random, *, storms: bool, only: str = "") -> None:
+        super().__init__(rng, storms=storms, only=only)
+        (self.folder / "kubelet").mkdir()
+        self.kubelet = ClaimKubelet(self.folder)
+        self.api = ApiServerDouble()
+        self.api.objects = {
+            CLAIMS: {},
+            SLICES: {},
+            "/api/v1/nodes": {NODE: {"metadata": {"name": NODE, "uid": "a-node"}}},
+        }
+        self.api.made = self.published
+        self.cdi = self.folder / "cdi"
+        self.cgroup(ALWAYS, runs=True)
+        (self.folder / "pods" / ALWAYS).mkdir(parents=True)
+        self.settings |= {
+            "FPGA_PLUGIN_MODE": "dra",
+            "FPGA_PLUGIN_CDI_DIR": str(self.cdi),
+            "FPGA_PLUGIN_KUBECONFIG": str(self.folder / "kubeconfig"),
+            "NODE_NAME": NODE,
+        }
+        self.tenants: list[Tenant] = []
+        self.zombies: list[Tenant] = []
+        self.number = 0
+        self.judging = False
+        self.before: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with self.api:
+            self.api.kubeconfig(self.folder)
+            self.kubelet.start()
+            try:
+                yield
+            finally:
+                await self.kubelet.stop()
+
+    # ---------------------------------------------------------------- what is known
+
+    def everybody(self) -> list[Tenant]:
+        return [*self.tenants, *self.zombies]
+
+    def owned(self) -> dict[str, str]:
+        return {
+            device: tenant.claim.uid
+            for tenant in self.tenants
+            if tenant.prepared and not tenant.ending
+            for device in tenant.devices
+        }
+
+    def recorded(self) -> set[str]:
+        devices = {device for tenant in self.everybody() for device in tenant.devices}
+        for entry in self.kubelet.record.values():
+            devices.update(entry.devices)
+        for row in self.snapshot.holders.values():
+            devices.update(row["devices"])
+        return devices | set(self.snapshot.claims)
+
+    def exposed(self) -> bool:
+        """Not even kubelet's record knows them."""
+        return bool(self.zombies) or any(
+            tenant.prepared and tenant.claim.uid not in self.kubelet.record
+            for tenant in self.tenants
+        )
+
+    def journal(self) -> Snapshot:
+        """What the journal of the running plugin says; nothing where it cannot be read now."""
+        path, found = self.state_dir / "journal.sqlite3", Snapshot()
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+                for kind, key, value in db.execute("SELECT kind, key, value FROM journal"):
+                    if kind in {"claims", "regions", "holders"}:
+                        getattr(found, kind)[key] = json.loads(value)
+        except sqlite3.Error:
+            return Snapshot()
+        return found
+
+    def all_known(self) -> bool:
+        assert self.plugin is not None
+        mine = {tenant.claim.uid for tenant in self.tenants if tenant.prepared}
+        return (
+            self.ready()
+            and bool(self.plugin.logged("kubelet's record of claims read"))
+            and set(self.owned()) <= self.offered()
+            and mine <= self.journal().holders.keys()
+        )
+
+    def all_free(self) -> bool:
+        if not self.ready() or self.offered() != {*BLANKS, *CARDS}:
+            return False
+        found = self.journal()  # slices come later than what they tell of
+        clean = [one for one in found.regions.values() if one["condition"] == "BLANK"]
+        return len(clean) == len(BLANKS) and not found.claims and not found.holders
+
+    def standing(self) -> str:
+        found = self.journal()
+        return f"offered {sorted(self.offered())}, in the journal {found}"
+
+    def ready(self) -> bool:
+        return self.kubelet.channel is not None
+
+    async def gone(self) -> None:
+        """What the dead plugin still had on its way to the API server is not judged."""
+        self.judging = False
+        for _ in range(20):
+            await asyncio.sleep(0)
+            self.api.cut()
+
+    def launch(self, kill: str = "") -> None:
+        for tenant in self.everybody():  # while no plugin runs
+            if self.rng.random() < 0.1:
+                self.run_or_stop(tenant)
+        super().launch(kill)
+        self.before = set(self.owned())
+        self.judging = True
+
+    # ---------------------------------------------------------------- ResourceSlices
+
+    def offered(self) -> set[str]:
+        """Devices that the scheduler may give out, by the slices that there are."""
+        slices = self.api.objects[SLICES].values()
+        return {
+            DEVICES[one["name"]]
+            for each in slices
+            for one in each["spec"].get("devices") or ()
+            if not one.get("taints")
+        }
+
+    def published(self, item: Any) -> None:
+        """Judge a slice as it comes; what is found ends the portion."""
+        listed = item.get("spec", {}).get("devices")
+        if item.get("kind") != "ResourceSlice" or not listed:
+            return
+        if not self.judging or self.found is not None:
+            return
+        devices = {DEVICES[one["name"]] for one in listed}
+        well = {DEVICES[one["name"]] for one in listed if not one.get("taints")}
+        # It was made up at any time since the last one.
+        now = set(self.owned())
+        mine, self.before = self.before & now, now
+        busy = {device for tenant in self.everybody() for device in tenant.devices}
+        busy |= self.touched | self.claimed
+        if self.wind.forgets or not self.known:
+            busy |= BLANKS.keys()
+        try:
+            self.checker.listed(devices, well, mine, busy, known=self.known)
+        except Violation as error:
+            self.found = error
+
+    # ---------------------------------------------------------------- claims
+
+    def free(self) -> list[str]:
+        """What the scheduler has to give: it does not know of pods whose claims were deleted."""
+        taken = {r for tenant in self.tenants for r in regions_of(tenant.devices)}
+        return [device for device in DEVICES.values() if taken.isdisjoint(regions_of([device]))]
+
+    def make(self) -> Tenant | None:
+        """A claim of one of the kinds that there are, as the scheduler allocates it."""
+        rng, free = self.rng, self.free()
+        regions = [device for device in free if device in BLANKS]
+        cards = [device for device in free if device in CARDS]
+        kind = rng.choice(["region", "region", "region", "two", "card"])
+        if kind == "card" and cards:
+            devices = [rng.choice(cards)]
+        elif kind == "two" and len(regions) > 1:
+            devices = rng.sample(regions, 2)
+        elif regions:
+            devices = [rng.choice(regions)]
+        else:
+            return None
+        self.number += 1
+        claim = Claim(f"claim-{self.number}")
+        wanted: dict[str, str] = {}
+        for number, device in enumerate(devices):
+            request = f"r{number}"
+            claim.results += Claim("", device, request=request).results
+            own = BLANKS[regions_of([device])[0]] == BLANK
+            afu = rng.choice([AFU, AFU_2, AFU_3, ""] if own else [AFU_3, ""])
+            if afu:
+                claim.config.append(config(requests=[request], bitstream=afu))
+            wanted |= {region: afu or BLANKS[region] for region in regions_of([device])}
+        claim.pods = [str(uuid.UUID(int=rng.getrandbits(128), version=4))]
+        return Tenant(claim, devices, wanted, list(claim.pods))
+
+    def put(self, claim: Claim) -> None:
+        """At the API server."""
+        self.api.objects[CLAIMS][claim.name] = claim.object()
+
+    def delete(self, claim: Claim) -> None:
+        self.api.objects[CLAIMS].pop(claim.name, None)
+
+    def pick(self, holds: Any = lambda _: True) -> Tenant | None:
+        found = [tenant for tenant in self.tenants if not tenant.busy and holds(tenant)]
+        return self.rng.choice(found) if found else None
+
+    @contextlib.contextmanager
+    def busy(self, *tenants: Tenant) -> Any:
+        for tenant in tenants:
+            tenant.busy = True
+        try:
+            yield
+        finally:
+            for tenant in tenants:
+                tenant.busy = False
+
+    async def admit(self) -> None:
+        if len(self.tenants) < AT_ONCE and (tenant := self.make()) is not None:
+            self.said["claims"] += 1
+            self.said["pods"] += 1
+            self.put(tenant.claim)
+            self.cgroup(tenant.pods[0], runs=False)
+            self.tenants.append(tenant)
+
+    async def prepare(self) -> None:
+        """Kubelet asks for what it has no answer for in this life; of one pod's claims at once."""
+        if (first := self.pick(lambda each: not each.ready and not each.ending)) is None:
+            return
+        other = self.pick(lambda each: each is not first and not each.ready and not each.ending)
+        together = [first, other] if other is not None and self.rng.random() < 0.3 else [first]
+        with self.busy(*together):
+            await self.prepare_these(together)
+
+    async def prepare_these(self, tenants: list[Tenant]) -> None:
+        for tenant in tenants:
+            self.kubelet.keep(tenant.claim, tenant.devices, tenant.pods)
+            self.touched.update(tenant.devices)
+        answers = await self.kubelet.prepare([tenant.claim for tenant in tenants], self.patience())
+        for tenant, answer in zip(tenants, answers, strict=True):
+            if answer is None:
+                continue  # nobody hears of it
+            self.calls += 1
+            if answer.error:
+                self.said["Prepare refused"] += 1
+                continue
+            names = sorted(DEVICES[one.device_name] for one in answer.devices)
+            if names != sorted(tenant.devices):
+                raise Violation(f"2: the answer for claim {tenant.claim.uid} names {names}")
+            self.said["Prepare again" if tenant.prepared else "Prepare"] += 1
+            tenant.ready = tenant.prepared = True
+            self.checker.prepared(tenant.claim.uid, tenant.wanted, self.nodes(tenant))
+            self.kubelet.keep(tenant.claim, tenant.devices, tenant.pods, answer.devices)
+
+    def patience(self) -> float:
+        """Seconds that kubelet waits for an answer; its own are 45."""
+        return self.rng.choice([0.03, 1, 5, 10])
+
+    def nodes(self, tenant: Tenant) -> dict[str, str] | None:
+        """Where the variables of the claim's file lead; None: there is none, and nothing starts."""
+        path = self.cdi / f"k8s.{DRIVER}-claim_{tenant.claim.uid}.json"
+        try:
+            found = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        lines = [line for one in found["devices"] for line in one["containerEdits"]["env"]]
+        return dict(line.split("=", 1) for line in lines)
+
+    def run_or_stop(self, tenant: Tenant) -> None:
+        """A container of the claim ends, or starts: no call tells of it."""
+        pod = self.rng.choice(tenant.pods)
+        if pod in tenant.runs:
+            self.stops(tenant, pod)
+            return
+        if tenant.busy or tenant not in self.tenants or not tenant.ready:
+            return
+        nodes = self.nodes(tenant)
+        if nodes is None and not self.known:
+            return  # it was not adopted
+        self.checker.prepared(tenant.claim.uid, tenant.wanted, nodes)
+        if not tenant.runs:
+            self.checker.began(tenant.claim.uid, tenant.wanted, whole=tenant.whole)
+        tenant.runs.add(pod)
+        self.said["containers"] += 1
+        self.cgroup(pod, runs=True)
+
+    def stops(self, tenant: Tenant, pod: str) -> None:
+        tenant.runs.remove(pod)
+        if not tenant.runs:
+            self.checker.ended(tenant.claim.uid, tenant.wanted)
+        self.cgroup(pod, runs=False)
+
+    async def container(self) -> None:
+        if (tenant := self.pick(lambda each: each.ready)) is not None:
+            self.run_or_stop(tenant)
+
+    async def join(self) -> None:
+        """One more pod of a claim: kubelet writes it down, and asks nothing."""
+        if (tenant := self.pick(lambda each: each.ready and len(each.pods) < 3)) is not None:
+            uid = str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
+            tenant.pods.append(uid)
+            tenant.claim.pods.append(uid)
+            tenant.joined = True
+            self.said["pods"] += 1
+            self.put(tenant.claim)
+            self.cgroup(uid, runs=False)
+            self.kubelet.join(tenant.claim, uid)
+
+    async def end(self) -> None:
+        early = self.rng.random() < 0.1
+        if (tenant := self.pick(lambda each: each.prepared or early)) is not None:
+            await self.end_one(tenant)
+
+    async def end_one(self, tenant: Tenant) -> None:
+        """Its containers stop, then kubelet asks for its end until it is answered."""
+        with self.busy(tenant):
+            self.pods_end(tenant)
+            if self.rng.random() < 0.3:
+                self.delete(tenant.claim)
+            if await self.unprepare(tenant):
+                self.tenants.remove(tenant)
+                self.delete(tenant.claim)
+
+    def pods_end(self, tenant: Tenant) -> None:
+        for pod in tuple(tenant.runs):
+            self.stops(tenant, pod)
+        for pod in tenant.pods:
+            self.remove_cgroup(pod)
+
+    async def unprepare(self, tenant: Tenant) -> bool:
+        """Whether kubelet is done with it; of what its record lacks it asks nothing."""
+        tenant.ending, tenant.ready = True, False
+        if tenant.claim.uid not in self.kubelet.record:
+            return True
+        self.touched.update(tenant.devices)
+        answer = await self.kubelet.unprepare(tenant.claim, self.patience())
+        if answer is None or answer.error:
+            self.said["Unprepare to be repeated"] += 1
+            return False
+        self.said["Unprepare"] += 1
+        self.calls += 1
+        mine = set(tenant.wanted)
+        for other in self.everybody():
+            if other is not tenant:
+                mine -= set(other.wanted)
+        if self.known and tenant.prepared:
+            self.checker.released(tenant.claim.uid, mine, self.nodes(tenant))
+        self.kubelet.forget(tenant.claim)
+        return True
+
+    async def end_by_force(self) -> None:
+        """The claim is deleted, and its devices are given on, while its containers run."""
+        if (tenant := self.pick(lambda each: each.runs)) is None:
+            return
+        self.said["deleted by force"] += 1
+        tenant.ready = False
+        self.tenants.remove(tenant)
+        self.zombies.append(tenant)
+        self.delete(tenant.claim)
+        # Of a pod that came later the plugin may not have read yet.
+        if self.known and not tenant.joined and self.rng.random() < 0.5:
+            with self.busy(tenant):
+                await self.unprepare(tenant)  # to no end, unless another claim has its regions
+
+    async def reap(self) -> None:
+        if self.zombies:
+            zombie = self.rng.choice(self.zombies)
+            self.pods_end(zombie)
+            if not zombie.busy:
+                with self.busy(zombie):
+                    if await self.unprepare(zombie):
+                        self.zombies.remove(zombie)
+
+    async def restart_kubelet(self) -> None:
+        """It asks for all claims anew; it may have lost its record."""
+        await self.kubelet.stop()
+        for tenant in self.everybody():
+            tenant.ready = False
+        if self.known and not self.zombies and self.rng.random() < 0.3:
+            self.said["record of claims lost"] += 1
+            self.kubelet.wipe()
+        self.kubelet.start()
+
+    async def api_stumbles(self) -> None:
+        if not self.api.replies:
+            refusal = Reply(503, status(503, "ServiceUnavailable"))
+            self.api.replies.append(self.rng.choice([refusal, Reply(0)]))
+
+    WHAT = (
+        (admit, 20),
+        (prepare, 40),
+        (container, 25),
+        (join, 3),
+        (end, 8),
+        (end_by_force, 1.5),
+        (reap, 6),
+        (Node.pause, 8),
+        (restart_kubelet, 0.3),
+        (api_stumbles, 1),
+    )
+
+    async def everything_ends(self) -> None:
+        self.api.replies.clear()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LIMIT
+        while self.tenants or self.zombies:
+            for tenant in tuple(self.tenants):
+                await self.end_one(tenant)
+            if self.zombies:
+                await self.reap()
+            if self.found is not None:
+                raise self.found
+            if not self.alive() or loop.time() > deadline:
+                raise Violation("9: all claims unprepared, which did not come about")
+            await asyncio.sleep(0.01)
