@@ -38,8 +38,7 @@ class StandIn(types.ModuleType):
         # Names with underscores are asked by the machinery of imports, to see what it has there.
         if name.startswith("__"):
             raise AttributeError(name)
-        _take(self.__name__, self)
-        found = getattr(importlib.import_module(self.__name__), name)
+        found = getattr(_real(self.__name__), name)
         self.__dict__[name] = found
         return found
 
@@ -51,14 +50,21 @@ def stand_ins(*names: str) -> Iterator[None]:
     Modules that were imported before stay what they are.
 
     Args:
-        names: only these modules; none given: all.
+        names: only these modules; none given: all that `run` does without.
     """
     known = _known()
-    hidden = {
-        name: StandIn(name, known[name]) if name in known else None
-        for name in names or (*known, *_ABSENT)
-        if name not in sys.modules
-    }
+    stand_ins = {name: StandIn(name, known.get(name, {})) for name in names or known}
+    with in_place(stand_ins if names else {**stand_ins, **dict.fromkeys(_ABSENT)}):
+        yield
+
+
+@contextlib.contextmanager
+def in_place(modules: Mapping[str, StandIn | None]) -> Iterator[None]:
+    """Who imports one of these modules in this block gets the stand-in; None: cannot import it.
+
+    Modules that were imported before stay what they are.
+    """
+    hidden = {name: module for name, module in modules.items() if name not in sys.modules}
     for name, stand_in in hidden.items():
         _put(name, stand_in)
     try:
@@ -71,8 +77,15 @@ def stand_ins(*names: str) -> Iterator[None]:
 def _put(name: str, stand_in: StandIn | None) -> None:
     sys.modules[name] = stand_in  # type: ignore[assignment]  # None is what imports look for, too
     package, _, last = name.rpartition(".")
-    if package:
+    if package in sys.stdlib_module_names:  # another package is not to be imported for this
         setattr(importlib.import_module(package), last, stand_in)
+
+
+def _real(name: str) -> Any:
+    """The module itself, whether or not a stand-in has its place."""
+    if isinstance(stand_in := sys.modules.get(name), StandIn):
+        _take(name, stand_in)
+    return importlib.import_module(name)
 
 
 def _take(name: str, stand_in: object) -> None:
@@ -109,13 +122,11 @@ def _known() -> Mapping[str, Mapping[str, object]]:
     }
 
 
-def _signature(thing: Any) -> object:  # as inspect has it
+def _signature(thing: Any) -> Any:
     """As `inspect.signature`; nothing of a class, where it would be a generated docstring."""
     if isinstance(thing, type):
         return ""
-    from inspect import signature
-
-    return signature(thing)
+    return _real("inspect").signature(thing)
 
 
 def _is_coroutine_function(function: object) -> bool:
@@ -124,13 +135,11 @@ def _is_coroutine_function(function: object) -> bool:
     return bool(flags & 0x80)  # CO_COROUTINE, Include/cpython/code.h
 
 
-def _find_library(name: str) -> str | None:
+def _find_library(name: str) -> Any:
     """As `ctypes.util.find_library`, but libc is whichever the process has; runs no program."""
     if name == "c":
         return None
-    from ctypes.util import find_library
-
-    return find_library(name)
+    return _real("ctypes.util").find_library(name)
 
 
 def _ipv6_address(host: str) -> object:
@@ -141,9 +150,7 @@ def _ipv6_address(host: str) -> object:
     """
     if ":" not in host:
         raise ValueError(host)
-    from ipaddress import IPv6Address
-
-    return IPv6Address(host)
+    return _real("ipaddress").IPv6Address(host)
 
 
 def _typing() -> Mapping[str, object]:
@@ -164,5 +171,4 @@ def _version(package: str) -> str:
         found = [n for n in names if n.startswith(begin) and n.endswith(end)]
         if len(found) == 1:
             return found[0][len(begin) : -len(end)]
-    _take("importlib.metadata", sys.modules.get("importlib.metadata"))
-    return str(importlib.import_module("importlib.metadata").version(package))
+    return str(_real("importlib.metadata").version(package))

@@ -43,6 +43,34 @@ def test_a_name_from_a_module_that_was_asked_for_in_the_block_is_the_modules_own
     fresh(f"{BLOCK}import pickle; pickle.dumps\nimport pickle as later; assert later.dumps(3)")
 
 
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [
+        ("inspect", "inspect.signature(lambda number: 0).parameters['number']"),
+        ("ctypes.util", "ctypes.util.find_library('no-such-library')"),
+        ("ipaddress", "ipaddress.IPv6Address('::1')"),
+        ("importlib.metadata", "importlib.metadata.version('hypothesis')"),
+    ],
+)
+def test_what_it_knows_only_in_part_the_module_answers_even_in_the_block(module, use):
+    fresh(f"{BLOCK}import {module}; {use}")
+
+
+def test_the_api_servers_client_imports_no_kubernetes_types_until_they_are_used():
+    fresh(
+        f"{STARTED}import fpga_plugin.api.server\n"
+        "for name in ('lightkube.models.core_v1', 'yaml', 'importlib.metadata'):\n"
+        "    assert name not in sys.modules, name\n"
+        "from lightkube.core import client, decoders, internal_models, exceptions\n"
+        "from lightkube.resources.core_v1 import Pod, PodLog\n"
+        "assert client.core_v1.PodLog is PodLog and client.core_v1.Pod is Pod\n"
+        "from lightkube.models.meta_v1 import Status\n"
+        "assert decoders.meta_v1.Status is Status\n"
+        "import lightkube.generic_resource, lightkube.codecs, yaml\n"
+        "assert lightkube.codecs.yaml.safe_load('[1]') == yaml.safe_load('[1]')"
+    )
+
+
 def test_a_name_that_nobody_has_is_an_error_as_ever():
     fresh(
         f"{BLOCK}import pickle\n"
