@@ -57,6 +57,7 @@ from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 if TYPE_CHECKING:
     from fpga_plugin.dra.door import DraDoor
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
+    from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
     from fpga_plugin.workloads.file import WorkloadsFile  # the same
 
 log = structlog.get_logger()
@@ -191,6 +192,23 @@ def _event_sink(settings: Settings) -> EventSink:
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 
 
+def _debugging(
+    settings: Settings, operations: CardOperations, pods: PodDirectory, recorder: EventRecorder
+) -> "Debugging | None":
+    """What keeps regions for debugging, where the operator allows it to any namespace."""
+    if settings.debug_namespaces is None or settings.mode is Mode.DRA:
+        return None
+    from fpga_plugin.regions.debugging import Allowed, Debugging  # only where it is allowed
+
+    allowed = Allowed(
+        prefix=settings.resource_prefix,
+        namespaces=frozenset(settings.debug_namespaces),
+        most=settings.debug_seconds,
+    )
+    interval = settings.reconcile_interval
+    return Debugging(operations, pods, recorder, allowed=allowed, interval=interval)
+
+
 class Plugin:
     """The plugin of one node, from the link to kubelet down to the cards.
 
@@ -248,12 +266,14 @@ class Plugin:
         owners = self.owners = Owners(ledger, node.pods)
         envs = StockEnvironment(node.pods, cgroups=node.cgroups)
         preparer = Preparer(operations, recovery, queue, node.reads)
+        debugging = self.debugging = _debugging(settings, operations, node.pods, recorder)
         wants = Wants(
             operations,
             node.store,
             node.reads,
             recorder=recorder,
             unknown=settings.unknown_variables,
+            debugging=debugging,
         )
         permission = Permission(node.policy, node.pods)
         self.door: DraDoor | None = None
@@ -313,6 +333,8 @@ class Plugin:
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
         await self._leave_other_door()
+        if self.debugging is None:  # kept by an earlier life with other settings
+            self.ledger.end_debug(tuple(self.ledger.debugs))
         await self.inventory.scan()
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
         if self.ledger.rebinding:
@@ -349,6 +371,8 @@ class Plugin:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
         of_door = self._of_device_plugin() if self.door is None else self.door.work()
+        if self.debugging is not None:
+            of_door = {**of_door, "debugging": self.debugging.run()}
         return {**of_door, "store": self._index.run(), "health": self.inventory.run()}
 
     def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:

@@ -36,7 +36,7 @@ from fpga_plugin.ids import (
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.lease import Lease, claim_ended
 from fpga_plugin.ledger.ledger import DELETE_THE_POD
-from fpga_plugin.ledger.records import RegionRecord
+from fpga_plugin.ledger.records import Debug, RegionRecord
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
@@ -168,6 +168,7 @@ class PreStarts:
                     )
                     preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
+                    debug = await self._wants.debug(identity, devices)
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
@@ -186,7 +187,7 @@ class PreStarts:
                     f"{', '.join(devices)}: the policy changed during the call",
                     hint="kubelet's next try is judged by the policy that is in force now",
                 )
-            self._hand_over(frozenset(devices), preparation, observed)
+            self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
             self._envs.refused(identity, devices, str(error))
             self._recorder.refused(identity, devices, error)
@@ -201,10 +202,12 @@ class PreStarts:
         devices: frozenset[DeviceId],
         preparation: _Preparation,
         observed: Mapping[RegionId, AfuId | None],
+        debug: Debug | None,
     ) -> None:
         """Give a finished preparation to the one call that waits for it.
 
-        `observed`: what its regions read as just now.
+        `observed`: what its regions read as just now. `debug`: what its pod asks for, should the
+        container fail.
 
         Raises:
             FpgaPluginError: it failed, or something came between.
@@ -223,7 +226,7 @@ class PreStarts:
         if preparation.error is not None:
             raise preparation.error
         self._preparer.check_result(preparation.plan, preparation.records, observed)
-        self._ledger.started(preparation.plan.lease.claims)
+        self._ledger.started(preparation.plan.lease.claims, debug)
 
     def _drop(self, devices: frozenset[DeviceId]) -> None:
         """What was prepared for these devices serves no later call."""

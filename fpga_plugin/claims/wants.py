@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,6 +24,7 @@ from fpga_plugin.ids import (
     known_resource,
 )
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.ledger.records import Debug
 from fpga_plugin.pods.functions import assign_functions
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
@@ -41,6 +43,9 @@ from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Kept, Want
 from fpga_plugin.regions.reads import CardReads
 
+if TYPE_CHECKING:
+    from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
+
 log = structlog.get_logger()
 
 _MAX_AT_ONCE = 1000
@@ -56,6 +61,7 @@ class Wants:
         reads: of cards that may not answer.
         recorder: is told of variables that mean nothing.
         unknown: what is done about those.
+        debugging: what pods' annotations ask for; None: they are not read.
     """
 
     def __init__(
@@ -66,13 +72,19 @@ class Wants:
         *,
         recorder: EventRecorder,
         unknown: UnknownVariables = UnknownVariables.WARN,
+        debugging: "Debugging | None" = None,
     ) -> None:
+        self._debugging = debugging
         self._recorder = recorder
         self._unknown = unknown
         self._ledger = operations.ledger
         self._backend = operations.backend
         self._store = store
         self._reads = reads
+
+    async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
+        """What the pod wants of its regions should the container fail."""
+        return None if self._debugging is None else await self._debugging.wish(identity, devices)
 
     async def requests(
         self, identity: Identity, devices: Sequence[DeviceId], env: Mapping[str, str]

@@ -106,18 +106,19 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
     from fpga_plugin.operator.table import printable
 
     heads = ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
-    heads += ["FAILED", "REFUSED", "DRAINED", "NEVER CLEARED", "VERSION"]
+    heads += ["FAILED", "REFUSED", "DRAINED", "NEVER CLEARED", "KEPT", "VERSION"]
     rows = [heads]
-    total = [0] * 8
+    total = [0] * 9
     for one in nodes:
         name = printable(one.place.node or f"{one.place.namespace}/{one.place.pod}")
         space = printable(one.place.namespace)
         if (told := one.summary) is None:
-            rows.append([name, space, "NO ANSWER", *["-"] * 9])
+            rows.append([name, space, "NO ANSWER", *["-"] * 10])
             continue
         trouble = told.trouble
         counts = [len(told.cards), told.regions, told.used, told.free]
         counts += [trouble.failed, trouble.refused, trouble.drained, trouble.never_cleared]
+        counts.append(trouble.kept)
         total = [a + b for a, b in zip(total, counts, strict=True)]
         state = "ready" if told.ready else "NOT READY"
         rows.append([name, space, state, *map(str, counts), printable(told.version)])

@@ -36,6 +36,7 @@ _OPERATIONS: Final = {
     "drain": "give it to no new pod; pods that have it keep it",
     "undrain": "bring it back into service",
     "retry": "check it again now, and try again what failed",
+    "release": "scrub what is kept of it for debugging now, and give it out again",
 }
 
 

@@ -46,6 +46,7 @@ from fpga_plugin.config.values import (
     parse_host_paths,
     parse_http_address,
     parse_http_hosts,
+    parse_namespaces,
     parse_path,
     parse_resource_prefix,
     parse_simulated_cards,
@@ -373,6 +374,24 @@ class Settings:
         "What to do about a container that has an FPGA and a variable FPGA_* that means nothing, "
         "such as FPGA_REGON_1. `warn`: log, status and Event name it and what was probably meant. "
         "`refuse`: the container does not start, either.",
+    )
+    debug_namespaces: tuple[str, ...] | None = _optional(
+        "FPGA_PLUGIN_DEBUG_NAMESPACES",
+        "",
+        parse_namespaces,
+        "names of namespaces separated by commas, `*` for every one, or empty",
+        "Whose pods may have the annotation `<prefix>/debug`: port errors are logged while such a "
+        "pod has a region, and if its container fails, the region is kept as it is for a time, "
+        "owned by nobody and given to nobody, for `fpga-plugin card inspect` (docs/runbook.md).",
+        empty="the annotation has no effect, and is not read",
+    )
+    debug_seconds: float = _setting(
+        "FPGA_PLUGIN_DEBUG_SECONDS",
+        "600",
+        seconds(1, 86400),
+        "seconds, 1 to 86400",
+        "The longest time for which a region is kept for debugging. The annotation may ask for "
+        "less. At most one pod's regions are kept on a node at a time.",
     )
     workloads_file: str | None = _optional(
         "FPGA_PLUGIN_WORKLOADS",

@@ -318,6 +318,14 @@ def parse_http_hosts(text: str) -> tuple[str, ...]:
     return items
 
 
+def parse_namespaces(text: str) -> tuple[str, ...]:
+    """Names of namespaces, separated by commas; `*` for every one."""
+    for item in (items := tuple(_items(text))):
+        if item != "*" and not re.fullmatch(_LABEL, item, re.ASCII):
+            raise ValueError("not the name of a namespace")
+    return items
+
+
 def parse_cards(text: str) -> CardSelection:
     """`all`, or PCI addresses, or both left out with `!`; separated by commas."""
     only: set[CardId] = set()

@@ -13,7 +13,16 @@ from fpga_plugin.ledger.names import (
     is_function,
     names_kind_of,
 )
-from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Epoch, Loan, pods
+from fpga_plugin.ledger.records import (
+    CLEAN,
+    Change,
+    Claim,
+    Condition,
+    Debug,
+    Epoch,
+    Loan,
+    pods,
+)
 from fpga_plugin.ledger.state import LedgerState
 
 
@@ -67,6 +76,7 @@ class Claims(LedgerState):
             self._check_mode(device, devices)
             regions = self.regions_of(device)
             for region in regions:
+                self._check_kept(region.id)
                 if reason := self.trouble(region.id):
                     raise RefusedError(
                         f"region {region.id} is faulted: {reason}",
@@ -94,10 +104,29 @@ class Claims(LedgerState):
             )
             change.claims[device] = claim
             change.strays[device] = 0
+            self._end_debug(change, claim.grants)
             granted.append(claim)
         self._commit(change)
         self.ends["implied"] += implied
         return tuple(granted)
+
+    def _check_kept(self, region: RegionId) -> None:
+        """Whether a region is not kept for debugging.
+
+        Raises:
+            RefusedError: it is.
+        """
+        if self.kept(region) is not None:
+            card = card_of(region)
+            raise RefusedError(
+                f"region {region} is {self.trouble(region)}",
+                hint="the pod's controller makes a new pod, which is placed anew; the operator ends"
+                f" it with `fpga-plugin card release {card}`",
+            )
+
+    def _end_debug(self, change: Change, regions: Iterable[RegionId]) -> None:
+        """Somebody else has these regions, or nobody left anything on them."""
+        change.debugs |= {region: None for region in regions if region in self.debugs}
 
     def _grant_again(self, change: Change, held: Claim) -> Claim:
         """A claim of which nothing began: to the same pod, or to another after one that failed.
@@ -228,6 +257,7 @@ class Claims(LedgerState):
             since=self._clock(),
         )
         change = Change(claims={device: claim}, strays={device: 0})
+        self._end_debug(change, grants)
         if resource not in self.resources:
             change.resources[resource] = True  # kubelet re-admits its pods by this name
         for region in grants:
@@ -261,6 +291,7 @@ class Claims(LedgerState):
                 change.claims[device] = replace(claim, pod=pod)
                 continue
             self._release(change, claim)
+            self._end_debug(change, claim.grants)
             implied += 1
             change.claims[device] = Claim(
                 device=device,
@@ -340,13 +371,19 @@ class Claims(LedgerState):
     def _stopped(self, claim: Claim) -> bool:
         return claim.touched and self._countable(claim) and claim.prestarts == claim.poststops
 
-    def started(self, claims: Iterable[Claim]) -> None:
-        """A PreStart succeeded and is about to be answered."""
+    def started(self, claims: Iterable[Claim], debug: Debug | None = None) -> None:
+        """A PreStart succeeded and is about to be answered.
+
+        `debug`: what its pod asks for should the container fail; of any region.
+        """
         change = Change()
         for claim in claims:
             current = self.claims[claim.device]
+            self._end_debug(change, current.grants)
             for region in current.grants:
                 self._emptied.pop(region, None)
+                if debug is not None:
+                    change.debugs[region] = replace(debug, region=region)
             if not current.started:
                 change.claims[claim.device] = replace(current, started=True)
         self._commit(change)

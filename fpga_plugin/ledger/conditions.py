@@ -39,6 +39,8 @@ class Conditions(LedgerState):
         change = _change(map(self.record, begun), Condition.SCRUBBING, "")
         if image is not None:
             change.images = {TenantImage(region, image): True for region in regions}
+        # Nothing is as its container left it any more.
+        change.debugs = {region: None for region in regions if region in self.debugs}
         self._commit(change)
         self._begun.update(begun)
 
@@ -128,6 +130,23 @@ class Conditions(LedgerState):
         change = _change([free], Condition.PROGRAMMED, BY_HAND, afu_id)
         self._end_loans(change, record.former)
         self._commit(change)
+
+    def note_failure(self, region: RegionId, failure: str) -> None:
+        """What a pod's status says of the containers that have a region; empty: none failed."""
+        debug = self.debugs.get(region)
+        if debug is not None and debug.failure != failure:
+            self._commit(Change(debugs={region: replace(debug, failure=failure)}))
+
+    def keep(self, region: RegionId, until: float) -> None:
+        """Keep a region that nobody owns as it is; `until` is of the boot clock."""
+        debug = self.debugs[region]
+        if debug.until != until:
+            self._commit(Change(debugs={region: replace(debug, until=until)}))
+
+    def end_debug(self, regions: Iterable[RegionId]) -> None:
+        """These regions are no longer kept, nor to be: the next scrub makes them clean."""
+        ended = [region for region in regions if region in self.debugs]
+        self._commit(Change(debugs=dict.fromkeys(ended)))
 
     def pods_gone(self, pods: Iterable[PodUid]) -> None:
         """Of these former owners no process runs any more."""

@@ -135,6 +135,8 @@ class Presence(LedgerState):
     def _went(self, change: Change, region: RegionId) -> None:
         self.failing.pop(region, None)
         self.functions.pop(region, None)
+        if region in self.debugs:  # whatever was on it is gone
+            change.debugs[region] = None
         record = self.record(region)
         if record.condition is not Condition.DIRTY:
             change.regions[region] = replace(

@@ -26,6 +26,9 @@ Time: TypeAlias = Annotated[float, Meta(ge=0, lt=1e11)]
 Uid: TypeAlias = Annotated[PodUid, Meta(min_length=1, max_length=1 << 16)]
 """A pod's uid; what may be in it was looked at where kubelet told it."""
 
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\Z")]
+"""Of a namespace, pod or container (`pods.names`)."""
+
 Afu: TypeAlias = Annotated[AfuId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
@@ -192,6 +195,35 @@ class TenantImage:
     afu_id: Afu | None
 
 
+@dataclass(frozen=True, slots=True)
+class Debug:
+    """A region whose owner asks to find it as it was, should its container fail.
+
+    Written with the start of the container; from then on it is the region's until a scrub, another
+    owner or another boot of the node ends it.
+
+    Attributes:
+        region: which region.
+        pod: whose container it is.
+        namespace: of the pod.
+        name: of the pod.
+        containers: those that have the region, where kubelet's records told; empty: any of the pod.
+        seconds: for how long the region is to be kept.
+        failure: what the pod's status said last of a container that failed; empty: nothing.
+        until: seconds of the node's boot clock (CLOCK_BOOTTIME) until which the region is kept; 0:
+            it is not, or not yet. No step of the wall clock makes it longer.
+    """
+
+    region: RegionId
+    pod: Uid
+    namespace: Name
+    name: Name
+    containers: tuple[Name, ...]
+    seconds: Time
+    failure: Text = ""
+    until: Time = 0.0
+
+
 class Epoch(enum.StrEnum):
     """Whose life a value of `Change.epochs` names."""
 
@@ -226,6 +258,7 @@ class Change:
         strays: PostStops of ended claims that may still come.
         holders: ResourceClaims that have devices.
         images: of owners, that may still be on their regions.
+        debugs: regions that are to be kept as they are, should their container fail.
     """
 
     epochs: dict[Epoch, str] = field(default_factory=dict)
@@ -240,6 +273,7 @@ class Change:
     strays: dict[DeviceId, int] = field(default_factory=dict)
     holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
     images: dict[TenantImage, bool] = field(default_factory=dict)
+    debugs: dict[RegionId, Debug | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

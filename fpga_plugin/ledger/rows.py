@@ -33,6 +33,7 @@ from fpga_plugin.ledger.records import (
     Change,
     Claim,
     Count,
+    Debug,
     Epoch,
     Holder,
     Loan,
@@ -226,6 +227,11 @@ def _check_record(region: RegionId, record: RegionRecord) -> None:
         _nonsense(record.region)
 
 
+def _check_debug(region: RegionId, debug: Debug) -> None:
+    if debug.region != region:
+        _nonsense(debug.region)
+
+
 def _check_holder(uid: ClaimUid, holder: Holder) -> None:
     if holder.uid != uid or not holder.devices or len(set(holder.devices)) < len(holder.devices):
         _nonsense(holder.devices)
@@ -305,5 +311,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
     "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(Holder), _check_holder),
     "images": _Kind(_image, _FLAG),
+    "debugs": _Kind(_region, msgspec.json.Decoder(Debug), _check_debug),
 }
 """By the field of `Change`."""

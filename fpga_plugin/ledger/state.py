@@ -43,6 +43,7 @@ from fpga_plugin.ledger.records import (
     Change,
     Claim,
     Condition,
+    Debug,
     Epoch,
     Holder,
     Loan,
@@ -109,6 +110,7 @@ class LedgerState:
         self.holders: dict[ClaimUid, Holder] = {}
         self.boot_id = boot_id
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
+        self.debugs: dict[RegionId, Debug] = {}
         # What of an earlier journal was lost; kubelet's life, and that which sent an environment.
         self.lost = self.epoch = self.env_epoch = ""
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
@@ -133,11 +135,9 @@ class LedgerState:
             taken = _claim_at_start(claim, same_boot=same_boot)
             if taken != claim:
                 change.claims[claim.device] = taken
-        for record in self.regions.values():
-            unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
-            taken_up = _record_at_start(record, unblanked=unblanked, same_boot=same_boot)
-            if taken_up != record:
-                change.regions[record.region] = taken_up
+        unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
+        change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
+        change.debugs = self._debugs_over(same_boot=same_boot)
         if not same_boot:
             change.strays = dict.fromkeys(self.strays, 0)
             change.loans = dict.fromkeys(snapshot.loans, False)
@@ -147,6 +147,25 @@ class LedgerState:
         return {
             device: claim and replace(claim, generation=next(self._generations))
             for device, claim in claims.items()
+        }
+
+    def _records_at_start(
+        self, *, unblanked: bool, same_boot: bool
+    ) -> dict[RegionId, RegionRecord]:
+        """Those that do not hold as they were written."""
+        return {
+            record.region: taken_up
+            for record in self.regions.values()
+            if (taken_up := _record_at_start(record, unblanked=unblanked, same_boot=same_boot))
+            != record
+        }
+
+    def _debugs_over(self, *, same_boot: bool) -> dict[RegionId, Debug | None]:
+        """In another boot nothing is as its container left it; and an owner has his region."""
+        return {
+            region: None
+            for region, debug in self.debugs.items()
+            if not same_boot or (debug.until and self.region_claim(region) is not None)
         }
 
     # ---------------------------------------------------------------- listeners, commits
@@ -190,11 +209,7 @@ class LedgerState:
         cards = self._apply_to_cards(change) | self._apply_to_holders(change)
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
-        for region, record in change.regions.items():
-            cards.add(card_of(region))
-            self.regions[region] = record
-            if record.afu_id is not None:
-                self.functions[region] = record.afu_id
+        cards |= self._apply_to_regions(change)
         for image, on in change.images.items():
             of_region = self.images.setdefault(image.region, set())
             (of_region.add if on else of_region.discard)(image.afu_id)
@@ -215,6 +230,18 @@ class LedgerState:
             self._notify(None)
         for card in cards:
             self._notify(card)
+
+    def _apply_to_regions(self, change: Change) -> set[CardId]:
+        """Of what is on regions, and for whom it is kept; returns the cards concerned."""
+        for region, record in change.regions.items():
+            self.regions[region] = record
+            if record.afu_id is not None:
+                self.functions[region] = record.afu_id
+        for region, debug in change.debugs.items():
+            self.debugs.pop(region, None)
+            if debug is not None:
+                self.debugs[region] = debug
+        return {card_of(region) for region in change.regions.keys() | change.debugs.keys()}
 
     def _apply_to_cards(self, change: Change) -> set[CardId]:
         """Of what is known of whole cards; returns those that are concerned."""
@@ -348,8 +375,27 @@ class LedgerState:
         record = self.record(region)
         if record.condition is Condition.FAULTED:
             return record.reason or "faulted"
-        fault = self.failing.get(region)
-        return "" if fault is None else fault.message
+        if (fault := self.failing.get(region)) is not None:
+            return fault.message
+        kept = self.kept(region)
+        return "" if kept is None else kept_words(kept)
+
+    def kept(self, region: RegionId) -> Debug | None:
+        """For whom a region that nobody owns is kept as it is, and given to nobody."""
+        debug = self.debugs.get(region)
+        if debug is None or not debug.until or self.region_claim(region) is not None:
+            return None
+        return debug
+
+    def kept_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Debug]:
+        """Regions of a card that are kept, `but` these."""
+        mine = set(but)
+        return [
+            kept
+            for region in self.debugs
+            if card_of(region) == card and region not in mine
+            if (kept := self.kept(region)) is not None
+        ]
 
     def keeps(self, region: RegionId) -> bool:
         """Whether what is on a region stays there: nothing is programmed, a blank neither.
@@ -453,13 +499,13 @@ class LedgerState:
                 )
 
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
-        """Whether any region of the card but `regions` has an owner, or may have one.
+        """Whether any region of the card but `regions` has an owner, or may have one, or is kept.
 
         Before kubelet's records were read nobody knows who else is on the card.
         """
-        if card in self.unreconciled:
-            return True
         mine = set(regions)
+        if card in self.unreconciled or self.kept_on(card, but=mine):
+            return True
         whole = self.card_claim(card)
         for claim in self.claims_on(card):
             if claim is not whole and RegionId(claim.device) not in mine:
@@ -589,6 +635,12 @@ class LedgerState:
                 f" was given it as {loan.region} and may still run",
                 hint="see why that pod's processes do not end",
             )
+
+
+def kept_words(kept: Debug) -> str:
+    """Why a region that is kept is given to nobody, for people."""
+    whose = f"{kept.namespace}/{kept.name}"
+    return f"kept for debugging as pod {whose} left it, whose {kept.failure}"
 
 
 def _nodes(card: Card) -> Iterable[str]:

@@ -88,6 +88,7 @@ class Trouble(msgspec.Struct, frozen=True):
     drained: _Count
     failed: _Count
     never_cleared: _Count
+    kept: _Count = 0  # a plugin of before does not tell
 
 
 class _Region(msgspec.Struct, frozen=True):

@@ -169,12 +169,15 @@ def _regions(plugin: Plugin) -> Iterator[Metric]:
     ledger = plugin.ledger
     states: Counter[Labels] = Counter()
     troubled: Counter[Labels] = Counter()
+    kept: Counter[Labels] = Counter()
     for card in ledger.cards.values():
-        troubled[card.id,] = 0
+        troubled[card.id,] = kept[card.id,] = 0
         for region in card.regions:
             condition = ledger.record(region.id).condition
             states[card.id, ledger.ownership(region.id).value.lower(), condition.value.lower()] += 1
-            if ledger.trouble(region.id):
+            if ledger.kept(region.id) is not None:
+                kept[card.id,] += 1
+            elif ledger.trouble(region.id):
                 troubled[card.id,] += 1
     yield _gauge(
         "regions",
@@ -187,6 +190,12 @@ def _regions(plugin: Plugin) -> Iterator[Metric]:
         "Regions that cannot be given to anybody: faulted, or their hardware reports a failure.",
         ["card"],
         sorted(troubled.items()),
+    )
+    yield _gauge(
+        "regions_kept",
+        "Regions that are kept for debugging: nobody owns them, and nobody is given them.",
+        ["card"],
+        sorted(kept.items()),
     )
 
 

@@ -161,6 +161,7 @@ def _trouble(status: StatusView) -> str:
             (trouble["failed"], "failed", "faulted", "bad"),
             (trouble["refused"], "refused", "refused", "bad"),
             (trouble["drained"], "drained", "drained", "warn"),
+            (trouble["kept"], "kept for debugging", "kept", "warn"),
             (trouble["never_cleared"], "never cleared", "never cleared", "warn"),
         )
         if count
@@ -212,8 +213,12 @@ def _tile(card: CardView, region: RegionView, now: float) -> str:
     if region["condition"] == "PROGRAMMED":
         lines.append(f'<span class="what">{_bitstream(region)}</span>')
     age = _since(owner, now)
+    kept = region["kept"]
     who = (
-        "free"
+        f"{_text(kept['namespace'])}/<wbr>{_text(kept['pod'])} had it,"
+        f' <span class="for">{span(kept["seconds_left"])} left</span>'
+        if kept is not None
+        else "free"
         if owner is None
         else _owner(owner) + (f', <span class="for">for {age}</span>' if age else "")
     )
@@ -235,8 +240,10 @@ def _marks(card: CardView, region: RegionView) -> list[tuple[str, str]]:
         marks.append(("refused", "bad"))
     if card["drained"]:
         marks.append(("drained", "warn"))
-    # That a drained card's free regions are not offered is what draining is.
-    if not region["healthy"] and not (card["drained"] and region["owner"] is None):
+    if region["kept"] is not None:
+        marks.append(("kept", "warn"))
+    # That a drained card's free regions, and kept ones, are not offered is what that means.
+    elif not region["healthy"] and not (card["drained"] and region["owner"] is None):
         marks.append(("unhealthy", "bad"))
     return marks
 
@@ -246,6 +253,8 @@ def _colour(card: CardView, region: RegionView) -> str:
         return "failed"
     if card["drained"]:
         return "drained"
+    if region["kept"] is not None:
+        return "kept"
     if region["condition"] in {"DIRTY", "SCRUBBING", "UNBLANKED"}:
         return "busy"
     if region["owner"] is not None:

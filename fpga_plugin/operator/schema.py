@@ -40,6 +40,16 @@ class ClockView(TypedDict):
     detail: str
 
 
+class KeptView(TypedDict):
+    """Whose container failed, how, and for how long more the region is kept as it left it."""
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    failure: str
+    seconds_left: float
+
+
 class RegionView(TypedDict):
     """One region.
 
@@ -47,7 +57,7 @@ class RegionView(TypedDict):
     `afu_id` is what is on it, and for GBS files the bitstream's id; `bitstream` is what people call
     that, empty where the store does not tell; `failed`: its hardware is not well, or FAULTED, and
     `reason` says why; `refused` is why its owner's container was not
-    started, empty where it was not refused since.
+    started, empty where it was not refused since; `kept` is null unless it is kept for debugging.
     """
 
     region: str
@@ -61,6 +71,7 @@ class RegionView(TypedDict):
     clock: ClockView | None
     healthy: bool
     refused: str
+    kept: KeptView | None
     owner: OwnerView | None
 
 
@@ -175,14 +186,15 @@ class HistoryView(TypedDict):
 class TroubleView(TypedDict):
     """How much of the node needs somebody.
 
-    Pods that were refused and wait, cards that are drained, regions and cards that failed, and
-    cards whose memory is cleared by no scrub.
+    Pods that were refused and wait, cards that are drained, regions and cards that failed, cards
+    whose memory is cleared by no scrub, and regions that are kept for debugging.
     """
 
     refused: int
     drained: int
     failed: int
     never_cleared: int
+    kept: int
 
 
 class MeasureView(TypedDict):

@@ -66,6 +66,12 @@ STATES: Final = tuple(
             "take-a-card-out-of-service",
         ),
         (
+            "kept",
+            "as a container left it that failed, for debugging; nobody owns it, nobody is given it",
+            "It is scrubbed when its time is up; `fpga-plugin card release` does it now.",
+            "debug-a-pod",
+        ),
+        (
             "unhealthy",
             "kubelet gives it to nobody",
             "The reason on the region or its card says why.",

@@ -80,6 +80,8 @@ ul.note{padding-left:2rem}
 .tile.busy{color:var(--warn);background:var(--warn-back)}
 .tile.drained{color:var(--quiet);background:var(--sheet);border-style:dashed;
  border-left-style:solid}
+.tile.kept{color:var(--warn);background:var(--sheet);border-style:dashed;
+ border-left-style:solid}
 .tile.failed{color:var(--bad);background:var(--bad-back)}
 .what{font-weight:600;overflow-wrap:anywhere}
 .find{max-width:72rem;margin:0 auto;padding:1rem 1rem 0;display:flex;flex-wrap:wrap;gap:.5rem;

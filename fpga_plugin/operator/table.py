@@ -101,6 +101,7 @@ def _trouble(status: StatusView) -> list[str]:
             (trouble["failed"], "FAILED"),
             (trouble["refused"], "REFUSED"),
             (trouble["drained"], "drained"),
+            (trouble["kept"], "kept for debugging"),
             (trouble["never_cleared"], "with memory that is never cleared"),
         )
         if count
@@ -247,6 +248,9 @@ def _said(region: RegionView, width: int) -> list[str]:
     lines: list[str] = []
     if region["reason"]:
         lines += _noted([f"{region['region']}: {region['reason']}"], width)
+    if (kept := region["kept"]) is not None:
+        left = f"{region['region']}: scrubbed in {span(kept['seconds_left'])}, or by"
+        lines += _wrapped(f"{left} `fpga-plugin card release`", width, "    ", "    ")
     if region["refused"]:
         lines += _noted([f"{region['region']} refused: {region['refused']}"], width)
     if region["clock"] is not None:

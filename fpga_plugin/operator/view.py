@@ -15,7 +15,7 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, Resource
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim, Condition, Holder, RegionRecord
+from fpga_plugin.ledger.records import Claim, Condition, Debug, Holder, RegionRecord
 from fpga_plugin.operator.health import not_ready
 from fpga_plugin.operator.owners import UNKNOWN, by_device, who
 from fpga_plugin.operator.refusals import Refusal, Refusals
@@ -24,6 +24,7 @@ from fpga_plugin.operator.schema import (
     CardView,
     ClockView,
     HistoryView,
+    KeptView,
     OwnerView,
     ProblemView,
     RefusalView,
@@ -74,6 +75,7 @@ async def view(survey: Survey) -> StatusView:
             "drained": sum(card["drained"] for card in cards),
             "failed": len(problems) + sum(map(_failed, cards)),
             "never_cleared": 0 if plugin is None else _never_cleared(plugin.ledger),
+            "kept": sum(region["kept"] is not None for card in cards for region in card["regions"]),
         },
         "scrub": survey.settings.scrub.value,
         "sandbox": [
@@ -283,19 +285,31 @@ def _region(
     device = DeviceId(region.id) if claim is None else claim.device
     holder = None if claim is None else holders.get(claim.device)
     trouble = ledger.trouble(region.id)
+    kept = ledger.kept(region.id)
     return {
         "region": region.id,
         "node": str(region.grant),
         "ownership": ledger.ownership(region.id).value,
         "condition": record.condition.value,
         "reason": trouble or record.reason,
-        "failed": bool(trouble) or record.condition is Condition.FAULTED,
+        "failed": (bool(trouble) and kept is None) or record.condition is Condition.FAULTED,
         "afu_id": record.afu_id or "",
         "bitstream": survey.catalogue.name(record.afu_id or ""),
         "clock": _clock(plugin, record),
         "healthy": health.get(device, False),
         "refused": "" if claim is None else refused.get((claim.device, _asks(holder)), ""),
+        "kept": None if kept is None else _kept(plugin, kept),
         "owner": None if claim is None else _owner(plugin, claim, holders),
+    }
+
+
+def _kept(plugin: Plugin, kept: Debug) -> KeptView:
+    return {
+        "pod_uid": kept.pod,
+        "namespace": kept.namespace,
+        "pod": kept.name,
+        "failure": kept.failure,
+        "seconds_left": 0.0 if plugin.debugging is None else plugin.debugging.left(kept),
     }
 
 

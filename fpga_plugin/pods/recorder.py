@@ -88,11 +88,23 @@ class EventRecorder:
         for uid, name in names.items():
             self._pods.learn(uid, name)
 
-    def warned(self, identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
+    def warned(
+        self,
+        identity: Identity,
+        devices: Sequence[DeviceId],
+        message: str,
+        *,
+        reason: str = "FpgaVariableUnknown",
+    ) -> None:
         """A container is served, and may not be what its author means."""
         if self._observer is not None:
             self._observer.warned(identity, devices, message)
-        self._tell(identity, devices, "FpgaVariableUnknown", message)
+        self._tell(identity, devices, reason, message)
+
+    def debugged(self, pod: PodUid, name: PodName, reason: str, note: str) -> None:
+        """What becomes of the region of a pod that is debugged."""
+        if self._events is not None:
+            self._about_pod(pod, name, reason, note)
 
     def _tell(
         self, identity: Identity, devices: Sequence[DeviceId], reason: str, note: str

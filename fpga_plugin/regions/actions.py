@@ -138,6 +138,19 @@ class CardActions:
         self._queue.add(card_id)
         return await self.state(card_id)
 
+    async def release(self, card: str) -> CardState:
+        """Keep nothing of a card for debugging any more: what was kept is scrubbed now.
+
+        Raises:
+            UnknownDeviceError: no such card.
+            JournalError: it cannot be written down, so nothing has changed.
+        """
+        card_id = self._known(card)
+        if kept := [one.region for one in self._ledger.kept_on(card_id)]:
+            self._ledger.end_debug(kept)
+            log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
+        return await self.state(card_id)
+
     async def functions(self, card: str, *, make: bool | None = None) -> tuple[PciFunction, ...]:
         """A card's PCI functions.
 
@@ -183,6 +196,11 @@ class CardActions:
             raise RefusedError(
                 f"card {card_id} is in service",
                 hint=f"run `fpga-plugin card drain {card_id}` first",
+            )
+        if kept := ledger.kept_on(card_id):
+            raise RefusedError(
+                f"region {kept[0].region} is {ledger.trouble(kept[0].region)}",
+                hint=f"`fpga-plugin card release {card_id}` ends that",
             )
         for region in present.regions:
             former = ledger.record(region.id).former
@@ -231,7 +249,8 @@ class CardActions:
             for region in present.regions:
                 record = ledger.record(region.id)
                 if record.condition not in CLEAN and not holders:
-                    reason = f" ({record.reason})" if record.reason else ""
+                    why = ledger.trouble(region.id) or record.reason
+                    reason = f" ({why})" if why else ""
                     not_clean.append(f"{region.id} is {record.condition}{reason}")
                     if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:
                         waits.append(f"{region.id} is not scrubbed yet")

@@ -177,7 +177,10 @@ class HandProgrammer:
             yield "is being rebound", look
         if not ledger.own_node(region):
             yield f"has {region.id}, whose node is in the hands of a pod that still runs", look
-        if trouble := ledger.trouble(region.id):
+        if ledger.kept(region.id) is not None:
+            end = f"`fpga-plugin card release {card.id}` ends that"
+            yield f"has {region.id}, which is {ledger.trouble(region.id)}", end
+        elif trouble := ledger.trouble(region.id):
             yield f"has {region.id}, which is faulted: {trouble}", "see docs/runbook.md"
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:

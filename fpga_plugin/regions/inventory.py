@@ -73,7 +73,8 @@ class Inventory:
         self._workers = operations.workers
         self._cards = cards
         self._queue = queue
-        self._debugged = operations.debugged
+        self._debugged, self._clocks = operations.debugged, operations.clocks
+        self._accelerators: dict[RegionId, AfuId | None] = {}
         self._recorder = recorder
         self._reads = reads
         self._interval = interval
@@ -407,6 +408,7 @@ class Inventory:
                 self._look_later(card_id)
                 return
             health, observed = signals
+            self._log_accelerators(observed)
             self._verify(card, observed)
             self._judged(card, health)
 
@@ -453,6 +455,23 @@ class Inventory:
                 self._port_errors[region.id] = errors
                 shown = {name: f"{value:#x}" for name, value in errors.items()}
                 log.warning("port errors", region=region.id, errors=shown, **self._owner(region.id))
+
+    def _log_accelerators(self, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """What is on the regions that are debugged: at the first look, and when it changes."""
+        self._accelerators = {
+            r: afu for r, afu in self._accelerators.items() if r in self._debugged
+        }
+        for region, afu_id in observed.items():
+            if region in self._debugged and self._accelerators.get(region, "") != afu_id:
+                self._accelerators[region] = afu_id
+                clock = self._clocks.get(region)
+                log.info(
+                    "accelerator of a debugged region",
+                    region=region,
+                    afu_id=afu_id,
+                    clock=None if clock is None else clock.detail,
+                    **self._owner(region),
+                )
 
     async def _port_errors_of(self, card: CardId, region: Region) -> Mapping[str, int]:
         return await self._reads.run(card, lambda: self._backend.port_errors(region))

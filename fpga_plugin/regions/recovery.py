@@ -115,6 +115,7 @@ class Recovery:
             and (card.id in self._asked or card.id not in self._ledger.drained)
             and self.poisoned(card)
             and not self._ledger.claims_on(card.id)
+            and not self._ledger.kept_on(card.id)
             and card.id not in self._ledger.foreign
         )
 
@@ -168,8 +169,10 @@ class Recovery:
     async def _hindrance(self, card: Card, owner: AbstractSet[DeviceId]) -> str:
         """What forbids it now; empty: nothing. Open ports are looked for later, in one turn."""
         ledger = self._ledger
-        if others := [c.device for c in ledger.claims_on(card.id) if c.device not in owner]:
-            return f"{', '.join(sorted(others))} has an owner"
+        others = [c.device for c in ledger.claims_on(card.id) if c.device not in owner]
+        others += [DeviceId(kept.region) for kept in ledger.kept_on(card.id)]
+        if others:
+            return f"{', '.join(sorted(others))} has an owner, or is kept for debugging"
         if card.id in ledger.unreconciled:
             return "kubelet's records were not read since it was found: it may have an owner"
         former: set[PodUid] = set()

@@ -123,6 +123,7 @@ class Scrubber:
             for region in card.regions
             if ledger.record(region.id).condition is Condition.DIRTY
             and self._nobody_runs(region)
+            and region.id not in ledger.debugs  # kept, or about to be: `debugging` ends it
             and not ledger.trouble(region.id)
             and ledger.own_node(region)
         ]

@@ -86,6 +86,7 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         loans=dict.fromkeys(frozenset[Loan]().union(*ledger.loans.values()), True),
         resources=dict.fromkeys(ledger.resources, True),
         strays=dict(ledger.strays),
+        debugs=dict(ledger.debugs),
         images={TenantImage(r, one): True for r, of in ledger.images.items() for one in of},
     )
 

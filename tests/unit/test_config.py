@@ -104,6 +104,8 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "warnings": (),
         "given": (),
         "unknown_variables": UnknownVariables.WARN,
+        "debug_namespaces": None,
+        "debug_seconds": 600.0,
         "host_paths": None,
     }
 

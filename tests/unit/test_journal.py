@@ -24,6 +24,7 @@ from fpga_plugin.ledger.records import (
     Change,
     Claim,
     Condition,
+    Debug,
     Epoch,
     Loan,
     RegionRecord,
@@ -521,7 +522,23 @@ def test_tables_that_no_plugin_made_are_set_aside(path: str, statements: tuple[s
 
 LONG = ",".join(f'"{number}{"x" * 65000}"' for number in range(5))
 
+
+def debug(old: str, new: str) -> str:
+    """SQL that writes a row of a debugged region with one thing wrong."""
+    sound = (
+        f'{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],'
+        '"seconds":600.0,"failure":"","until":0.0}'
+    )
+    assert old in sound
+    return row("debugs", P0, sound.replace(old, new))
+
+
 NONSENSE = [
+    debug('"until":0.0', '"until":-1.0'),
+    debug('"name":"name"', '"name":"../name"'),
+    debug('"containers":["app"]', '"containers":["a b"]'),
+    debug('"seconds":600.0', '"seconds":1e300'),
+    debug(f'"region":"{P0}"', f'"region":"{P1}"'),
     record('"condition":"', '"condition":"SHINY'),
     record('"former"', '"firmer"'),
     record('"former":[]', '"former":"pod-a"'),
@@ -722,6 +739,11 @@ EVERYTHING = Change(
     loans={Loan(PodUid("pod"), RegionId(P0), "/dev/dfl-port.0"): True},
     resources={REGIONS: True},
     strays={P0: 3},
+    debugs={
+        RegionId(P0): Debug(
+            RegionId(P0), PodUid("pod"), "space", "name", ("app",), 600.0, "why", 1000.5
+        )
+    },
 )
 
 FORM = f"""\
@@ -732,6 +754,8 @@ claims|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes"
 "generation":7,"since":1.5}}
 commits||1
 debts|{CARD.id}|true
+debugs|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
+"seconds":600.0,"failure":"why","until":1000.5}}
 drained|{CARD.id}|true
 epochs|boot|"a"
 epochs|environment|"c"

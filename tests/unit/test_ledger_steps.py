@@ -21,11 +21,12 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, device_variable
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
-from fpga_plugin.ledger.records import Change, Condition
+from fpga_plugin.ledger.records import Change, Condition, Debug
 
 NUMBERS = (1, 2)
 PORTS = 3
 CARDS = [make_card(n, nodes=range(PORTS)) for n in NUMBERS]
+DEBUG = Debug(RegionId(""), PodUid("pod"), "space", "name", (), 600.0)
 DEVICES = [device(c, p) for c in CARDS for p in (None, *range(PORTS))]
 REGION_IDS = [RegionId(d) for d in DEVICES if not is_card(d)]
 NAMES = [
@@ -189,13 +190,13 @@ class Steps(RuleBasedStateMachine):
     def prestart(self, devices) -> None:
         self.learns(lambda: self.ledger.prestart_seen(devices))
 
-    @rule(devices=some_devices)
-    def started(self, devices) -> None:
+    @rule(devices=some_devices, debug=st.sampled_from([None, DEBUG]))
+    def started(self, devices, debug) -> None:
         claims = [c for d in devices if (c := self.ledger.claims.get(d)) is not None]
-        self.happens_or_not(lambda: self.ledger.started(claims))
+        self.happens_or_not(lambda: self.ledger.started(claims, debug))
 
-    @rule(one=st.sampled_from(DEVICES), program=st.booleans())
-    def prepared(self, one, program) -> None:
+    @rule(one=st.sampled_from(DEVICES), program=st.booleans(), debug=st.sampled_from([None, DEBUG]))
+    def prepared(self, one, program, debug) -> None:
         """As a whole PreStart does it."""
         claim = self.ledger.claims.get(one)
         if claim is not None:
@@ -204,7 +205,7 @@ class Steps(RuleBasedStateMachine):
                 for region in claim.grants if program else ():
                     self.ledger.working([region])
                     self.ledger.programmed(region, AFU)
-                self.ledger.started([claim])
+                self.ledger.started([claim], debug)
 
     @rule(devices=some_devices)
     def poststop(self, devices) -> None:
@@ -234,6 +235,29 @@ class Steps(RuleBasedStateMachine):
         if not self.journal.failing:
             of = [loan.pod for loans in self.ledger.loans.values() for loan in loans]
             assert not uids.intersection(of)
+
+    # -------------------------------------------------------------- debugging
+
+    @rule(region=one_region, words=st.sampled_from(["", "it failed"]))
+    def failure_noted(self, region, words) -> None:
+        self.happens_or_not(lambda: self.ledger.note_failure(region, words))
+
+    @rule(region=one_region, until=st.sampled_from([1.0, 2.0]))
+    def kept(self, region, until) -> None:
+        free = self.ledger.region_claim(region) is None
+        if region in self.ledger.debugs and free:
+            done = self.happens_or_not(lambda: (self.ledger.keep(region, until), True))
+            assert done is None or self.ledger.trouble(region)
+
+    @rule(regions=some_regions)
+    def no_longer_kept(self, regions) -> None:
+        self.happens_or_not(lambda: self.ledger.end_debug(regions))
+
+    @invariant()
+    def nobody_owns_what_is_kept(self) -> None:
+        for region, debug in self.ledger.debugs.items() if hasattr(self, "ledger") else ():
+            owned = self.ledger.region_claim(region) is not None
+            assert not (debug.until and owned), region
 
     # -------------------------------------------------------------- work
 

@@ -43,12 +43,23 @@ def region(number=0, **changes):
         "clock": None,
         "healthy": True,
         "refused": "",
+        "kept": None,
         "owner": None,
     } | changes
 
 
+def kept(**changes):
+    return {
+        "pod_uid": "3f0c6e5e",
+        "namespace": "team",
+        "pod": "compress",
+        "failure": "container 'app' ended with exit code 3",
+        "seconds_left": 840.0,
+    } | changes
+
+
 def trouble(**changes):
-    return {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0} | changes
+    return {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0, "kept": 0} | changes
 
 
 def bitstream(**changes):
@@ -175,6 +186,7 @@ def everything_foreign():
             region(reason=EVIL, node=EVIL, afu_id=EVIL, refused=EVIL, owner=hostile),
             region(1, owner=owner(pod="", pod_uid=EVIL), condition="PROGRAMMED", bitstream=EVIL),
             region(2, owner=owner(claim=EVIL, requests=[EVIL], pods=[EVIL], namespace=EVIL)),
+            region(3, kept=kept(pod=EVIL, namespace=EVIL, failure=EVIL, pod_uid=EVIL)),
             note=EVIL,
         ),
         node=EVIL,
@@ -302,6 +314,17 @@ def test_a_drained_tile_says_so_and_is_not_called_unhealthy_for_it():
     assert "unhealthy" in tiles(owned)[0][1], "an owned device is unhealthy for another reason"
 
 
+def test_a_region_that_is_kept_says_for_whom_and_how_long():
+    held = region(condition="DIRTY", healthy=False, reason="kept for debugging", kept=kept())
+    ((colour, text),) = tiles(page(status(card(held))))
+    assert colour == "kept"
+    assert "team/<wbr>compress had it" in text
+    assert "14 min left" in text
+    assert "unhealthy" not in text
+    assert "free" not in text
+    assert "scrubbed in 14 min, or by `fpga-plugin card release`" in table(status(card(held)))
+
+
 def test_a_free_region_that_is_not_offered_has_not_the_colour_of_one_that_is():
     (offered, _), (withheld, _) = tiles(page(status(card(region(), region(1, healthy=False)))))
     assert offered == "free"
@@ -326,6 +349,7 @@ def test_a_tile_names_the_bitstream_and_how_long_its_owner_has_had_it():
         ("drained", "drained"),
         ("failed", "failed"),
         ("never_cleared", "never cleared"),
+        ("kept", "kept for debugging"),
     ],
 )
 def test_the_header_counts_each_kind_of_trouble_in_page_and_table(kind, word):

@@ -1,0 +1,274 @@
+"""Debugging: the region of a container that failed is kept as it is, for its developer to look at.
+
+A pod asks for it by an annotation, where the operator allows it. That is written into the journal
+with the start of each of its containers; when the claim has ended, the pod's status decides. A
+region whose container failed is owned by nobody then and given to nobody, until its time is up, the
+operator ends it (`fpga-plugin card release`), its hardware goes or the node boots. Then it is
+scrubbed as after any owner. Of one node at most one pod's regions are kept at a time, so that
+nobody takes all of them by failing.
+
+It only ever delays a scrub. What is not known for certain delays nothing for long: a region whose
+pod's status nobody tells is scrubbed.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from fpga_plugin.errors import FpgaPluginError, NoSourceError, quote
+from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.records import Debug
+from fpga_plugin.pods.debug_annotation import annotation, parse_keep
+from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.pods.pod import Phase, Pod
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.regions.operations import CardOperations
+
+log = structlog.get_logger()
+
+EVERY_NAMESPACE: Final = "*"
+
+ASK_SECONDS: Final = 3.0
+"""In which a source has to tell a pod; a PreStart waits for it."""
+
+DECIDE_SECONDS: Final = 5.0
+"""For which a status that does not show the end of the pod yet is asked for again."""
+
+_PAUSE: Final = 0.2
+"""Seconds between a change and the look that it causes: changes come in bursts."""
+
+
+def boot_clock() -> float:
+    """Seconds since the node booted, sleep included: no step of the wall clock moves it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What the operator allows.
+
+    Attributes:
+        prefix: of our resources, and of the annotation.
+        namespaces: whose pods may ask; `*`: all.
+        most: the longest time in seconds for which a region is kept.
+    """
+
+    prefix: str
+    namespaces: frozenset[str]
+    most: float
+
+
+class Debugging:
+    """Belongs to the event loop.
+
+    Args:
+        operations: has the ledger, and whose port errors are logged.
+        pods: tells pods' annotations and status.
+        recorder: tells pods.
+        allowed: what the operator allows.
+        interval: seconds between two looks.
+        clock: seconds since the node booted.
+    """
+
+    def __init__(
+        self,
+        operations: CardOperations,
+        pods: PodDirectory,
+        recorder: EventRecorder,
+        *,
+        allowed: Allowed,
+        interval: float,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._operations, self._pods, self._recorder = operations, pods, recorder
+        self._annotation = annotation(allowed.prefix)
+        self._namespaces, self._most = allowed.namespaces, allowed.most
+        self._interval, self._clock = interval, clock
+        self._something = asyncio.Event()
+        self._undecided: dict[RegionId, float] = {}
+        self._ledger.subscribe(self._changed)
+        for card in {card_of(region) for region in self._ledger.debugs}:
+            self._changed(card)
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._operations.ledger
+
+    def _changed(self, card: CardId | None) -> None:
+        """Log the port errors of what is debugged, and look whether something ended."""
+        mine = [r for r in self._ledger.debugs if card is not None and card_of(r) == card]
+        for region in mine:
+            if self._ledger.region_claim(region) is not None:
+                self._operations.debugged.add(region)
+            self._something.set()
+
+    def left(self, kept: Debug) -> float:
+        """For how many seconds more a region is kept."""
+        return max(kept.until - self._clock(), 0.0)
+
+    # ---------------------------------------------------------------- what a pod asks for
+
+    async def wish(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
+        """What the pod of a PreStart asks for; None: nothing, or it may not."""
+        if identity.pod is None:
+            return None
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                pod = await self._pods.pod(identity.pod, identity.held.union(devices))
+        except (NoSourceError, TimeoutError) as error:
+            log.warning(
+                "whether a pod is to be debugged is not known",
+                pod=identity.pod,
+                devices=list(devices),
+                reason=str(error) or "no answer in time",
+            )
+            return None
+        if (text := pod.annotations.get(self._annotation)) is None:
+            return None
+        if not self._namespaces & {pod.namespace, EVERY_NAMESPACE}:
+            why = f"namespace {pod.namespace} is not in FPGA_PLUGIN_DEBUG_NAMESPACES"
+            self._ignored(identity, devices, why)
+            return None
+        try:
+            seconds = parse_keep(text, most=self._most)
+        except ValueError as error:
+            self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
+            return None
+        log.info("a pod is debugged", pod=identity.pod, devices=list(devices), kept_seconds=seconds)
+        return Debug(
+            region=RegionId(""),  # the ledger's step names each
+            pod=identity.pod,
+            namespace=pod.namespace,
+            name=pod.name,
+            containers=tuple(sorted(identity.containers)),
+            seconds=seconds,
+        )
+
+    def _ignored(self, identity: Identity, devices: Sequence[DeviceId], why: str) -> None:
+        message = f"annotation {self._annotation} has no effect: {why}"
+        log.warning(
+            "a debug annotation has no effect", pod=identity.pod, devices=list(devices), reason=why
+        )
+        self._recorder.warned(identity, devices, message, reason="FpgaDebugIgnored")
+
+    # ---------------------------------------------------------------- what became of it
+
+    async def run(self) -> None:
+        """Follow the pods that are debugged, and end what has been kept for long enough."""
+        while True:
+            await self._something.wait()
+            await asyncio.sleep(min(_PAUSE, self._interval))
+            self._something.clear()
+            try:
+                await self.look()
+            except JournalError as error:
+                log.warning("debugging waits", error=str(error))
+            if self._ledger.debugs and not self._something.is_set():
+                asyncio.get_running_loop().call_later(self._interval, self._something.set)
+
+    async def look(self) -> None:
+        """One look at every region that is debugged.
+
+        Raises:
+            JournalError: what follows from it cannot be written; the next look finds it again.
+        """
+        self._undecided = {r: at for r, at in self._undecided.items() if r in self._ledger.debugs}
+        states: dict[tuple[str, tuple[str, ...]], str | None] = {}
+        for region, debug in tuple(self._ledger.debugs.items()):
+            if debug.until:
+                self._look_at_kept(debug)
+                continue
+            key = debug.pod, debug.containers
+            if key not in states:
+                states[key] = await self._failure(debug)
+            self._look_at_owner(region, debug, states[key])
+
+    def _look_at_kept(self, debug: Debug) -> None:
+        left = debug.until - self._clock()
+        if left <= 0:
+            log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
+            self._ledger.end_debug([debug.region])
+        elif left > self._most:  # the setting was made shorter
+            self._ledger.keep(debug.region, self._clock() + self._most)
+
+    async def _failure(self, debug: Debug) -> str | None:
+        """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
+        if self._pods.known(debug.pod) is None:
+            self._pods.learn(debug.pod, PodName(debug.namespace, debug.name))
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                pod = await self._pods.pod(debug.pod, frozenset())
+        except (FpgaPluginError, TimeoutError):
+            return None
+        return failure(pod, debug.containers)
+
+    def _look_at_owner(self, region: RegionId, before: Debug, failed: str | None) -> None:
+        """Note what failed while the region has its owner, and decide when it has none."""
+        ledger = self._ledger
+        debug = ledger.debugs.get(region)
+        if debug is None or (debug.pod, debug.until) != (before.pod, 0.0):
+            return  # another container began, or another owner came, while the status was read
+        if failed is not None and debug.failure != failed:
+            ledger.note_failure(region, failed)
+            debug = ledger.debugs[region]
+        if ledger.region_claim(region) is not None:
+            self._undecided.pop(region, None)
+            return
+        since = self._undecided.setdefault(region, self._clock())
+        if failed is None and self._clock() - since < DECIDE_SECONDS:
+            return
+        del self._undecided[region]
+        if not debug.failure:
+            log.info("region not kept: no failure of its container is known", region=region)
+            ledger.end_debug([region])
+        elif others := self._kept_for_others(debug):
+            note = f"not kept: the node keeps region {others[0].region} of another pod already"
+            self._tell(debug, f"region {region} is {note}", kept=False)
+            ledger.end_debug([region])
+        else:
+            ledger.keep(region, self._clock() + min(debug.seconds, self._most))
+            self._tell(
+                debug,
+                f"region {region} is kept as it is for {min(debug.seconds, self._most):g} s:"
+                f" {debug.failure}; look with `fpga-plugin card inspect {card_of(region)}`, end it"
+                f" with `fpga-plugin card release {card_of(region)}`",
+                kept=True,
+            )
+
+    def _kept_for_others(self, debug: Debug) -> list[Debug]:
+        kept = (self._ledger.kept(region) for region in self._ledger.debugs)
+        return [one for one in kept if one is not None and one.pod != debug.pod]
+
+    def _tell(self, debug: Debug, note: str, *, kept: bool) -> None:
+        log.warning(
+            "region kept for debugging" if kept else "region not kept: another pod's is",
+            region=debug.region,
+            pod=debug.pod,
+            namespace=debug.namespace,
+            name=debug.name,
+            failure=debug.failure,
+        )
+        reason = "FpgaRegionKept" if kept else "FpgaRegionNotKept"
+        self._recorder.debugged(debug.pod, PodName(debug.namespace, debug.name), reason, note)
+
+
+def failure(pod: Pod, containers: Sequence[str]) -> str | None:
+    """What failed of a pod's containers; empty: nothing, None: one of them runs or may yet.
+
+    Of a container that is started again, the failure of its last run does not count any more.
+    """
+    names = [one.name for one in (*pod.init, *pod.containers)]
+    mine = [name for name in names if name in containers] or names
+    for name in mine:
+        state = pod.state(name)
+        if state.phase is not Phase.RUNNING and state.ended is not None and state.ended.exit_code:
+            return f"container {quote(name)} ended with exit code {state.ended.exit_code}"
+    return "" if pod.ended else None

@@ -1,0 +1,307 @@
+"""What keeps a region for debugging, and what ends it: the ledger, and the look at pods."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from doubles.cards import AFU, REGIONS, WHOLE, device, make_card
+from ledger_support import found, make_ledger, make_lists, reopened, scrub, shown
+
+from fpga_plugin.errors import NoSourceError, RefusedError
+from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ledger.records import Condition, Debug
+from fpga_plugin.pods.debug_annotation import parse_keep
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State
+from fpga_plugin.regions.debugging import DECIDE_SECONDS, Allowed, Debugging, failure
+
+CARD = make_card(1)
+P0, P1 = device(CARD, 0), device(CARD, 1)
+R0 = RegionId(P0)
+POD = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
+ASKED = Debug(RegionId(""), POD, "tenant", "compress", ("app",), 600.0)
+
+
+def started(debug=ASKED, at=P0, uid=POD, ledger=None):
+    """A pod's container runs on a region; it asked for that."""
+    journal = None
+    if ledger is None:
+        ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [at])
+    ledger.prestart_seen([at])
+    ledger.bind_pod([at], uid)
+    ledger.working([RegionId(at)])
+    ledger.programmed(RegionId(at), AFU)
+    ledger.started([ledger.claims[at]], replace(debug, pod=uid))
+    return ledger, journal
+
+
+def kept(until=1000.0):
+    ledger, journal = started()
+    ledger.release([P0])
+    ledger.note_failure(R0, "container 'app' ended with exit code 3")
+    ledger.keep(R0, until)
+    return ledger, journal
+
+
+def test_it_is_nobodys_and_given_to_nobody():
+    ledger, _ = kept()
+    assert ledger.region_claim(R0) is None
+    assert ledger.record(R0).condition is Condition.DIRTY
+    assert shown(make_lists(ledger), REGIONS) == {P0: False, P1: True}
+    assert shown(make_lists(ledger), WHOLE) == {CARD.id: False}
+    for resource, name in ((REGIONS, P0), (WHOLE, CARD.id)):
+        with pytest.raises(RefusedError, match="kept for debugging as pod tenant/compress"):
+            ledger.allocate(resource, [name])
+    assert ledger.others_owned(CARD.id, [RegionId(P1)])  # its card's memory is left alone
+    assert not ledger.others_owned(CARD.id, [R0])
+
+
+def test_it_outlives_the_plugin_but_not_the_boot():
+    _, journal = kept()
+    ledger = reopened(journal, CARD)
+    assert ledger.kept(R0) is not None
+    ledger = reopened(journal, CARD, boot_id="another")
+    assert ledger.kept(R0) is None
+    assert R0 not in journal.snapshot.debugs
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda ledger: ledger.working([R0]),
+        lambda ledger: ledger.card_gone(CARD.id),
+        lambda ledger: ledger.adopt(REGIONS, P0, POD, {}),
+        lambda ledger: ledger.end_debug([R0]),
+    ],
+    ids=["work", "card gone", "an owner that kubelet knows", "its end"],
+)
+def test_what_ends_it(ends):
+    ledger, journal = kept()
+    ends(ledger)
+    assert ledger.kept(R0) is None
+    assert not journal.snapshot.debugs
+
+
+def test_before_it_is_decided_another_owner_may_have_it():
+    ledger, journal = started()
+    ledger.release([P0])
+    ledger.allocate(REGIONS, [P0])
+    assert not journal.snapshot.debugs
+
+
+def test_the_start_of_another_container_forgets_what_failed():
+    ledger, _ = started()
+    ledger.note_failure(R0, "container 'app' ended with exit code 3")
+    ledger.started([ledger.claims[P0]], ASKED)
+    assert not ledger.debugs[R0].failure
+    ledger.started([ledger.claims[P0]])
+    assert not ledger.debugs
+
+
+def test_an_owner_that_a_journal_shows_wins():
+    _, journal = started()
+    journal.snapshot.debugs[R0] = replace(ASKED, region=R0, until=1000.0)
+    ledger = reopened(journal, CARD)
+    assert not ledger.debugs
+    assert ledger.region_claim(R0) is not None
+
+
+# -------------------------------------------------------------------- the look at pods
+
+
+def pod(*runs, ended=True, annotations=None, names=("app",)):
+    states = {name: run for name, run in zip(names, runs, strict=False) if run is not None}
+    return Pod(
+        namespace="tenant",
+        name="compress",
+        uid=POD,
+        annotations=annotations or {},
+        containers=tuple(map(Container, names)),
+        states=states,
+        ended=ended,
+    )
+
+
+def ran(code):
+    return State(Phase.TERMINATED, ended=Run(code, 1))
+
+
+class Pods:
+    """Tells one pod, or nothing."""
+
+    def __init__(self, answer=None):
+        self.answer = answer
+
+    def known(self, _):
+        return None
+
+    def learn(self, *_):
+        pass
+
+    async def pod(self, _uid, _held):
+        if self.answer is None:
+            raise NoSourceError("nobody tells")
+        return self.answer
+
+
+class Recorder:
+    def __init__(self):
+        self.told = []
+
+    def warned(self, _identity, _devices, message, *, reason):
+        self.told.append((reason, message))
+
+    def debugged(self, _pod, _name, reason, note):
+        self.told.append((reason, note))
+
+
+def debugging(ledger, answer=None, *, most=600.0, namespaces=("tenant",)):
+    clock = SimpleNamespace(now=100.0)
+    operations = SimpleNamespace(ledger=ledger, debugged=set())
+    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces), most=most)
+    made = Debugging(
+        operations, Pods(answer), Recorder(), allowed=allowed, interval=1.0, clock=lambda: clock.now
+    )
+    return made, clock, operations
+
+
+def look(made):
+    asyncio.run(made.look())
+
+
+def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
+    ledger, _ = started()
+    made, clock, operations = debugging(ledger, pod(ran(3)))
+    assert operations.debugged == {R0}
+    look(made)
+    assert ledger.kept(R0) is None  # its pod has it
+    ledger.release([P0])
+    look(made)
+    assert ledger.debugs[R0].until == 700.0
+    assert made._recorder.told[-1][0] == "FpgaRegionKept"
+    clock.now = 699.0
+    look(made)
+    assert ledger.kept(R0) is not None
+    clock.now = 700.0
+    look(made)
+    assert not ledger.debugs
+
+
+def test_a_shorter_setting_holds_for_what_is_kept_already():
+    ledger, _ = kept(until=100.0 + 86400.0)
+    made, clock, _ = debugging(ledger, most=60.0)
+    look(made)
+    clock.now = 160.0
+    look(made)
+    assert not ledger.debugs
+
+
+def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
+    ledger, _ = started()
+    made, clock, _ = debugging(ledger, pod(ran(3), ended=False))
+    look(made)
+    ledger.release([P0])
+    made._pods.answer = None
+    look(made)
+    assert not ledger.debugs[R0].until  # the status may come yet
+    clock.now += DECIDE_SECONDS
+    look(made)
+    assert ledger.kept(R0) is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, pod(State(Phase.RUNNING), ended=False), pod(ended=False)],
+    ids=["nobody tells", "it runs", "it waits"],
+)
+def test_without_a_failure_it_is_scrubbed_soon(answer):
+    ledger, _ = started()
+    made, clock, _ = debugging(ledger, answer)
+    ledger.release([P0])
+    look(made)
+    assert R0 in ledger.debugs
+    clock.now += DECIDE_SECONDS
+    look(made)
+    assert not ledger.debugs
+
+
+def test_a_pod_that_ended_well_leaves_nothing():
+    ledger, _ = started()
+    made, _, _ = debugging(ledger, pod(ran(0)))
+    ledger.release([P0])
+    look(made)
+    assert not ledger.debugs
+
+
+def test_a_second_pods_region_is_not_kept():
+    ledger, _ = started()
+    other = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
+    started(at=P1, uid=other, ledger=ledger)
+    made, _, _ = debugging(ledger, pod(ran(3)))
+    ledger.release([P0])
+    look(made)
+    ledger.release([P1])
+    look(made)
+    assert [one.pod for one in ledger.debugs.values()] == [POD]
+    assert made._recorder.told[-1][0] == "FpgaRegionNotKept"
+
+
+def test_an_owner_that_came_while_the_status_was_read_is_left_alone():
+    ledger, _ = started()
+    made, _, _ = debugging(ledger, pod(ran(3)))
+    ledger.release([P0])
+    before = ledger.debugs[R0]
+    ledger.allocate(REGIONS, [P0])
+    made._look_at_owner(R0, before, "failed")
+    assert not ledger.debugs
+
+
+def wish(annotations, **allowed):
+    ledger, _ = make_ledger(CARD)
+    made, _, _ = debugging(ledger, pod(annotations=annotations), **allowed)
+    identity = Identity(POD, frozenset({"app"}))
+    return asyncio.run(made.wish(identity, [P0])), made._recorder.told
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("true", 600), ("90s", 90), ("1m", 60), ("9h", 600)])
+def test_what_an_annotation_asks_for(text, seconds):
+    asked, told = wish({"fpga.intel.com/debug": text})
+    assert asked is not None
+    assert (asked.seconds, asked.containers, told) == (seconds, ("app",), [])
+
+
+def test_an_annotation_of_another_namespace_has_no_effect():
+    asked, told = wish({"fpga.intel.com/debug": "true"}, namespaces=("other",))
+    assert asked is None
+    ((reason, message),) = told
+    assert reason == "FpgaDebugIgnored"
+    assert message.endswith("namespace tenant is not in FPGA_PLUGIN_DEBUG_NAMESPACES")
+    assert wish({})[0] is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0s", "-1m", "1d", "true ", "TRUE", "1 m", "٣m", "9999999s", "1.5h", "inf", "1m\n"]
+)
+def test_any_other_value_is_none(text):
+    with pytest.raises(ValueError, match="true, or a number"):
+        parse_keep(text, most=600.0)
+
+
+def test_which_containers_count():
+    both = pod(ran(0), ran(7), names=("app", "log"))
+    assert failure(both, ["app"]) == ""
+    assert failure(both, ["log"]) == "container 'log' ended with exit code 7"
+    assert failure(both, []) == "container 'log' ended with exit code 7"
+    again = pod(State(Phase.RUNNING, ended=Run(3, 1)), ended=False)
+    assert failure(again, ["app"]) is None
+
+
+def test_a_scrub_does_not_touch_it_and_a_found_card_is_the_same():
+    ledger, _ = kept()
+    found(ledger, CARD)
+    assert ledger.kept(R0) is not None
+    ledger.end_debug([R0])
+    scrub(ledger, CARD)
+    assert shown(make_lists(ledger), REGIONS) == {P0: True, P1: True}
