@@ -158,7 +158,7 @@ def test_every_node_is_a_line_and_their_sum_is_one(cluster, tmp_path):
         assert head[:7] == ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
         assert a[:11] == ["node-a", "fpga", "ready", "2", "6", "1", "5", "0", "0", "0", "0"]
         assert b[:11] == ["node-b", "fpga", "ready", "1", "2", "0", "2", "0", "0", "0", "1"]
-        assert total == ["2", "of", "2", "nodes", "3", "8", "1", "7", "0", "0", "0", "1"]
+        assert total == ["2", "of", "2", "nodes", "3", "8", "1", "7", "0", "0", "0", "1", "0"]
         assert cluster.selectors == [("/api/v1/pods", "app.kubernetes.io/part-of=fpga-plugin")]
         assert done.stderr == "", "no terminal, no progress"
 
