@@ -54,6 +54,7 @@ _one_at_a_time = threading.Lock()
 T = TypeVar("T")
 
 _MAX_KUBECONFIG_BYTES = 1 << 20
+_PART = 0.45
 
 
 class CredentialsError(NoSourceError):
@@ -73,14 +74,24 @@ def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
     # No proxy and no default certificates from the environment: the file says it all.
     return _connect(
         kubeconfig,
-        lambda config: AsyncClient(config=config, timeout=Timeout(seconds), trust_env=False),
+        lambda config: AsyncClient(config=config, timeout=_limits(seconds), trust_env=False),
     )
 
 
 def connect_http(kubeconfig: str | None, *, seconds: float) -> httpx2.AsyncClient:
     """Like `connect`, for calls that lightkube's client does not make as they have to be made."""
-    given = client_adapter.ConnectionParams(timeout=Timeout(seconds), trust_env=False)
+    given = client_adapter.ConnectionParams(timeout=_limits(seconds), trust_env=False)
     return _connect(kubeconfig, lambda config: client_adapter.AsyncClient(config, given))
+
+
+def _limits(seconds: float) -> Timeout:
+    """Of each step. The steps of connecting (TCP, then TLS) together end before a whole call does.
+
+    httpcore closes a connection whose handshake it gave up itself, and leaves open, for as long as
+    the other end is silent, one that was cancelled from outside (its backends' `start_tls` catch
+    `Exception`, which a cancellation is not).
+    """
+    return Timeout(seconds, connect=_PART * seconds)
 
 
 def _connect(kubeconfig: str | None, make: Callable[[SingleConfig], T]) -> T:

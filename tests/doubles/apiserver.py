@@ -9,6 +9,7 @@ import contextlib
 import copy
 import json
 import re
+import ssl
 import urllib.parse
 import uuid
 from collections import deque
@@ -54,9 +55,12 @@ class ApiServerDouble:
         replies: the next answers that are not the usual ones.
         made: what the server makes of an object that it is sent.
         oldest: versions before it are no longer kept: 410.
+        authority: path of the certificate that clients are to trust; empty: there is no TLS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, authority: str = "") -> None:
+        self._tls = tls
+        self.authority = authority
         self.objects: dict[str, dict[str, Json]] = {}
         self.requests: list[str] = []
         self.tokens: list[str] = []
@@ -99,14 +103,22 @@ class ApiServerDouble:
         config = {
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-            "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "clusters": [{"name": "k", "cluster": self._cluster()}],
             "users": [{"name": "u", "user": {"token": token}}],
         }
         path.write_text(json.dumps(config))  # JSON is YAML
         return str(path)
 
+    def _cluster(self) -> Json:
+        if self._tls is None:
+            return {"server": f"http://127.0.0.1:{self.port}"}
+        return {
+            "server": f"https://127.0.0.1:{self.port}",
+            "certificate-authority": self.authority,
+        }
+
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

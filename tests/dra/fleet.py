@@ -46,6 +46,9 @@ USER = "system:serviceaccount:fpga-plugin:fpga-plugin"
 MEMORY = 16 << 10
 """MiB that all of it may take together."""
 
+INOTIFY = 3
+"""Instances of one plugin."""
+
 KINDS = (("region-a", 0.45), ("region-b", 0.4), ("card-a", 0.15))
 AFUS = {"region-a": AFU, "region-b": AFU_2, "card-a": AFU}
 
@@ -297,7 +300,14 @@ async def _start(
             token = await asyncio.to_thread(cluster.plugin_token, name)
             here = folder / f"n{number}"
             here.mkdir()
-            node = FleetNode(here, name, cluster.kubeconfig(token, name=name), arguments.hardware)
+            node = FleetNode(
+                here,
+                name,
+                cluster.kubeconfig(token, name=name),
+                arguments.hardware,
+                python=arguments.python,
+                user=arguments.users and arguments.users + number,
+            )
             nodes[name] = node
             await node.start()
 
@@ -398,6 +408,18 @@ def _listed(values: dict[str, float], form: str = "{:.2f}") -> str:
     return ", ".join(f"{name} {form.format(value)}" for name, value in values.items())
 
 
+def too_few(arguments: argparse.Namespace) -> str:
+    """Why the kernel would not let so many plugins run; empty if it would."""
+    limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    if arguments.users or arguments.nodes * INOTIFY <= limit * 3 // 4:
+        return ""
+    return (
+        f"{arguments.nodes} plugins take {arguments.nodes * INOTIFY} inotify instances, and a user"
+        f" has {limit} (fs.inotify.max_user_instances): raise it, or give each plugin a user of its"
+        " own (as root: --users 60000 --python /usr/bin/python3)"
+    )
+
+
 def main() -> int:
     """Run, print, return the exit code."""
     parser = argparse.ArgumentParser(prog="make fleet", description=__doc__)
@@ -407,11 +429,22 @@ def main() -> int:
     parser.add_argument("--alive", type=int, default=0, help="pods at a time (default: two a node)")
     parser.add_argument("--step", type=int, default=4, help="plugins that start at a time")
     parser.add_argument("--quiet", type=float, default=15.0, help="seconds until all is at rest")
+    parser.add_argument(
+        "--users",
+        type=int,
+        default=0,
+        metavar="UID",
+        help="as root: plugins run as UID, UID + 1, …",
+    )
+    parser.add_argument("--python", default=sys.executable, help="that these users may run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     arguments = parser.parse_args()
+    if problem := too_few(arguments):
+        parser.error(problem)
     build()
     folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: the path of a socket has 107 bytes
+    folder.chmod(0o755)
     try:
         found = asyncio.run(run(arguments, folder))
     except BaseException:

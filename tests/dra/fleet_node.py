@@ -6,16 +6,18 @@ token of its service account that is bound to a pod on this node.
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
-from daemon_support import STORE, message
+from daemon_support import ROOT, STORE, message
 
 DRIVER = "fpga.intel.com"
 DRA = "k8s.io.kubelet.pkg.apis.dra.v1"
@@ -38,6 +40,8 @@ class FleetNode:
         name: of the node.
         kubeconfig: the plugin's credentials.
         hardware: simulated cards, as FPGA_PLUGIN_SIMULATED_CARDS has them.
+        python: the interpreter.
+        user: whose process the plugin is; 0: ours.
 
     Attributes:
         held: which claim of ours has each device now.
@@ -46,8 +50,18 @@ class FleetNode:
         seconds: of each Prepare and each Unprepare that was answered well.
     """
 
-    def __init__(self, folder: Path, name: str, kubeconfig: str, hardware: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        kubeconfig: str,
+        hardware: str,
+        *,
+        python: str = sys.executable,
+        user: int = 0,
+    ) -> None:
         self.folder, self.name = folder, name
+        self._python, self._user = python, user
         self.held: dict[str, str] = {}
         self.wrong: list[str] = []
         self.refused: list[str] = []
@@ -72,8 +86,12 @@ class FleetNode:
             "FPGA_PLUGIN_CGROUP_ROOT": "",  # there are no containers: kubelet's word counts
             "FPGA_PLUGIN_HTTP_ADDRESS": "",
             "FPGA_PLUGIN_KUBECONFIG": kubeconfig,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
         }
         self._write()
+        if user:
+            for path in (folder, *folder.rglob("*"), kubeconfig):
+                os.chown(path, user, user)
 
     @property
     def log(self) -> Path:
@@ -83,8 +101,9 @@ class FleetNode:
         """The plugin, until kubelet has the driver."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220  # some ms
-                [sys.executable, "-m", "fpga_plugin", "run"],
+                [self._python, "-m", "fpga_plugin", "run"],
                 env=self._settings,
+                **({"user": self._user, "group": self._user} if self._user else {}),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
