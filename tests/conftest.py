@@ -53,17 +53,27 @@ def _gcc() -> str:
     return "gcc or the headers of libc and Linux are not installed (make deps)"
 
 
+def _zsh() -> str:
+    return "" if shutil.which("zsh") else "zsh is not installed (make deps)"
+
+
+def _fish() -> str:
+    return "" if shutil.which("fish") else "fish is not installed (make deps)"
+
+
 def _jq() -> str:
     return "" if shutil.which("jq") else "jq is not installed (make deps)"
 
 
 PREREQUISITES: dict[str, Callable[[], str]] = {
     "chromium": _chromium,
+    "fish": _fish,
     "gcc": _gcc,
     "jq": _jq,
     "openssl": _openssl,
     "prometheus": _prometheus,
     "umockdev": _umockdev,
+    "zsh": _zsh,
 }
 """What `@pytest.mark.needs(...)` may name: each function says what is missing, or nothing."""
 

@@ -82,7 +82,7 @@ def _bash(commands: "list[_Command]") -> str:
     return f"""\
 _fpga_plugin() {{
   local at='' word next known words=''
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
     next="${{at:+$at }}$word"
     for known in {known}; do
       if [[ $known == "$next" ]]; then at=$next; break; fi

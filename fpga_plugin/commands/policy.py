@@ -9,7 +9,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fpga_plugin.ids import BitstreamId, ResourceKind, parse_bitstream_id, parse_interface_id
+from fpga_plugin.ids import (
+    BitstreamId,
+    ResourceKind,
+    parse_afu_id,
+    parse_bitstream_id,
+    parse_interface_id,
+)
 from fpga_plugin.policy.rules import Ask, Policy
 
 if TYPE_CHECKING:
@@ -54,6 +60,12 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
         help="what the container asks for; without: devices without a bitstream",
     )
     check.add_argument("--whole", action="store_true", help="a whole card instead of a region")
+    check.add_argument(
+        "--function",
+        type=parse_afu_id,
+        metavar="ID",
+        help="a preprogrammed function (af-...) of this AFU id instead of a region",
+    )
     check.add_argument("--json", action="store_true", help="one JSON object")
     admission = commands.add_parser(
         "admission",
@@ -134,9 +146,15 @@ def _check(args: argparse.Namespace, policy: Policy) -> int:
     if args.namespace is None or args.interface is None:
         print("name both --namespace and --interface")
         return 2
+    if args.function is not None and (args.whole or args.bitstream is not None):
+        print("--function is a device and what is on it: leave out --whole and --bitstream")
+        return 2
     bitstream: BitstreamId | None = args.bitstream
+    kind = ResourceKind.WHOLE if args.whole else ResourceKind.REGION
+    if args.function is not None:
+        kind, bitstream = ResourceKind.AF, BitstreamId(args.function)
     ask = Ask(
-        kind=ResourceKind.WHOLE if args.whole else ResourceKind.REGION,
+        kind=kind,
         interface_id=args.interface,
         bitstream_id=bitstream,
     )

@@ -1,11 +1,13 @@
 """Every command as a person runs it: full disks, closed pipes, Ctrl-C, a setting that is wrong."""
 
 import os
-import shutil
+import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -172,9 +174,92 @@ def test_bash_completes_commands_and_options():
     assert completed("fpga-plugin", "nonsense", "run") == {"run"}
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_other_shells_take_their_scripts(shell):
-    script = run("completion", shell, stdout=subprocess.PIPE).stdout
-    assert "undrain" in script
-    if shutil.which(shell) is not None:
-        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+class Zsh:
+    """A zsh on a terminal of its own, in which `fpga-plugin` says with which words it was called.
+
+    Nothing but its line editor completes as it does for a person.
+    """
+
+    def __init__(self, folder):
+        script = folder / "completion.zsh"
+        script.write_text(run("completion", "zsh", stdout=subprocess.PIPE).stdout)
+        self._said = b""
+        self._terminal, its = pty.openpty()
+        self._process = subprocess.Popen(
+            ["zsh", "-f", "-i", "+m"],
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            env={"PATH": os.environ["PATH"], "HOME": str(folder), "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(its)
+        self._type(
+            "PS1='REA''DY> '; autoload -U compinit && compinit -u -D;"
+            f" source {script};"
+            ' fpga-plugin() { print -r -- "CAL""LED:$*:" }\n'
+        )
+        self._until(b"READY> ")
+
+    def _type(self, text):
+        os.write(self._terminal, text.encode())
+
+    def _until(self, mark):
+        deadline = time.monotonic() + 60
+        while mark not in self._said:
+            left = max(0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._terminal], [], [], left)
+            assert ready, self._said
+            self._said += os.read(self._terminal, 4096)
+        before, _, self._said = self._said.partition(mark)
+        return before
+
+    def completes(self, line):
+        """The words of the command that Tab and Return make of a line."""
+        # Both at once: the line editor works on its input in order.
+        self._type(f"{line}\t\n")
+        self._until(b"CALLED:")
+        words = self._until(b":")
+        self._until(b"READY> ")
+        return words.decode()
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._terminal)
+
+
+@pytest.mark.needs("zsh")
+def test_zsh_completes_commands_and_options(tmp_path):
+    zsh = Zsh(tmp_path)
+    try:
+        assert zsh.completes("fpga-plugin card un") == "card undrain"
+        assert zsh.completes("fpga-plugin bitstream ins") == "bitstream ins", "two begin so"
+        assert zsh.completes("fpga-plugin bitstream install --bl") == "bitstream install --blank"
+        assert zsh.completes("fpga-plugin completion fi") == "completion fish"
+    finally:
+        zsh.close()
+
+
+@pytest.mark.needs("fish")
+def test_fish_completes_commands_and_options(tmp_path):
+    script = tmp_path / "completion.fish"
+    script.write_text(run("completion", "fish", stdout=subprocess.PIPE).stdout)
+
+    def completes(line):
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            timeout=60,
+        )
+        assert done.stderr == ""
+        return {each.split("\t")[0] for each in done.stdout.splitlines()}
+
+    assert {"run", "demo", "devices", "status", "card", "policy"} <= completes("fpga-plugin ")
+    assert completes("fpga-plugin card un") == {"undrain"}
+    assert completes("fpga-plugin bitstream ins") == {"inspect", "install"}
+    assert completes("fpga-plugin bitstream install --bl") == {"--blank"}
+    assert "drain" not in completes("fpga-plugin bitstream ")

@@ -278,6 +278,20 @@ def test_the_command_tells_what_the_plugin_would_decide(capsys):
     assert run("check", "--file", file, "--namespace", "x")[0] == 2
 
 
+def test_the_command_is_asked_about_functions_too(tmp_path):
+    path = tmp_path / "policy.yaml"
+    rule = f"{{name: fixed, action: allow, devices: [af], bitstreams: ['{AFU}']}}"
+    path.write_text(f"{HEAD}rules:\n- {rule}\n")
+    of = ("check", "--file", str(path), "--interface", INTERFACE, "--namespace", "x")
+    code, text = run(*of, "--function", AFU.upper())
+    assert (code, text.split(":")[0]) == (0, "allowed by rule fixed")
+    assert "a preprogrammed region" in text
+    assert run(*of, "--function", "0" * 32)[0] == 1
+    assert run(*of, "--bitstream", AFU)[0] == 1, "the same image, to be programmed"
+    assert run(*of, "--function", AFU, "--whole")[0] == 2
+    assert run(*of, "--function", AFU, "--bitstream", AFU)[0] == 2
+
+
 def test_the_command_says_what_is_wrong_with_a_file(tmp_path, capsys):
     path = tmp_path / "policy.yaml"
     path.write_text("version: 1\ndefault: never")
