@@ -51,8 +51,12 @@ log = structlog.get_logger()
 FOLD_SECONDS = 600.0
 """How often the journal's write-ahead log is folded in, if anything was written."""
 
+FOLD_BYTES = 16 << 20
+"""How long the log may be before it is folded in earlier: thousands of pods an hour on a thousand
+regions write that much in three minutes."""
+
 KEEP_SECONDS = 30.0
-"""How often an idle plugin looks whether its journal is still there."""
+"""How often an idle plugin looks whether its journal is still there, and how long its log is."""
 
 
 def _open_journal(settings: Settings) -> Journal:
@@ -184,6 +188,8 @@ class Daemon:
             for _ in range(round(FOLD_SECONDS / KEEP_SECONDS)):
                 await tick(KEEP_SECONDS)
                 journal.keep()
+                if journal.log_bytes() > FOLD_BYTES:
+                    break
             await asyncio.to_thread(journal.checkpoint)
 
     async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:

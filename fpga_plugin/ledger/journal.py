@@ -9,6 +9,7 @@ answered or begun; the write-ahead log is folded into the database by `checkpoin
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -33,6 +34,13 @@ _COMMITS_FILE: Final = "journal.commits"
 
 _FILES: Final = ("", "-wal", "-shm")
 """What the names of a database's files end with."""
+
+_KEPT_LOG: Final = 1 << 20
+"""Bytes of a log that was folded in which keep their room on the disk."""
+
+_FOLDS: Final = 40
+_FOLD_PAUSE: Final = 0.05
+"""How often the rest of a log is tried to be folded in, and seconds between two times."""
 
 _MODE: Final = 0o600
 """Who has which device, under which uid, is nobody else's to read."""
@@ -156,6 +164,8 @@ class Journal:
         db.execute("PRAGMA synchronous = NORMAL")
         # A checkpoint waits for the disk: never inside a step.
         db.execute("PRAGMA wal_autocheckpoint = 0")
+        # A log that was folded in begins anew in the same file, which SQLite never shortens else.
+        db.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG}")
         self._inode = inode_at(self.path)
 
     def _load(self, db: sqlite3.Connection) -> Change:
@@ -299,13 +309,28 @@ class Journal:
             raise self._failed(error) from error
         self._events += len(entries)
 
+    def log_bytes(self) -> int:
+        """How long the write-ahead log is; a log that was folded in counts until the next write."""
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except OSError:  # somebody removed it: `keep` sees to that
+            return 0
+
     def checkpoint(self) -> None:
-        """Fold the write-ahead log into the database; waits for the disk, so call from a thread."""
+        """Fold the write-ahead log into the database; waits for the disk, so call from a thread.
+
+        The log begins anew only where all of it was folded in when somebody writes next. A busy
+        plugin writes while this waits for the disk: what came meanwhile is less each time.
+        """
         if not os.path.exists(self.path):  # opening it would make one
             return
         try:
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5.0)) as db:
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                for _ in range(_FOLDS):
+                    _, log, folded = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    if log == folded:
+                        return
+                    time.sleep(_FOLD_PAUSE)
         except sqlite3.Error:
             # The log only grows; the next checkpoint, or the next start, folds it in.
             return

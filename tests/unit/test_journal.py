@@ -1,17 +1,22 @@
 """The journal: what is written survives; what cannot be read is told and set aside."""
 
+import asyncio
 import itertools
 import os
 import shutil
 import sqlite3
 import stat
+import threading
 from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
+from doubles import LIMIT
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
 
+from fpga_plugin import daemon
+from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
@@ -297,6 +302,74 @@ def test_folding_the_log_loses_nothing_and_never_raises(path: str, tmp_path) -> 
     assert Journal(path).snapshot == remembered(ledger, "boot")
     journal.path = str(tmp_path / "no" / "such" / "folder")
     journal.checkpoint()
+
+
+def written(journal: Journal, size: int) -> None:
+    """Write until the log has so many bytes."""
+    ledger = opened(journal)
+    found(ledger, CARD)
+    while journal.log_bytes() < size:
+        for drained in (True, False):
+            ledger.set_drained(CARD.id, drained=drained)
+
+
+def test_a_log_that_was_folded_in_gives_its_room_back_with_the_next_write(path: str) -> None:
+    journal = Journal(path)
+    written(journal, 3 << 20)
+    journal.checkpoint()
+    written(journal, 0)
+    assert journal.log_bytes() <= 1 << 20
+    journal.close()
+
+
+def test_what_is_written_while_the_log_is_folded_in_does_not_keep_it_growing(
+    path: str, monkeypatch
+) -> None:
+    journal = Journal(path)
+    written(journal, 3 << 20)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM journal").fetchall()
+        written(journal, journal.log_bytes() + 1)  # which it does not see: it is not folded in
+        pauses = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                reader.execute("COMMIT")
+
+        monkeypatch.setattr("fpga_plugin.ledger.journal.time.sleep", pause)
+        journal.checkpoint()
+        assert len(pauses) == 3
+    written(journal, 0)
+    written(journal, 0)
+    assert journal.log_bytes() <= 1 << 20
+    journal.close()
+
+
+def test_a_log_that_grows_fast_is_folded_in_before_its_time(path: str, monkeypatch) -> None:
+    monkeypatch.setattr(daemon, "KEEP_SECONDS", 0.001)
+    monkeypatch.setattr(daemon, "FOLD_SECONDS", 1e9)
+    monkeypatch.setattr(daemon, "FOLD_BYTES", 2 << 20)
+    journal = Journal(path)
+    folded = threading.Event()
+    fold = journal.checkpoint
+    monkeypatch.setattr(journal, "checkpoint", lambda: (fold(), folded.set()))
+
+    async def work() -> bool:
+        folding = asyncio.create_task(daemon.Daemon(Settings())._fold(journal))
+        await asyncio.sleep(0.02)
+        early = folded.is_set()
+        written(journal, 3 << 20)
+        assert await asyncio.to_thread(folded.wait, LIMIT)
+        folding.cancel()
+        await asyncio.wait({folding})
+        return early
+
+    assert not asyncio.run(work())
+    written(journal, 0)
+    assert journal.log_bytes() <= 1 << 20
+    journal.close()
 
 
 # ------------------------------------------------------------------ failures
