@@ -138,6 +138,11 @@ mutants: ## small changes of the core: does a fast test notice? (MUTANTS_ARGS="l
 	@bash .ci/setup dev
 	@$(PYTHON) tests/mutants $(MUTANTS_ARGS)
 
+.PHONY: load
+load: ## 256 cards, a pod a second, hostile clients: nothing may grow (LOAD_ARGS="--door dra --minutes 20")
+	@bash .ci/setup dev
+	@$(PYTHON) tests/load $(LOAD_ARGS)
+
 .PHONY: model
 model: ## the protocol's model, checked by spin (MODEL="stock bugs", SECONDS_EACH=300; takes spin and gcc)
 	@bash docs/model/check $(MODEL)
