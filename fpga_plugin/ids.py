@@ -68,6 +68,7 @@ class ResourceKind(enum.Enum):
 _KINDS: Final = {kind.stem: kind for kind in (ResourceKind.REGION, ResourceKind.WHOLE)}
 _DOMAIN: Final = r"([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
 _RESOURCE = re.compile(rf"{_DOMAIN}/({'|'.join(_KINDS)})-([0-9a-f]{{32}})", re.ASCII)
+_ALIASED = re.compile(rf"{_DOMAIN}/({'|'.join(_KINDS)})-([a-z0-9-]{{1,31}})", re.ASCII)
 _FUNCTION = re.compile(
     rf"{_DOMAIN}/af-[0-9a-f]{{3}}\.[0-9a-f]{{3}}\.([A-Za-z0-9_-]{{43}})", re.ASCII
 )
@@ -131,12 +132,14 @@ class Resource:
         kind: what each of its devices is.
         interface_id: of the cards.
         afu_id: of the function that is on the regions; None but for AF.
+        alias: what the name has in place of the interface id; None: the id.
     """
 
     domain: str
     kind: ResourceKind
     interface_id: InterfaceId
     afu_id: AfuId | None = None
+    alias: Alias | None = None
 
     @classmethod
     def parse(cls, name: str) -> "Resource":
@@ -154,12 +157,13 @@ class Resource:
     def name(self) -> ResourceName:
         """`<domain>/region-<interface id>`, `<domain>/fpga-<interface id>` or `<domain>/af-...`.
 
-        The last is the Intel plugin's (pkg/fpga/devtypes.go, GetAfuDevType): three digits of each
-        id for people, and both ids in base64 of the URL alphabet. A resource's name has room for 63
-        characters, not for two ids in hex.
+        In the first two an alias may stand in place of the id. The last is the Intel plugin's
+        (pkg/fpga/devtypes.go, GetAfuDevType): three digits of each id for people, and both ids in
+        base64 of the URL alphabet. A resource's name has room for 63 characters, not for two ids in
+        hex.
         """
         if self.afu_id is None:
-            return ResourceName(f"{self.domain}/{self.kind.stem}-{self.interface_id}")
+            return ResourceName(f"{self.domain}/{self.kind.stem}-{self.alias or self.interface_id}")
         both = base64.urlsafe_b64encode(bytes.fromhex(self.interface_id + self.afu_id))
         short = f"{self.interface_id[:3]}.{self.afu_id[:3]}"
         return ResourceName(f"{self.domain}/af-{short}.{both.decode().rstrip('=')}")
@@ -187,6 +191,43 @@ def known_resource(name: str) -> Resource | None:
     both = base64.urlsafe_b64decode(match[2] + "=").hex()
     resource = Resource(match[1], ResourceKind.AF, InterfaceId(both[:32]), AfuId(both[32:]))
     return resource if resource.name == name else None  # the digits say so too
+
+
+@dataclass(frozen=True, slots=True)
+class AliasedName:
+    """What the name of a resource says that has an alias in place of the interface id.
+
+    Which interface id that is, the name does not say: the ledger knows it (`ledger.aliases`).
+
+    Attributes:
+        domain: as of `Resource`.
+        kind: REGION or WHOLE.
+        alias: of the interface id.
+    """
+
+    domain: str
+    kind: ResourceKind
+    alias: Alias
+
+
+@functools.lru_cache(maxsize=4096)
+def aliased_name(name: str) -> AliasedName | None:
+    """The parts of `<domain>/region-<alias>` and `<domain>/fpga-<alias>`; None: it is neither.
+
+    It may be another plugin's, as with `known_resource`.
+    """
+    if not (match := _ALIASED.fullmatch(name)):
+        return None
+    try:
+        return AliasedName(match[1], _KINDS[match[2]], parse_alias(match[3]))
+    except ValueError:
+        return None
+
+
+def kind_of(resource: str) -> ResourceKind | None:
+    """What each device of a resource is; None: it is not called as this plugin calls its own."""
+    known = known_resource(resource) or aliased_name(resource)
+    return None if known is None else known.kind
 
 
 def region_id(card: CardId, port_id: int) -> RegionId:

@@ -38,6 +38,7 @@ from fpga_plugin.pods.recorder import EventRecorder, PodObserver
 from fpga_plugin.regions.actions import CardActions
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.byhand import HandProgrammer
+from fpga_plugin.regions.interface_names import InterfaceNames
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
@@ -106,6 +107,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         scrub=settings.scrub,
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
+        aliases=settings.interface_aliases and settings.mode is not Mode.DRA,
     )
 
 
@@ -323,6 +325,11 @@ class Plugin:
             pods_socket=settings.pods_socket,
         )
         self._index: StoreIndex | None = None
+        self._names = (
+            InterfaceNames(ledger, node.store)
+            if settings.interface_aliases and self.door is None
+            else None
+        )
 
     async def start(self) -> None:
         """Learn what is there, and let kubelet call; returns before kubelet has heard of it.
@@ -335,6 +342,8 @@ class Plugin:
         await self._leave_other_door()
         if self.debugging is None:  # kept by an earlier life with other settings
             self.ledger.end_debug(tuple(self.ledger.debugs))
+        if self._names is not None:
+            await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
         if self.ledger.rebinding:
@@ -373,7 +382,8 @@ class Plugin:
         of_door = self._of_device_plugin() if self.door is None else self.door.work()
         if self.debugging is not None:
             of_door = {**of_door, "debugging": self.debugging.run()}
-        return {**of_door, "store": self._index.run(), "health": self.inventory.run()}
+        names = {} if self._names is None else {"names": self._names.run()}
+        return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
 
     def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         watch = self.reconciler.watch

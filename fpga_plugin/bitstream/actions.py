@@ -27,7 +27,7 @@ from fpga_plugin.bitstream.files import (
 from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
-from fpga_plugin.bitstream.manifest import Aliases, in_utc
+from fpga_plugin.bitstream.manifest import Aliases, InterfaceAliases, in_utc
 from fpga_plugin.bitstream.metadata import Metadata, read_json
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
@@ -51,7 +51,7 @@ from fpga_plugin.errors import (
     StoreUnavailableError,
     quote,
 )
-from fpga_plugin.ids import parse_bitstream_id, parse_interface_id
+from fpga_plugin.ids import InterfaceId, parse_bitstream_id, parse_interface_id
 
 _LARGE = 64 << 20
 """Bytes from which on a file's progress is shown: less takes no time."""
@@ -66,9 +66,15 @@ def show_store(args: argparse.Namespace) -> int:
     judged = [_judged(store, entry, args) for entry in store.list()]
     entries = [entry for entry, _ in judged]
     aliases = _aliases(store, args)
+    interfaces = _interfaces(store, args)
     if args.json:
         shown = [
-            {**_entry_json(entry), "alias": _alias(entry, aliases), "trust": trust}
+            {
+                **_entry_json(entry),
+                "alias": _alias(entry, aliases),
+                "interface_alias": interfaces.get(InterfaceId(entry.interface_id or "")),
+                "trust": trust,
+            }
             for entry, trust in judged
         ]
         print(json.dumps(shown, indent=2))
@@ -78,7 +84,9 @@ def show_store(args: argparse.Namespace) -> int:
         return DONE
     rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
     rows += [
-        (*_row(entry, aliases), trust or "-") for entry, trust in judged if entry.problem is None
+        (*_row(entry, aliases, interfaces), trust or "-")
+        for entry, trust in judged
+        if entry.problem is None
     ]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -393,9 +401,11 @@ def sign_files(args: argparse.Namespace) -> int:
         return DONE
     if args.files and args.key is None:
         args.bitstream_usage("--key names the private key to sign with")
-    of_manifest = (args.manifest_version, args.expires, args.alias)
+    of_manifest = (args.manifest_version, args.expires, args.alias, args.interface_alias)
     if not args.manifest and any(value is not None for value in of_manifest):
-        args.bitstream_usage("--manifest-version, --expires and --alias go with --manifest")
+        args.bitstream_usage(
+            "--manifest-version, --expires, --alias and --interface-alias go with --manifest"
+        )
     for file in args.files:
         path, place = sign_file(file, args.key, _progress(file))
         print(f"{_plain(path)}: written, for {place}")
@@ -411,6 +421,7 @@ def sign_files(args: argparse.Namespace) -> int:
             version=args.manifest_version,
             expires=args.expires,
             aliases=dict(args.alias or ()),
+            interfaces=dict(args.interface_alias or ()),
             progress=_progress(args.dir),
         )
         _tell_of_manifest(renewed, signed=args.key is not None)
@@ -426,6 +437,8 @@ def _tell_of_manifest(renewed: Renewed, *, signed: bool) -> None:
         words.append(f"expires {in_utc(manifest.expires)}")
     if manifest.aliases:
         words.append(f"gives {len(manifest.aliases)} aliases")
+    if manifest.interfaces:
+        words.append(f"names {len(manifest.interfaces)} interface ids")
     if not renewed.changed:
         words.append("unchanged")
     print(f"{_plain(renewed.path)}: {', '.join(words)}")
@@ -489,6 +502,14 @@ def _aliases(store: Store, args: argparse.Namespace) -> Aliases:
         return {}
 
 
+def _interfaces(store: Store, args: argparse.Namespace) -> InterfaceAliases:
+    """What it calls interface ids."""
+    try:
+        return _trust(store, args).interface_aliases() or {}
+    except FpgaPluginError:
+        return {}
+
+
 def _alias(entry: StoreEntry, aliases: Aliases) -> str | None:
     return next(
         (
@@ -500,11 +521,13 @@ def _alias(entry: StoreEntry, aliases: Aliases) -> str | None:
     )
 
 
-def _row(entry: StoreEntry, aliases: Aliases) -> tuple[str, str, str, str]:
+def _row(
+    entry: StoreEntry, aliases: Aliases, interfaces: InterfaceAliases
+) -> tuple[str, str, str, str]:
     name = quote(entry.metadata.clusters[0].name) if entry.metadata else ""
     name = _alias(entry, aliases) or name
     return (
-        entry.interface_id or "",
+        interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
         BLANK if entry.blank else entry.bitstream_id or "",
         str(entry.size),
         name,

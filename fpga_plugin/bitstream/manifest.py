@@ -4,6 +4,7 @@
      "version": 1795000000000,
      "expires": "2027-01-31T00:00:00Z",
      "revoked": ["<interface id>/<bitstream id>.gbs"],
+     "interfaces": [{"id": "<interface id>", "alias": "n6001-base"}],
      "files": [{"path": "<interface id>/<bitstream id>.gbs", "sha256": "<64 hex>", "size": 4096,
                 "alias": "compress"}]}
 
@@ -11,8 +12,8 @@ A file that it names must be that file, whatever the trust mode; which files nee
 mode's to say (`bitstream.trust`). Each manifest of a store has a higher version than the one
 before, so that an old one with its signature is not taken for the present one. `revoked` has what
 earlier ones named and this one does not. `alias` is what pods may ask for in place of the bitstream
-id; of one interface id, no two files have the same. `expires`, `revoked` and `alias` may be left
-out.
+id; of one interface id, no two files have the same. `interfaces` says what people call interface
+ids; no two have the same alias. `expires`, `revoked`, `interfaces` and `alias` may be left out.
 
 Format 1 had no version: `{"version": 1, "files": [...]}`. It is still read, and no signature makes
 it trusted.
@@ -32,7 +33,14 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from fpga_plugin.errors import BitstreamError, quote
-from fpga_plugin.ids import Alias, BitstreamId, InterfaceId, parse_alias, parse_bitstream_id
+from fpga_plugin.ids import (
+    Alias,
+    BitstreamId,
+    InterfaceId,
+    parse_alias,
+    parse_bitstream_id,
+    parse_interface_id,
+)
 
 MANIFEST = "manifest.json"
 """Its name, in the store's root."""
@@ -53,7 +61,11 @@ _HINT = "write it anew with `fpga-plugin bitstream sign --manifest`"
 Aliases: TypeAlias = Mapping[tuple[InterfaceId, Alias], BitstreamId]
 """Bitstreams by the cards that they are for, and by what people call them."""
 
+InterfaceAliases: TypeAlias = Mapping[InterfaceId, Alias]
+"""What people call interface ids; no two the same."""
+
 _Path = Annotated[str, msgspec.Meta(max_length=128)]
+_Alias = Annotated[str, msgspec.Meta(max_length=31)]
 _Version = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 
 
@@ -70,7 +82,12 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     path: _Path
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0)]
-    alias: Annotated[str, msgspec.Meta(max_length=31)] | None = None
+    alias: _Alias | None = None
+
+
+class _Interface(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[str, msgspec.Meta(max_length=32)]
+    alias: _Alias
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -88,6 +105,7 @@ class _Format2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: list[ManifestFile]
     expires: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     revoked: list[_Path] = []
+    interfaces: list[_Interface] = []
 
 
 # Made at import: see pods/checkpoint.py
@@ -106,6 +124,7 @@ class Manifest:
         expires: from when on it counts no more, in UTC; None: never.
         revoked: paths that earlier manifests named and this one does not.
         aliases: bitstreams by interface id and what people call them; of `files`.
+        interfaces: what people call interface ids.
     """
 
     files: Mapping[str, ManifestFile]
@@ -113,6 +132,7 @@ class Manifest:
     expires: datetime | None = None
     revoked: frozenset[str] = frozenset()
     aliases: Aliases = field(default_factory=dict, compare=False)
+    interfaces: InterfaceAliases = field(default_factory=dict)
 
 
 def manifest_path(root: str) -> str:
@@ -141,8 +161,14 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
         _check_path(path, where)
         if path in files:
             raise BitstreamError(f"{where}: names and revokes {path}", hint=_HINT)
-    revoked = frozenset(document.revoked)
-    return Manifest(files, document.version, expires, revoked, _aliases(files, where))
+    return Manifest(
+        files,
+        document.version,
+        expires,
+        frozenset(document.revoked),
+        _aliases(files, where),
+        _interfaces(document.interfaces, where),
+    )
 
 
 def _by_path(listed: Iterable[ManifestFile], where: str) -> dict[str, ManifestFile]:
@@ -179,6 +205,27 @@ def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
     return found
 
 
+def _interfaces(listed: Iterable[_Interface], where: str) -> InterfaceAliases:
+    """What interface ids are called."""
+    found: dict[InterfaceId, Alias] = {}
+    for one in listed:
+        try:
+            interface_id, alias = parse_interface_id(one.id), parse_alias(one.alias)
+        except ValueError as error:
+            raise BitstreamError(
+                f"{where}: interface id {quote(one.id)}, alias {quote(one.alias)}: {error}",
+                hint=_HINT,
+            ) from None
+        if interface_id in found:
+            raise BitstreamError(
+                f"{where}: gives the interface id {interface_id} two aliases", hint=_HINT
+            )
+        if alias in found.values():
+            raise BitstreamError(f"{where}: two interface ids have the alias {alias}", hint=_HINT)
+        found[interface_id] = alias
+    return found
+
+
 def _check_path(path: str, where: str) -> None:
     if not BITSTREAM_PATH.fullmatch(path):
         raise BitstreamError(
@@ -194,6 +241,7 @@ def write_manifest(
     version: int = 1,
     expires: datetime | None = None,
     revoked: Iterable[str] = (),
+    interfaces: InterfaceAliases | None = None,
 ) -> bytes:
     """The text of a manifest: one file a line, in order of path, so that changes can be read."""
     head = [f'  "format": 2,\n  "version": {version},\n']
@@ -201,6 +249,11 @@ def write_manifest(
         head.append(f'  "expires": {json.dumps(in_utc(expires))},\n')
     if gone := [f"    {json.dumps(path)}" for path in sorted(revoked)]:
         head.append(f'  "revoked": {_array(gone)},\n')
+    if interfaces:
+        called = [
+            f"    {json.dumps({'id': one, 'alias': interfaces[one]})}" for one in sorted(interfaces)
+        ]
+        head.append(f'  "interfaces": {_array(called)},\n')
     lines = [
         f"    {json.dumps(msgspec.to_builtins(file))}"
         for file in sorted(files, key=lambda file: file.path)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.manifest import MANIFEST, Aliases
+from fpga_plugin.bitstream.manifest import MANIFEST, Aliases, InterfaceAliases
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
 from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.errors import StoreUnavailableError
@@ -118,6 +118,27 @@ class StoreReader:
                     " the store",
                 ) from None
         return self._aliases
+
+    async def interface_aliases(self) -> InterfaceAliases | None:
+        """What the manifest calls interface ids; None: there is none that counts.
+
+        Raises:
+            NotPermittedError: there is a manifest, and it cannot be used.
+            NotFinishedError: that cannot be told just now.
+            StoreUnavailableError: the store does not answer.
+        """
+        try:
+            return await self._threads.run(
+                MANIFEST,
+                self.library.trust.interface_aliases,
+                seconds=READ_SECONDS,
+                spare=SPARE_THREADS,
+            )
+        except LateError:
+            raise StoreUnavailableError(
+                f"{self.library.store.root}/{MANIFEST}: not read within {READ_SECONDS:.0f} s",
+                hint="check the file system that holds the store",
+            ) from None
 
     async def examine(self, relative: str) -> Verdict | None:
         """Verify a file that arrived, if that is not done yet; None: it is not there.

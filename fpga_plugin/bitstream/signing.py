@@ -35,7 +35,7 @@ from fpga_plugin.bitstream.manifest import (
 from fpga_plugin.bitstream.signatures import ENDING, sign, statement
 from fpga_plugin.bitstream.store import BLANK, Store, check_names, ids_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
-from fpga_plugin.ids import Alias
+from fpga_plugin.ids import Alias, InterfaceId
 
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""
@@ -151,11 +151,12 @@ def renew_manifest(
     version: int | None = None,
     expires: datetime | None = None,
     aliases: Mapping[str, Alias | None] | None = None,
+    interfaces: Mapping[InterfaceId, Alias | None] | None = None,
     progress: Progress = no_progress,
 ) -> Renewed:
     """Write the manifest of all that is in a store, and its signature.
 
-    What the present one calls files, the new one does, too.
+    What the present one calls files and interface ids, the new one does, too.
 
     One that says so already stays as it is. Without a key, the signature of another one goes: it
     would be of other bytes.
@@ -166,6 +167,7 @@ def renew_manifest(
         version: of a new manifest; None: the time, and more than that of the present one.
         expires: from when on it counts no more; None: never.
         aliases: what files are to be called, by path from the root; None: nothing, any more.
+        interfaces: what interface ids are to be called; None: nothing, any more.
         progress: of the reading.
 
     Raises:
@@ -178,15 +180,19 @@ def renew_manifest(
     before = _present(path)
     _name(files, before, aliases or {}, store.root)
     revoked = (before.revoked | before.files.keys()) - files.keys()
+    wanted = {**before.interfaces, **(interfaces or {})}
+    called = {interface_id: alias for interface_id, alias in wanted.items() if alias is not None}
     if before.version is not None and version in {None, before.version}:
-        same = Manifest(files, before.version, expires, revoked)
+        same = Manifest(files, before.version, expires, revoked, interfaces=called)
         if same == before:
             if key is not None:
                 sign_file(path, key)
             return Renewed(path, before, changed=False)
     version = _next_version(path, before.version or 0, version)
-    data = write_manifest(files.values(), version=version, expires=expires, revoked=revoked)
-    parse_manifest(data, where=path)  # no two of an interface id are called the same
+    data = write_manifest(
+        files.values(), version=version, expires=expires, revoked=revoked, interfaces=called
+    )
+    parse_manifest(data, where=path)  # no two are called the same that could be confused
     if len(data) > MAX_MANIFEST_BYTES:
         raise BitstreamError(
             f"{path}: would have {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are read"

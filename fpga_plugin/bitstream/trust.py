@@ -31,6 +31,7 @@ from fpga_plugin.bitstream.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Aliases,
+    InterfaceAliases,
     Manifest,
     ManifestFile,
     in_utc,
@@ -211,6 +212,18 @@ class Trust:
         if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
             return {}
         return known.manifest.aliases
+
+    def interface_aliases(self) -> InterfaceAliases | None:
+        """What the manifest calls interface ids; None: there is none that counts.
+
+        Raises:
+            NotPermittedError: it cannot be used.
+            NotFinishedError: that cannot be told just now.
+        """
+        known = self._read_manifest()
+        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
+            return None
+        return known.manifest.interfaces
 
     def seconds_left(self) -> float | None:
         """How long the manifest that was read last is still good; None: no end is to come."""

@@ -39,13 +39,10 @@ class Allocation:
     mounts: tuple[Mount, ...] = ()
 
     @classmethod
-    def of(cls, resource: ResourceName, grants: Mapping[RegionId, Grant]) -> "Allocation":
+    def of(cls, resource: Resource, grants: Mapping[RegionId, Grant]) -> "Allocation":
         """What a container gets that has these regions, as or in devices of this resource.
 
         Regions are in order of (PCI address, port id), whatever order kubelet named them in.
-
-        Raises:
-            ValueError: the resource is none of this plugin's.
         """
         envs: dict[str, str] = {}
         nodes: list[str] = []
@@ -60,7 +57,7 @@ class Allocation:
             }
             nodes += [*grant.shared, *grant.nodes]
             mounts += grant.mounts
-        envs[Resource.parse(resource).variable] = ",".join(str(grants[r]) for r in regions)
+        envs[resource.variable] = ",".join(str(grants[r]) for r in regions)
         return cls(envs, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(mounts)))
 
     def plus(self, extras: Extras) -> "Allocation":

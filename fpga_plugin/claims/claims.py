@@ -11,7 +11,7 @@ import structlog
 
 from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.prestart import PreStarts
-from fpga_plugin.ids import DeviceId, Resource, ResourceName
+from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.lists import DeviceLists
@@ -81,13 +81,14 @@ class ClaimService:
         """Grant devices to a container, journalled before it returns."""
         claims = self._ledger.allocate(resource, ids)
         self._owners.allocated(claim.device for claim in claims)
+        of = self._ledger.named_resource(resource)
         answer = Allocation.of(
-            resource, {region: grant for claim in claims for region, grant in claim.grants.items()}
+            of, {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
         if self._workloads is None:
             return answer
         # As of the last change that was noticed: to look at the file here could take long.
-        return answer.plus(self._workloads.content.extras(Resource.parse(resource)))
+        return answer.plus(self._workloads.content.extras(of))
 
     def preferred(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fpga_plugin.errors import NoSourceError, NotPermittedError
-from fpga_plugin.ids import BitstreamId, DeviceId, Resource, ResourceName
+from fpga_plugin.ids import BitstreamId, DeviceId, Resource
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
@@ -47,7 +47,7 @@ class Permission:
     async def check(
         self,
         identity: Identity,
-        resource: ResourceName,
+        resource: Resource,
         devices: Sequence[DeviceId],
         requests: Sequence[FpgaRequest],
         lease: Lease,
@@ -87,7 +87,7 @@ class Permission:
         self,
         policy: Policy,
         identity: Identity,
-        resource: ResourceName,
+        resource: Resource,
         devices: Sequence[DeviceId],
         requests: Sequence[FpgaRequest],
     ) -> None:
@@ -102,7 +102,7 @@ class Permission:
                 pod=identity.pod,
                 devices=list(devices),
                 bitstream=ask.bitstream_id,
-                resource=resource,
+                resource=resource.name,
                 rule=verdict.rule or None,
             )
             who = f"namespace {identity.namespace}" if identity.namespace else "nobody"
@@ -118,7 +118,7 @@ class Permission:
             )
 
 
-def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, ...]:
+def asks(of: Resource, requests: Sequence[FpgaRequest]) -> tuple[Ask, ...]:
     """What a container's requests mean for the devices of one resource.
 
     Each request that fits is a question of its own. What is left over of the devices is handed over
@@ -126,7 +126,6 @@ def asks(resource: ResourceName, requests: Sequence[FpgaRequest]) -> tuple[Ask, 
     a container without any request asks for blank devices. Requests of which none fits are an
     error, and another's to tell. What a preprogrammed region holds, its resource says.
     """
-    of = Resource.parse(resource)
     if of.afu_id is not None:
         function = BitstreamId(of.afu_id)
         return (Ask(kind=of.kind, interface_id=of.interface_id, bitstream_id=function),)

@@ -31,7 +31,6 @@ from fpga_plugin.ids import (
     RegionId,
     ResourceKind,
     ResourceName,
-    known_resource,
 )
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.lease import Lease, claim_ended
@@ -163,16 +162,15 @@ class PreStarts:
                     lease = self._lease(devices)
                     identity, env = await self._ask(identity, devices, env)
                     requests = await self._wants.requests(identity, devices, env)
-                    identity = await self._permission.check(
-                        identity, resource, devices, requests, lease
-                    )
+                    of = self._ledger.named_resource(resource)
+                    identity = await self._permission.check(identity, of, devices, requests, lease)
                     preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
                     debug = await self._wants.debug(identity, devices)
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
-                    await self._permission.check(identity, resource, devices, requests, lease)
+                    await self._permission.check(identity, of, devices, requests, lease)
                     policy = self._permission.policy
                     observed: dict[RegionId, AfuId | None] = {}
                     if preparation.error is None:
@@ -322,7 +320,7 @@ class PreStarts:
     def _refuse_mixture(self, identity: Identity) -> None:
         """Devices of two kinds of one interface id in one container: not supported."""
         kinds: dict[InterfaceId, ResourceKind] = {}
-        for resource in filter(None, map(known_resource, identity.resources)):
+        for resource in filter(None, map(self._ledger.resource, identity.resources)):
             interface_id = resource.interface_id
             if kinds.setdefault(interface_id, resource.kind) is not resource.kind:
                 both = {resource.kind, kinds[interface_id]}

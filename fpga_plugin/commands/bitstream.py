@@ -17,6 +17,7 @@ from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
     Alias,
     BitstreamId,
+    InterfaceId,
     parse_afu_id,
     parse_alias,
     parse_bitstream_id,
@@ -331,6 +332,15 @@ def _add_sign(commands: "Subparsers", default_store: str) -> None:
         " has a name keeps it",
     )
     parser.add_argument(
+        "--interface-alias",
+        metavar="ID=NAME",
+        type=_named_interface,
+        action="append",
+        help="what people call an interface id, and with FPGA_PLUGIN_INTERFACE_ALIASES what its"
+        " resources are called (region-NAME); without NAME it loses the one that it has. May be"
+        " said several times",
+    )
+    parser.add_argument(
         "--statement",
         action="store_true",
         help="print what would be signed for FILE: openssl pkeyutl -sign -rawin makes FILE.sig of"
@@ -361,6 +371,17 @@ def _named(text: str) -> tuple[str, Alias | None]:
         )
     try:
         return path, parse_alias(name) if name else None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{quote(text)}: {error}") from None
+
+
+def _named_interface(text: str) -> tuple[InterfaceId, Alias | None]:
+    interface_id, separator, name = text.partition("=")
+    try:
+        if not separator:
+            msg = "not ID=NAME"
+            raise ValueError(msg)  # noqa: TRY301  # one error for all that is wrong with it
+        return parse_interface_id(interface_id), parse_alias(name) if name else None
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{quote(text)}: {error}") from None
 

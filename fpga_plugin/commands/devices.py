@@ -22,10 +22,11 @@ class RegionRow(TypedDict):
 
 
 class CardRow(TypedDict):
-    """One card; `memory` and `iommu` as in `fpga-plugin status --json`."""
+    """One card; `interface_alias`, `memory` and `iommu` as in `fpga-plugin status --json`."""
 
     card: str
     interface_id: str
+    interface_alias: str
     numa_node: int | None
     memory: str
     iommu: str
@@ -52,6 +53,7 @@ def list_devices(settings: Settings) -> Listing:
             {
                 "card": seen.card.id,
                 "interface_id": seen.card.interface_id,
+                "interface_alias": seen.alias or "",
                 "numa_node": seen.card.numa_node,
                 "memory": memory_state(seen.card, debt=seen.owes_memory),
                 "iommu": seen.card.iommu.value,
@@ -102,7 +104,8 @@ def table(listing: Listing) -> str:
     for card in listing["cards"]:
         numa = "" if card["numa_node"] is None else f", NUMA node {card['numa_node']}"
         exposed = f"  memory: {card['memory']}  IOMMU: {card['iommu']}"
-        lines.append(f"card {card['card']}  interface {card['interface_id']}{numa}{exposed}")
+        interface = card["interface_alias"] or card["interface_id"]
+        lines.append(f"card {card['card']}  interface {interface}{numa}{exposed}")
         if card["note"]:
             lines.append(f"  ! {card['note']}")
         rows = [("REGION", "NODE", "AFU", "STATE", "CONDITION", "")]

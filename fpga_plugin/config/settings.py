@@ -197,6 +197,16 @@ class Settings:
         "advertised by the accelerator function that is on it, and nothing is programmed: "
         "docs/functions.md.",
     )
+    interface_aliases: bool = _setting(
+        "FPGA_PLUGIN_INTERFACE_ALIASES",
+        "false",
+        parse_bool,
+        "true or false, 1 or 0",
+        "Call resources by what the store's manifest calls their interface ids: "
+        "`<prefix>/region-<alias>` and `<prefix>/fpga-<alias>` in place of the ids "
+        "(docs/bitstreams.md). Pods that have devices keep them under the names by which they got "
+        "them. Functions (`af`) and ResourceSlices keep the ids.",
+    )
     backend: BackendKind = _setting(
         "FPGA_PLUGIN_BACKEND",
         "auto",

@@ -18,7 +18,7 @@ import msgspec
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, DeviceId, parse_claim_uid
+from fpga_plugin.ids import ClaimUid, DeviceId, Resource, parse_claim_uid
 from fpga_plugin.ledger.records import Claim, Holder
 
 VERSION: Final = "0.5.0"
@@ -100,7 +100,10 @@ class CdiFiles:
         return os.path.join(self._directory, f"{self._vendor}-claim_{uid}.json")
 
     def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
-        granted = {claim.device: Allocation.of(claim.resource, claim.grants) for claim in claims}
+        granted = {
+            claim.device: Allocation.of(Resource.parse(claim.resource), claim.grants)
+            for claim in claims
+        }
         of_requests: dict[str, list[str]] = {}
         for device in holder.devices:
             for request in holder.requests.get(device, ()):

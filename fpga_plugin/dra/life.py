@@ -33,7 +33,7 @@ from fpga_plugin.errors import (
     PortInUseError,
     RefusedError,
 )
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.holders import HeldError, unknown_device
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Holder
@@ -300,14 +300,15 @@ class ClaimLife:
         for resource, devices in of_resources.items():
             regions = [region.id for one in devices for region in self._ledger.regions_of(one)]
             asked = dict.fromkeys(wish for region in regions if (wish := requests[region]))
-            interface = Resource.parse(resource).interface_id
+            of = self._ledger.named_resource(resource)
+            interface = of.interface_id
             # A request for another interface id would be none of the policy's questions.
             if any(wish.interface_id != interface for wish in asked):
                 raise NotFinishedError(
                     f"{ref}: the card of {', '.join(devices)} has the interface id {interface} now",
                     hint="it is tried again with that",
                 )
-            await self._permission.check(identity, resource, devices, tuple(asked), nobody)
+            await self._permission.check(identity, of, devices, tuple(asked), nobody)
 
     async def _check_users(self, ref: ClaimRef) -> None:
         """What is not as it was prepared is not prepared anew under those who use it.

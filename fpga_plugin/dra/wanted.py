@@ -28,7 +28,6 @@ from fpga_plugin.ids import (
     RegionId,
     ResourceKind,
     device_order,
-    known_resource,
 )
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card
 from fpga_plugin.ledger.records import Claim, Condition
@@ -244,7 +243,9 @@ class _CardView:
         """The present card's; of one that is gone, what its owners asked for."""
         if self.card is not None:
             return self.card.interface_id
-        resources = (known_resource(claim.resource) for claim in self._ledger.claims_on(self.id))
+        resources = (
+            self._ledger.resource(claim.resource) for claim in self._ledger.claims_on(self.id)
+        )
         return next((one.interface_id for one in resources if one is not None), None)
 
     def _taints_of_region(self, region: RegionId) -> tuple[Taint, ...]:

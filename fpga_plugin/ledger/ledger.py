@@ -8,9 +8,11 @@ A claim is kept per device id. Ownership of a region follows from the claims on 
 condition is a fact of its own (docs/architecture.md, "Two facts for each region").
 
 The steps come from three sides, each with modules of its own: kubelet (`claims`, `holders`),
-hardware (`presence`), and the work on regions (`conditions`). `state` holds what they change.
+hardware (`presence`), and the work on regions (`conditions`). What resources are called comes from
+the store (`aliases`). `state` holds what they change.
 """
 
+from fpga_plugin.ledger.aliases import InterfaceAliases
 from fpga_plugin.ledger.conditions import Conditions
 from fpga_plugin.ledger.holders import Holders
 from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
@@ -19,5 +21,5 @@ from fpga_plugin.ledger.presence import Presence
 __all__ = ["DELETE_THE_POD", "Ledger", "card_of", "is_card", "resource_names"]
 
 
-class Ledger(Holders, Presence, Conditions):
+class Ledger(Holders, Presence, Conditions, InterfaceAliases):
     """See the module."""

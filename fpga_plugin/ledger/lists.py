@@ -15,10 +15,9 @@ from fpga_plugin.ids import (
     ResourceKind,
     ResourceName,
     device_order,
-    known_resource,
 )
 from fpga_plugin.ledger.devices import AdvertisedDevice
-from fpga_plugin.ledger.ledger import Ledger, card_of, resource_names
+from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Condition, Mode
 
 
@@ -48,7 +47,7 @@ class DeviceLists:
         # Resources that had a claim in this life.
         self._owned: set[ResourceName] = {c.resource for c in ledger.claims.values()}
         self._registered: tuple[ResourceName, ...] = ()
-        self._counted = (0, 0)
+        self._counted = (0, 0, 0)
         ledger.subscribe(self._changed)
 
     def _changed(self, card: CardId | None) -> None:
@@ -59,29 +58,31 @@ class DeviceLists:
     def resources(self) -> tuple[ResourceName, ...]:
         """Resources to register: what was ever registered, less what never may be.
 
-        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, or of another prefix, is
-        registered only where there is, or in this life was, a claim of it, so that its pods are
-        re-admitted.
+        A resource of the kind that FPGA_PLUGIN_ADVERTISE leaves out, of another prefix, or by
+        another name than its interface id has now (`ledger.aliases`), is registered only where
+        there is, or in this life was, a claim of it, so that its pods are re-admitted, or where it
+        was registered in this life.
 
         Derives no list: this is asked for while kubelet waits for its Allocate.
         """
-        counted = (len(self._ledger.resources), len(self._owned))  # both only grow
+        ledger = self._ledger
+        counted = (len(ledger.resources), len(self._owned), ledger.renamed)  # all only grow
         if counted != self._counted:
             self._counted = counted
             self._registered = tuple(
                 name
-                for name in sorted(self._ledger.resources | self._owned)
-                if self._wanted(name) or name in self._owned
+                for name in sorted(ledger.resources | self._owned)
+                if self._wanted(name) or name in self._owned or name in self._registered
             )
         return self._registered
 
     def _wanted(self, name: ResourceName) -> bool:
-        resource = known_resource(name)
-        return (
-            resource is not None
-            and resource.domain == self._prefix
-            and resource.kind in self._kinds
-        )
+        resource = self._ledger.resource(name)
+        if resource is None or resource.domain != self._prefix or resource.kind not in self._kinds:
+            return False
+        if resource.kind is ResourceKind.AF:
+            return True
+        return resource.alias == self._ledger.aliases.get(resource.interface_id)
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
         """One resource's list, in device order."""
@@ -151,7 +152,7 @@ class DeviceLists:
             return
         if not card.reprogrammable:
             return
-        of_regions, of_card = resource_names(self._prefix, card)
+        of_regions, of_card = ledger.resources_of(card)
         if mode is not Mode.WHOLE and self._wanted(of_regions):
             for region in free:
                 healthy = by_region and self._region_healthy(card, region)

@@ -8,6 +8,7 @@ from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     AfuId,
+    Alias,
     CardId,
     DeviceId,
     InterfaceId,
@@ -17,7 +18,7 @@ from fpga_plugin.ids import (
     ResourceName,
     device_order,
     device_variable,
-    known_resource,
+    kind_of,
     region_id,
 )
 
@@ -30,16 +31,21 @@ FUNCTIONS_HINT = (
 """For a card that cannot be reprogrammed."""
 
 
-def resource_names(prefix: str, card: Card) -> tuple[ResourceName, ResourceName]:
+def resource_names(
+    prefix: str, card: Card, alias: Alias | None = None
+) -> tuple[ResourceName, ResourceName]:
     """The resources of a card: its regions, and the card as a whole."""
-    return _names(prefix, card.interface_id)
+    return interface_names(prefix, card.interface_id, alias)
 
 
 @functools.lru_cache(maxsize=256)  # asked for each device of each Allocate
-def _names(prefix: str, interface_id: InterfaceId) -> tuple[ResourceName, ResourceName]:
+def interface_names(
+    prefix: str, interface_id: InterfaceId, alias: Alias | None
+) -> tuple[ResourceName, ResourceName]:
+    """The resources of all cards of an interface id, by its alias where it has one."""
     return (
-        Resource(prefix, ResourceKind.REGION, interface_id).name,
-        Resource(prefix, ResourceKind.WHOLE, interface_id).name,
+        Resource(prefix, ResourceKind.REGION, interface_id, alias=alias).name,
+        Resource(prefix, ResourceKind.WHOLE, interface_id, alias=alias).name,
     )
 
 
@@ -55,8 +61,7 @@ def _function_name(prefix: str, interface_id: InterfaceId, afu_id: AfuId) -> Res
 
 def is_function(resource: ResourceName) -> bool:
     """Whether a resource's regions are handed over with what is on them."""
-    known = known_resource(resource)
-    return known is not None and known.kind is ResourceKind.AF
+    return kind_of(resource) is ResourceKind.AF
 
 
 def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
@@ -64,8 +69,8 @@ def names_kind_of(resource: ResourceName, device: DeviceId) -> bool:
 
     The interface id is not compared: a card may have got another static part since.
     """
-    known = known_resource(resource)
-    return known is not None and (known.kind is ResourceKind.WHOLE) is is_card(device)
+    kind = kind_of(resource)
+    return kind is not None and (kind is ResourceKind.WHOLE) is is_card(device)
 
 
 def grants_among(device: DeviceId, env: Mapping[str, str]) -> dict[RegionId, Grant]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, RegionId
-from fpga_plugin.ledger.names import card_of, resource_names
+from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import CLEAN, Change, Condition, RegionRecord
 from fpga_plugin.ledger.state import LedgerState
 
@@ -33,7 +33,7 @@ class Presence(LedgerState):
         """
         change = Change()
         if card.reprogrammable and not self.serves_functions:
-            names = set(resource_names(self._prefix, card)) - self.resources
+            names = set(self.resources_of(card)) - self.resources
             change.resources = dict.fromkeys(names, True)
         before = self.cards.get(card.id)
         self._new_to_journal(change, card)

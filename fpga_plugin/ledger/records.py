@@ -12,7 +12,16 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from fpga_plugin.hardware.grant import Grant, Path
-from fpga_plugin.ids import AfuId, CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import (
+    AfuId,
+    CardId,
+    ClaimUid,
+    DeviceId,
+    InterfaceId,
+    PodUid,
+    RegionId,
+    ResourceName,
+)
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""
@@ -30,6 +39,7 @@ Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,25
 """Of a namespace, pod or container (`pods.names`)."""
 
 Afu: TypeAlias = Annotated[AfuId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Interface: TypeAlias = Annotated[InterfaceId, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
 class Ownership(enum.StrEnum):
@@ -224,6 +234,19 @@ class Debug:
     until: Time = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a resource is of that has an alias in its name.
+
+    Attributes:
+        interface_id: for which the alias stands.
+        current: whether free devices are listed under it; else it is left to pods that have some.
+    """
+
+    interface_id: Interface
+    current: bool
+
+
 class Epoch(enum.StrEnum):
     """Whose life a value of `Change.epochs` names."""
 
@@ -259,6 +282,7 @@ class Change:
         holders: ResourceClaims that have devices.
         images: of owners, that may still be on their regions.
         debugs: regions that are to be kept as they are, should their container fail.
+        meanings: of resources with an alias in their names.
     """
 
     epochs: dict[Epoch, str] = field(default_factory=dict)
@@ -274,6 +298,7 @@ class Change:
     holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
     images: dict[TenantImage, bool] = field(default_factory=dict)
     debugs: dict[RegionId, Debug | None] = field(default_factory=dict)
+    meanings: dict[ResourceName, Meaning | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

@@ -22,8 +22,9 @@ from fpga_plugin.ids import (
     ClaimUid,
     DeviceId,
     RegionId,
-    Resource,
     ResourceName,
+    aliased_name,
+    kind_of,
     parse_claim_uid,
     parse_device_id,
 )
@@ -37,6 +38,7 @@ from fpga_plugin.ledger.records import (
     Epoch,
     Holder,
     Loan,
+    Meaning,
     RegionRecord,
     TenantImage,
     Text,
@@ -264,7 +266,11 @@ def _image(text: str) -> TenantImage:
 
 
 def _resource(text: str) -> ResourceName:
-    return Resource.parse(text).name
+    return _nonsense(text) if kind_of(text) is None else ResourceName(text)
+
+
+def _aliased(text: str) -> ResourceName:
+    return _nonsense(text) if aliased_name(text) is None else ResourceName(text)
 
 
 def _shown(value: object) -> str:
@@ -312,5 +318,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(Holder), _check_holder),
     "images": _Kind(_image, _FLAG),
     "debugs": _Kind(_region, msgspec.json.Decoder(Debug), _check_debug),
+    "meanings": _Kind(_aliased, msgspec.json.Decoder(Meaning)),
 }
 """By the field of `Change`."""

@@ -18,13 +18,18 @@ from fpga_plugin.hardware.faults import Fault
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
     AfuId,
+    Alias,
     CardId,
     ClaimUid,
     DeviceId,
+    InterfaceId,
     PodUid,
     RegionId,
+    Resource,
     ResourceName,
+    aliased_name,
     device_order,
+    known_resource,
     parse_device_id,
 )
 from fpga_plugin.ledger.exposure import ExposurePolicy
@@ -47,6 +52,7 @@ from fpga_plugin.ledger.records import (
     Epoch,
     Holder,
     Loan,
+    Meaning,
     Mode,
     Ownership,
     RegionRecord,
@@ -80,11 +86,13 @@ class LedgerState:
         scrub: ScrubPolicy = ScrubPolicy.BEST_EFFORT,
         exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
         functions: bool = False,
+        aliases: bool = False,
     ) -> None:
         """Take up what the journal knew.
 
         A region that was left unblanked is DIRTY where `scrub` now requires a blank, unless regions
-        are served by their preprogrammed `functions`.
+        are served by their preprogrammed `functions`. What resources were called by `aliases` holds
+        where they are wanted, until the store's manifest says otherwise.
 
         In another boot nothing that it says about conditions holds, and no container of before
         runs: claims stay (kubelet re-admits its pods with the devices of its checkpoint, and
@@ -111,6 +119,9 @@ class LedgerState:
         self.boot_id = boot_id
         self.images: dict[RegionId, set[AfuId | None]] = {}  # of owners, since the last blank
         self.debugs: dict[RegionId, Debug] = {}
+        self.meanings: dict[ResourceName, Meaning] = {}
+        self.aliases: dict[InterfaceId, Alias] = {}  # what `meanings` says of the present
+        self.renamed = 0  # how often that changed
         # What of an earlier journal was lost; kubelet's life, and that which sent an environment.
         self.lost = self.epoch = self.env_epoch = ""
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
@@ -129,15 +140,23 @@ class LedgerState:
         self._apply(replace(snapshot, claims=self._numbered(snapshot.claims)))
         # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
         self._inherited = set(self.claims)
-        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == boot_id
-        change = Change(epochs={} if same_boot else {Epoch.BOOT: boot_id})
+        unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
+        self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
+
+    def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
+        """What holds of it no more in this boot, and by these settings."""
+        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id
+        change = Change(epochs={} if same_boot else {Epoch.BOOT: self.boot_id})
         for claim in self.claims.values():
             taken = _claim_at_start(claim, same_boot=same_boot)
             if taken != claim:
                 change.claims[claim.device] = taken
-        unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
         change.debugs = self._debugs_over(same_boot=same_boot)
+        held = {claim.resource for claim in self.claims.values()}
+        for name, meaning in self.meanings.items():
+            if not (aliases and name.partition("/")[0] == self._prefix):
+                change.meanings[name] = replace(meaning, current=False) if name in held else None
         if not same_boot:
             change.strays = dict.fromkeys(self.strays, 0)
             change.loans = dict.fromkeys(snapshot.loans, False)
@@ -207,6 +226,7 @@ class LedgerState:
 
     def _apply(self, change: Change) -> None:
         cards = self._apply_to_cards(change) | self._apply_to_holders(change)
+        cards |= self._rename(change)
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
         cards |= self._apply_to_regions(change)
@@ -272,6 +292,22 @@ class LedgerState:
             for _, node in () if holder is None else holder.nodes:
                 cards |= self._shown_by.get(node, set())
         return cards
+
+    def _rename(self, change: Change) -> set[CardId]:
+        """Of resources with an alias; returns the cards whose devices may be listed otherwise."""
+        if not change.meanings:
+            return set()
+        for name, meaning in change.meanings.items():
+            self.meanings.pop(name, None)
+            if meaning is not None:
+                self.meanings[name] = meaning
+        self.aliases = {
+            meaning.interface_id: parts.alias
+            for name, meaning in self.meanings.items()
+            if meaning.current and (parts := aliased_name(name)) is not None
+        }
+        self.renamed += 1
+        return set(self.cards)
 
     def _apply_to_holders(self, change: Change) -> set[CardId]:
         """Of ResourceClaims; returns the cards whose owners are others now."""
@@ -537,6 +573,40 @@ class LedgerState:
             )
         )
 
+    def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName]:
+        """What a card's regions, and the card as a whole, are given out as now."""
+        return resource_names(self._prefix, card, self.aliases.get(card.interface_id))
+
+    def resource(self, name: ResourceName) -> Resource | None:
+        """What a resource is a resource of; None: no name of this plugin's, or nothing tells.
+
+        Where the journal lost what an alias stood for, a claim's card has to tell.
+        """
+        parts = aliased_name(name)
+        if parts is None:
+            return known_resource(name)
+        if (meaning := self.meanings.get(name)) is not None:
+            interface_id = meaning.interface_id
+        else:
+            cards = (card_of(c.device) for c in self.claims.values() if c.resource == name)
+            card = next((self.cards[card] for card in cards if card in self.cards), None)
+            if card is None:
+                return None
+            interface_id = card.interface_id
+        return Resource(parts.domain, parts.kind, interface_id, alias=parts.alias)
+
+    def named_resource(self, name: ResourceName) -> Resource:
+        """The same, of a resource that a claim has.
+
+        Raises:
+            RefusedError: nothing tells.
+        """
+        if (resource := self.resource(name)) is None:
+            raise RefusedError(
+                f"nothing tells which interface id {name} stands for", hint=DELETE_THE_POD
+            )
+        return resource
+
     def device_resource(self, device: DeviceId) -> ResourceName | None:
         """Under which resource a device is known: its claim's, else its card's."""
         if (claim := self.claims.get(device)) is not None:
@@ -552,7 +622,7 @@ class LedgerState:
             return self.function_resource(RegionId(device)) if present else None
         if not card.reprogrammable:
             return None
-        of_regions, of_card = resource_names(self._prefix, card)
+        of_regions, of_card = self.resources_of(card)
         if is_card(device):
             return of_card
         return of_regions if present else None

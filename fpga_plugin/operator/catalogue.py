@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from fpga_plugin.bitstream.manifest import InterfaceAliases
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import StoreEntry
 from fpga_plugin.errors import FpgaPluginError, printable_ascii
@@ -61,6 +62,7 @@ class Catalogue:
     def __init__(self) -> None:
         self._listed: tuple[Listed, ...] = ()
         self._names: Mapping[str, str] = {}
+        self._interfaces: InterfaceAliases = {}
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
 
@@ -78,9 +80,10 @@ class Catalogue:
             aliases = await self._aliases(reader)
             self._listed = tuple(_listed(reader, entry, aliases) for entry in entries[:MOST])
             self._names = _names(entries, aliases)
+            self._interfaces = await self._interface_aliases(reader)
         except FpgaPluginError:
             # The log has said so; there is no bitstream to be named.
-            self._listed, self._names = (), {}
+            self._listed, self._names, self._interfaces = (), {}, {}
         finally:
             self._read_at = time.monotonic()
             self._reading = None
@@ -93,10 +96,20 @@ class Catalogue:
             return {}
         return {(interface_id, of): alias for (interface_id, alias), of in found.items()}
 
+    async def _interface_aliases(self, reader: StoreReader) -> InterfaceAliases:
+        try:
+            return await reader.interface_aliases() or {}
+        except FpgaPluginError:  # the log has said so
+            return {}
+
     @property
     def listed(self) -> tuple[Listed, ...]:
         """The store's bitstreams, in order of path."""
         return self._listed
+
+    def interface_alias(self, interface_id: InterfaceId) -> str:
+        """What people call an interface id; empty where the store does not tell."""
+        return self._interfaces.get(interface_id, "")
 
     def name(self, afu_id: str) -> str:
         """What people call what a port shows; empty where the store does not tell."""

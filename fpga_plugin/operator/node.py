@@ -8,9 +8,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fpga_plugin.bitstream.manifest import InterfaceAliases
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.build import open_hardware, open_trust
-from fpga_plugin.config.settings import Advertise, Settings
+from fpga_plugin.config.settings import Advertise, Mode, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Region
@@ -53,6 +54,7 @@ class NodeCard:
     Attributes:
         card: as the hardware shows it.
         selected: FPGA_PLUGIN_CARDS lets the plugin serve it.
+        alias: what the store's manifest calls its interface id.
         owes_memory: by the journal, what former tenants left in its memory is not cleared yet.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
         foreign: what pods hold of it that another plugin gave them.
@@ -63,6 +65,7 @@ class NodeCard:
     selected: bool
     no_blank: str
     owes_memory: bool
+    alias: Alias | None
     foreign: tuple[CheckpointEntry, ...]
     regions: tuple[NodeRegion, ...]
 
@@ -104,6 +107,7 @@ def look(settings: Settings) -> Node:
     selected = [card for card in cards if settings.cards.selects(card.id)]
     # Elsewhere none is needed.
     blanked = [c for c in selected if c.reprogrammable and settings.advertise is not Advertise.AF]
+    called = _interfaces(settings)
     no_blank = _no_blank(settings, {card.interface_id for card in blanked})
     return Node(
         cards=tuple(
@@ -111,6 +115,7 @@ def look(settings: Settings) -> Node:
                 card=card,
                 selected=card in selected,
                 owes_memory=journal is not None and card.id in journal.debts,
+                alias=called.get(card.interface_id),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
                 foreign=entries_of(card, foreign),
                 regions=tuple(
@@ -130,9 +135,10 @@ def look(settings: Settings) -> Node:
 def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
     """The resources under which a card, or something of it, would be advertised."""
     if settings.advertise is not Advertise.AF:
-        return (
-            resource_names(settings.resource_prefix, seen.card) if seen.card.reprogrammable else ()
-        )
+        if not seen.card.reprogrammable:
+            return ()
+        aliased = settings.interface_aliases and settings.mode is not Mode.DRA
+        return resource_names(settings.resource_prefix, seen.card, seen.alias if aliased else None)
     found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
     return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
 
@@ -158,6 +164,13 @@ def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
     except FpgaPluginError:  # nothing of such a store is used, which is told elsewhere
         return {}
     return {(interface_id, of): alias for (interface_id, alias), of in found.items()}
+
+
+def _interfaces(settings: Settings) -> InterfaceAliases:
+    try:
+        return open_trust(settings, owner=False).interface_aliases() or {}
+    except FpgaPluginError:
+        return {}
 
 
 def _no_blank(settings: Settings, wanted: set[InterfaceId]) -> Mapping[InterfaceId, str]:

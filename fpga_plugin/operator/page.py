@@ -171,6 +171,11 @@ def _trouble(status: StatusView) -> str:
     return " ".join(badges)
 
 
+def _interface(one: CardView | BitstreamView) -> str:
+    """What people call an interface id, else the id."""
+    return f"<code>{_text(one.get('interface_alias') or one['interface_id'])}</code>"
+
+
 def _card(card: CardView, now: float) -> str:
     name = _text(card["card"])
     state = card["mode"] if card["present"] else "gone"
@@ -179,7 +184,7 @@ def _card(card: CardView, now: float) -> str:
         badges.append(f'<a class="badge warn" href="#{ANCHORS["drained"]}">drained</a>')
     facts = []
     if card["interface_id"]:
-        facts.append(("Interface", f"<code>{_text(card['interface_id'])}</code>"))
+        facts.append(("Interface", _interface(card)))
     if card["numa_node"] is not None:
         facts.append(("NUMA node", str(card["numa_node"])))
     exposed = (("Memory", card["memory"]), ("IOMMU", card["iommu"]))
@@ -324,7 +329,7 @@ def _bitstreams(bitstreams: Iterable[BitstreamView], now: float) -> str:
         [
             _text(one["name"]) or "none",
             f"<code>{_text(one['bitstream_id'] or one['afu_id'])}</code>",
-            f"<code>{_text(one['interface_id'])}</code>",
+            _interface(one),
             "unknown" if one["size"] is None else size(one["size"]),
             "-" if one["last_used"] is None else f"{span(now - one['last_used'])} ago",
             _text(one["trust"]) + (f": {_text(one['problem'])}" if one["problem"] else ""),

@@ -3,7 +3,7 @@
 Types alone: the commands that print the answers import nothing of the daemon.
 """
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class WhoView(TypedDict):
@@ -79,11 +79,13 @@ class CardView(TypedDict):
     """One card; `note` says why it, or its regions, are not given out.
 
     `memory` is `cleared`, `not cleared yet` or `never cleared`, `iommu` is `translate`, `identity`,
-    `none` or `unknown`; both are empty where the card is gone.
+    `none` or `unknown`; both are empty where the card is gone. `interface_alias` is what the
+    store's manifest calls the interface id, empty for nothing.
     """
 
     card: str
     interface_id: str
+    interface_alias: NotRequired[str]
     description: str
     numa_node: int | None
     present: bool
@@ -146,6 +148,7 @@ class BitstreamView(TypedDict):
     """
 
     interface_id: str
+    interface_alias: NotRequired[str]
     bitstream_id: str
     afu_id: str
     name: str

@@ -225,7 +225,7 @@ def _card(card: CardView, now: float, width: int) -> list[str]:
     if card["drained"]:
         facts.append("DRAINED")
     if card["interface_id"]:
-        facts.append(f"interface {card['interface_id']}")
+        facts.append(f"interface {card.get('interface_alias') or card['interface_id']}")
     if card["numa_node"] is not None:
         facts.append(f"NUMA {card['numa_node']}")
     if card["memory"]:

@@ -12,7 +12,7 @@ from typing import Final
 from fpga_plugin import __version__
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.model import Card, Readings, Region
-from fpga_plugin.ids import CardId, DeviceId, Resource
+from fpga_plugin.ids import CardId, DeviceId, InterfaceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Claim, Condition, Debug, Holder, RegionRecord
@@ -136,7 +136,7 @@ async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
 def _workloads(plugin: Plugin) -> list[WorkloadView]:
     if (file := plugin.node.workloads) is None:
         return []
-    resources = [Resource.parse(name) for name in plugin.claims.resources()]
+    resources = list(filter(None, map(plugin.ledger.resource, plugin.claims.resources())))
     return [
         {
             "name": entry.name,
@@ -193,6 +193,7 @@ def _cards(
             plugin,
             card_id,
             readings.get(card_id, Readings()),
+            lambda interface_id: _alias(survey, plugin, interface_id),
             lambda region: _region(
                 survey, plugin, region, health, refused=refused, holders=holders
             ),
@@ -205,6 +206,7 @@ def _card(
     plugin: Plugin,
     card_id: CardId,
     readings: Readings,
+    alias: Callable[[InterfaceId], str],
     shown: Callable[[Region], RegionView],
 ) -> CardView:
     ledger = plugin.ledger
@@ -212,6 +214,7 @@ def _card(
     return {
         "card": card_id,
         "interface_id": "" if card is None else card.interface_id,
+        "interface_alias": "" if card is None else alias(card.interface_id),
         "description": "" if card is None else card.description,
         "numa_node": None if card is None else card.numa_node,
         "present": card is not None,
@@ -224,6 +227,11 @@ def _card(
         "power": dict(readings.power),
         "regions": [shown(region) for region in _present(plugin, card_id, card)],
     }
+
+
+def _alias(survey: Survey, plugin: Plugin, interface_id: InterfaceId) -> str:
+    """What people call it: as resources do, else as the store's manifest does now."""
+    return plugin.ledger.aliases.get(interface_id) or survey.catalogue.interface_alias(interface_id)
 
 
 def _present(plugin: Plugin, card_id: CardId, card: Card | None) -> list[Region]:
@@ -387,6 +395,7 @@ def _bitstreams(survey: Survey, used: Mapping[str, float]) -> list[BitstreamView
     return [
         {
             "interface_id": one.interface_id,
+            "interface_alias": survey.catalogue.interface_alias(InterfaceId(one.interface_id)),
             "bitstream_id": one.bitstream_id,
             "afu_id": one.afu_id,
             "name": one.name,

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from fpga_plugin.errors import quote
-from fpga_plugin.ids import PodUid, ResourceName, known_resource
+from fpga_plugin.ids import PodUid, ResourceName, kind_of
 
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
@@ -60,7 +60,7 @@ def is_ours(resource: str, prefix: str) -> bool:
     that is called as this plugin calls its own, in whatever domain: pods keep what they were given
     when the operator changes the prefix, and kubelet keeps its name.
     """
-    return resource.startswith(f"{prefix}/") or known_resource(resource) is not None
+    return resource.startswith(f"{prefix}/") or kind_of(resource) is not None
 
 
 def parse_resource(text: str, prefix: str) -> ResourceName:
@@ -71,7 +71,7 @@ def parse_resource(text: str, prefix: str) -> ResourceName:
     """
     domain, _, name = text.partition("/")
     of_prefix = domain == prefix and _RESOURCE.fullmatch(name) is not None
-    if not of_prefix and known_resource(text) is None:
+    if not of_prefix and kind_of(text) is None:
         msg = f"{quote(text)} is no resource of {quote(prefix)}"
         raise ValueError(msg)
     return ResourceName(text)

@@ -7,7 +7,8 @@ its value, or when an `envFrom` may define one, whatever its `env` names beside 
 or Secret may add a second request, or be written later. A hidden request is refused, unless there
 is nothing that it could be refused for: the first rule that could match allows every bitstream. So
 is one by a name: which bitstream that is, each node's store says. Preprogrammed functions are left
-to the plugin: no expression can read the ids in their resources' names.
+to the plugin: no expression can read the ids in their resources' names. So are resources with an
+alias in place of the interface id: which id that is, each node's store says.
 Apart from that the admission policy decides as `Policy.judge` does, or more strictly where a pod is
 malformed and fails at PreStart anyway.
 
@@ -139,7 +140,8 @@ def not_applied(policy: Policy) -> list[str]:
 
 
 def _is_ours(prefix: str) -> str:
-    return f"(k.startsWith('{prefix}/region-') || k.startsWith('{prefix}/fpga-'))"
+    stems = f"(k.startsWith('{prefix}/region-') || k.startsWith('{prefix}/fpga-'))"
+    return f"({stems} && k.matches('-[0-9a-f]{{32}}$'))"
 
 
 def _rows(policy: Policy) -> list[dict[str, list[str]]]:

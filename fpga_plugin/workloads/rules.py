@@ -1,7 +1,7 @@
 """What containers get beside their devices, as values: which resources, and what each adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.ids import InterfaceId, Resource
@@ -40,7 +40,8 @@ class Workload:
 
     def concerns(self, resource: Resource) -> bool:
         """Whether it is about containers that have devices of this resource."""
-        stem = resource.name.partition("/")[2]
+        # By its id, also where the resource has an alias: the file says the same on every node.
+        stem = replace(resource, alias=None).name.partition("/")[2]
         return (self.resources is None or stem in self.resources) and (
             self.interfaces is None or resource.interface_id in self.interfaces
         )

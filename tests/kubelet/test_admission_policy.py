@@ -11,7 +11,7 @@ from machine import until
 
 from fpga_plugin.claims.permission import asks
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ResourceName
+from fpga_plugin.ids import Resource
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
 from fpga_plugin.policy.parse import parse_policy
@@ -121,7 +121,7 @@ def test_the_admission_policy_decides_as_the_plugin_does(
     for resources, variables in WRITTEN_OUT:
         refused = []
         for resource in resources:
-            for ask in asks(ResourceName(resource), parse_requests(variables)):
+            for ask in asks(Resource.parse(resource), parse_requests(variables)):
                 verdict = policy.judge(namespace, ask)
                 if not verdict.allowed:
                     refused.append(verdict.rule)

@@ -88,6 +88,7 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         strays=dict(ledger.strays),
         debugs=dict(ledger.debugs),
         images={TenantImage(r, one): True for r, of in ledger.images.items() for one in of},
+        meanings=dict(ledger.meanings),
     )
 
 
@@ -196,7 +197,8 @@ def table(
     for card in ledger.cards.values():
         if card.id in ledger.drained:
             continue
-        of_regions, of_card = resource_names(PREFIX, card)
+        alias = ledger.aliases.get(card.interface_id)
+        of_regions, of_card = resource_names(PREFIX, card, alias)
         claims = [c for c in ledger.claims.values() if card_of(c.device) == card.id]
         whole = any(is_card(c.device) for c in claims)
         if not whole and advertise is not Advertise.WHOLE:

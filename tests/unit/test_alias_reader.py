@@ -24,6 +24,10 @@ class Manifest:
         self.answers.wait(60)
         return NAMES
 
+    def interface_aliases(self):
+        self.answers.wait(60)
+        return {"0" * 32: "board"}
+
 
 @pytest.fixture
 def manifest():
@@ -55,6 +59,21 @@ def test_a_store_that_never_answered_has_no_names_yet(manifest, monkeypatch):
     async def steps() -> None:
         with pytest.raises(StoreUnavailableError, match=r"/store/manifest\.json: not read within"):
             await StoreReader(library).aliases()
+        manifest.answers.set()
+
+    asyncio.run(steps())
+
+
+def test_names_of_interface_ids_are_not_known_while_the_store_hangs(manifest, monkeypatch):
+    library = SimpleNamespace(trust=manifest, store=SimpleNamespace(root="/store"))
+
+    async def steps() -> None:
+        store = StoreReader(library)
+        assert await store.interface_aliases() == {"0" * 32: "board"}
+        monkeypatch.setattr(reader, "READ_SECONDS", 0.05)
+        manifest.answers.clear()
+        with pytest.raises(StoreUnavailableError, match=r"/store/manifest\.json: not read within"):
+            await store.interface_aliases()
         manifest.answers.set()
 
     asyncio.run(steps())

@@ -563,6 +563,27 @@ def test_what_a_bitstream_is_called_is_signed_kept_and_listed(run, store, key):
     assert [file["alias"] for file in manifest(store)["files"] if "alias" in file] == ["zip"]
 
 
+def test_what_an_interface_id_is_called_is_signed_kept_and_listed(run, store, key):
+    folder = SAMPLE.parent
+    shutil.copytree(folder, store / folder.name)
+    option = f"{folder.name}=board"
+    code, out, _ = run("sign", "--manifest", "--key", key, "--interface-alias", option)
+    assert code == 0
+    assert "names 1 interface ids" in out
+    code, out, _ = run("sign", "--manifest", "--key", key)
+    assert "names 1 interface ids, unchanged" in out
+    assert manifest(store)["interfaces"] == [{"id": folder.name, "alias": "board"}]
+    _, out, _ = run("list")
+    assert folder.name not in out
+    assert "board" in out
+    _, out, _ = run("list", "--json")
+    assert {(one["interface_id"], one["interface_alias"]) for one in json.loads(out)} == {
+        (folder.name, "board")
+    }
+    run("sign", "--manifest", "--interface-alias", f"{folder.name}=")
+    assert "interfaces" not in manifest(store)
+
+
 def test_each_manifest_has_a_higher_version_and_revokes_what_it_drops(run, store, key):
     run("install", SAMPLE)
     run("install", "--blank", BLANK)

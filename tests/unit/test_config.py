@@ -55,6 +55,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "mode": Mode.DEVICE_PLUGIN,
         "resource_prefix": "fpga.intel.com",
         "advertise": Advertise.BOTH,
+        "interface_aliases": False,
         "backend": BackendKind.AUTO,
         "cards": {"only": None, "excluded": frozenset()},
         "slot_functions": (),

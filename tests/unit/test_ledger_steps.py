@@ -46,6 +46,9 @@ one_region = st.sampled_from(REGION_IDS)
 pods = st.sampled_from([PodUid("pod-a"), PodUid("pod-b")])
 afus = st.sampled_from([AFU, BLANK])
 seen = st.dictionaries(one_region, st.sampled_from([AFU, BLANK, None]))
+aliases = st.dictionaries(
+    st.sampled_from([INTERFACE, OTHER_INTERFACE]), st.sampled_from(["board", "other-board"])
+).filter(lambda told: len(set(told.values())) == len(told))
 tolerated = contextlib.suppress(FpgaPluginError)
 
 
@@ -74,6 +77,7 @@ class Steps(RuleBasedStateMachine):
     def begin(self, found) -> None:
         self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.boot = 1
+        self.aliases = True
         self.lost = False  # whether something could not be written since the last start
         self.open()
         for card in CARDS if found else ():
@@ -91,7 +95,9 @@ class Steps(RuleBasedStateMachine):
             journal=self.journal,
             snapshot=self.journal.real.snapshot,
             boot_id=f"boot {self.boot}",
+            aliases=self.aliases,
         )
+        self.meant = {}
         self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in VIEWS]
         self.lost = False
 
@@ -130,6 +136,23 @@ class Steps(RuleBasedStateMachine):
         assert self.ledger.cards[card.id] == card
         if reconciled:
             self.happens_or_not(lambda: self.ledger.reconciled([card.id]))
+
+    @rule(told=aliases)
+    def named(self, told) -> None:
+        """The store's manifest says how interface ids are called."""
+        if self.aliases:
+            waiting = self.happens_or_not(lambda: self.ledger.call_interfaces(told))
+            if waiting is not None:
+                assert self.ledger.aliases == {i: a for i, a in told.items() if i not in waiting}
+
+    @invariant()
+    def a_claims_resource_means_the_same_as_long_as_it_lives(self) -> None:
+        meant = {
+            (claim.device, claim.generation): self.ledger.resource(claim.resource)
+            for claim in (self.ledger.claims.values() if hasattr(self, "ledger") else ())
+        }
+        assert all(self.meant.get(claim, of) == of for claim, of in meant.items())
+        self.meant = meant
 
     @rule(card=st.sampled_from(CARDS))
     def gone(self, card) -> None:
@@ -309,8 +332,9 @@ class Steps(RuleBasedStateMachine):
     def disk(self, failing) -> None:
         self.journal.failing = failing
 
-    @rule(boots=st.sampled_from([False, False, False, True]))
-    def restart(self, boots) -> None:
+    @rule(boots=st.sampled_from([False, False, False, True]), named=st.sampled_from([True, False]))
+    def restart(self, boots, named) -> None:
+        self.aliases = named
         ended = self.journal
         ended.real.close()
         self.boot += boots

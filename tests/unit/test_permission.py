@@ -15,7 +15,7 @@ from fpga_plugin.claims.permission import Permission
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.errors import NotFinishedError, NotPermittedError, RefusedError, UnknownDeviceError
-from fpga_plugin.ids import BitstreamId, PodUid, RegionId
+from fpga_plugin.ids import BitstreamId, PodUid, RegionId, Resource
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.requests import FpgaRequest
@@ -56,7 +56,7 @@ def test_the_successors_namespace_permits_the_caller_nothing(policy: PolicyFile)
 
     async def ask(check: Callable[[], None] = same) -> Identity:
         lease = SimpleNamespace(check=check)
-        return await permission.check(CALLER, REGIONS, [P0], [], lease)
+        return await permission.check(CALLER, Resource.parse(REGIONS), [P0], [], lease)
 
     with pytest.raises(RefusedError, match="ended before"):
         asyncio.run(ask(changed_hands))

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from fpga_plugin.claims.permission import asks
 from fpga_plugin.cli import main
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, InvalidRequestError, RefusedError
-from fpga_plugin.ids import BitstreamId, InterfaceId, ResourceKind, ResourceName
+from fpga_plugin.ids import BitstreamId, InterfaceId, Resource, ResourceKind
 from fpga_plugin.operator_files.strict import MAX_BYTES
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.policy.admission import admission_policy
@@ -26,7 +26,7 @@ INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 OTHER = InterfaceId("38d782e3b6125343b9342433e348ac4c")
 AFU = BitstreamId("18b79ffa2ee54aa096ef4230dafacb5f")
 AFU_2 = BitstreamId("850adcc26ceb4b229722d43375b61c66")
-REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
+REGIONS = Resource.parse(f"fpga.intel.com/region-{INTERFACE}")
 
 TEXT = f"""\
 version: 1
@@ -209,7 +209,7 @@ def test_each_request_that_fits_is_a_question():
         "FPGA_REGION_3": OTHER, "FPGA_AFU_3": AFU,
     }  # fmt: skip
     assert asks(REGIONS, parse_requests(env)) == (ask(AFU), ask(AFU_2))
-    assert asks(ResourceName(f"x.y/fpga-{OTHER}"), parse_requests(env)) == (
+    assert asks(Resource.parse(f"x.y/fpga-{OTHER}"), parse_requests(env)) == (
         ask(AFU, interface=OTHER, kind=ResourceKind.WHOLE),
     )
 

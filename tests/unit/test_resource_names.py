@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga_plugin.ids import AfuId, InterfaceId, Resource, ResourceKind, known_resource
+from fpga_plugin.ids import (
+    AfuId,
+    Alias,
+    InterfaceId,
+    Resource,
+    ResourceKind,
+    aliased_name,
+    kind_of,
+    known_resource,
+)
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 DOMAIN = "fpga.intel.com"
@@ -87,3 +96,37 @@ def test_every_functions_name_is_read_back_and_has_room(interface_id, afu_id):
 
 def test_kinds_are_called_as_policies_and_settings_call_them():
     assert [kind.value for kind in ResourceKind] == ["region", "whole", "af"]
+
+
+@pytest.mark.parametrize(
+    ("stem", "kind"), [("region", ResourceKind.REGION), ("fpga", ResourceKind.WHOLE)]
+)
+def test_an_alias_stands_in_place_of_the_id_and_says_nothing_of_it(stem, kind):
+    resource = Resource(DOMAIN, kind, INTERFACE, alias=Alias("n6001-base"))
+    assert resource.name == f"{DOMAIN}/{stem}-n6001-base"
+    assert resource.variable == Resource(DOMAIN, kind, INTERFACE).variable
+    assert known_resource(resource.name) is None
+    found = aliased_name(resource.name)
+    assert found is not None
+    assert (found.domain, found.kind, found.alias) == (DOMAIN, kind, "n6001-base")
+    assert kind_of(resource.name) is kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{DOMAIN}/region-{INTERFACE}",
+        f"{DOMAIN}/region-{INTERFACE[1:]}",
+        f"{DOMAIN}/region-deadbeef",  # no letter that no id has
+        f"{DOMAIN}/region-blank",
+        f"{DOMAIN}/region-{'x' * 32}",
+        f"{DOMAIN}/region--x",
+        f"{DOMAIN}/region-Board",
+        f"{DOMAIN}/region-board\n",
+        f"{DOMAIN}/af-board",
+        f"{DOMAIN}/x/region-board",
+        "region-board",
+    ],
+)
+def test_another_name_has_no_alias(name):
+    assert aliased_name(name) is None

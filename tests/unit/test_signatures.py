@@ -23,6 +23,7 @@ from fpga_plugin.bitstream.signatures import load_keys, sign, signer, statement
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, NotPermittedError
+from fpga_plugin.ids import Alias, InterfaceId
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 FILE = f"{INTERFACE}/18b79ffa2ee54aa096ef4230dafacb5f.gbs"
@@ -117,6 +118,20 @@ def test_under_signed_only_a_signed_manifest_says_what_bitstreams_are_called(roo
     assert list(trust.aliases()) == [(INTERFACE, "gzip")]
     write(root / "manifest.json", aliased((FILE, "zip")))  # somebody else's words
     assert trust.aliases() == {}
+
+
+def test_under_signed_only_a_signed_manifest_says_what_interface_ids_are_called(root, keys, key):
+    trust = Trust(str(root), TrustMode.SIGNED, str(keys), guarded=False)
+    assert trust.interface_aliases() is None, "no manifest: nothing is said"
+    write(root / "manifest.json", called(("1" * 32, "board")))
+    assert trust.interface_aliases() is None
+    assert Trust(str(root), TrustMode.ANY, None, guarded=False).interface_aliases() == {
+        "1" * 32: "board"
+    }
+    sign_manifest(root, key)
+    assert trust.interface_aliases() == {"1" * 32: "board"}
+    write(root / "manifest.json", called(("1" * 32, "theirs")))
+    assert trust.interface_aliases() is None
 
 
 def test_a_manifest_of_the_first_format_is_read_and_has_no_version():
@@ -501,3 +516,31 @@ def test_openssl_signs_a_statement_as_the_documentation_says(tmp_path, root, key
         check=True,
     )
     assert judge(root, TrustMode.SIGNED, keys) == "signed with site.pem"
+
+
+def called(*names: tuple[str, str]) -> bytes:
+    head = b'{"format": 2, "version": 1, "files": [], "interfaces": '
+    return head + json.dumps([{"id": one, "alias": alias} for one, alias in names]).encode() + b"}"
+
+
+def test_a_manifest_calls_interface_ids_something():
+    names = {InterfaceId("1" * 32): Alias("board"), InterfaceId("2" * 32): Alias("other-board")}
+    data = write_manifest([], interfaces=names)
+    assert parse_manifest(data, where="manifest.json").interfaces == names
+    assert b"interfaces" not in write_manifest([], interfaces={})
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ([("1" * 32, "board"), ("2" * 32, "board")], "two interface ids have the alias board"),
+        ([("1" * 32, "board"), ("1" * 32, "other")], "gives the interface id 1{32} two aliases"),
+        ([("1" * 32, "2" * 31)], "no name"),
+        ([("1" * 32, "2" * 32)], "not a manifest"),
+        ([("1" * 31, "board")], "not 32 hex digits"),
+        ([("../" * 10, "board")], "not 32 hex digits"),
+    ],
+)
+def test_a_name_of_an_interface_id_that_could_be_misunderstood_is_refused(names, told):
+    with pytest.raises(BitstreamError, match=told):
+        parse_manifest(called(*names), where="manifest.json")

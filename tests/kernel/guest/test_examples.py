@@ -13,13 +13,13 @@ from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.hardware.dfl.backend import DflBackend
 from fpga_plugin.hardware.dfl.linux import LinuxKernel
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, ResourceName
+from fpga_plugin.ids import CardId, Resource
 
 pytestmark = pytest.mark.skipif(not rack.DEBUGFS.exists(), reason="the guest's: make test-kernel")
 
 EXAMPLES = Path(__file__).parents[3] / "deploy/examples/hello-fpga"
 CARD = CardId(rack.daemon_support.CARD)
-RESOURCE = ResourceName(f"fpga.intel.com/region-{rack.daemon_support.ID}")
+RESOURCE = Resource.parse(f"fpga.intel.com/region-{rack.daemon_support.ID}")
 AFU = "00112233445566778899aabbccddeeff"
 
 
