@@ -227,8 +227,8 @@ class Settings:
         parse_slot_functions,
         "`auto`, or `<card>=<function>[+<function>...]`, several separated by commas",
         "Of cards whose AFU is in PCI functions of their own (OFS): which these are. `auto`: all "
-        "virtual functions of the card; where it can have none, its physical function 1 if that is "
-        "the only other one. Containers get these functions and no others.",
+        "virtual functions of the card. Of a card that can have none they have to be named here. "
+        "Containers get these functions and no others. Never name a static function of the FIM.",
     )
     slot_identity: frozenset[CardId] | None = _optional(
         "FPGA_PLUGIN_SLOT_IDENTITY",

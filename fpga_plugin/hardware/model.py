@@ -35,15 +35,12 @@ class Region:
         grant: what a container gets of it.
         handle: how its backend finds it again; means nothing to anybody else but that another one
             is another region: one that went and came back, however short its absence, has another.
-        several: it shows several AFU ids at once. One that was not looked for says nothing of the
-            others, so it does not rule out that an image is there which shows them.
     """
 
     card: CardId
     port_id: int
     grant: Grant
     handle: object = None
-    several: bool = False
 
     @property
     def id(self) -> RegionId:

@@ -457,21 +457,14 @@ class LedgerState:
     def withheld(self, region: RegionId) -> bool:
         """Whether what is on a region may be a former owner's image, or the present one's.
 
-        Nobody programmed anything on a card that cannot be programmed. Of a region that shows
-        several ids (`Region.several`), another one than the owner's proves nothing.
+        Nobody programmed anything on a card that cannot be programmed. Elsewhere only a blank ends
+        it: an image shows the id that it likes, another than its file named, or another by now.
         """
-        return self._owners_image(region, self.functions.get(region), self.images.get(region))
+        return self._owners_image(region, self.images.get(region, ()))
 
-    def _owners_image(
-        self, region: RegionId, afu_id: AfuId | None, images: Collection[AfuId | None] | None
-    ) -> bool:
+    def _owners_image(self, region: RegionId, images: Collection[AfuId | None]) -> bool:
         card = self.cards.get(card_of(region))
-        if not images or (card is not None and not card.reprogrammable):
-            return False
-        if None in images or afu_id in images:
-            return True
-        present = self.region(region)
-        return present is not None and present.several
+        return bool(images) and (card is None or card.reprogrammable)
 
     def function_resource(self, region: RegionId) -> ResourceName | None:
         """The resource of a present region's function."""
@@ -487,7 +480,7 @@ class LedgerState:
         for image, on in change.images.items():
             if image.region == region:
                 (images.add if on else images.discard)(image.afu_id)
-        if card is None or not self.serves_functions or self._owners_image(region, afu_id, images):
+        if card is None or not self.serves_functions or self._owners_image(region, images):
             return
         if (name := function_name(self._prefix, card, afu_id)) not in self.resources:
             change.resources[name] = True

@@ -40,7 +40,7 @@ class FunctionNews:
                 card=card.id,
                 regions=withheld,
                 hint="these regions are not advertised until FPGA_PLUGIN_ADVERTISE=region has"
-                " blanked them, or another image is seen on them (docs/functions.md)",
+                " blanked them (docs/functions.md)",
             )
         elif now[0]:
             log.warning(

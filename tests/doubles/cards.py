@@ -28,7 +28,6 @@ def make_card(
     clears_memory: bool = False,
     shared: tuple[str, ...] = (),
     reprogrammable: bool = True,
-    several: bool = False,
 ) -> Card:
     """A card; `nodes` are the numbers of its regions' device nodes, one or several a region."""
     address = PciAddress(0, 0x10 + number, 0, 0)
@@ -42,7 +41,6 @@ def make_card(
                 address.card_id,
                 port,
                 Grant(tuple(f"/dev/dfl-port.{n}" for n in own), shared),
-                several=several,
             )
             for port, own in enumerate(numbers)
         ),

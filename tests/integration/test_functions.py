@@ -281,11 +281,37 @@ def test_a_former_tenants_image_is_not_advertised_as_a_function() -> None:
             node.kubelet.until(FUNCTION, {P1: HEALTHY})
             assert af(AFU) not in node.kubelet.endpoints
             node.plugin.until_logged("a former owner's image is no function", regions=[P0])
-        # The operator loads a function: that one is.
+        # It shows another id now, which any image can: nothing is known of it before a blank.
         node.plugin.kill()
         put(node, P0, AFU_2)
         node.restarted()
+        node.kubelet.until(FUNCTION, {P1: HEALTHY})
+        assert af(AFU_2) not in node.kubelet.endpoints
+        restart(node, advertise="region", bitstream_dir=str(STORE))
+        node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        node.plugin.kill()
+        put(node, P0, AFU_2)  # the operator loads a function: that one is
+        node.set(advertise="af")
+        node.restarted()
         node.kubelet.until(af(AFU_2), {P0: HEALTHY})
+
+
+def test_a_mislabelled_image_is_no_function_by_the_id_that_it_shows() -> None:
+    """A tenant's file says one id, and what it programs shows that of a public function."""
+    node = Node("1x1", scrub="best-effort")
+    store = node.own_store()
+    (store / ID / "blank.gbs").unlink()
+    theirs = store / ID / f"{AFU_2}.gbs"
+    theirs.write_bytes(theirs.read_bytes().replace(bytes.fromhex(AFU_2), bytes.fromhex(FACTORY)))
+    with node.up():
+        node.kubelet.allocate(P0)
+        with pytest.raises(Refused):
+            node.kubelet.prestart(P0, env=request(AFU_2))
+        assert node.afu(P0) == FACTORY
+        node.kubelet.deallocate(P0)
+        restart(node, advertise="af")
+        node.plugin.until_logged("a former owner's image is no function", regions=[P0])
+        assert node.kubelet.listed(FUNCTION) == {}
 
 
 def test_nor_is_one_that_answers_in_another_function_of_a_slot_than_the_first() -> None:

@@ -246,8 +246,8 @@ def test_of_a_damaged_journal_no_region_that_can_be_programmed_is_a_function():
     assert doubted.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
 
 
-def test_a_slot_with_an_owners_image_is_no_function_whichever_of_its_ids_was_read():
-    card = make_card(nodes=(0, 1), several=True)
+def test_a_region_with_an_owners_image_is_no_function_whichever_id_it_shows():
+    card = make_card(nodes=(0, 1))
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.REGION)
     ledger.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
@@ -257,7 +257,7 @@ def test_a_slot_with_an_owners_image_is_no_function_whichever_of_its_ids_was_rea
     again.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
     again.reconciled([card.id])
     again.working(IDS)
-    again.clean(IDS[0], FUNCTIONS[1], blank=False)  # as another function of the slot shows it
+    again.clean(IDS[0], FUNCTIONS[1], blank=False)  # mislabelled, or it changed what it shows
     again.clean(IDS[1], FUNCTIONS[0], blank=False)
     assert shown(lists, name(FUNCTIONS[0])) == {DeviceId(IDS[1]): True}
     assert shown(lists, name(FUNCTIONS[1])) == {}

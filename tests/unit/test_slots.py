@@ -111,7 +111,6 @@ def test_a_slot_is_found_with_all_of_its_functions(rig):
     (region,) = rig.card.regions
     assert rig.card.complete
     assert "OFS" in rig.card.description
-    assert region.several
     assert list(region.grant.nodes) == GROUPS
     assert region.grant.shared == ("/dev/vfio/vfio",)
     assert region.grant.env == {"FPGA_FUNCTIONS_0000_10_00_0_P0": "0000:10:00.1,0000:10:00.2"}
@@ -578,33 +577,34 @@ def test_a_static_function_is_never_taken_for_the_slots(rig):
     assert "has none now" in rig.problem.message
 
 
-def second_function(rig, *others, vendor="0x8086"):
+def second_function(rig, *others):
     """The card of a FIM of two physical functions: the first one has no virtual functions."""
     rig.kernel.write(f"{PCI}/{PF}/sriov_numvfs", "0")
     groups = "/sys/kernel/iommu_groups"
     edit(rig, groups, {"9/type": "DMA-FQ", "9/devices": Fixed({str(VF): ""}), "9": Fixed({})})
-    function = {f"{VF}/iommu_group": Link(f"{groups}/9"), f"{VF}/vendor": vendor}
+    function = {
+        f"{VF}/iommu_group": Link(f"{groups}/9"),
+        f"{VF}/vendor": "0x8086",
+        f"{VF}/physfn": None,
+    }
     edit(rig, PCI, {**function, str(VF): Fixed({})})
     edit(rig, rig.kernel.realpath(f"{PCI}/{PF}"), {"sriov_totalvfs": None})
     also_there(rig, str(VF), *others)
 
 
-def test_without_virtual_functions_ever_the_second_physical_one_is_the_slots(rig):
+def test_a_second_physical_function_may_be_static_and_is_taken_only_if_it_is_named(rig):
+    second_function(rig)
+    assert "does not tell which PCI functions are behind its slot" in rig.problem.message
+    assert f"FPGA_PLUGIN_SLOT_FUNCTIONS={PF}={VF} of a FIM of two" in rig.problem.hint
+    assert rig.drivers() == []
+
+
+def test_a_second_physical_function_that_is_named_is_the_slots(tmp_path):
+    rig = Rig(tmp_path, SlotRule({CARD: (VF,)}))
     second_function(rig)
     (region,) = rig.card.regions
     assert region.grant.nodes == ("/dev/vfio/9",)
     assert region.grant.env == {"FPGA_FUNCTIONS_0000_10_00_0_P0": str(VF)}
-
-
-def test_a_second_function_of_another_vendor_is_not_taken_for_the_slots(rig):
-    second_function(rig, vendor="0x144d")
-    assert "does not tell which PCI functions are behind its slot" in rig.problem.message
-    assert "FPGA_PLUGIN_SLOT_FUNCTIONS=0000:10:00.0=" in rig.problem.hint
-
-
-def test_a_second_function_that_does_not_tell_its_vendor_is_not_taken_either(rig):
-    second_function(rig, vendor=None)
-    assert "cannot be read" in rig.problem.message
 
 
 def test_a_card_of_more_physical_functions_has_to_be_named(rig):

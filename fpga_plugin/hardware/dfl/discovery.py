@@ -284,7 +284,7 @@ def _slot(
         env={functions_variable(region.id): ",".join(str(f.address) for f in functions)},
     )
     device = SlotDevice(port.node, port.sysfs, port.instance, functions)
-    return Region(region.card, region.port_id, grant, device, several=len(functions) > 1)
+    return Region(region.card, region.port_id, grant, device)
 
 
 def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:

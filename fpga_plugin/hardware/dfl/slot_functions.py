@@ -80,10 +80,11 @@ def slot_functions(
 
 
 def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress, ...]:
-    """All virtual functions of PF0; where it can have none, PF1 of a card of just these two.
+    """All virtual functions of PF0.
 
-    A PF1 of another vendor is something else: a static function of the FIM, such as a virtio one,
-    or another device that a hypervisor put beside the card.
+    Where it can have none, the slot may be behind PF1 (FIMs of two physical functions). But a PF1
+    may as well be a static function of the FIM, with the same vendor and device id, which nobody
+    may bind, reset or give away: the operator has to say so.
     """
     virtual = tuple(
         PciAddress.parse(os.path.basename(kernel.realpath(link)))
@@ -99,28 +100,15 @@ def _of_rule(kernel: Kernel, card: PciAddress, parent: str) -> tuple[PciAddress,
             f" node: echo 0 > {PCI}/{card}/sriov_drivers_autoprobe;"
             f" echo {possible} > {PCI}/{card}/sriov_numvfs",
         )
-    siblings = [
-        address
-        for name in kernel.listdir(PCI)
-        if (address := _parse(name)) is not None and _same_device(address, card)
-    ]
     second = PciAddress(card.domain, card.bus, card.device, 1)
-    if sorted(siblings) != [card, second] or _vendor(kernel, card) != _vendor(kernel, second):
-        raise HardwareError(
-            f"card {card} does not tell which PCI functions are behind its slot",
-            hint=f"name them: FPGA_PLUGIN_SLOT_FUNCTIONS={card}=<function>[+<function>...]; the"
-            " documentation of the card's FIM tells which",
-        )
-    return (second,)
-
-
-def _vendor(kernel: Kernel, address: PciAddress) -> str:
-    """A function's vendor.
-
-    Raises:
-        OSError: sysfs does not tell.
-    """
-    return kernel.read(f"{PCI}/{address}/vendor").strip()
+    likely = "<function>[+<function>...]"
+    if kernel.exists(f"{PCI}/{second}"):
+        likely = f"{second} of a FIM of two physical functions"
+    raise HardwareError(
+        f"card {card} does not tell which PCI functions are behind its slot",
+        hint=f"name them: FPGA_PLUGIN_SLOT_FUNCTIONS={card}={likely}; the documentation of the"
+        " card's FIM tells which. A static function of the FIM must not be named",
+    )
 
 
 def _check_named(kernel: Kernel, card: PciAddress, address: PciAddress) -> None:
