@@ -11,12 +11,12 @@ from repository import ROOT
 
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.hardware.grant import Grant
-from fpga_plugin.ids import RegionId, ResourceName
+from fpga_plugin.ids import RegionId, Resource
 
 EXAMPLES = ROOT / "deploy/examples/hello-fpga"
 PAGE = (ROOT / "docs/devices.md").read_text(encoding="utf-8")
 REGION = RegionId("0000-3b-00.0-p0")
-RESOURCE = ResourceName("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
+RESOURCE = Resource.parse("fpga.intel.com/region-ce48969398f05f33946d560708be108a")
 AFU = "d8424dc4a4a3c413f89e433683f9040b"
 
 PORT = Grant(("/dev/dfl-port.0",))

@@ -71,5 +71,5 @@ def test_a_card_that_has_another_static_part_by_now_is_refused():
 def test_the_policy_is_asked_about_the_function_whatever_is_requested():
     ask = Ask(kind=ResourceKind.AF, interface_id=IFACE, bitstream_id=BitstreamId(AFU))
     for requests in ((), (asked(AFU2),), (asked(AFU2, OTHER),)):
-        assert asks(name(AFU), requests) == (ask,)
+        assert asks(Resource.parse(name(AFU)), requests) == (ask,)
     assert str(ask).startswith("a preprogrammed region")

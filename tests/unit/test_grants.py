@@ -7,7 +7,7 @@ from ledger_support import found, make_ledger, reopened, scrub, start
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
-from fpga_plugin.ids import PodUid, RegionId, device_variable
+from fpga_plugin.ids import PodUid, RegionId, Resource, device_variable
 from fpga_plugin.ledger.names import resource_names
 from fpga_plugin.ledger.records import Loan
 
@@ -29,7 +29,9 @@ def test_a_container_gets_all_that_the_grants_of_its_regions_say():
     library, plugins = Mount("/opt/lib", "/usr/lib/x"), Mount("/opt/plugins", "/p", read_only=False)
     one = Grant(("/dev/a", "/dev/b"), ("/dev/s",), (library,), {"FUNCTIONS": "1"})
     other = Grant(("/dev/c",), ("/dev/s",), (library, plugins), {device_variable(R1): "nonsense"})
-    allocation = Allocation.of(REGIONS, {R1: other, R0: one})  # as kubelet named them
+    allocation = Allocation.of(
+        Resource.parse(REGIONS), {R1: other, R0: one}
+    )  # as kubelet named them
     assert allocation.nodes == ("/dev/s", "/dev/a", "/dev/b", "/dev/c")
     assert allocation.mounts == (library, plugins)
     assert allocation.envs == {
@@ -45,7 +47,7 @@ def test_a_container_gets_all_that_the_grants_of_its_regions_say():
 def test_devices_are_numbered_by_address_and_port_not_by_their_text():
     ids = ["0000-3b-00.0-p10", "0000-3b-00.0-p9", "0000-0a-00.0-p3", "0000-3b-00.0-p1"]
     grants = {RegionId(id_): Grant((f"/dev/{id_}",)) for id_ in ids}
-    envs = Allocation.of(CARDS, grants).envs
+    envs = Allocation.of(Resource.parse(CARDS), grants).envs
     numbered = [envs[f"FPGA_DEVICE_{number}"] for number in range(1, 5)]
     assert numbered == [
         "/dev/0000-0a-00.0-p3",
@@ -60,7 +62,7 @@ def test_devices_are_numbered_by_address_and_port_not_by_their_text():
 
 def test_what_a_container_gets_of_another_card_has_another_name():
     one, other = (
-        Allocation.of(f"fpga.example.com/region-{id_}", {R0: Grant(("/dev/a",))})
+        Allocation.of(Resource.parse(f"fpga.example.com/region-{id_}"), {R0: Grant(("/dev/a",))})
         for id_ in ("0123456789abcdef" * 2, "fedcba9876543210" * 2)
     )
     assert one.envs.keys() ^ other.envs.keys() == {

@@ -235,7 +235,7 @@ def test_a_store_that_the_node_has_elsewhere_is_not_written(tmp_path):
 
 def test_the_plugins_own_wins_over_what_is_added():
     grant = Grant(("/dev/a",), mounts=(Mount("/own", "/lib"),), env={"OWN": "1"})
-    own = Allocation.of(REGIONS.name, {RegionId("0000-3b-00.0-p0"): grant})
+    own = Allocation.of(REGIONS, {RegionId("0000-3b-00.0-p0"): grant})
     more = Extras(
         (Mount("/x", "/lib"), Mount("/x", "/y")), {"OWN": "2", "A": "1"}, ("/dev/a", "/dev/b")
     )
