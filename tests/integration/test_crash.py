@@ -19,6 +19,7 @@ from daemon_support import (
     AFU_3,
     BLANK,
     CARD,
+    CARD_2,
     CARDS,
     FACTORY,
     HEALTHY,
@@ -157,17 +158,38 @@ INSIDE = {
 }
 
 
-def with_neighbour(node: Node) -> Node:
-    """P1 is in use, by a pod that lives through all of it."""
-    node.up()
-    node.kubelet.allocate(P1)
-    params = "clock=77" if node.has_clocks else ""
-    node.kubelet.prestart(P1, env=request(AFU_3, params=params))
+@dataclass(frozen=True)
+class Hardware:
+    """What P0 is a region of, and the region that a pod has through all of it."""
+
+    cards: str
+    neighbour: str
+    clock: bool
+
+    @property
+    def beside(self) -> bool:
+        """Whether the neighbour's region is one of the same card."""
+        return self.neighbour.startswith(CARD)
+
+
+HARDWARE = [
+    pytest.param(Hardware("1x2", P1, clock=True), id="PAC A10"),
+    pytest.param(Hardware("2x1+ofs", f"{CARD_2}-p0", clock=False), id="OFS"),
+]
+
+
+def with_neighbour(hardware: Hardware) -> Node:
+    """The neighbour is in use, by a pod that lives through all of it."""
+    node = Node(hardware.cards).up()
+    node.kubelet.allocate(hardware.neighbour)
+    params = "clock=77" if hardware.clock and node.has_clocks else ""
+    node.kubelet.prestart(hardware.neighbour, env=request(AFU_3, params=params))
     return node
 
 
-def check_after(node: Node, point: Point) -> None:
+def check_after(node: Node, point: Point, hardware: Hardware) -> None:
     """The plugin was killed at the point: start it anew, and let the claim's life go on."""
+    other = hardware.neighbour
     kubelet = node.kubelet
     before = node.state()
     assert before[P0]["afu_id"] == point.afu
@@ -175,9 +197,10 @@ def check_after(node: Node, point: Point) -> None:
     node.restarted()
 
     listed = kubelet.endpoints[REGIONS].lists[0]
-    assert listed == {P0: HEALTHY if point.owned or point.clean else UNHEALTHY, P1: HEALTHY}
-    assert kubelet.endpoints[CARDS].lists[0] == {}
-    kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+    assert listed == {P0: HEALTHY if point.owned or point.clean else UNHEALTHY, other: HEALTHY}
+    offered = {} if hardware.beside or point.owned else {CARD: listed[P0]}
+    assert kubelet.endpoints[CARDS].lists[0] == offered
+    kubelet.until(REGIONS, {P0: HEALTHY, other: HEALTHY})
     if point.clean or point.own:
         assert node.steps(P0) == []
         assert node.afu(P0) == point.afu
@@ -190,32 +213,34 @@ def check_after(node: Node, point: Point) -> None:
     programmed = [step for step in node.steps(P0) if step.startswith("program")]
     assert programmed == (["program"] if point.clean or point.own else ["program blank", "program"])
 
-    assert node.steps(P1) == []
-    assert node.state()[P1] == before[P1]
-    kubelet.deallocate(P0, P1)
-    kubelet.until(CARDS, {CARD: HEALTHY})
-    assert {node.afu(region) for region in (P0, P1)} == {BLANK}
+    assert node.steps(other) == []
+    assert node.state()[other] == before[other]
+    kubelet.deallocate(P0, other)
+    kubelet.until(CARDS, dict.fromkeys({CARD, other.partition("-p")[0]}, HEALTHY))
+    assert {node.afu(region) for region in (P0, other)} == {BLANK}
 
 
+@pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("name", POINTS)
-def test_killed_between_two_steps(name: str):
+def test_killed_between_two_steps(name: str, hardware: Hardware):
     point = POINTS[name]
-    with with_neighbour(Node()) as node:
+    with with_neighbour(hardware) as node:
         point.reach(node)
         node.plugin.kill()
-        check_after(node, point)
+        check_after(node, point, hardware)
 
 
+@pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("name", INSIDE)
-def test_killed_inside(name: str):
+def test_killed_inside(name: str, hardware: Hardware):
     before, point = INSIDE[name]
-    with with_neighbour(Node()) as node:
+    with with_neighbour(hardware) as node:
         before(node)
         node.set(simulated_pr_seconds="600")
         node.again()
         point.reach(node)
         node.plugin.kill()
-        check_after(node, point)
+        check_after(node, point, hardware)
 
 
 @pytest.mark.parametrize(
