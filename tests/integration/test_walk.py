@@ -30,7 +30,8 @@ from daemon_support import (
 
 STEPS = 70
 SEEDS = range(200 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 3)
-REGIONS_PER_CARD = 2
+CARDS_LIKE = {"": 2, "+ofs": 1}
+"""Kinds of simulated cards, with the regions of each; a slot's is behind PCI functions."""
 
 
 def card_of(device: str) -> str:
@@ -39,11 +40,6 @@ def card_of(device: str) -> str:
 
 def resource_of(device: str) -> str:
     return CARDS if device == card_of(device) else REGIONS
-
-
-def regions_of(device: str) -> list[str]:
-    whole = device == card_of(device)
-    return [f"{device}-p{port}" for port in range(REGIONS_PER_CARD)] if whole else [device]
 
 
 class Walk:
@@ -55,12 +51,13 @@ class Walk:
         faults: regions, with the word.
     """
 
-    def __init__(self, node: Node, seed: int) -> None:
+    def __init__(self, node: Node, seed: int, regions: int) -> None:
         self.random = random.Random(seed)
+        self.regions_per_card = regions
         self.node = node
         self.kubelet = node.kubelet
         self.cards = list(self.kubelet.listed(CARDS))
-        self.regions = [region for card in self.cards for region in regions_of(card)]
+        self.regions = [region for card in self.cards for region in self.regions_of(card)]
         self.held: dict[str, dict[str, str | None]] = {}
         self.pulled: set[str] = set()
         self.faults: dict[str, str] = {}
@@ -90,10 +87,17 @@ class Walk:
             self.check()
         self.finish()
 
+    def regions_of(self, device: str) -> list[str]:
+        if device != card_of(device):
+            return [device]
+        return [f"{device}-p{port}" for port in range(self.regions_per_card)]
+
     # ---------------------------------------------------------------- what holds
 
     def in_trouble(self, device: str) -> bool:
-        return card_of(device) in self.pulled or any(r in self.faults for r in regions_of(device))
+        return card_of(device) in self.pulled or any(
+            r in self.faults for r in self.regions_of(device)
+        )
 
     def check(self) -> None:
         """Nobody but its own PreStarts changes what a pod's region holds."""
@@ -104,7 +108,7 @@ class Walk:
                     assert afu is None or state[region]["afu_id"] == afu
 
     def unknown(self, device: str) -> dict[str, str | None]:
-        return dict.fromkeys(regions_of(device))
+        return dict.fromkeys(self.regions_of(device))
 
     def lose_sight_of(self, card: str) -> None:
         for device in self.held:
@@ -148,7 +152,7 @@ class Walk:
         device = self.pick()
         if device is None:
             return
-        first, *rest = regions_of(device)
+        first, *rest = self.regions_of(device)
         afu = self.random.choice([AFU, AFU_2, AFU_3, BLANK])
         env = NO_REQUEST if afu == BLANK else request(afu)
         self.held[device] = self.unknown(device)
@@ -223,7 +227,7 @@ class Walk:
         for device in self.held:
             listed = self.kubelet.endpoints[resource_of(device)].lists[0]
             assert device in listed
-            if not self.in_trouble(device) and poisoned.isdisjoint(regions_of(device)):
+            if not self.in_trouble(device) and poisoned.isdisjoint(self.regions_of(device)):
                 self.kubelet.until_health(device, HEALTHY, resource_of(device))
 
     def pull(self) -> None:
@@ -269,7 +273,7 @@ class Walk:
 
     def until_well(self, region: str) -> None:
         for device in self.held:
-            if region in regions_of(device) and not self.in_trouble(device):
+            if region in self.regions_of(device) and not self.in_trouble(device):
                 self.kubelet.until_health(device, HEALTHY, resource_of(device))
 
     # ---------------------------------------------------------------- peace
@@ -305,8 +309,10 @@ class Walk:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", CARDS_LIKE, ids=["PAC A10", "OFS"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_happens_no_region_is_lost_shared_or_given_out_dirty(seed: int) -> None:
+def test_whatever_happens_no_region_is_lost_shared_or_given_out_dirty(seed: int, kind: str) -> None:
     pr_seconds = ("0.001", "0.02", "0.1")[seed % 3]
-    with Node(f"2x{REGIONS_PER_CARD}", simulated_pr_seconds=pr_seconds).up() as node:
-        Walk(node, seed).run()
+    regions = CARDS_LIKE[kind]
+    with Node(f"2x{regions}{kind}", simulated_pr_seconds=pr_seconds).up() as node:
+        Walk(node, seed, regions).run()
