@@ -195,7 +195,11 @@ def _event_sink(settings: Settings) -> EventSink:
 
 
 def _debugging(
-    settings: Settings, operations: CardOperations, pods: PodDirectory, recorder: EventRecorder
+    settings: Settings,
+    operations: CardOperations,
+    pods: PodDirectory,
+    recorder: EventRecorder,
+    queue: CardQueue,
 ) -> "Debugging | None":
     """What keeps regions for debugging, where the operator allows it to any namespace."""
     if settings.debug_namespaces is None or settings.mode is Mode.DRA:
@@ -208,7 +212,7 @@ def _debugging(
         most=settings.debug_seconds,
     )
     interval = settings.reconcile_interval
-    return Debugging(operations, pods, recorder, allowed=allowed, interval=interval)
+    return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)
 
 
 class Plugin:
@@ -268,7 +272,7 @@ class Plugin:
         owners = self.owners = Owners(ledger, node.pods)
         envs = StockEnvironment(node.pods, cgroups=node.cgroups)
         preparer = Preparer(operations, recovery, queue, node.reads)
-        debugging = self.debugging = _debugging(settings, operations, node.pods, recorder)
+        debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
         wants = Wants(
             operations,
             node.store,

@@ -356,7 +356,7 @@ def _refusals(refusals: list[RefusalView], now: float) -> str:
             _refused_pod(one),
             _when(one, now),
             f"{_text(one['method'])}<br>{_text(one['status'])}",
-            _text(one["message"]),
+            _code(one["message"]),
         ]
         for one in refusals
     ]
@@ -418,7 +418,7 @@ def _legend() -> str:
 
 
 def _code(words: str) -> str:
-    """Our own words, with commands between backquotes."""
+    """Words with commands between backquotes; whoever else writes some gets no more than that."""
     parts = _text(words).split("`")
     return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))
 
@@ -461,7 +461,7 @@ def _reason(region: RegionView) -> str:
             reasons.clear()
         reasons.append(f"refused: {region['refused']}")
     return "".join(
-        f'<p class="note"><strong>{_short(region["region"])}:</strong> {_text(reason)}</p>\n'
+        f'<p class="note"><strong>{_short(region["region"])}:</strong> {_code(reason)}</p>\n'
         for reason in reasons
         if reason
     )

@@ -148,6 +148,7 @@ class CardActions:
         card_id = self._known(card)
         if kept := [one.region for one in self._ledger.kept_on(card_id)]:
             self._ledger.end_debug(kept)
+            self._queue.add(card_id)
             log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
         return await self.state(card_id)
 

@@ -31,6 +31,7 @@ from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.pod import Phase, Pod
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.queue import CardQueue
 
 log = structlog.get_logger()
 
@@ -73,6 +74,7 @@ class Debugging:
         operations: has the ledger, and whose port errors are logged.
         pods: tells pods' annotations and status.
         recorder: tells pods.
+        queue: where a card is added that may be scrubbed.
         allowed: what the operator allows.
         interval: seconds between two looks.
         clock: seconds since the node booted.
@@ -83,12 +85,14 @@ class Debugging:
         operations: CardOperations,
         pods: PodDirectory,
         recorder: EventRecorder,
+        queue: CardQueue,
         *,
         allowed: Allowed,
         interval: float,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._operations, self._pods, self._recorder = operations, pods, recorder
+        self._queue = queue
         self._annotation = annotation(allowed.prefix)
         self._namespaces, self._most = allowed.namespaces, allowed.most
         self._interval, self._clock = interval, clock
@@ -195,7 +199,7 @@ class Debugging:
         left = debug.until - self._clock()
         if left <= 0:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
-            self._ledger.end_debug([debug.region])
+            self._end(debug.region)
         elif left > self._most:  # the setting was made shorter
             self._ledger.keep(debug.region, self._clock() + self._most)
 
@@ -228,11 +232,11 @@ class Debugging:
         del self._undecided[region]
         if not debug.failure:
             log.info("region not kept: no failure of its container is known", region=region)
-            ledger.end_debug([region])
+            self._end(region)
         elif others := self._kept_for_others(debug):
             note = f"not kept: the node keeps region {others[0].region} of another pod already"
             self._tell(debug, f"region {region} is {note}", kept=False)
-            ledger.end_debug([region])
+            self._end(region)
         else:
             ledger.keep(region, self._clock() + min(debug.seconds, self._most))
             self._tell(
@@ -242,6 +246,11 @@ class Debugging:
                 f" with `fpga-plugin card release {card_of(region)}`",
                 kept=True,
             )
+
+    def _end(self, region: RegionId) -> None:
+        self._ledger.end_debug([region])
+        # Whoever works on the card right now may have looked before.
+        self._queue.add(card_of(region))
 
     def _kept_for_others(self, debug: Debug) -> list[Debug]:
         kept = (self._ledger.kept(region) for region in self._ledger.debugs)

@@ -35,8 +35,13 @@ from daemon_support import (
 from test_demo_serve import demo
 from test_http import address
 
+from fpga_plugin.ledger.journal import Journal
+from fpga_plugin.ledger.records import Change, Condition, Debug, RegionRecord
+from fpga_plugin.regions.debugging import boot_clock
+
 pytestmark = pytest.mark.needs("chromium")
 
+CARD_3 = "0000-12-00.0"
 PICTURES = Path(__file__).parents[2] / ".cache/pictures"
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
 LIMIT = 60.0
@@ -320,9 +325,32 @@ def test_a_node_without_trouble_looks_like_one(browser):
         assert browser.evaluate("document.querySelectorAll('.bad, .warn, .note').length") == 0
 
 
+def keep(node, region):
+    """Let the plugin find a region that it keeps for a pod whose container failed."""
+    node.plugin.kill()
+    journal = Journal(str(node.state_dir / "journal.sqlite3"))
+    asked = Debug(
+        region,
+        pod=POD,
+        namespace="team-video",
+        name="transcode-7d9f",
+        containers=("main",),
+        seconds=1800.0,
+        failure="container 'main' ended with exit code 139",
+        until=boot_clock() + 1000,
+    )
+    dirty = RegionRecord(region, Condition.DIRTY, "its owner left")
+    journal.write(Change(debugs={region: asked}, regions={region: dirty}))
+    journal.close()
+    node.set(debug_namespaces="*", debug_seconds="1800")
+    node.restarted()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_trouble_looks_different_and_is_counted_at_the_top(browser, scheme):
-    with shown("2x3,1x3+no-clear") as (node, url):
+    with shown("2x3,1x3+no-clear") as (node, _):
+        keep(node, f"{CARD_3}-p1")
+        url = f"http://{address(node.plugin)}/"
         # A region that runs, one whose PR failed, one whose pod asks for what is not there.
         answer = node.kubelet.allocate(P0)
         node.kubelet.checkpoint((POD, "main", REGIONS, [P0], answer))
@@ -345,9 +373,17 @@ def test_each_trouble_looks_different_and_is_counted_at_the_top(browser, scheme)
         browser.open(url, height=2600, scheme=scheme)
         browser.picture(f"status-trouble-{scheme}")
         badges = browser.evaluate(BADGES)
-        assert badges == ["ready", "1 failed", "2 refused", "1 drained", "1 never cleared"]
-        running, faulted, refused, drained, free = (drawn(browser, i) for i in (0, 1, 2, 3, 6))
-        assert len({running, faulted, drained, free}) == 4
+        assert badges == [
+            "ready",
+            "1 failed",
+            "2 refused",
+            "1 drained",
+            "1 kept for debugging",
+            "1 never cleared",
+        ]
+        looks = [drawn(browser, i) for i in (0, 1, 2, 3, 6, 7)]
+        running, faulted, refused, drained, free, kept = looks
+        assert len({running, faulted, drained, free, kept}) == 5
         assert refused == faulted
         assert browser.complaints() == []
 

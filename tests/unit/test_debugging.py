@@ -15,6 +15,7 @@ from fpga_plugin.pods.debug_annotation import parse_keep
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State
 from fpga_plugin.regions.debugging import DECIDE_SECONDS, Allowed, Debugging, failure
+from fpga_plugin.regions.queue import CardQueue
 
 CARD = make_card(1)
 P0, P1 = device(CARD, 0), device(CARD, 1)
@@ -162,7 +163,13 @@ def debugging(ledger, answer=None, *, most=600.0, namespaces=("tenant",)):
     operations = SimpleNamespace(ledger=ledger, debugged=set())
     allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces), most=most)
     made = Debugging(
-        operations, Pods(answer), Recorder(), allowed=allowed, interval=1.0, clock=lambda: clock.now
+        operations,
+        Pods(answer),
+        Recorder(),
+        CardQueue(interval=1.0),
+        allowed=allowed,
+        interval=1.0,
+        clock=lambda: clock.now,
     )
     return made, clock, operations
 
