@@ -32,6 +32,7 @@ from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.serving.fixed_socket import (
+    REGISTRY,
     SocketError,
     check_length,
     listen_at,
@@ -80,8 +81,15 @@ def make_directories(settings: Settings) -> None:
     """What the door writes into, before the process gives up making such directories.
 
     Raises:
-        SocketError: one cannot be made.
+        SocketError: one cannot be made, or kubelet's root directory is another one.
     """
+    root = settings.kubelet_root
+    if not os.path.isdir(os.path.join(root, REGISTRY)):  # kubelet makes it before it runs any pod
+        raise SocketError(
+            f"'{root}' is not kubelet's root directory: it has no {REGISTRY}",
+            hint="set FPGA_PLUGIN_KUBELET_ROOT to kubelet's --root-dir (/var/lib/kubelet, unless it"
+            " was told otherwise), and mount it there",
+        )
     for path in (os.path.dirname(socket_path(settings)), settings.cdi_dir):
         try:
             os.makedirs(path, 0o755, exist_ok=True)

@@ -16,6 +16,7 @@ import asyncio
 import collections
 import itertools
 import json
+import os
 import random
 import shutil
 import statistics
@@ -29,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Hundreds of processes are made beside grpc's threads, by vfork, which these handlers are not for.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("integration", "")]
 
 import msgspec
@@ -311,7 +314,9 @@ async def _start(
             nodes[name] = node
             await node.start()
 
-    await asyncio.gather(*(one(number) for number in range(arguments.nodes)))
+    async with asyncio.TaskGroup() as group:
+        for number in range(arguments.nodes):
+            group.create_task(one(number))
 
 
 async def _pods(

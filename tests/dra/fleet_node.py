@@ -101,9 +101,8 @@ class FleetNode:
         """The plugin, until kubelet has the driver."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220  # some ms
-                [self._python, "-m", "fpga_plugin", "run"],
+                [*self._as_user(), self._python, "-m", "fpga_plugin", "run"],
                 env=self._settings,
-                **({"user": self._user, "group": self._user} if self._user else {}),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -111,12 +110,20 @@ class FleetNode:
             )
         await self._found()
 
+    def _as_user(self) -> list[str]:
+        """Not by Popen, which then forks in place of vfork: grpc does not like that."""
+        if not self._user:
+            return []
+        user = str(self._user)
+        return ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+
     async def _found(self) -> None:
         registry = self.folder / "plugins_registry" / f"{DRIVER}-reg.sock"
         deadline = time.monotonic() + LIMIT
         while not registry.exists():
             assert self._process is not None
-            assert self._process.poll() is None, self.tail()
+            code = self._process.poll()
+            assert code is None, f"{self.name} ended with {code}: {self.tail()}"
             assert time.monotonic() < deadline, f"{self.name}: no socket: {self.tail()}"
             await asyncio.sleep(0.1)
         package = "pluginregistration"

@@ -114,3 +114,20 @@ def test_a_runtime_without_cdi_shows_in_status_and_stops_nothing() -> None:
         here.dra.restart()
         here.plugin.until_logged("versions of the node")
         eventually(lambda: told(here, "status")["notes"] == [])
+
+
+def test_a_kubelet_that_looks_elsewhere_is_what_not_ready_says() -> None:
+    with DraNode() as here:
+        (here.folder / "plugins_registry").mkdir()
+        here.start()  # and no kubelet
+        (reason, *_) = eventually(lambda: told(here, "status")["not_ready"])
+        assert "not registered with kubelet yet" in reason
+        assert f"FPGA_PLUGIN_KUBELET_ROOT is {here.folder}" in reason
+
+
+def test_a_directory_that_is_not_kubelets_root_is_refused_and_left_as_it_is() -> None:
+    with DraNode() as here:
+        assert here.start().exit_code() == 1
+        assert f"'{here.folder}' is not kubelet's root directory" in here.plugin.text
+        assert "FPGA_PLUGIN_KUBELET_ROOT" in here.plugin.text
+        assert not (here.folder / "plugins").exists()
