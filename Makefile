@@ -162,6 +162,12 @@ bench: ## what is fast, measured on this machine (BENCH_ARGS)
 	@bash .ci/setup dev
 	@$(PYTHON) benchmarks $(BENCH_ARGS)
 
+.PHONY: bench-doors
+bench-doors: ## a pod's start and end by both doors, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
+	@bash .ci/setup dev
+	@bash .ci/deps --ci kubelet
+	@$(PYTHON) tests/dra/pods_namespace.py --one $(PYTHON) tests/dra/doors.py $(BENCH_ARGS)
+
 .PHONY: bench-kernel
 bench-kernel: ## PreStart beside the bare ioctl, on the real drivers (BENCH_ARGS="--rounds 5")
 	@bash .ci/setup dev

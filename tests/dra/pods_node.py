@@ -5,8 +5,10 @@ allocates. What a test waits for it sees where an operator would: in the API, in
 pods, in the plugin's log, in what a container writes.
 """
 
+import contextlib
 import shutil
 import signal
+import sqlite3
 import urllib.error
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -117,10 +119,11 @@ class Cluster(ControlPlane):
         until(gone, f"claim {name} is deleted")
 
     def clear(self) -> None:
-        """Forget all pods, claims and the node."""
+        """Forget all pods, claims, events and the node."""
         super().clear()
         for kind in ("resourceclaimtemplates", "resourceclaims"):
             self.call("DELETE", f"{NAMESPACED}/{kind}")
+        self.call("DELETE", "/api/v1/namespaces/default/events")
         until(lambda: not self.claims(), "all claims are gone")
         self.call("DELETE", f"{API}/resourceslices")
 
@@ -137,11 +140,20 @@ class Node(first_door.Node):
         runtime: with CDI.
         cards: simulated ones.
         cluster: which it is part of.
+        gates: kubelet's feature gates.
         settings: of the plugin, without their prefix and in lower case.
     """
 
-    def __init__(self, runtime: Runtime, cards: str, cluster: Cluster, **settings: str) -> None:
-        super().__init__(runtime, cards, {}, cluster, **{"mode": "dra"} | settings)
+    def __init__(
+        self,
+        runtime: Runtime,
+        cards: str,
+        cluster: Cluster,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        **settings: str,
+    ) -> None:
+        super().__init__(runtime, cards, gates or {}, cluster, **{"mode": "dra"} | settings)
         self.cluster = cluster
         self.settings["NODE_NAME"] = "node"
         shutil.rmtree(CDI, ignore_errors=True)
@@ -164,6 +176,11 @@ class Node(first_door.Node):
     def free(self) -> set[str]:
         """Devices in the slices without a taint."""
         return {name for name, device in self.devices().items() if not device.get("taints")}
+
+    def allocatable(self, resource: str) -> int:
+        """What the scheduler may give out of a device plugin's resource."""
+        node = self.cluster.call("GET", "/api/v1/nodes/node")
+        return int(node["status"]["allocatable"].get(resource, "0"))
 
     def allocated(self) -> dict[str, list[str]]:
         """Devices of each claim that has any."""
@@ -227,6 +244,13 @@ class Node(first_door.Node):
             return next((text for text in told if all(word in text for word in words)), "")
 
         return str(waiting(refused, f"FailedPrepareDynamicResources with {words}"))
+
+    def holders(self) -> list[str]:
+        """Claims that the plugin has in its journal, from before it begins to program for them."""
+        path = f"file:{self.state}/journal.sqlite3?mode=ro"
+        with contextlib.closing(sqlite3.connect(path, uri=True)) as journal:
+            rows = journal.execute("SELECT key FROM journal WHERE kind = 'holders'")
+            return [key for (key,) in rows]
 
     def phase(self, pod: Pod) -> str:
         """What the API says of a pod; kubelet's own list may not have it yet."""

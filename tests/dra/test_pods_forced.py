@@ -67,7 +67,7 @@ def test_a_pod_that_was_forced_away_while_its_region_was_programmed_leaves_it_bl
     """Kubelet is away meanwhile, and never prepares that pod's claim again."""
     node = make_node("1x1", simulated_pr_seconds="3")
     pod = node.asks("asks", bitstream=AFU)
-    until(lambda: RECORD.exists() and pod.uid in RECORD.read_text(), "kubelet begins to prepare")
+    until(node.holders, "the region is the claim's")
     node.kubelet.end(signal.SIGKILL)
     pod.delete(grace=0)
     until(lambda: not node.allocated(), "the device is the scheduler's again")

@@ -125,7 +125,7 @@ def test_kubelet_is_killed_while_a_region_is_programmed(make_node: Callable[...,
     """The work goes on without its call, and serves the next one."""
     node = make_node("1x1", simulated_pr_seconds="3")
     pod = node.asks("asks", bitstream=AFU)
-    until(lambda: RECORD.exists() and pod.uid in RECORD.read_text(), "kubelet begins to prepare")
+    until(node.holders, "the region is the claim's")
     node.kubelet.end(signal.SIGKILL)
     node.kubelet.start()
     pod.until_running()
