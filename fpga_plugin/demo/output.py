@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol, TextIO
 
 from fpga_plugin.demo.events import Advertised, Call, Event, Failure, RegionState, Warned, Work
@@ -107,6 +107,7 @@ class TextOutput(_Lines):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.detail = False
+        self.names: Mapping[str, str] = {}  # of accelerators, by AFU id
         self._begun = False
         terminal = stream.isatty()
         self._colour = (
@@ -182,11 +183,12 @@ class TextOutput(_Lines):
         if not self.detail:
             return
         reason = f"  ({event.reason})" if event.reason else ""
+        holds = event.afu_id or ""
         self._line(
             seconds,
             "region",
-            f"{event.region:<24}{event.ownership:<9}{event.condition:<12}{event.afu_id or ''}"
-            f"{reason}",
+            f"{event.region:<24}{event.ownership:<9}{event.condition:<12}"
+            f"{self.names.get(holds, holds)}{reason}",
         )
 
     def _work(self, seconds: float, event: Work) -> None:

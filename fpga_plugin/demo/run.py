@@ -5,12 +5,13 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fpga_plugin.bitstream.store import Store
-from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID
+from fpga_plugin.bitstream.trust import Trust
+from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, TrustMode
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.demo.node import (
@@ -160,14 +161,26 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
             " the samples are made)"
         )
     introduce(output, manifest, options.pod or "the KEP", store.root)
+    names = _names(store)
+    if isinstance(output, TextOutput):
+        output.names = names
     async with running_node(store, kinds, recorder, verbose=options.verbose) as node:
         try:
-            good = await Story(manifest, node, recorder, output).tell()
+            good = await Story(manifest, node, recorder, output, names).tell()
         except FpgaPluginError as error:
             recorder.emit(Failure(str(error), pod=pod.name))
             good = False
         output.verdict(_verdict(pod, recorder.failure if not good else None), good=good)
         return 0 if good else EXIT_FAILED
+
+
+def _names(store: Store) -> Mapping[str, str]:
+    """What the store's manifest calls accelerators, by AFU id; nothing where it cannot be used."""
+    try:
+        found = Trust(store.root, TrustMode.ANY, None, guarded=False).aliases()
+    except FpgaPluginError:
+        return {}
+    return {bitstream_id: alias for (_, alias), bitstream_id in found.items()}
 
 
 def _verdict(pod: DemoPod, failure: Failure | None) -> str:

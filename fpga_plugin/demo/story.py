@@ -5,9 +5,9 @@ meanwhile is told by the recorder.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -51,6 +51,8 @@ class Story:
     node: Node
     recorder: Recorder
     output: Output
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the store's manifest calls accelerators, by AFU id."""
 
     async def tell(self) -> bool:
         """From the plugin's start to the pod's end; returns whether all went well.
@@ -320,7 +322,7 @@ class Story:
                 continue
             lines.append(
                 f"    {state.region:<20}{state.ownership:<9}{state.condition:<12}"
-                f"{state.afu_id or ''}"
+                f"{self.names.get(state.afu_id or '') or state.afu_id or ''}"
             )
         if plain:
             others = "the others" if plain < len(self.recorder.regions) else "all"

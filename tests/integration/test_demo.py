@@ -3,6 +3,7 @@
 Several run at the same time, so that they also show that they do not disturb each other.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from doubles.samples import copy_samples
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -233,6 +235,16 @@ def own_store(root: Path, image: bytes | None = None) -> None:
         (root / OWN_IF / f"{file}.gbs").write_bytes(packed)
 
 
+def named_store(path: Path) -> None:
+    """The samples, and a manifest that calls one of them something."""
+    copy_samples(path)
+    file = f"{IF}/{COMPRESS}.gbs"
+    data = (path / file).read_bytes()
+    said = {"path": file, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    document = {"format": 2, "version": 1, "files": [said | {"alias": "compress-2"}]}
+    (path / "manifest.json").write_text(json.dumps(document))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Every run, by name; all with --json but `text`."""
@@ -255,6 +267,8 @@ def runs(tmp_path_factory):
         path = base / f"{name}.yaml"
         path.write_text(manifest)
         commands[name] = ["--json", "--pod", str(path)]
+    named_store(base / "named")
+    commands["named"] = ["--bitstreams", str(base / "named")]
     commands["quiet"] = ["-q"]
     commands["refused-text"] = ["--pod", str(base / "unknown-bitstream.yaml")]
     commands["refused-quiet"] = ["-q", "--pod", str(base / "unknown-bitstream.yaml")]
@@ -271,7 +285,7 @@ def runs(tmp_path_factory):
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = dict(zip(commands, pool.map(run, commands), strict=True))
-    as_text = ("text", "quiet", "refused-text", "refused-quiet", "stuck-quiet")
+    as_text = ("text", "named", "quiet", "refused-text", "refused-quiet", "stuck-quiet")
     return {name: run if name in as_text else parse(run) for name, run in results.items()}
 
 
@@ -493,6 +507,12 @@ def test_wrong_input_is_one_error_and_is_told_on_standard_error_too(runs, name, 
     assert event["event"] == "error"
     assert words in event["message"]
     assert words in run.err
+
+
+def test_people_see_what_the_stores_manifest_calls_an_accelerator(runs):
+    held = [line for line in runs["named"].out.splitlines() if "PROGRAMMED" in line]
+    assert any("compress-2" in line for line in held)
+    assert not any(COMPRESS in line for line in held)
 
 
 def test_people_get_a_timeline_without_colours_in_a_pipe(runs):
