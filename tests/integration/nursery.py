@@ -1,4 +1,4 @@
-"""Plugins are forked from a process that has imported them.
+"""Plugins and commands are forked from a process that has imported them.
 
 To import the plugin is most of what a start of it costs: half a second of a processor, and five
 seconds where that is emulated. What is forked is a process of its own as any other, with arguments,
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import IO
@@ -81,18 +82,72 @@ def _nursery() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     return ours, process
 
 
-def launch(arguments: Sequence[str], env: Mapping[str, str], folder: str) -> Forked:
-    """Start `python -m fpga_plugin ARGUMENTS`; its standard error is a pipe, the rest /dev/null."""
-    line, _ = _nursery()
+_ASKING = threading.Lock()
+"""Its answers come in the order of the requests."""
+
+
+def launch(
+    arguments: Sequence[str], env: Mapping[str, str], folder: str, *, stdout: int | None = None
+) -> Forked:
+    """Start `python -m fpga_plugin ARGUMENTS`; its standard error is a pipe.
+
+    Standard output is the descriptor, which stays the caller's; the rest is /dev/null.
+    """
     reading, writing = os.pipe()
     try:
         request = json.dumps([list(arguments), dict(env), folder]).encode()
-        socket.send_fds(line, [request], [writing])
+        with _ASKING:
+            line, _ = _nursery()
+            socket.send_fds(line, [request], [writing] if stdout is None else [writing, stdout])
+            pid = int(line.recv(32) or b"0")
     finally:
         os.close(writing)
-    pid = int(line.recv(32) or b"0")
     assert pid, "the nursery has ended: see above"
     return Forked(pid, os.fdopen(reading, "rb", buffering=0))
+
+
+def run(
+    arguments: Sequence[str], env: Mapping[str, str], folder: str, *, timeout: float
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, as `subprocess.run` does with captured text.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end; it was killed.
+    """
+    reading, writing = os.pipe()
+    try:
+        process = launch(arguments, env, folder, stdout=writing)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    said: dict[str, bytes] = {}
+
+    def read(name: str, stream: IO[bytes]) -> None:
+        with stream:
+            said[name] = stream.read()
+
+    readers = [
+        threading.Thread(target=read, args=("out", os.fdopen(reading, "rb"))),
+        threading.Thread(
+            target=read, args=("err", os.fdopen(os.dup(process.stderr.fileno()), "rb"))
+        ),
+    ]
+    process.stderr.close()
+    for reader in readers:
+        reader.start()
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout)
+        raise
+    finally:
+        for reader in readers:
+            reader.join(timeout)
+    out, err = (said[name].decode() for name in ("out", "err"))
+    return subprocess.CompletedProcess([*arguments], code, out, err)
 
 
 def _serve(descriptor: int) -> None:
@@ -103,7 +158,7 @@ def _serve(descriptor: int) -> None:
 
     with socket.socket(fileno=descriptor) as connection:
         while True:
-            request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 1)
+            request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 2)
             if not request:
                 return  # the tests have ended
             reading, writing = os.pipe()
@@ -113,12 +168,16 @@ def _serve(descriptor: int) -> None:
                         os.close(ours)
                     arguments, env, folder = json.loads(request)
                     _become(streams[0], env, folder)
+                    for stdout in streams[1:]:
+                        os.dup2(stdout, 1)
+                        os.close(stdout)
+                        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # for all its life
                     sys.exit(main(arguments))
                 os.write(writing, str(child).encode())
                 os._exit(0)
             os.waitpid(middle, 0)  # from here on the child is the tests' own
             connection.send(os.read(reading, 32))
-            for done in (streams[0], reading, writing):
+            for done in (*streams, reading, writing):
                 os.close(done)
 
 
@@ -131,6 +190,8 @@ def _become(stderr: int, env: Mapping[str, str], folder: str) -> None:
     sys.argv[:] = ["fpga_plugin"]
     os.environ.clear()
     os.environ.update(env)
+    if env.get("PYTHONWARNINGS") == "error":  # a program reads it before its first line
+        warnings.simplefilter("error")
     os.chdir(folder)
 
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import nursery
 import pytest
 from daemon_support import (
     AFU,
@@ -18,6 +17,7 @@ from daemon_support import (
     P0,
     P1,
     REGIONS,
+    ROOT,
     Node,
     eventually,
     request,
@@ -39,14 +39,8 @@ def node() -> Iterator[Node]:
 def program(node: Node, *words: str, ok: bool = True) -> str:
     """What the command prints; of a refusal, what it complains of."""
     others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", "card", "program", *words],
-        env=others | dict(node.settings),
-        capture_output=True,
-        text=True,
-        timeout=2 * LIMIT,
-        check=False,
-    )
+    env = others | dict(node.settings)
+    done = nursery.run(["card", "program", *words], env, str(ROOT), timeout=2 * LIMIT)
     assert done.returncode == (0 if ok else 1), done.stderr
     return done.stdout if ok else done.stderr
 
