@@ -6,11 +6,11 @@
 | another authority, another host's certificate | another authority | both, and no token is sent | |
 | the token file is replaced | by a token of another pod, once the first one is refused | at once, and after a 401 | kubeconfig |
 | 401, 403 | both | 401 | 401 |
-| 410: the watch's version, the list's page | both (etcd compacted) | | both ways of the watch |
-| 409 | a stale write | | writes (`test_slices.py`) |
-| 429 with Retry-After | priority and fairness without seats | yes | yes |
-| slow | etcd stopped | drip by drip | |
-| dead: stopped, restarted, no handshake, half an answer | stopped; killed and started anew | no handshake; half an answer | silent watch |
+| 410 of a watch's version | | | both ways |
+| 409 | | | writes (`test_slices.py`) |
+| 429 with Retry-After | | yes | yes |
+| slow | | drip by drip | |
+| dead | | no handshake; half an answer | silent watch |
 | a proxy's 404, 503, pages, redirects | | 404, 503 | all |
 | what is no JSON, too long, too deep | | | yes |
 """

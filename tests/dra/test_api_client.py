@@ -1,0 +1,241 @@
+"""The plugin's client of the API server against the real one, and what only that one can show.
+
+What no real server can be made to do is in `tests/integration/test_api_tls.py`, with the table of
+all that is shown where. The cluster is this module's own.
+"""
+
+import asyncio
+import contextlib
+import json
+import urllib.error
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cluster import LIMIT, Cluster
+
+from fpga_plugin.api import mirror as mirror_module
+from fpga_plugin.api.mirror import Backoff, Metadata, Mirror
+from fpga_plugin.api.rest import ApiServerError, Session, session
+
+NAMESPACE = "/api/v1/namespaces/default"
+MAPS = f"{NAMESPACE}/configmaps"
+
+
+class Map(msgspec.Struct):
+    """A ConfigMap: of all objects the one that nobody else looks at."""
+
+    metadata: Metadata
+    data: dict[str, str] | None = None
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("api"))
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture(autouse=True)
+def _empty(server: Cluster) -> Iterator[None]:
+    yield
+    server.call("DELETE", f"{MAPS}?labelSelector=test%3Dyes")
+
+
+def put(server: Cluster, name: str, colour: str = "red") -> None:
+    """Make or change one, as somebody else."""
+    body = {"metadata": {"name": name, "labels": {"test": "yes"}}, "data": {"colour": colour}}
+    try:
+        server.call("POST", MAPS, body)
+    except urllib.error.HTTPError as error:
+        if error.code != 409:
+            raise
+        server.call("PATCH", f"{MAPS}/{name}", body, kind="application/merge-patch+json")
+
+
+def colours(mirror: Mirror[Map]) -> dict[str, str]:
+    """What the mirror has of ours; the controllers have some of their own."""
+    return {
+        name: (one.data or {})["colour"]
+        for name, one in mirror.items.items()
+        if "colour" in (one.data or {})
+    }
+
+
+async def holds(look: Callable[[], Any], what: str) -> None:
+    """Wait, while the loop runs."""
+    async with asyncio.timeout(LIMIT):
+        while not look():  # noqa: ASYNC110  # nobody announces it
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def mirrored(kubeconfig: str | None) -> AsyncIterator[Mirror[Map]]:
+    mirror = Mirror(
+        kubeconfig, MAPS, Map, fields={}, changed=lambda: None, backoff=Backoff(0.1, 0.5)
+    )
+    running = asyncio.create_task(mirror.run())
+    try:
+        yield mirror
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    """On a loop of its own, and not for ever."""
+
+    async def main() -> None:
+        async with asyncio.timeout(3 * LIMIT):
+            await story()
+
+    asyncio.run(main())
+
+
+async def told(server: Cluster, name: str, colour: str = "red") -> None:
+    await asyncio.to_thread(put, server, name, colour)
+
+
+def test_list_in_pages_then_watch(server: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_module, "PAGE", 2)
+
+    async def story() -> None:
+        for number in range(7):
+            await told(server, f"n{number}")
+        async with mirrored(server.kubeconfig()) as mirror:
+            await holds(lambda: len(colours(mirror)) == 7, "all pages")
+            await told(server, "n0", "blue")
+            await told(server, "new")
+            await asyncio.to_thread(server.call, "DELETE", f"{MAPS}/n1")
+            expected = dict.fromkeys(("n2", "n3", "n4", "n5", "n6", "new"), "red")
+            await holds(lambda: colours(mirror) == expected | {"n0": "blue"}, "the changes")
+            assert mirror.lists == 1
+
+    run(story)
+
+
+def test_a_watch_that_the_server_ends_goes_on_without_a_list(
+    server: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_module, "WATCH_SECONDS", 1)
+
+    async def story() -> None:
+        async with mirrored(server.kubeconfig()) as mirror:
+            await holds(lambda: mirror.synced, "the list")
+            for number in range(4):
+                await asyncio.sleep(0.8)
+                await told(server, f"n{number}")
+                await holds(lambda n=number: len(colours(mirror)) == n + 1, "the change")
+            assert (mirror.lists, mirror.problem) == (1, "")
+
+    run(story)
+
+
+def test_a_server_of_another_authority_is_not_spoken_to(server: Cluster, tmp_path: Path) -> None:
+    config = json.loads(Path(server.kubeconfig()).read_text())
+    from doubles.tls import certified
+
+    _, authority = certified(tmp_path)
+    config["clusters"][0]["cluster"]["certificate-authority"] = authority
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+
+    async def story() -> None:
+        async with session(str(path)) as calls:
+            with pytest.raises(ApiServerError, match="CERTIFICATE_VERIFY_FAILED"):
+                await calls.call("GET", MAPS)
+
+    run(story)
+
+
+async def refusal(calls: Session, path: str) -> ApiServerError | None:
+    try:
+        await calls.call("GET", path)
+    except ApiServerError as error:
+        return error
+    return None
+
+
+def test_a_token_that_nobody_knows_is_refused_and_one_without_rights_too(
+    server: Cluster,
+) -> None:
+    server.add_node("node-x")
+    token = server.plugin_token("node-x")
+
+    async def story() -> None:
+        async with session(server.kubeconfig("nonsense", name="nobody")) as calls:
+            error = await refusal(calls, MAPS)
+            assert error is not None
+            assert (error.code, error.reason) == (401, "Unauthorized")
+        async with session(server.kubeconfig(token, name="plugin")) as calls:
+            error = await refusal(calls, f"{NAMESPACE}/secrets")
+            assert error is not None
+            assert (error.code, error.reason) == (403, "Forbidden")
+            assert "secrets" in error.said
+
+    run(story)
+
+
+def test_a_service_accounts_token_that_was_replaced_is_taken_up(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubelet mounts it. The first one ends with the pod to which it is bound."""
+    from lightkube import KubeConfig
+
+    for number in (1, 2):
+        server.add_node(f"node-{number}")
+    first, second = (server.plugin_token(f"node-{number}") for number in (1, 2))
+    grant(server)
+    read = KubeConfig.from_service_account
+    monkeypatch.setattr(KubeConfig, "from_service_account", lambda: read(str(tmp_path)))
+    host, port = server.url.removeprefix("https://").split(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr(mirror_module, "WATCH_SECONDS", 1)
+    (tmp_path / "namespace").write_text("fpga-plugin")
+    config = json.loads(Path(server.kubeconfig()).read_text())
+    authority = config["clusters"][0]["cluster"]["certificate-authority"]
+    (tmp_path / "ca.crt").write_text(Path(authority).read_text())
+    (tmp_path / "token").write_text(first)
+
+    async def story() -> None:
+        async with mirrored(None) as mirror:
+            await holds(lambda: mirror.synced, "the first token serves")
+            async with session(None) as calls:
+                path = "/api/v1/namespaces/fpga-plugin/pods/fpga-plugin-node-1"
+                await asyncio.to_thread(server.call, "DELETE", path, {"gracePeriodSeconds": 0})
+                # The server remembers a good token for ten seconds.
+                await holds(lambda: "401" in mirror.problem, "the first token is refused")
+                (tmp_path / "token").write_text(second)
+                await calls.call("GET", MAPS)  # one that was open has the new one, too
+            await told(server, "after")
+            await holds(lambda: "after" in colours(mirror), "the mirror goes on")
+            await holds(lambda: mirror.problem == "", "without a problem")
+
+    run(story)
+
+
+def grant(server: Cluster) -> None:
+    """Let the plugin's account read ConfigMaps."""
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"]}
+    subject = {"kind": "ServiceAccount", "name": "fpga-plugin", "namespace": "fpga-plugin"}
+    for path, body in (
+        ("clusterroles", {"rules": [rule]}),
+        (
+            "clusterrolebindings",
+            {
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "ClusterRole",
+                    "name": "maps",
+                },
+                "subjects": [subject],
+            },
+        ),
+    ):
+        with contextlib.suppress(urllib.error.HTTPError):
+            server.call("POST", f"{rbac}/{path}", {"metadata": {"name": "maps"}, **body})
