@@ -27,9 +27,20 @@ def regions(node: Node) -> dict[str, dict]:
     return {one["region"]: one for card in status(node)["cards"] for one in card["regions"]}
 
 
-def release(node: Node) -> dict:
-    body = {"operation": "release", "card": CARD}
+def card(node: Node, operation: str) -> dict:
+    body = {"operation": operation, "card": CARD}
     return ask(str(node.state_dir), "POST", "/card", body)
+
+
+def refuses_an_operator(node: Node, region: str) -> None:
+    """Neither programs by hand nor changes its functions, until it is released."""
+    assert "drained" in card(node, "drain")
+    body = {"id": "x" * 32, "card": CARD, "region": region, "bitstream": AFU_2}
+    with pytest.raises(FpgaPluginError, match="kept for debugging"):
+        ask(str(node.state_dir), "POST", "/program", body)
+    with pytest.raises(FpgaPluginError, match="kept for debugging"):
+        card(node, "functions-make")
+    card(node, "undrain")
 
 
 async def began(node, double, server, *, value="true", name="compress", ends=3):
@@ -84,7 +95,7 @@ def test_the_region_of_a_container_that_failed_is_kept_and_given_to_nobody():
         assert "kept for debugging" in told["reason"]
         assert (await asyncio.to_thread(status, node))["trouble"]["kept"] == 1
         await double.wait_for(REGION, lambda listed: listed.healthy == {P0, P1} - {region})
-        with pytest.raises(GRPCError, match="kept for debugging") as caught:
+        with pytest.raises(GRPCError, match="is kept for debugging") as caught:
             await double.allocate(REGION, [region])
         assert caught.value.status is Status.FAILED_PRECONDITION
         whole = REGION.replace("region-", "fpga-")
@@ -105,6 +116,9 @@ def test_the_region_of_a_container_that_failed_is_kept_and_given_to_nobody():
         await double.wait_for(REGION, lambda listed: listed.healthy == {P0, P1} - {region})
         assert node.afu(region) == AFU_2
 
+        await asyncio.to_thread(refuses_an_operator, node, region)
+        assert node.afu(region) == AFU_2
+
         # A neighbour is served meanwhile.
         other = DemoPod(name="other", namespace="tenant", containers=(fpga("app", APP_ENV),))
         server.pods[other.uid] = as_kubelet_has_it(other)
@@ -120,7 +134,7 @@ def test_the_region_of_a_container_that_failed_is_kept_and_given_to_nobody():
         assert "clear memory" not in scrub["steps"]
 
         since = node.plugin.mark
-        await asyncio.to_thread(release, node)
+        await asyncio.to_thread(card, node, "release")
         scrub = await asyncio.to_thread(
             node.plugin.until_logged, "region scrubbed", since, region=region
         )

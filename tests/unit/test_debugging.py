@@ -53,7 +53,7 @@ def test_it_is_nobodys_and_given_to_nobody():
     assert shown(make_lists(ledger), REGIONS) == {P0: False, P1: True}
     assert shown(make_lists(ledger), WHOLE) == {CARD.id: False}
     for resource, name in ((REGIONS, P0), (WHOLE, CARD.id)):
-        with pytest.raises(RefusedError, match="kept for debugging as pod tenant/compress"):
+        with pytest.raises(RefusedError, match="p0 is kept for debugging as pod tenant/compress"):
             ledger.allocate(resource, [name])
     assert ledger.others_owned(CARD.id, [RegionId(P1)])  # its card's memory is left alone
     assert not ledger.others_owned(CARD.id, [R0])

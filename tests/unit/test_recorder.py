@@ -83,6 +83,17 @@ def test_hardware_that_failed_is_told_apart_from_a_refusal() -> None:
     assert event.reason == "FpgaProgrammingFailed"
 
 
+def test_what_becomes_of_a_debugged_pods_region_is_told_to_it() -> None:
+    async def story(recorder: EventRecorder) -> None:
+        recorder.warned(NAMED, DEVICES, "it has no effect", reason="FpgaDebugIgnored")
+        recorder.debugged(POD, NAME, "FpgaRegionKept", "it is kept")
+
+    ignored, kept = told(story)
+    assert (ignored.reason, ignored.note) == ("FpgaDebugIgnored", "it has no effect")
+    assert (kept.reason, kept.note) == ("FpgaRegionKept", "it is kept")
+    assert kept.subject == ignored.subject == Subject("Pod", "compress", "tenant", POD)
+
+
 def test_a_warning_is_told_to_the_pod_that_is_served_all_the_same() -> None:
     async def story(recorder: EventRecorder) -> None:
         recorder.warned(NAMED, DEVICES, "FPGA_* variables mean nothing: 'FPGA_REGON_1'")
