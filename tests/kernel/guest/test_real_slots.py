@@ -1,5 +1,6 @@
 """Slots of OFS cards on the real drivers: dfl-pci, dfl-afu, vfio-pci, and an IOMMU."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -196,6 +197,21 @@ def test_a_function_with_another_driver_is_left_to_it(rig: Rig):
         (rack.PCI / function / "driver_override").write_text("\n")
     with rig.hold():
         pass
+
+
+def test_dfl_pci_takes_no_function_that_begins_with_an_afu_and_the_slot_is_served(rig: Rig):
+    """Linux' own driver; the vendor's takes such functions, and has to be unbound first."""
+    function = rack.FUNCTIONS[0]
+    (rack.PCI / function / "driver_override").write_text("dfl-pci")
+    try:
+        with contextlib.suppress(OSError):  # ENODEV
+            (rack.PCI.parent / "drivers/dfl-pci/bind").write_text(function)
+        assert rack.drivers() == ["", ""]
+    finally:
+        (rack.PCI / function / "driver_override").write_text("\n")
+    with rig.hold() as port:
+        port.program(IMAGE)
+        assert port.afu_id(IMAGE_AFU) == IMAGE_AFU
 
 
 def test_an_identity_domain_is_refused_unless_the_card_is_named(rig: Rig):
