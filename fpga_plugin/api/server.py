@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 _MAX_KUBECONFIG_BYTES = 1 << 20
 _PART = 0.45
+_LEAST_SECONDS = 1.0
 
 
 class CredentialsError(NoSourceError):
@@ -91,7 +92,7 @@ def _limits(seconds: float) -> Timeout:
     the other end is silent, one that was cancelled from outside (its backends' `start_tls` catch
     `Exception`, which a cancellation is not).
     """
-    return Timeout(seconds, connect=_PART * seconds)
+    return Timeout(seconds, connect=max(_PART * seconds, _LEAST_SECONDS))
 
 
 def _connect(kubeconfig: str | None, make: Callable[[SingleConfig], T]) -> T:

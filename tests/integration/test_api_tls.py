@@ -248,11 +248,11 @@ def test_a_handshake_that_does_not_end_is_given_up_by_the_clock_and_closed(tmp_p
         other = await asyncio.start_server(silent, "127.0.0.1", 0)
         server.port = other.sockets[0].getsockname()[1]
         server.kubeconfig(tmp_path)
-        async with session(kubeconfig, seconds=0.5) as calls:
-            for _ in range(3):
+        async with session(kubeconfig, seconds=2.5) as calls:
+            for _ in range(2):
                 with pytest.raises(ApiServerError, match="GET"):
                     await calls.call("GET", PATH)
-        await until(lambda: len(ended) == len(connected) == 3)
+        await until(lambda: len(ended) == len(connected) == 2)
         other.close()
 
     told(tmp_path, story)
