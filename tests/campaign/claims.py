@@ -148,7 +148,8 @@ class ClaimNode(Node):
 
     def all_known(self) -> bool:
         assert self.plugin is not None
-        mine = {tenant.claim.uid for tenant in self.tenants if tenant.prepared}
+        # One that is ending may have ended, and nobody heard of it.
+        mine = {one.claim.uid for one in self.tenants if one.prepared and not one.ending}
         return (
             self.ready()
             and bool(self.plugin.logged("kubelet's record of claims read"))
