@@ -131,14 +131,6 @@ BUGS = {
         door="stock",
         also=("[d for d in ended if not checkpoint.holders(d)]", "ended"),
     ),
-    "prepared-claims-prepared-anew": Bug(
-        "dra/life.py",
-        "        if holder is None or not self._stands(holder):\n",
-        "        if True:\n",
-        "7",
-        door="dra",
-        also=("        await self._check_users(ref)\n", ""),
-    ),
     "unprepare-answered-before-it-is-clean": Bug(
         "dra/life.py",
         "        await self.end(ref.uid)\n        await self._clean(ref)\n",

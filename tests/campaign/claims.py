@@ -389,6 +389,8 @@ class ClaimNode(Node):
 
     async def unprepare(self, tenant: Tenant) -> bool:
         """Whether kubelet is done with it; of what its record lacks it asks nothing."""
+        # Before owners are known the answer says nothing: the claim's card is held back.
+        known = self.known
         tenant.ending, tenant.ready = True, False
         if tenant.claim.uid not in self.kubelet.record:
             return True
@@ -403,7 +405,7 @@ class ClaimNode(Node):
         for other in self.everybody():
             if other is not tenant:
                 mine -= set(other.wanted)
-        if self.known and tenant.prepared:
+        if known and tenant.prepared:
             self.checker.released(tenant.claim.uid, mine, self.nodes(tenant))
         self.kubelet.forget(tenant.claim)
         return True
