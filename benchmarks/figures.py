@@ -28,6 +28,7 @@ class Figure:
         value: the figure.
         unit: of `value` and `goal`.
         goal: what it is held against.
+        reference: the same of what the plugin is made of, from the same run; None: there is none.
         samples: how many measurements it is made of.
         note: what a reader has to know of it.
     """
@@ -37,6 +38,7 @@ class Figure:
     value: float
     unit: str
     goal: Goal = Goal()
+    reference: float | None = None
     samples: int = 1
     note: str = ""
 
@@ -57,7 +59,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def table(figures: Sequence[Figure]) -> str:
     """For people; figures come in groups of the same cards."""
-    head = ("", "measured", "target", "Go peer", "n", "")
+    head = ("", "measured", "reference", "ratio", "target", "Go peer", "n", "")
     rows: list[tuple[str, ...]] = []
     group = ""
     for figure in figures:
@@ -68,6 +70,8 @@ def table(figures: Sequence[Figure]) -> str:
             (
                 f"  {figure.name}",
                 f"{_number(figure.value)} {figure.unit}",
+                _number(figure.reference),
+                _number(figure.value / figure.reference if figure.reference else None),
                 _number(figure.goal.target),
                 _number(figure.goal.go),
                 str(figure.samples),

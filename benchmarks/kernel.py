@@ -169,7 +169,9 @@ def _figures(size: int, rounds: Sequence[Round], floor: float, least: float) -> 
         grown = 100 * (beyond - least) / bare
         goal = Goal(SHARE if size == SIZES[-1] else None)
         note = f"beyond what {SIZES[0]} MiB takes; of the bare ioctl"
-        found.append(Figure(f"{size} MiB", "for its size", grown, "%", goal, len(rounds), note))
+        found.append(
+            Figure(f"{size} MiB", "for its size", grown, "%", goal, None, len(rounds), note)
+        )
     return found
 
 

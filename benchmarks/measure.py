@@ -1,22 +1,32 @@
 """What is measured, one function a subject. Each returns figures; none judges them."""
 
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-import grpc  # type: ignore[import-untyped]  # ships no types
 from figures import Figure, Goal, median, percentile
 from kubelet import healthy, listed
 from node import CARDS, PORTS, REGIONS, Node
-from plugin import Plugin, cpu_of
-
-from fpga_plugin.api.messages import v1beta1
+from plugin import Plugin
+from reference import Bare, Echo
 
 RESOURCES = 2
 """Both kinds of devices of one interface id."""
+
+CLIENTS = (1, 16)
+"""Who calls at the same time."""
+
+BLOCK = 25
+"""Calls of a client before it is the other server's turn."""
+
+SIZES = (1, 8, 32)
+"""MiB of an image; 32 is about the largest of the cards that are supported."""
+
+WITHIN = 1.2
+"""The aim: Allocate's median in medians of the bare stack."""
+
+BARE_STACK = "reference: the bare stack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ FULL = Effort(starts=15, idle=60.0, calls=2000, rounds=20)
 QUICK = Effort(starts=3, idle=5.0, calls=300, rounds=3)
 
 
-def starts(node: Node, effort: Effort) -> list[Figure]:
+def starts(node: Node, effort: Effort, echo: Callable[[], Echo]) -> list[Figure]:
     """The first start, on cards of an unknown history, then starts on clean idle cards."""
     cards = f"{len(node.cards)}x{PORTS}"
     with node.start() as plugin:
@@ -48,11 +58,16 @@ def starts(node: Node, effort: Effort) -> list[Figure]:
         clean = node.wait_clean() - plugin.began
         lists = node.kubelet.messages(plugin.began)
         peak = plugin.peak()
+    bare: list[float] = []
+    bare_cpu: list[float] = []
     registered: list[float] = []
     complete: list[float] = []
     cpu: list[float] = []
     ends: list[float] = []
     for _ in range(effort.starts):
+        with echo() as reference:
+            bare.append(reference.ready)
+            bare_cpu.append(reference.cpu())
         with node.start() as plugin:
             times = node.kubelet.wait_registered(RESOURCES)
             registered.append(times[0] - plugin.began)
@@ -62,41 +77,45 @@ def starts(node: Node, effort: Effort) -> list[Figure]:
             ends.append(plugin.stop())
     count = effort.starts
     goal = Goal(150, 1020)
+    prs = f"{PORTS} PRs of {node.pr_seconds:g} s one after the other on each card"
+    name = "start to registered, first resource"
     return [
-        Figure(cards, "start to registered, first resource", _ms(registered), "ms", goal, count),
-        Figure(cards, "start to registered, all resources", _ms(complete), "ms", goal, count),
-        Figure(cards, "CPU of the plugin until then", _ms(cpu), "ms", samples=count),
-        Figure(cards, "end (SIGTERM)", _ms(ends), "ms", Goal(None, 9), count),
-        Figure(cards, "first start ever, all resources", first * 1000, "ms", Goal(None, 1020)),
+        Figure(cards, name, _ms(registered), "ms", goal, _ms(bare), count, BARE_STACK),
         Figure(
             cards,
-            "first start ever until all is scrubbed",
-            clean * 1000,
+            "the fastest of these",
+            min(registered) * 1000,
             "ms",
-            note=f"{PORTS} PRs of {node.pr_seconds:g} s one after the other on each card",
+            goal,
+            min(bare) * 1000,
+            count,
         ),
+        Figure(
+            cards, "start to registered, all resources", _ms(complete), "ms", goal, samples=count
+        ),
+        Figure(cards, "CPU of the plugin until then", _ms(cpu), "ms", Goal(), _ms(bare_cpu), count),
+        Figure(cards, "end (SIGTERM)", _ms(ends), "ms", Goal(None, 9), samples=count),
+        Figure(cards, "first start ever, all resources", first * 1000, "ms", Goal(None, 1020)),
+        Figure(cards, "first start ever until all is scrubbed", clean * 1000, "ms", note=prs),
         Figure(cards, "lists sent meanwhile", sum(lists.values()), "", note="of both resources"),
         Figure(cards, "highest RSS meanwhile", peak, "MiB"),
     ]
 
 
-def idle(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
-    """The plugin with kubelet connected and nothing owned."""
+def idle(node: Node, plugin: Plugin, effort: Effort, echo: Echo) -> list[Figure]:
+    """The plugin with kubelet connected and nothing owned, after a start on clean cards."""
     cards = f"{len(node.cards)}x{PORTS}"
     time.sleep(1)
+    begun = plugin.memory()[0]
     wakeups = plugin.wakeups(effort.idle)
     rss, pss = plugin.memory()
+    bare, bare_pss = echo.memory()
+    note = f"voluntary context switches of all threads in {effort.idle:g} s"
     return [
-        Figure(cards, "idle RSS", rss, "MiB", Goal(32, 32)),
-        Figure(cards, "idle PSS", pss, "MiB", note=f"{plugin.threads()} threads"),
-        Figure(
-            cards,
-            "idle wake-ups",
-            wakeups,
-            "/min",
-            Goal(0, 300),
-            note=f"voluntary context switches of all threads in {effort.idle:g} s",
-        ),
+        Figure(cards, "RSS at once", begun, "MiB", Goal(32, 32), bare, 1, BARE_STACK),
+        Figure(cards, f"RSS after {effort.idle:g} s", rss, "MiB", Goal(32, 32), bare),
+        Figure(cards, "PSS", pss, "MiB", Goal(), bare_pss, note=f"{plugin.threads()} threads"),
+        Figure(cards, "idle wake-ups", wakeups, "/min", Goal(0, 300), note=note),
     ]
 
 
@@ -114,31 +133,146 @@ def metrics(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
     ]
 
 
-def calls(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
-    """Allocate and Deallocate of regions on a card that stays partitioned: no list changes."""
+def calls(node: Node, plugin: Plugin, effort: Effort, echo: Echo) -> list[Figure]:
+    """Allocate and Deallocate of regions on a card that stays partitioned: no list changes.
+
+    In turn with as many calls of the bare stack.
+    """
     cards = f"{len(node.cards)}x{PORTS}"
     held = node.regions[0]
     node.kubelet.held[REGIONS] = {held}
     node.allocate(REGIONS, held)
     node.kubelet.wait_list(CARDS, _without(node.cards[0]))
     others = node.regions[1:PORTS]
-    allocate: list[float] = []
-    deallocate: list[float] = []
-    cpu = plugin.cpu()
-    for number in range(effort.calls + 50):
-        region = others[number % len(others)]
-        allocate.append(node.allocate(REGIONS, region))
-        deallocate.append(node.deallocate(REGIONS, region))
-    cpu = (plugin.cpu() - cpu) / (2 * len(allocate))
+    figures = []
+    for clients in CLIENTS:
+        name = f"{clients} client{'s' if clients > 1 else ''}"
+        took = _in_turn(node, plugin, echo, others, clients=clients, calls=effort.calls)
+        p50, p99 = (percentile(took.allocate, percent) * 1000 for percent in (50, 99))
+        bare50, bare99 = (percentile(took.bare, percent) * 1000 for percent in (50, 99))
+        goal = Goal(WITHIN * bare50, 0.3 if clients == 1 else None)
+        count = len(took.allocate)
+        figures += [
+            Figure(cards, f"Allocate, p50, {name}", p50, "ms", goal, bare50, count, BARE_STACK),
+            Figure(cards, f"Allocate, p99, {name}", p99, "ms", Goal(), bare99, count),
+            Figure(
+                cards,
+                f"Deallocate, p50, {name}",
+                percentile(took.deallocate, 50) * 1000,
+                "ms",
+                Goal(),
+                bare50,
+                count,
+            ),
+            Figure(
+                cards, "CPU a call, of these", took.cpu * 1000, "ms", Goal(), took.bare_cpu * 1000
+            ),
+        ]
     node.deallocate(REGIONS, held)
     node.kubelet.held.clear()
     node.kubelet.wait_list(CARDS, listed(node.cards[0], healthy=True))
-    goal = Goal(0.3, 0.3)
-    return [
-        *_calls(cards, "Allocate", allocate[50:], goal),
-        *_calls(cards, "Deallocate", deallocate[50:], Goal()),
-        Figure(cards, "CPU of the plugin a call, of these", cpu * 1000, "ms"),
-    ]
+    return figures
+
+
+@dataclass(slots=True)
+class _Took:
+    """Seconds of each call; CPU of the servers a call."""
+
+    allocate: list[float] = field(default_factory=list)
+    deallocate: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+    bare_cpu: float = 0.0
+
+
+def _in_turn(
+    node: Node, plugin: Plugin, echo: Echo, regions: Sequence[str], *, clients: int, calls: int
+) -> _Took:
+    """Blocks of calls, to the plugin and to the bare stack in turn, by so many clients."""
+    took = _Took()
+    rounds = max(1, calls // (BLOCK * clients))
+
+    def plugins(client: int) -> None:
+        region = regions[client % len(regions)]
+        for _ in range(BLOCK):
+            took.allocate.append(node.allocate(REGIONS, region))
+            took.deallocate.append(node.deallocate(REGIONS, region))
+
+    def bare(_client: int) -> None:
+        for _ in range(2 * BLOCK):
+            took.bare.append(echo.allocate())
+
+    with ThreadPoolExecutor(clients) as threads:
+        for warm in (True, False):
+            for _ in range(1 if warm else rounds):
+                before, bare_before = plugin.cpu(), echo.cpu()
+                list(threads.map(plugins, range(clients)))
+                list(threads.map(bare, range(clients)))
+                took.cpu += plugin.cpu() - before
+                took.bare_cpu += echo.cpu() - bare_before
+            if warm:
+                took = _Took()
+    count = 2 * len(took.allocate)
+    took.cpu, took.bare_cpu = took.cpu / count, took.bare_cpu / count
+    return took
+
+
+def lives(node: Node, effort: Effort, bare: Bare) -> list[Figure]:
+    """A pod's life, from Allocate until the card is Healthy again, beside the two PRs in it.
+
+    And PreStartContainer on a clean region, beside one.
+    """
+    cards = f"{len(node.cards)}x{PORTS}"
+    card, region = node.cards[0], node.regions[0]
+    figures = []
+    for number, size in enumerate(SIZES, start=2):
+        afu_id = f"{number:032x}"
+        node.add_bitstream(afu_id, size)
+        prestarts: list[float] = []
+        beyond_each: list[float] = []
+        whole: list[float] = []
+        hardware: list[float] = []
+        for round_ in range(effort.rounds + 1):
+            began = time.monotonic()
+            node.allocate(REGIONS, region)
+            prestart = node.prestart(REGIONS, region, afu_id)
+            node.deallocate(REGIONS, region)
+            again = node.kubelet.wait_list(CARDS, listed(card, healthy=True), since=began)
+            node.kubelet.trim()
+            program = bare.program(size)
+            blank = bare.program(1) if size != 1 else program
+            if round_:  # the first one finds nothing warm
+                prestarts.append(prestart)
+                beyond_each.append(prestart - program)
+                whole.append(again - began - program - blank)
+                hardware.append(program)
+        beyond = f"beyond the bare hardware's {_ms(hardware):.1f} ms"
+        count = effort.rounds
+        figures += [
+            Figure(
+                cards,
+                f"PreStart with {size} MiB",
+                _ms(beyond_each),
+                "ms",
+                Goal(4),
+                samples=count,
+                note=beyond,
+            ),
+            Figure(
+                cards,
+                "the fastest beyond the fastest",
+                (min(prestarts) - min(hardware)) * 1000,
+                "ms",
+                Goal(4),
+                samples=count,
+            ),
+        ]
+        if size == SIZES[0]:
+            note = "Allocate, PreStart, Deallocate, scrub; beyond the bare hardware's two PRs"
+            figures.append(
+                Figure(cards, "a pod's life", _ms(whole), "ms", samples=count, note=note)
+            )
+    return figures
 
 
 def release(node: Node, effort: Effort) -> list[Figure]:
@@ -175,28 +309,6 @@ def release(node: Node, effort: Effort) -> list[Figure]:
     ]
 
 
-def prestart(node: Node, effort: Effort) -> list[Figure]:
-    """PreStartContainer on a clean region, beyond the PR itself."""
-    cards = f"{len(node.cards)}x{PORTS}"
-    card, region = node.cards[0], node.regions[0]
-    figures = []
-    for number, size in enumerate((1, 8, 32), start=2):
-        afu_id = f"{number:032x}"
-        node.add_bitstream(afu_id, size)
-        took: list[float] = []
-        for _ in range(min(effort.rounds, 10)):
-            node.allocate(REGIONS, region)
-            took.append(node.prestart(REGIONS, region, afu_id) - node.pr_seconds)
-            began = time.monotonic()
-            node.deallocate(REGIONS, region)
-            node.kubelet.wait_list(CARDS, listed(card, healthy=True), since=began)
-            node.kubelet.trim()
-        name = f"PreStart with {size} MiB"
-        note = f"without the {node.pr_seconds:g} s of the PR"
-        figures.append(Figure(cards, name, _ms(took), "ms", samples=len(took), note=note))
-    return figures
-
-
 def hotplug(node: Node, effort: Effort) -> list[Figure]:
     """Cards that are unplugged and plugged in; the last one, and with it no owner."""
     cards = f"{len(node.cards)}x{PORTS}"
@@ -209,9 +321,9 @@ def hotplug(node: Node, effort: Effort) -> list[Figure]:
         node.kubelet.wait_list(REGIONS, lambda data: healthy(data) == len(node.regions))
     goal = Goal(50, 5000)
     return [
-        Figure(cards, "card plugged in to its list", _ms(came), "ms", goal, effort.rounds),
-        Figure(cards, "slowest of these", max(came) * 1000, "ms", goal, effort.rounds),
-        Figure(cards, "card unplugged to its list", _ms(went), "ms", goal, effort.rounds),
+        Figure(cards, "card plugged in to its list", _ms(came), "ms", goal, samples=effort.rounds),
+        Figure(cards, "slowest of these", max(came) * 1000, "ms", goal, samples=effort.rounds),
+        Figure(cards, "card unplugged to its list", _ms(went), "ms", goal, samples=effort.rounds),
     ]
 
 
@@ -229,51 +341,13 @@ def busy(node: Node) -> list[Figure]:
             node.deallocate(REGIONS, region)
             time.sleep(0.005)
         node.kubelet.held.clear()
-    return _calls(cards, "Allocate during a mass scrub", took, Goal())
+    return _calls(cards, "Allocate during a mass scrub", took)
 
 
-def floor(python: Path, folder: Path, effort: Effort) -> list[Figure]:
-    """The same calls to a bare grpclib server."""
-    with _echo(python, folder / "echo.sock") as (call, pid):
-        request = bytes(
-            v1beta1.AllocateRequest(
-                container_requests=[
-                    v1beta1.ContainerAllocateRequest(devices_ids=["0000-10-00.0-p0"])
-                ]
-            )
-        )
-        took = []
-        cpu = cpu_of(pid)
-        for _ in range(effort.calls + 50):
-            began = time.perf_counter()
-            call(request)
-            took.append(time.perf_counter() - began)
-        cpu = (cpu_of(pid) - cpu) / len(took)
-    name = "a bare grpclib server, for comparison"
-    return [
-        *_calls(name, "Allocate", took[50:], Goal()),
-        Figure(name, "CPU of the server a call", cpu * 1000, "ms"),
-    ]
-
-
-@contextmanager
-def _echo(python: Path, path: Path) -> Iterator[tuple[grpc.UnaryUnaryMultiCallable, int]]:
-    script = Path(__file__).with_name("echo.py")
-    process = subprocess.Popen([python, script, path], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with grpc.insecure_channel(f"unix:{path}") as channel:
-            yield channel.unary_unary("/v1beta1.DevicePlugin/Allocate"), process.pid
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _calls(cards: str, name: str, seconds: list[float], goal: Goal) -> list[Figure]:
+def _calls(cards: str, name: str, seconds: list[float]) -> list[Figure]:
     count = len(seconds)
     return [
-        Figure(cards, f"{name}, p50", percentile(seconds, 50) * 1000, "ms", goal, count),
+        Figure(cards, f"{name}, p50", percentile(seconds, 50) * 1000, "ms", samples=count),
         Figure(cards, f"{name}, p99", percentile(seconds, 99) * 1000, "ms", samples=count),
     ]
 

@@ -28,6 +28,9 @@ BLANK = "0" * 31 + "1"
 class Node:
     """See the module.
 
+    Attributes:
+        extra: settings beyond the usual ones.
+
     Args:
         folder: an empty one.
         store: another one, in a place where nobody else makes and removes files: the plugin watches
@@ -43,10 +46,11 @@ class Node:
         self.folder = folder
         self.cards = [card_at(index) for index in range(count)]
         self.pr_seconds = pr_seconds
-        self._python = python
+        self.extra: dict[str, str] = {}
+        self.python = python
         self.kubelet = Kubelet(folder)
         (store / INTERFACE).mkdir(parents=True)
-        self._store = store
+        self.store = store
         self.add_bitstream(BLANK, 1, name="blank")
 
     @property
@@ -63,9 +67,10 @@ class Node:
             "FPGA_PLUGIN_KUBELET_DIR": str(self.kubelet.directory),
             "FPGA_PLUGIN_PODRESOURCES_SOCKET": str(self.kubelet.podresources),
             "FPGA_PLUGIN_PODS_SOCKET": "",
-            "FPGA_PLUGIN_BITSTREAM_DIR": str(self._store),
+            "FPGA_PLUGIN_BITSTREAM_DIR": str(self.store),
             "FPGA_PLUGIN_STATE_DIR": str(self.folder / "state"),
             "FPGA_PLUGIN_HTTP_ADDRESS": "127.0.0.1:0",
+            **self.extra,
         }
 
     def add_bitstream(self, afu_id: str, mebibytes: float, *, name: str = "") -> None:
@@ -74,14 +79,14 @@ class Node:
             {}, where="benchmark", interface_id=InterfaceId(INTERFACE), afu_id=AfuId(afu_id)
         )
         image = bytes.fromhex(afu_id) + os.urandom(int(mebibytes * 2**20) - 16)
-        path = self._store / INTERFACE / f"{name or afu_id}.gbs"
+        path = self.store / INTERFACE / f"{name or afu_id}.gbs"
         path.write_bytes(pack_gbs(document, image, where="benchmark"))
 
     def start(self) -> Plugin:
         """Start the plugin; it may leave the state folder behind from before."""
         (self.folder / "state").mkdir(exist_ok=True)
         self.kubelet.forget()
-        return Plugin(self._python, self.settings(), self.folder / "plugin.log")
+        return Plugin(self.python, self.settings(), self.folder / "plugin.log")
 
     def wait_clean(self) -> float:
         """When every region and card was Healthy in kubelet's lists."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 _ENDS_WITHIN = 30.0
+_SERVES_WITHIN = 30.0
 
 
 def cpu_of(pid: int) -> float:
@@ -19,6 +20,13 @@ def cpu_of(pid: int) -> float:
     for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         total += int(stat.read_text().split()[0])  # ns (Documentation/scheduler/sched-stats.rst)
     return total / 1e9
+
+
+def memory_of(pid: int) -> tuple[float, float]:
+    """RSS and PSS of a process in MiB."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = dict(re.findall(r"^(Rss|Pss):\s+([0-9]+) kB$", text, re.MULTILINE))
+    return int(found["Rss"]) / 1024, int(found["Pss"]) / 1024
 
 
 class Plugin:
@@ -65,20 +73,28 @@ class Plugin:
 
     def memory(self) -> tuple[float, float]:
         """RSS and PSS in MiB."""
-        text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
-        found = dict(re.findall(r"^(Rss|Pss):\s+([0-9]+) kB$", text, re.MULTILINE))
-        return int(found["Rss"]) / 1024, int(found["Pss"]) / 1024
+        return memory_of(self._process.pid)
 
-    def scrape(self) -> float:
-        """Seconds of one scrape, as Prometheus asks."""
-        lines = self._log.read_text().splitlines()
-        (address,) = [line for line in lines if '"serving metrics"' in line][-1:]
-        url = f"http://{json.loads(address)['addresses'][0]}/metrics"
-        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    def scrape(
+        self,
+        path: str = "/metrics",
+        accept: str = "application/openmetrics-text; version=1.0.0",
+    ) -> float:
+        """Seconds of one scrape, as Prometheus asks; of another page with another `path`."""
+        until = time.monotonic() + _SERVES_WITHIN
+        while not (address := self._logged('"serving metrics"')) and time.monotonic() < until:
+            time.sleep(0.05)
+        url = f"http://{json.loads(address)['addresses'][0]}{path}"
+        headers = {"Accept": accept}
         began = time.perf_counter()
-        with urllib.request.urlopen(urllib.request.Request(url, headers=accept)) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
             answer.read()
         return time.perf_counter() - began
+
+    def _logged(self, event: str) -> str:
+        """The last line of the log with this in it; empty: none yet."""
+        lines = self._log.read_text().splitlines()
+        return next((line for line in reversed(lines) if event in line), "")
 
     def peak(self) -> float:
         """The highest RSS so far in MiB."""

@@ -1,0 +1,77 @@
+"""The plugin behind the second door (DRA), idle, with an API server that answers all it asks.
+
+Kubelet and the API server are the doubles of the integration tests.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from plugin import memory_of
+from runtime import ROOT
+
+NODES = "/api/v1/nodes"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+_LIMIT = 60.0
+
+
+@contextmanager
+def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
+    """The plugin once its slice is published; what reads its memory."""
+    sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "tests")]
+    import daemon_support  # the harness of the integration tests, for what is said above
+    from doubles.apiserver import ApiServerDouble
+    from dra_support import DraNode
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch(_wrapper: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [python.parent / "fpga-plugin", "run"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+        )
+        started.append(process)
+        return process
+
+    usual, daemon_support.launch = daemon_support.launch, launch
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    api = ApiServerDouble()
+    try:
+        run(api.__aenter__())
+        with (
+            contextlib.redirect_stdout(sys.stderr),  # the harness shows the log at the end
+            DraNode("1x4", http_address="127.0.0.1:0", log_level="info") as node,
+        ):
+            run(api.put(NODES, {"metadata": {"name": node.settings["NODE_NAME"], "uid": "1"}}))
+            api.objects.setdefault(SLICES, {})
+            node.set(kubeconfig=api.kubeconfig(node.folder), health_interval="30")
+            node.up()
+            node.plugin.until_logged("serving metrics")
+            until = time.monotonic() + _LIMIT
+            while not api.objects[SLICES]:
+                assert time.monotonic() < until, "no slice was published"
+                time.sleep(0.05)
+            yield partial(memory_of, started[0].pid)
+    finally:
+        daemon_support.launch = usual
+        run(api.__aexit__(None, None, None))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
