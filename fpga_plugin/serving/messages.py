@@ -23,6 +23,9 @@ RECEIVE_SECONDS = 10.0
 SEND_SECONDS = 10.0
 """Until the client takes a call's answer: a window of no bytes would keep it for ever."""
 
+_GATHERED = 8 << 10
+"""Bytes of an answer that are written at once; less than a frame of HTTP/2 and a window have."""
+
 _HEAD_BYTES = 5
 """Of a gRPC message: a flag for compression, four bytes of length."""
 
@@ -90,10 +93,57 @@ async def receive(stream: Stream[Any, Any]) -> Any:
 
 
 async def send(stream: Stream[Any, Any], message: Any) -> None:
-    """Answer a call.
+    """Answer a call that has one answer, and end it; nothing can be told of it after that.
 
     Raises:
         StalledCallError: the client does not take it.
     """
-    async with in_time(SEND_SECONDS, "the client did not take the answer"):
-        await stream.send_message(message)
+    source = stream._stream  # noqa: SLF001  # see `receive`
+    number = source.id or 0  # of a call that came it is never None
+    window = source._h2_connection.local_flow_control_window(number)  # noqa: SLF001  # the same
+    if not source.connection.write_ready.is_set() or window <= _GATHERED:
+        async with in_time(SEND_SECONDS, "the client did not take the answer"):
+            await stream.send_message(message)
+        return
+    transport = source._transport  # noqa: SLF001  # the same
+    gathered = _Gathered(transport)
+    source._transport = gathered  # type: ignore[assignment]  # noqa: SLF001  # all that it asks for
+    try:
+        async with in_time(SEND_SECONDS, "the client did not take the answer"):
+            await stream.send_message(message)
+            await stream.send_trailing_metadata()
+    finally:
+        source._transport = transport  # noqa: SLF001  # the same
+        gathered.flush()
+
+
+class _Gathered:
+    """What one answer writes, headers, message and trailers, in one piece.
+
+    Written one by one, each wakes the client: a tenth of the time of an Allocate. Nothing is held
+    back while anything is waited for, or frames of other calls would pass those in here, and HTTP/2
+    needs headers in their order. So it begins only where the client takes that many bytes, and
+    holds no more than that: what is longer, and may have to wait, goes out before it does.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Hold it, or write all."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _GATHERED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+        self._parts.clear()
+
+    def is_closing(self) -> bool:
+        """Whether the connection ends."""
+        return self._transport.is_closing()
