@@ -75,6 +75,7 @@ class Cluster:
     ) -> None:
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments: dict[str, tuple[str | Path, ...]] = {}
         etcd, peers, api, scheduler, controllers = _free_ports(5)
         self.url = f"https://127.0.0.1:{api}"
         key = folder / "service-accounts.key"
@@ -82,7 +83,7 @@ class Cluster:
         (folder / "tokens.csv").write_text('admin,admin,admin,"system:masters"\n')
         features = [f"--feature-gates={name}={on}".lower().replace(name.lower(), name)
                     for name, on in (gates or {}).items()]  # fmt: skip
-        store = f"http://127.0.0.1:{etcd}"
+        store = self._store = f"http://127.0.0.1:{etcd}"
         self._run(
             "etcd",
             *("--data-dir", folder / "etcd", "--unsafe-no-fsync", "--log-level", "error"),
@@ -119,7 +120,8 @@ class Cluster:
         )
 
     def _run(self, name: str, *arguments: str | Path) -> None:
-        with (self._folder / f"{name}.log").open("wb") as log:
+        self._arguments[name] = arguments
+        with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [str(PROGRAMS / name), *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
@@ -141,6 +143,28 @@ class Cluster:
         """The end of a program's log."""
         text = (self._folder / f"{name}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Stop a program, or let it go on."""
+        self._processes[name].send_signal(number)
+
+    def restart(self, name: str) -> None:
+        """Kill a program and start it anew, until the API server answers."""
+        self.signal(name, signal.SIGKILL)
+        self._processes[name].wait(LIMIT)
+        self._run(name, *self._arguments[name])
+        until(self._ready, "the API server is ready again")
+
+    def compact(self) -> None:
+        """Let etcd forget all that is not of now (its JSON gateway, api/etcdserverpb/rpc.proto)."""
+        found = self._etcd("/v3/kv/range", {"key": "AA=="})
+        revision = found["header"]["revision"]
+        self._etcd("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+    def _etcd(self, path: str, body: Mapping[str, Any]) -> Any:
+        request = urllib.request.Request(self._store + path, data=json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=LIMIT) as answer:
+            return json.loads(answer.read())
 
     def memory(self) -> dict[str, float]:
         """PSS of each program in MiB."""

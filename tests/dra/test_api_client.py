@@ -1,7 +1,8 @@
 """The plugin's client of the API server against the real one, and what only that one can show.
 
 What no real server can be made to do is in `tests/integration/test_api_tls.py`, with the table of
-all that is shown where. The cluster is this module's own.
+all that is shown where. The cluster is this module's own: its API server is killed and started
+again.
 """
 
 import asyncio
@@ -239,3 +240,68 @@ def grant(server: Cluster) -> None:
     ):
         with contextlib.suppress(urllib.error.HTTPError):
             server.call("POST", f"{rbac}/{path}", {"metadata": {"name": "maps"}, **body})
+
+
+def test_what_the_server_no_longer_keeps_is_gone_and_makes_a_new_list(server: Cluster) -> None:
+    """A watch's version and a list's page: compacted in etcd, and in no cache of a new server."""
+
+    async def story() -> None:
+        for number in range(3):
+            await told(server, f"n{number}")
+        async with session(server.kubeconfig()) as calls:
+            page = json.loads(await calls.call("GET", MAPS, params={"limit": "1"}))["metadata"]
+        for number in range(3):
+            await told(server, f"n{number}", "blue")
+        await asyncio.to_thread(server.compact)
+        await asyncio.to_thread(server.restart, "kube-apiserver")
+        async with session(server.kubeconfig(), seconds=60.0) as calls:
+            error = await _asked(calls, {"limit": "1", "continue": page["continue"]})
+            assert error is not None
+            assert error.gone, error.message
+        mirror = Mirror(
+            server.kubeconfig(), MAPS, Map, fields={}, changed=lambda: None, backoff=Backoff(0.1, 1)
+        )
+        mirror._version = page["resourceVersion"]  # as of a watch that was away for long
+        running = asyncio.create_task(mirror.run())
+        await holds(lambda: len(colours(mirror)) == 3, "a list")
+        assert set(colours(mirror).values()) == {"blue"}
+        assert mirror.lists == 1
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    run(story)
+
+
+async def _asked(calls: Session, params: dict[str, str]) -> ApiServerError | None:
+    try:
+        await calls.call("GET", MAPS, params=params)
+    except ApiServerError as error:
+        return error
+    return None
+
+
+def test_a_write_that_is_too_late_is_a_conflict(server: Cluster) -> None:
+    async def story() -> None:
+        await told(server, "a")
+        async with session(server.kubeconfig()) as calls:
+            old = json.loads(await calls.call("GET", f"{MAPS}/a"))
+            await told(server, "a", "blue")
+            with pytest.raises(ApiServerError) as caught:
+                await calls.call("PUT", f"{MAPS}/a", body=old)
+        assert (caught.value.code, caught.value.reason) == (409, "Conflict")
+
+    run(story)
+
+
+def test_a_server_that_was_killed_is_found_when_it_is_back(server: Cluster) -> None:
+    async def story() -> None:
+        await told(server, "before")
+        async with mirrored(server.kubeconfig()) as mirror:
+            await holds(lambda: "before" in colours(mirror), "a list")
+            await asyncio.to_thread(server.restart, "kube-apiserver")
+            await told(server, "after")
+            await holds(lambda: "after" in colours(mirror), "the change")
+            assert colours(mirror) == {"before": "red", "after": "red"}
+
+    run(story)

@@ -6,11 +6,11 @@
 | another authority, another host's certificate | another authority | both, and no token is sent | |
 | the token file is replaced | by a token of another pod, once the first one is refused | at once, and after a 401 | kubeconfig |
 | 401, 403 | both | 401 | 401 |
-| 410 of a watch's version | | | both ways |
-| 409 | | | writes (`test_slices.py`) |
+| 410: a watch's version, a list's page | both (etcd compacted) | | both ways of the watch |
+| 409 | a stale write | | writes (`test_slices.py`) |
 | 429 with Retry-After | | yes | yes |
 | slow | | drip by drip | |
-| dead | | no handshake; half an answer | silent watch |
+| dead | killed and started anew | no handshake; half an answer | silent watch |
 | a proxy's 404, 503, pages, redirects | | 404, 503 | all |
 | what is no JSON, too long, too deep | | | yes |
 """
