@@ -240,7 +240,7 @@ def _changed(node: ast.expr) -> Iterator[ast.expr]:  # noqa: C901, PLR0912 - a l
             yield ast.Constant(value=not value)
         case ast.Constant(value=int(value)):
             yield ast.Constant(value=value + 1)
-        case ast.IfExp():
+        case ast.IfExp() if not any(map(_is_text, (node.body, node.orelse))):
             yield node.body
             yield node.orelse
         case ast.Call(func=ast.Name(id=name)) if name in CALLS:
@@ -281,11 +281,15 @@ def _spared(node: ast.stmt) -> bool:
 
 def _textual(node: ast.BinOp) -> bool:
     """Text, or types: `str | None`."""
-    sides = (node.left, node.right)
     return any(
-        isinstance(side, ast.JoinedStr)
-        or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes | None))
-        for side in sides
+        _is_text(side) or (isinstance(side, ast.Constant) and side.value is None)
+        for side in (node.left, node.right)
+    )
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     )
 
 

@@ -148,26 +148,26 @@ class Server:
         by_file: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in self._items.values():
             by_file[item.path].append(item)
-        shared = digest(touched.shared(), *self._files)
-        places = {path: touched.place(path, shared) for path in by_file}
+        known = {path: touched.read(path) for path in by_file}
 
         def children() -> Iterator[tuple[Path, Child]]:
-            for path, items in by_file.items():
-                if not places[path].exists():
-                    run = self._measuring(items, places[path])
-                    yield path, Child(run, [60.0] * len(items))
+            for path, touches in known.items():
+                if touches is None:
+                    items = by_file[path]
+                    yield path, Child(self._measuring(items, path), [60.0] * len(items))
 
         for path, child in self._side_by_side(children()):
             child.end()
-            say(f"measured {path.name}" + ("" if places[path].exists() else ": FAILED"))
-        return [each for place in places.values() if place.exists() for each in touched.read(place)]
+            known[path] = touched.read(path)
+            say(f"measured {path.name}" + (": FAILED" if known[path] is None else ""))
+        return [each for touches in known.values() for each in touches or ()]
 
-    def _measuring(self, items: list[pytest.Item], place: Path) -> Run:
+    def _measuring(self, items: list[pytest.Item], path: Path) -> Run:
         def run(child: Child) -> int:
             tracer = touched.Tracer(self._files)
             self._session.config.pluginmanager.register(tracer)
             self._run(items, child, stop=False)
-            touched.write(place, tracer.touches)
+            touched.write(path, tracer.touches)
             return SURVIVED
 
         return run

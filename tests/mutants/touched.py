@@ -1,7 +1,8 @@
 """Which test touches which lines of the core, and how long it takes.
 
 Measured in a process of its own for each file of tests, and kept in .cache/mutants until the file
-or the plugin changes. A test that fails there is not used: it could not tell a mutant apart.
+changes, or what it shares with others, or what it touches. A test that
+fails there is not used: it could not tell a mutant apart.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from core import PACKAGE, ROOT, WORK, digest
+from core import ROOT, WORK, digest
 
 HELPERS = ("conftest.py", "unit/*_*.py", "doubles/*")
 """Files that tests of other files import, among others."""
@@ -74,36 +75,43 @@ class Tracer:
         return self._line
 
 
-def place(test_file: Path, shared: str) -> Path:
-    """Where the touches of a file of tests are kept: another file if it, or the plugin, changed."""
-    name = digest(test_file.read_bytes(), shared)
-    return WORK / "touched" / f"{test_file.stem}-{name}.json"
+def place(test_file: Path) -> Path:
+    """Where the touches of a file of tests are kept."""
+    return WORK / "touched" / f"{test_file.stem}.json"
 
 
-def shared() -> str:
-    """The plugin, and what tests share: all that a test file does not say itself."""
-    files = [*PACKAGE.rglob("*.py")]
-    for pattern in HELPERS:
-        files += [
-            path
-            for path in (ROOT / "tests").glob(pattern)
-            if path.is_file() and not path.name.startswith("test_")
-        ]
-    return digest(*(path.read_bytes() for path in sorted(files)))
-
-
-def write(path: Path, touches: Iterable[Touch]) -> None:
+def write(test_file: Path, touches: Iterable[Touch]) -> None:
     rows = [
         [each.test, each.seconds, {file: sorted(lines) for file, lines in each.lines.items()}]
         for each in touches
     ]
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(rows))
-    fresh.rename(path)
+    files = {file for _, _, lines in rows for file in lines}
+    fresh = place(test_file).with_suffix(".new")
+    fresh.write_text(json.dumps({"of": _state(test_file, files), "touches": rows}))
+    fresh.rename(place(test_file))
 
 
-def read(path: Path) -> list[Touch]:
+def read(test_file: Path) -> list[Touch] | None:
+    """None: not known, or the tests, or the files of the core that they touch, have changed."""
+    try:
+        kept = json.loads(place(test_file).read_text())
+    except FileNotFoundError:
+        return None
+    files = {file for _, _, lines in kept["touches"] for file in lines}
+    if kept["of"] != _state(test_file, files):
+        return None
     return [
         Touch(test, seconds, {file: frozenset(numbers) for file, numbers in lines.items()})
-        for test, seconds, lines in json.loads(path.read_text())
+        for test, seconds, lines in kept["touches"]
     ]
+
+
+def _state(test_file: Path, files: Iterable[str]) -> str:
+    shared = [
+        path
+        for pattern in HELPERS
+        for path in (ROOT / "tests").glob(pattern)
+        if path.is_file() and not path.name.startswith("test_")
+    ]
+    paths = [test_file, *shared, *(ROOT / file for file in files)]
+    return digest(*(path.read_bytes() if path.exists() else b"" for path in sorted(paths)))

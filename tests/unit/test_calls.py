@@ -1,0 +1,382 @@
+"""Kubelet's calls around the gate (test_prestart.py): what each tells the rest of the plugin.
+
+Each of these broke without a fast test noticing (`make mutants`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, WHOLE
+from ledger_scene import Scene, scenes
+from ledger_world import AFUS, Cgroups, env_for
+
+from fpga_plugin.claims import prestart, wants
+from fpga_plugin.claims.calls import Caller
+from fpga_plugin.claims.prestart import answer_within
+from fpga_plugin.config.values import UnknownVariables
+from fpga_plugin.errors import InvalidRequestError, ProgrammingError, RefusedError
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Condition, Ownership
+
+OTHER_AFU = AFUS[1]
+NOT_A_REQUEST = {"FPGA_NONSENSE": "1"}
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with scenes() as make:
+        yield make()
+
+
+def call(scene: Scene, pod, env: Mapping[str, str], caller: Caller | None = None):
+    return scene.plugin.begin(
+        scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0, caller)
+    )
+
+
+class Envs:
+    """`EnvSource` that knows one environment, and remembers what it was told."""
+
+    def __init__(self, env: Mapping[str, str], meanwhile: Callable[[], object] = bool) -> None:
+        self.env = env
+        self.meanwhile = meanwhile
+        self.told: list[tuple] = []
+
+    async def ask(self, identity, devices, *, fresh):
+        self.told.append(("asked", identity.pod, tuple(devices), fresh))
+        self.meanwhile()
+        return replace(identity, container="chosen"), self.env
+
+    def started(self, identity, devices):
+        self.told.append(("started", identity.container, tuple(devices)))
+
+    def refused(self, identity, devices, words):
+        self.told.append(("refused", identity.container, tuple(devices), words))
+
+
+def with_envs(scene: Scene, envs: Envs) -> Envs:
+    scene.plugin.claims._prestarts._envs = envs
+    return envs
+
+
+# ------------------------------------------------------------------ how long a PreStart may take
+
+
+@pytest.mark.parametrize(
+    ("time_left", "seconds"),
+    [
+        (None, 25.0),
+        (100.0, 25.0),
+        (30.0, 25.0),
+        (20.0, 17.0),
+        (6.0, 3.0),
+        (5.0, 2.5),
+        (1.0, 0.5),
+        (-1.0, 0.0),
+    ],
+)
+def test_a_prestart_is_answered_before_kubelet_gives_up(time_left: float | None, seconds: float):
+    assert answer_within(time_left) == seconds
+
+
+# ------------------------------------------------------------------ the quick calls
+
+
+def test_the_lists_and_resources_are_those_of_the_ledger(scene: Scene):
+    claims = scene.plugin.claims
+    assert claims.resources() == scene.plugin.lists.resources() != ()
+    assert {device.id for device in claims.devices(REGIONS)} == set(scene.regions)
+
+
+def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scene):
+    """Else a successor's claim gets its predecessor's pod."""
+    told: list[DeviceId] = []
+    owners = SimpleNamespace(allocated=told.extend)
+    scene.plugin.claims._owners = owners
+    region = scene.regions[0]
+    scene.admit(region)
+    assert told == [region]
+
+
+def test_allocate_adds_what_the_operator_adds_and_nothing_else(scene: Scene):
+    claims, region = scene.plugin.claims, scene.regions[0]
+    bare = scene.plugin.call(lambda: claims.allocate(REGIONS, [region]))
+    asked = []
+
+    def extras(resource):
+        asked.append(resource)
+        return "extras"
+
+    claims._workloads = SimpleNamespace(content=SimpleNamespace(extras=extras))
+    with mock.patch.object(type(bare), "plus", lambda _self, more: ("plus", more)):
+        assert scene.plugin.call(lambda: claims.allocate(REGIONS, [region])) == ("plus", "extras")
+    assert [resource.interface_id for resource in asked] == [INTERFACE]
+
+
+def test_a_poststop_for_another_resource_is_not_one_of_the_claims(scene: Scene):
+    """Invariant 7: PostStops that balance the PreStarts let the region be scrubbed."""
+    region = scene.regions[0]
+    scene.start(scene.admit(region), AFU)
+    scene.plugin.call(lambda: scene.plugin.claims.poststop(WHOLE, [region]))
+    scene.plugin.work()
+    assert scene.condition(region) is Condition.PROGRAMMED
+
+
+def test_the_last_poststop_has_the_region_scrubbed(scene: Scene):
+    region = scene.regions[0]
+    scene.start(scene.admit(region), AFU)
+    scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, [region]))
+    scene.plugin.work()
+    assert scene.rack.slot(region).afu == BLANK
+    assert scene.condition(region) is Condition.BLANK
+    assert scene.ledger.ownership(region) is not Ownership.FREE
+
+
+# ------------------------------------------------------------------ who asks, and for what
+
+
+def test_a_stock_kubelets_container_gets_what_its_pods_spec_asks_for(scene: Scene):
+    envs = with_envs(scene, Envs(env_for([AFU])))
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    caller = Caller()
+    task = call(scene, pod, {}, caller)
+    scene.plugin.work()
+    task.result()
+    assert scene.rack.slot(region).afu == AFU
+    assert envs.told == [("asked", pod.uid, (region,), True), ("started", "chosen", (region,))]
+    assert caller.identity.container == "chosen"
+    assert not scene.ledger.sends_env
+
+
+def test_once_kubelet_sends_environments_an_empty_one_means_no_request(scene: Scene):
+    first, other, _ = scene.regions
+    scene.start(scene.admit(first), AFU)
+    envs = with_envs(scene, Envs(env_for([AFU])))
+    task = call(scene, scene.admit(other), {})
+    scene.plugin.work()
+    task.result()
+    assert scene.rack.slot(other).afu == BLANK
+    assert [kind for kind, *_ in envs.told] == ["started"]
+
+
+def test_a_refusal_is_told_to_whoever_asks_next_and_to_the_pod(scene: Scene):
+    envs = with_envs(scene, Envs({"FPGA_REGION_0": "nonsense"}))
+    recorder = scene.plugin.claims._prestarts._recorder = mock.Mock()
+    region = scene.regions[0]
+    scene.refused(call(scene, scene.admit(region), {}), InvalidRequestError)
+    (_, (kind, container, devices, words)) = envs.told
+    assert (kind, container, devices) == ("refused", "chosen", (region,))
+    assert "FPGA_REGION_0" in words
+    ((identity, devices, error), _) = recorder.refused.call_args
+    assert (identity.container, devices) == ("chosen", (region,))
+    assert isinstance(error, InvalidRequestError)
+
+
+def test_a_claim_that_ends_while_the_pods_spec_is_read_ends_the_call(scene: Scene):
+    region = scene.regions[0]
+
+    def deallocate() -> None:
+        scene.plugin.claims.deallocate(REGIONS, [region])
+
+    with_envs(scene, Envs(env_for([AFU]), deallocate))
+    scene.refused(call(scene, scene.admit(region), {}), RefusedError, "ended before its container")
+
+
+def test_a_claim_that_kubelets_records_show_and_the_ledger_lacks_is_made(scene: Scene):
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.work()
+    pod.active = True
+    scene.start(pod, AFU)
+    assert scene.ledger.claims[DeviceId(region)].pod == pod.uid
+    assert scene.rack.slot(region).afu == AFU
+
+
+def test_a_pod_that_kubelets_records_do_not_show_starts_on_its_own_claim(scene: Scene):
+    pod = scene.admit(scene.regions[0])
+    pod.active = False
+    scene.start(pod, AFU)
+    assert scene.ledger.claims[pod.devices[0]].pod is None
+
+
+def test_whoever_starts_is_looked_for_among_the_cgroups(scene: Scene):
+    """Invariant 7: where its cgroup is not seen now, its absence later says nothing."""
+    pod = scene.admit(scene.regions[0])
+    with (
+        mock.patch.object(Cgroups, "expect", autospec=True) as expect,
+        mock.patch.object(Cgroups, "entered", autospec=True) as entered,
+    ):
+        scene.start(pod, AFU)
+    expect.assert_called_once_with(mock.ANY, pod.uid)
+    entered.assert_called_once_with(mock.ANY, pod.uid, [pod.devices[0]])
+
+
+# ------------------------------------------------------------------ preparations
+
+
+def test_what_failed_is_told_though_the_card_cannot_be_read_any_more(scene: Scene):
+    scene.hold_releases()
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    program = scene.rack.programs
+
+    def broken(*_) -> None:
+        scene.rack.boards[card_of(region)].present = False
+        raise ProgrammingError("PR failed")
+
+    with mock.patch("ledger_world.Hand.program", broken):
+        task = scene.prestart(pod, AFU)
+        scene.refused(task, ProgrammingError, "PR failed")
+    assert scene.rack.programs == program
+
+
+def test_the_image_of_a_preparation_that_waits_is_not_read_again(scene: Scene):
+    pod = scene.admit(scene.regions[0])
+    scene.prepare(pod, AFU).cancel()
+    scene.plugin.work()
+    scene.start(pod, AFU)
+    assert len(scene.images.loaded) == 1
+
+
+def test_a_faulted_region_is_refused_before_anything_is_done_to_another(scene: Scene):
+    first, _, second = scene.regions
+    pod = scene.admit(first, second)
+    card = card_of(second)
+    fault = Fault(FaultKind.LASTING, "no more")
+    scene.plugin.call(lambda: scene.ledger.set_failing(card, {second: fault}))
+    scene.touched.clear()
+    scene.refused(scene.prestart(pod, AFU, AFU), RefusedError, "is faulted: no more")
+    assert scene.touched == []
+
+
+def test_to_close_is_to_wait_for_the_preparations_that_run(scene: Scene):
+    """Invariant 9: a PR that has begun is brought to its end, and journalled."""
+    region = scene.regions[0]
+    task = scene.prestart(scene.admit(region), AFU)
+    scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
+    closing = scene.plugin.begin(scene.plugin.claims.close())
+    assert not closing.done()
+    scene.plugin.work()
+    assert closing.done()
+    assert scene.condition(region) is Condition.PROGRAMMED
+    task.cancel()
+    assert scene.plugin.claims._prestarts._tasks == set()
+    assert scene.plugin.claims._prestarts._preparations == {}
+
+
+def test_an_expired_result_leaves_alone_what_changed_since(scene: Scene):
+    scene.hold_releases()
+    first, other, _ = scene.regions
+    scene.prepare(scene.admit(first, other), AFU, AFU).cancel()
+    scene.plugin.work()
+    scene.plugin.call(lambda: scene.ledger.faulted(first, "broken since"))
+    end = scene.plugin.loop.time() + prestart.UNCLAIMED_FOR
+    while scene.plugin.loop.time() < end and scene.plugin.loop.pass_time():
+        pass
+    assert "a preparation expired unused" in scene.logged
+    assert scene.condition(first) is Condition.FAULTED
+    assert scene.condition(other) is Condition.DIRTY
+
+
+def test_what_was_prepared_for_an_ended_claim_does_not_expire(scene: Scene):
+    region = scene.regions[0]
+    task = scene.prestart(scene.admit(region), AFU)
+    scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.refused(task, RefusedError)
+    while scene.plugin.loop.pass_time():
+        pass
+    assert "a preparation expired unused" not in scene.logged
+
+
+# ------------------------------------------------------------------ what the requests mean
+
+
+def test_variables_that_mean_nothing_are_told_and_refused_if_the_operator_says_so(scene: Scene):
+    recorder = scene.plugin.claims._prestarts._wants._recorder = mock.Mock()
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.start(pod, AFU)
+    recorder.warned.assert_not_called()
+    assert "FPGA_* variables mean nothing" not in scene.logged
+
+    task = call(scene, pod, env_for([AFU]) | NOT_A_REQUEST)
+    scene.plugin.work()
+    task.result()
+    ((identity, devices, words), _) = recorder.warned.call_args
+    assert (identity.pod, devices) == (pod.uid, (region,))
+    assert "FPGA_NONSENSE" in words
+
+    scene.plugin.claims._prestarts._wants._unknown = UnknownVariables.REFUSE
+    task = call(scene, pod, env_for([AFU]) | NOT_A_REQUEST)
+    scene.plugin.work()
+    assert isinstance(task.exception(), InvalidRequestError)
+
+
+def test_a_tenant_with_many_variables_does_not_stop_the_loop(scene: Scene):
+    """Invariant 8."""
+    many = {f"V_{number}": "" for number in range(wants._MAX_AT_ONCE + 1)}
+    region = scene.regions[0]
+    task = call(scene, scene.admit(region), env_for([AFU]) | many)
+    scene.plugin.job(0)  # kubelet's records
+    with (
+        mock.patch.object(wants, "unknown_variables", wraps=wants.unknown_variables) as unknown,
+        mock.patch.object(wants, "parse_requests", wraps=wants.parse_requests) as parse,
+    ):
+        scene.plugin.job(0)  # the cgroup
+        for function in (unknown, parse):
+            function.assert_not_called()
+            assert len(scene.plugin.jobs) == 1
+            scene.plugin.job(0)
+            function.assert_called_once()
+    scene.plugin.work()
+    task.result()
+    assert scene.rack.slot(region).afu == AFU
+
+
+def test_a_few_variables_are_parsed_at_once(scene: Scene):
+    """A thread costs more than they do."""
+    task = call(scene, scene.admit(scene.regions[0]), env_for([AFU]))
+    scene.plugin.job(0)
+    with mock.patch.object(wants, "parse_requests", wraps=wants.parse_requests) as parse:
+        scene.plugin.job(0)
+        parse.assert_called_once()
+    scene.plugin.work()
+    task.result()
+
+
+def test_a_bitstream_is_asked_for_by_its_name(scene: Scene):
+    names = {(InterfaceId(INTERFACE), Alias("filter")): BitstreamId(AFU)}
+
+    async def aliases():
+        return names
+
+    scene.images.aliases = aliases
+    region = scene.regions[0]
+    env = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": "filter"}
+    task = call(scene, scene.admit(region), env)
+    scene.plugin.work()
+    task.result()
+    assert scene.rack.slot(region).afu == AFU
+
+
+def test_a_clock_that_a_card_does_not_have_is_refused(scene: Scene):
+    env = env_for([AFU]) | {"FPGA_DRIVER_PARAMS_0": "clock=100"}
+    region = scene.regions[0]
+    scene.refused(call(scene, scene.admit(region), env), RefusedError, "clock")
+    assert scene.rack.slot(region).afu == BLANK
+
+
+def test_an_image_for_two_regions_is_read_once(scene: Scene):
+    first, other, _ = scene.regions
+    scene.start(scene.admit(first, other), AFU, AFU)
+    assert len(scene.images.loaded) == 1
+    scene.start(scene.pods[-1], AFU, OTHER_AFU)
+    assert [scene.rack.slot(r).afu for r in (first, other)] == [AFU, OTHER_AFU]
