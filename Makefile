@@ -102,9 +102,11 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	@bash .ci/deps --ci image
 	@bash tests/image/build
 	@bash tests/deploy/build
+	@bash tests/deploy/kubectl/build
+	@bash tests/kubelet/build 1.36 kube-scheduler kube-controller-manager
 	@$(PYTHON) -m pytest tests/image -q
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
-	  tests/kubelet/test_image.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
+	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
 
 .PHONY: test-deploy
 test-deploy: ## chart and kustomization by the real helm and kustomize; a real registry (takes Go)

@@ -72,6 +72,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             f"--advertise-address={ADDRESS}",
             "--secure-port=6443",
+            "--kubelet-preferred-address-types=InternalIP",  # the node's name is in no DNS
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.98.0.0/24",
             "--authorization-mode=Node,RBAC",

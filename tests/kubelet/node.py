@@ -60,7 +60,7 @@ class Kubelet:
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": "127.0.0.1",
+            "address": "0.0.0.0",  # the API server comes by the node's own, for logs
             "readOnlyPort": 10255,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},

@@ -115,11 +115,11 @@ def template(node: "Node") -> dict[str, Any]:
         for name in ("serviceAccountName", "automountServiceAccountToken", "priorityClassName"):
             pod["spec"].pop(name, None)
     else:
-        _add_credentials(pod["spec"])
+        add_credentials(pod["spec"])
     return {"apiVersion": "v1", "kind": "Pod"} | pod
 
 
-def _add_credentials(spec: dict[str, Any]) -> None:
+def add_credentials(spec: dict[str, Any]) -> None:
     """As the ServiceAccount admission does, which is off for want of its controller."""
     token = {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}
     authority = {"configMap": {"name": "kube-root-ca.crt"}}

@@ -1,0 +1,305 @@
+"""The documents' installs, word by word: their own commands on a real cluster, by kubectl and helm.
+
+What is in the documents' blocks is run as it stands there, but for three names (REGISTRY, NODE and
+the release's version) and for what builds and pushes the image. What the node of this test lacks
+is added behind the documents' back: it has simulated cards, and no network for pods (`render`).
+`make test-image` runs these.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pod_plugin
+import pytest
+import yaml
+from control_plane import ControlPlane
+from daemon_support import CARDS, REGIONS, STORE
+from machine import CONTROL_PLANE, PLUGIN_IN_A_POD, SCRATCH, Process, Runtime, until
+from namespace import ROOT
+from node import Node
+
+KUBECTL = ROOT / ".cache/deploy/kubectl"
+
+pytestmark = pytest.mark.skipif(
+    not PLUGIN_IN_A_POD or not KUBECTL.exists(),
+    reason="needs the image, kubectl and controllers: make test-image",
+)
+
+NOT_RUN = ("git clone", "make image", "docker push")
+"""Commands of the documents: the image is built by `make test-image`, and imported."""
+
+CONTROLLERS = (
+    "daemonset-controller",
+    "namespace-controller",
+    "node-lifecycle-controller",
+    "root-ca-certificate-publisher-controller",
+)
+
+VALUES = {
+    "image": {"pullPolicy": "Never", "tag": pod_plugin.TAG},
+    "paths": {"bitstreams": str(STORE)},
+    "settings": {
+        "FPGA_PLUGIN_BACKEND": "simulated",
+        "FPGA_PLUGIN_SIMULATED_CARDS": "1x2",
+        "FPGA_PLUGIN_RECONCILE_INTERVAL": "0.5",
+    },
+}
+
+RENDER = f"""\
+#!{sys.executable}
+import sys, yaml
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT)!r}]
+import pod_plugin
+objects = [one for one in yaml.safe_load_all(sys.stdin) if one]
+for one in objects:
+    if one["kind"] == "DaemonSet":
+        spec = one["spec"]["template"]["spec"]
+        spec["hostNetwork"] = True
+        pod_plugin.add_credentials(spec)
+yaml.safe_dump_all(objects, sys.stdout)
+"""
+
+CNI = """\
+#!/bin/sh
+echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "'"$CNI_NETNS"'"}],
+ "ips": [{"address": "10.88.0.5/24", "interface": 0}]}'
+"""
+"""A network in which nobody reaches anybody: the pod of `helm test` needs none."""
+
+
+def blocks(document: str, heading: str) -> list[str]:
+    """What a part of a document tells to type, each block of it."""
+    text = (ROOT / "docs" / document).read_text()
+    part = re.split(rf"^## {re.escape(heading)}\n", text, flags=re.MULTILINE)[1]
+    part = re.split(r"^## ", part, flags=re.MULTILINE)[0]
+    found = re.findall(r"^ *```sh\n(.*?)^ *```$", part, re.MULTILINE | re.DOTALL)
+    return [
+        "\n".join(line for line in one.splitlines() if not line.strip().startswith(NOT_RUN))
+        for one in found
+    ]
+
+
+def inline(document: str, heading: str, beginning: str) -> list[str]:
+    """The commands between backquotes in a part's text that begin so."""
+    text = (ROOT / "docs" / document).read_text()
+    part = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(rf"`({re.escape(beginning)}[^`]*)`", part)
+
+
+class Cluster:
+    """API server, controllers, scheduler and one node, and a person's shell on it."""
+
+    def __init__(self, runtime: Runtime, control_plane: ControlPlane) -> None:
+        self.control_plane = control_plane
+        self._folder = SCRATCH / "install"
+        self._folder.mkdir()
+        network = SCRATCH / "cni"
+        network.mkdir(exist_ok=True)
+        for name in ("none", "loopback"):
+            self._program(network / name, CNI)
+        plugins = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
+        (network / "10-none.conflist").write_text(json.dumps(plugins))
+        self.node = Node(runtime, "1x2", {"PodsAPI": False}, control_plane)
+        self.node.kubelet.start()
+        until(control_plane.has_node, "kubelet registers its node")
+        admin = control_plane.kubeconfig("admin")
+        common = ("--kubeconfig", admin, "--leader-elect=false")
+        self._processes = [
+            Process(
+                "kube-controller-manager",
+                CONTROL_PLANE / "kube-controller-manager",
+                *common,
+                f"--controllers={','.join(CONTROLLERS)}",
+                f"--root-ca-file={control_plane.certificate}",
+            ),
+            Process("kube-scheduler", CONTROL_PLANE / "kube-scheduler", *common),
+        ]
+        programs = self._folder / "bin"
+        programs.mkdir()
+        render, values = self._folder / "render", self._folder / "values.yaml"
+        self._program(render, RENDER)
+        values.write_text(yaml.safe_dump(VALUES))
+        more = f"--values {values} --post-renderer {render}"
+        self._program(
+            programs / "helm",
+            f'#!/bin/sh\ncase $1 in install|upgrade) exec {pod_plugin.HELM} "$@" {more} ;; esac\n'
+            f'exec {pod_plugin.HELM} "$@"\n',
+        )
+        (programs / "kubectl").symlink_to(KUBECTL)
+        self._render = render
+        self._environment = os.environ | {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "KUBECONFIG": str(admin),
+            "HOME": str(self._folder),
+        }
+        if not gone(self):  # what other tests of the session installed
+            self.types("helm uninstall --ignore-not-found -n fpga-plugin fpga-plugin")
+            self.types("kubectl delete namespace fpga-plugin")
+            until(lambda: gone(self), "the namespace is gone")
+        label = "feature.node.kubernetes.io/fpga-dfl.present-"
+        self.types(f"kubectl label node node {label}")
+
+    @staticmethod
+    def _program(path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def types(self, commands: str, *, limit: float = 240.0) -> str:
+        """What a shell says to these commands of a document."""
+        text = commands.replace("REGISTRY/", "localhost/").replace("NODE", "node")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}\n{self._tails()}"
+        return done.stdout
+
+    def applies(self, kustomization: Path) -> None:
+        """`kubectl apply -k`, for a node without a network for pods."""
+        self.types(f"kubectl kustomize {kustomization} | {self._render} | kubectl apply -f -")
+
+    def _tails(self) -> str:
+        pods = self.control_plane.call("GET", "/api/v1/pods")["items"]
+        seen = [f"{one['metadata']['name']}: {json.dumps(one.get('status'))}" for one in pods]
+        return "\n".join([*seen, *(process.tail() for process in self._processes)])
+
+    def allocatable(self) -> dict[str, str]:
+        told = self.control_plane.call("GET", "/api/v1/nodes/node")["status"]["allocatable"]
+        return {name: count for name, count in told.items() if name.startswith("fpga.intel.com/")}
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.end(signal.SIGKILL)
+        self.node.close()
+        self.control_plane.clear()
+        shutil.rmtree(self._folder)
+        for path in (SCRATCH / "cni").iterdir():  # not the directory: containerd watches it
+            path.unlink()
+
+
+@pytest.fixture(scope="module", params=["api-server"])
+def cluster(runtime: Runtime, control_plane: ControlPlane) -> Iterator[Cluster]:
+    made = Cluster(runtime, control_plane)
+    yield made
+    made.close()
+
+
+def gone(cluster: Cluster) -> bool:
+    try:
+        cluster.control_plane.call("GET", "/api/v1/namespaces/fpga-plugin")
+    except urllib.error.HTTPError as error:
+        return error.code == 404
+    return False
+
+
+def uninstalled(cluster: Cluster) -> None:
+    _, remove = blocks("install.md", "Uninstall")
+    cluster.types(remove)
+    until(lambda: gone(cluster), "the namespace is gone")
+
+
+def looked(cluster: Cluster, look: str) -> str:
+    """What the plugin saw; it takes a second from its start, which a person does not notice."""
+    logs = look[look.index("POD=") if "POD=" in look else look.rindex("kubectl") :]
+    told = ""
+
+    def says() -> bool:
+        nonlocal told
+        told = cluster.types(logs)
+        return "would serve card" in told
+
+    until(says, "it says what it would serve")
+    return told
+
+
+def test_the_ten_minutes_of_the_install(cluster: Cluster) -> None:
+    prepare, look, serve = blocks("install.md", "Install in ten minutes")
+    (label,) = inline("install.md", "Install in ten minutes", "kubectl label node")
+    cluster.types(prepare)
+    cluster.types(label)
+    cluster.types(look)
+    told = looked(cluster, look)
+    assert "would_wipe" in told
+    assert not any(int(count) for count in cluster.allocatable().values())
+    told = cluster.types(serve)
+    assert "Phase:          Succeeded" in told
+    assert f"{REGIONS}:2" in told
+    assert f"{CARDS}:1" in told
+    using, _ = blocks("install.md", "Uninstall")
+    if shutil.which("jq") is not None:
+        assert cluster.types(using) == ""
+    # The whole fleet at a glance, by the API server's own proxy.
+    cluster.types(
+        "helm upgrade fpga-plugin deploy/helm/fpga-plugin --namespace fpga-plugin"
+        " --reset-then-reuse-values --set settings.FPGA_PLUGIN_STATUS_PAGE=true\n"
+        "kubectl --namespace fpga-plugin rollout status daemonset"
+        " --selector app.kubernetes.io/part-of=fpga-plugin"
+    )
+    told = cluster.types(f"{sys.executable} -m fpga_plugin fleet")
+    head, line, total = told.splitlines()
+    assert head.startswith("NODE")
+    assert line.split()[:6] == ["node", "fpga-plugin", "ready", "1", "2", "0"]
+    assert total.startswith("1 of 1 nodes")
+    uninstalled(cluster)
+
+
+def test_kustomize_makes_the_same_pod_serve(cluster: Cluster, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    base = os.path.relpath(ROOT / "deploy/kustomize/base", overlay)
+    path = "/spec/template/spec"
+    settings: Any = VALUES["settings"]
+    patch = [
+        {"op": "add", "path": f"{path}/containers/0/env/-", "value": {"name": name, "value": text}}
+        for name, text in settings.items()
+    ]
+    daemonset = yaml.safe_load((ROOT / "deploy/kustomize/base/daemonset.yaml").read_text())
+    volumes = [one["name"] for one in daemonset["spec"]["template"]["spec"]["volumes"]]
+    store = f"{path}/volumes/{volumes.index('bitstreams')}/hostPath/path"
+    patch.append({"op": "replace", "path": store, "value": str(STORE)})
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({
+        "resources": [base],
+        "images": [{"name": "fpga-plugin", "newName": pod_plugin.REPOSITORY,
+                    "newTag": pod_plugin.TAG}],
+        "patches": [{"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(patch)}],
+    }))  # fmt: skip
+    cluster.applies(overlay)
+    _, look, _ = blocks("install.md", "Install in ten minutes")
+    rollout = next(line for line in look.splitlines() if " rollout status " in line)
+    cluster.types(rollout)
+    until(lambda: cluster.allocatable().get(REGIONS) == "2", "its regions are allocatable")
+    cluster.types(f"kubectl kustomize {overlay} | kubectl delete --wait -f -")
+    until(lambda: gone(cluster), "the namespace is gone")
+
+
+def test_the_migration_of_a_node(cluster: Cluster) -> None:
+    install, look = blocks("migration.md", "Taking over a node")
+    cluster.types("kubectl create namespace fpga-plugin")  # as install.md begins
+    cluster.types("kubectl label node node feature.node.kubernetes.io/fpga-dfl.present-")
+    cluster.types(install)
+    cordon, label, uncordon = (
+        inline("migration.md", "Taking over a node", f"kubectl {word}")[0]
+        for word in ("cordon", "label", "uncordon")
+    )
+    cluster.types(cordon)
+    cluster.types(look)
+    looked(cluster, look)
+    cluster.types(f"{label}\n{uncordon}")
+    rollout = next(line for line in look.splitlines() if " rollout status " in line)
+    cluster.types(rollout)
+    until(lambda: cluster.allocatable().get(REGIONS) == "2", "its regions are allocatable")
+    uninstalled(cluster)
