@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -678,6 +679,16 @@ class Node:
         self.start()
         self.settled()
         self.caught_up()
+        return self
+
+    def told(self) -> "Node":
+        """Until commands find the plugin: its socket comes a moment after the registration."""
+
+        def listens() -> bool:
+            with socket.socket(socket.AF_UNIX) as client:
+                return client.connect_ex(os.fspath(self.state_dir / "status.sock")) == 0
+
+        eventually(listens, "the status socket listens")
         return self
 
     def settled(self) -> None:

@@ -38,6 +38,7 @@ def node() -> Iterator[Node]:
 
 def program(node: Node, *words: str, ok: bool = True) -> str:
     """What the command prints; of a refusal, what it complains of."""
+    node.told()
     others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
     env = others | dict(node.settings)
     done = nursery.run(["card", "program", *words], env, str(ROOT), timeout=2 * LIMIT)

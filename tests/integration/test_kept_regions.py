@@ -20,7 +20,7 @@ CARD = P0.rpartition("-p")[0]
 
 
 def status(node: Node) -> dict:
-    return ask(str(node.state_dir), "GET", "/status")
+    return ask(str(node.told().state_dir), "GET", "/status")
 
 
 def regions(node: Node) -> dict[str, dict]:
@@ -29,7 +29,7 @@ def regions(node: Node) -> dict[str, dict]:
 
 def card(node: Node, operation: str) -> dict:
     body = {"operation": operation, "card": CARD}
-    return ask(str(node.state_dir), "POST", "/card", body)
+    return ask(str(node.told().state_dir), "POST", "/card", body)
 
 
 def refuses_an_operator(node: Node, region: str) -> None:

@@ -83,7 +83,7 @@ def test_draining_a_card_names_the_pods_that_have_something_of_it():
 
 
 def test_commands_warn_of_misspelt_settings_as_run_does():
-    with Node().up() as node:
+    with Node().up().told() as node:
         wrong = {"FPGA_PLUGIN_SCRUBB": "required"} | node.settings
         for arguments in (["devices", "--json"], ["status", "--json"], ["bitstream", "list"]):
             done = command(node.state_dir, *arguments, **wrong)

@@ -99,7 +99,7 @@ def test_devices_of_our_resources_are_listed_by_container(path):
     kubelet.pods = [
         pod("a", "one", app=[devices(REGION, "r0"), devices("nvidia.com/gpu", "g")], side=[]),
         pod("b", "two", app=[devices(WHOLE, "c0")], other=[devices(REGION, "r1", "r2")]),
-        pod("c", "two", app=[devices("x" + PREFIX + "/region-odd", "r3")]),
+        pod("c", "two", app=[devices("x" + PREFIX + "/region-Odd", "r3")]),
         pod("d", "two", app=[devices("example.com/gpu-" + "0" * 32, "g")]),
     ]
     assert ask(path, kubelet, "list_devices") == (
@@ -116,6 +116,16 @@ def test_devices_that_were_given_under_another_prefix_are_listed_too(path):
     assert ask(path, kubelet, "list_devices") == (
         PodDevices("one", "a", "app", old, frozenset({"r0"})),
         PodDevices("one", "a", "app", REGION, frozenset({"r1"})),
+    )
+
+
+def test_a_name_of_another_prefix_that_may_be_an_alias_is_listed_too(path):
+    """What it stands for the ledger knows; devices that are none of its own it passes over."""
+    named = "fpga.example.com/region-odd"
+    kubelet = Kubelet()
+    kubelet.pods = [pod("a", "one", app=[devices(named, "r0")])]
+    assert ask(path, kubelet, "list_devices") == (
+        PodDevices("one", "a", "app", named, frozenset({"r0"})),
     )
 
 

@@ -65,7 +65,7 @@ def node():
         node.kubelet.start()
         node.start()
         node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
-        yield node
+        yield node.told()
 
 
 def claim(node, device=P0):
