@@ -8,6 +8,7 @@ States are told by words, and by colour in addition.
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
@@ -58,6 +59,8 @@ HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
 )
 
+
+_QUOTED: Final = re.compile("`([^`]+)`")
 
 _DRAINED: Final = (
     "an operator took it out of service with `fpga-plugin card drain`. No new pod gets it, and pods"
@@ -419,8 +422,7 @@ def _legend() -> str:
 
 def _code(words: str) -> str:
     """Words with commands between backquotes; whoever else writes some gets no more than that."""
-    parts = _text(words).split("`")
-    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))
+    return _QUOTED.sub(r"<code>\1</code>", _text(words))
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -516,6 +516,12 @@ def test_the_table_says_since_when_and_why():
     assert "1 min ago, 3 times  PreStartContainer NOT_FOUND" in text
 
 
+def test_commands_between_backquotes_are_code_and_a_single_one_stays_a_character():
+    message = "`<b>` is unknown: run `fpga-plugin status`; 5` long"
+    html = page(status(refusals=[refusal(message=message)]))
+    assert "<code>&lt;b&gt;</code> is unknown: run <code>fpga-plugin status</code>; 5` long" in html
+
+
 def test_a_refused_pod_that_nobody_knows_is_told_by_its_devices():
     text = table(status(refusals=[refusal(pod="", pod_uid="")]))
     assert "a pod not known yet, devices 0000-10-00.0-p0" in text
