@@ -87,6 +87,8 @@ class Journal:
         self._inode: Inode | None = None
         self._commits = 0
         self._events = 0
+        self._writes = 0
+        self._folded = -1  # how many were written when all was folded in; opening writes, too
         try:
             self._count = CommitCount(os.path.join(os.path.dirname(path), _COMMITS_FILE))
             try:
@@ -219,6 +221,7 @@ class Journal:
         for statement, values in (*statements, rows.counted(self._commits)):
             db.executemany(statement, values)
         db.execute("COMMIT")
+        self._writes += 1
         self._count.write(self._commits)
 
     def keep(self) -> None:
@@ -279,6 +282,7 @@ class Journal:
                     if values:
                         self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
+                self._writes += 1
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -301,6 +305,7 @@ class Journal:
                 for statement, values in history.statements(entries, self._events):
                     self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
+                self._writes += 1
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -320,15 +325,22 @@ class Journal:
         """Fold the write-ahead log into the database; waits for the disk, so call from a thread.
 
         The log begins anew only where all of it was folded in when somebody writes next. A busy
-        plugin writes while this waits for the disk: what came meanwhile is less each time.
+        plugin writes while this waits for the disk, which SQLite does not tell: what came
+        meanwhile is less each time. Nothing begins where nothing was written since: until 3.51.3 a
+        checkpoint of a log that is folded in may damage the database if a write begins the log
+        anew at that instant (sqlite.org/wal.html#walresetbug).
         """
         if not os.path.exists(self.path):  # opening it would make one
             return
         try:
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5.0)) as db:
                 for _ in range(_FOLDS):
-                    _, log, folded = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                    if log == folded:
+                    seen = self._writes
+                    if seen == self._folded:
+                        return
+                    busy, log, folded = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    if log == folded and not busy and self._writes == seen:
+                        self._folded = seen
                         return
                     time.sleep(_FOLD_PAUSE)
         except sqlite3.Error:

@@ -9,6 +9,7 @@ import stat
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from doubles import LIMIT
@@ -22,6 +23,7 @@ from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.history import Entry, Event, Kind
 from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.peek import peek
@@ -342,6 +344,86 @@ def test_what_is_written_while_the_log_is_folded_in_does_not_keep_it_growing(
         journal.checkpoint()
         assert len(pauses) == 3
     written(journal, 0)
+    written(journal, 0)
+    assert journal.log_bytes() <= 1 << 20
+    journal.close()
+
+
+def passes(monkeypatch, beside=lambda: None) -> list[str]:
+    """The checkpoints that begin from now on; something is done before each is told of."""
+    begun: list[str] = []
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql, *values):
+            cursor = super().execute(sql, *values)  # which has the row already
+            if "wal_checkpoint" in sql:
+                begun.append(sql)
+                beside()
+            return cursor
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+    return begun
+
+
+def test_a_commit_beside_a_pass_that_folded_all_it_knew_is_folded_in_by_another(
+    path: str, monkeypatch
+) -> None:
+    journal = Journal(path)
+    written(journal, 3 << 20)
+    ledger = opened(journal)
+    beside = [partial(ledger.set_drained, CARD.id, drained=on) for on in (False, True)]
+    monkeypatch.setattr("fpga_plugin.ledger.journal._FOLD_PAUSE", 0)
+    begun = passes(monkeypatch, lambda: beside.pop()() if beside else None)
+    journal.checkpoint()
+    assert len(begun) == 3
+    written(journal, 0)
+    assert journal.log_bytes() <= 1 << 20
+    journal.close()
+
+
+def test_commits_of_a_thread_while_the_log_is_folded_in_do_not_keep_it_growing(path: str) -> None:
+    journal = Journal(path)
+    written(journal, 3 << 20)
+    folding = threading.Thread(target=journal.checkpoint)
+    folding.start()
+    written(journal, 0)
+    folding.join(LIMIT)
+    written(journal, 0)
+    assert journal.log_bytes() <= 1 << 20
+    journal.close()
+
+
+def test_a_log_is_not_folded_in_again_where_nothing_was_written(path: str, monkeypatch) -> None:
+    """SQLite before 3.51.3 may damage a database whose folded log begins anew meanwhile."""
+    journal = Journal(path)
+    begun = passes(monkeypatch)
+    for write in (
+        lambda: None,  # it was opened, which writes
+        lambda: journal.write(Change(drained={CARD.id: True})),
+        lambda: journal.remember([Entry(RegionId(P0), Kind.CLAIMED, Event(at=1.0))]),
+    ):
+        write()
+        begun.clear()
+        for _ in range(3):
+            journal.checkpoint()
+        assert len(begun) == 1
+    journal.close()
+
+
+def test_a_pass_that_another_kept_from_beginning_has_folded_nothing(path: str, monkeypatch) -> None:
+    journal = Journal(path)
+    written(journal, 3 << 20)
+    monkeypatch.setattr("fpga_plugin.ledger.journal._FOLD_PAUSE", 0)
+    told = [(1, -1, -1)]
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql, *values):
+            if told and "wal_checkpoint" in sql:
+                return super().execute("VALUES (?, ?, ?)", told.pop())
+            return super().execute(sql, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+    journal.checkpoint()
     written(journal, 0)
     assert journal.log_bytes() <= 1 << 20
     journal.close()
