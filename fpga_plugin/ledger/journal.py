@@ -4,6 +4,8 @@ WAL with synchronous NORMAL: a committed transaction survives the death of the p
 all that it has to survive (after a reboot nothing that it says about conditions holds), and costs
 no disk wait. Writes happen on the event loop, one short transaction a step, before the step is
 answered or begun; the write-ahead log is folded into the database by `checkpoint`, from a thread.
+Only the first commit after a complete fold waits for the disk, once: SQLite syncs the header of the
+log that begins anew, and shortens its file.
 """
 
 import os
