@@ -91,6 +91,7 @@ class Journal:
         self._events = 0
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
+        self._fold_failed = False
         try:
             self._count = CommitCount(os.path.join(os.path.dirname(path), _COMMITS_FILE))
             try:
@@ -340,14 +341,23 @@ class Journal:
                     seen = self._writes
                     if seen == self._folded:
                         return
-                    busy, log, folded = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                    if log == folded and not busy and self._writes == seen:
+                    busy, length, folded = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    self._fold_failed = False
+                    if length == folded and not busy and self._writes == seen:
                         self._folded = seen
                         return
                     time.sleep(_FOLD_PAUSE)
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             # The log only grows; the next checkpoint, or the next start, folds it in.
-            return
+            if not self._fold_failed:
+                log.warning(
+                    "the journal's write-ahead log cannot be folded in",
+                    file=self.path,
+                    error=str(error),
+                    hint="nothing is lost, and it is tried again, but the log grows: see whether"
+                    " the state directory's disk is full or damaged",
+                )
+            self._fold_failed = True
 
     def close(self) -> None:
         """Close it; what was written stays."""

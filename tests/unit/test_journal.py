@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import structlog
 from doubles import LIMIT
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import ProcessDiedError, found, remembered, scrub, start
@@ -426,6 +427,28 @@ def test_a_pass_that_another_kept_from_beginning_has_folded_nothing(path: str, m
     journal.checkpoint()
     written(journal, 0)
     assert journal.log_bytes() <= 1 << 20
+    journal.close()
+
+
+def test_a_log_that_cannot_be_folded_in_is_told_once_until_it_works_again(
+    path: str, monkeypatch
+) -> None:
+    journal = Journal(path)
+    connect = sqlite3.connect
+
+    def fails(*_values, **_named):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with structlog.testing.capture_logs() as logs:
+        for times in (1, 2):
+            monkeypatch.setattr(sqlite3, "connect", fails)
+            for _ in range(3):
+                journal.checkpoint()
+            monkeypatch.setattr(sqlite3, "connect", connect)
+            journal.checkpoint()
+            journal.write(Change(drained={CARD.id: True}))
+            told = [(each["log_level"], each["file"], each["error"]) for each in logs]
+            assert told == [("warning", path, "disk I/O error")] * times
     journal.close()
 
 
