@@ -30,8 +30,8 @@ LAST_RETRY: Final = 60.0
 """Seconds until an address that could not be had is tried again; doubles."""
 
 RECHECK: Final = 30.0
-"""Seconds between two looks whether the status socket is still there: the chart's liveness probe
-asks over it, and gives up after a minute."""
+"""Seconds between two looks whether the status socket is still there: the chart's probes ask over
+it; readiness gives up after 40 s, liveness after a minute."""
 
 
 class Listeners:

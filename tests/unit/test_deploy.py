@@ -109,6 +109,14 @@ def test_probes_ask_where_only_the_nodes_root_can_and_give_up_before_kubelet_doe
         assert not {"httpGet", "tcpSocket", "grpc"} & probe.keys()
 
 
+def test_a_status_socket_that_was_removed_is_there_again_before_a_probe_gives_up():
+    from fpga_plugin.operator.listeners import RECHECK
+
+    for kind in ("liveness", "readiness"):
+        probe = container()[f"{kind}Probe"]
+        assert probe["periodSeconds"] * (probe.get("failureThreshold", 3) - 1) >= RECHECK
+
+
 def test_the_helm_chart_has_the_same_probes():
     """What tests/deploy compares as a whole where helm is there."""
     text = (CHART / "templates/_daemonset.tpl").read_text()

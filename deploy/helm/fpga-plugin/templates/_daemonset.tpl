@@ -183,6 +183,7 @@ spec:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, readyz]}
           periodSeconds: 10
           timeoutSeconds: 5
+          failureThreshold: 4 # a status socket that was removed is there again within 30 s
         {{- end }}
         resources: {{- toYaml $values.resources | nindent 10 }}
         terminationMessagePolicy: FallbackToLogsOnError
