@@ -87,6 +87,7 @@ class Journal:
         self.reason = ""
         self.left_out: tuple[str, ...] = ()
         self._inode: Inode | None = None
+        self._log_inode: Inode | None = None
         self._commits = 0
         self._events = 0
         self._writes = 0
@@ -171,7 +172,11 @@ class Journal:
         db.execute("PRAGMA wal_autocheckpoint = 0")
         # A log that was folded in begins anew in the same file, which SQLite never shortens else.
         db.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG}")
+        # The first reading makes the log. SQLite has it open from then on, and makes no other one
+        # while the database is open: it only shortens it.
+        db.execute("PRAGMA schema_version")
         self._inode = inode_at(self.path)
+        self._log_inode = inode_at(f"{self.path}-wal")
 
     def _load(self, db: sqlite3.Connection) -> Change:
         loaded = self._complete(rows.load(db))
@@ -237,12 +242,14 @@ class Journal:
     def _keep(self) -> None:
         """Whether what is written gets into the file that the next start reads; else see to it.
 
-        SQLite writes on into a file that was removed, and all of that would be lost.
+        SQLite writes on into a file that was removed, the log alone, too, and all of that would be
+        lost.
 
         Raises:
             JournalError: it was removed, and cannot be put back.
         """
-        if inode_at(self.path) == self._inode:
+        log_inode = inode_at(f"{self.path}-wal")
+        if inode_at(self.path) == self._inode and self._log_inode in (None, log_inode):
             return
         try:
             self._put_back()

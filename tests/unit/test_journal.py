@@ -1042,7 +1042,9 @@ def test_a_journal_that_is_damaged_while_it_is_used_says_what_helps(path: str) -
 # ------------------------------------------------------------------ removed while it is used
 
 
-@pytest.mark.parametrize("what", ["directory", "file", "file and log", "another file"])
+@pytest.mark.parametrize(
+    "what", ["directory", "file", "file and log", "log", "another log", "another file"]
+)
 def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: str) -> None:
     path = str(tmp_path / "state" / "journal.sqlite3")
     (tmp_path / "state").mkdir()
@@ -1051,13 +1053,16 @@ def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: 
     ledger = opened(journal)
     if what == "directory":
         shutil.rmtree(tmp_path / "state")
-    else:
+    if "file" in what:
         os.unlink(path)
-    if what == "file and log":
+    if "log" in what:
         os.unlink(f"{path}-wal")
     if what == "another file":
         lived(path)
-    journal.checkpoint()  # makes no empty one
+    if what != "log":
+        journal.checkpoint()  # makes no empty one, but of the log
+    if "log" in what:
+        assert os.path.exists(f"{path}-wal") == (what == "another log")
     ledger.release([device(OTHER)])
     ledger.set_debt(CARD.id, open_=False)
     assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) & 0o077 == 0 or what != "directory"
@@ -1067,6 +1072,42 @@ def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: 
     ledger.set_debt(CARD.id, open_=True)
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")
+
+
+def test_a_log_is_put_back_by_a_look_before_anything_is_written(path: str) -> None:
+    journal = Journal(path)
+    ledger = opened(journal)
+    found(ledger, CARD)
+    os.unlink(f"{path}-wal")
+    with structlog.testing.capture_logs() as logs:
+        journal.keep()
+        journal.keep()
+    assert [each["log_level"] for each in logs] == ["error"]
+    assert Journal(copied(path)).snapshot == remembered(ledger, "boot")
+    journal.close()
+
+
+def test_nothing_that_sqlite_does_with_the_log_passes_for_a_removal(tmp_path, path: str) -> None:
+    journal = Journal(path)
+    with structlog.testing.capture_logs() as logs:
+        for what in (
+            lambda: written(journal, 3 << 20),
+            journal.checkpoint,  # the next write begins it anew and shortens it
+            lambda: journal._db.execute("PRAGMA wal_checkpoint(RESTART)"),
+            lambda: journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)"),
+            lambda: peek(str(tmp_path)),
+            lambda: _read(path),
+            lambda: journal._db.execute("VACUUM"),
+            lambda: shutil.copyfile(path, f"{path}.backup"),
+        ):
+            what()
+            journal.keep()
+            journal.write(Change(drained={CARD.id: True}))
+            journal.keep()
+        journal = Journal(copied(path))  # which begins with a log
+        journal.keep()
+    assert not logs
+    assert not list(tmp_path.glob("*.unreadable"))
 
 
 def test_a_journal_that_cannot_be_put_back_refuses_what_it_cannot_keep(tmp_path) -> None:
