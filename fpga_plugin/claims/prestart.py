@@ -29,12 +29,13 @@ from fpga_plugin.ids import (
     InterfaceId,
     PodUid,
     RegionId,
+    Resource,
     ResourceKind,
     ResourceName,
 )
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.lease import Lease, claim_ended
-from fpga_plugin.ledger.ledger import DELETE_THE_POD
+from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.ledger.records import Debug, RegionRecord
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
@@ -163,6 +164,7 @@ class PreStarts:
                     identity, env = await self._ask(identity, devices, env)
                     requests = await self._wants.requests(identity, devices, env)
                     of = self._ledger.named_resource(resource)
+                    self._check_interface(of, devices)
                     identity = await self._permission.check(identity, of, devices, requests, lease)
                     preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
@@ -170,6 +172,7 @@ class PreStarts:
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
+                    self._check_interface(of, devices)
                     await self._permission.check(identity, of, devices, requests, lease)
                     policy = self._permission.policy
                     observed: dict[RegionId, AfuId | None] = {}
@@ -316,6 +319,24 @@ class PreStarts:
         # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
         self._cgroups.expect(pod)
         self._cgroups.entered(pod, regions)
+
+    def _check_interface(self, of: Resource, devices: tuple[DeviceId, ...]) -> None:
+        """Whether the policy is asked about the interface id for which the cards are programmed.
+
+        A card was reflashed since its pod was admitted, or the journal lost what an alias stood
+        for, and the alias stands for something else by now.
+
+        Raises:
+            RefusedError: it would be asked about another.
+        """
+        for device in devices:
+            card = self._ledger.cards.get(card_of(device))
+            if card is not None and card.interface_id != of.interface_id:
+                raise RefusedError(
+                    f"{of.name} stands for interface id {of.interface_id}, and {device} has"
+                    f" interface id {card.interface_id}",
+                    hint=DELETE_THE_POD,
+                )
 
     def _refuse_mixture(self, identity: Identity) -> None:
         """Devices of two kinds of one interface id in one container: not supported."""

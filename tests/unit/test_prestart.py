@@ -11,9 +11,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from doubles.cards import BLANK, PREFIX, REGIONS, TOO_HOT, WHOLE
+from doubles.cards import BLANK, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOLE
 from ledger_scene import Scene, scenes
-from ledger_world import AFUS, FACTORY, Checkpoint, Hand
+from ledger_world import AFUS, FACTORY, Checkpoint, Hand, env_for
 
 from fpga_plugin.claims import prestart
 from fpga_plugin.errors import (
@@ -319,6 +319,33 @@ def test_a_policy_that_forbids_it_by_now_is_obeyed(begin, tmp_path: Path, when: 
     kind = NotPermittedError if when.startswith("while") else NotFinishedError
     scene.refused(task, kind)
     scene.refused(scene.prestart(pod, AFU), NotPermittedError, "the default is deny")
+
+
+@pytest.mark.parametrize("when", ["before", "while it is prepared"])
+def test_the_policy_is_not_passed_by_for_a_card_that_was_reflashed(
+    begin, tmp_path: Path, when: str
+):
+    """The resource means the interface id of before, and no question about requests would fit."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(DENY if when == "before" else ALLOW)
+    scene = begin(policy=PolicyFile(str(path), guarded=False))
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    board = scene.rack.boards[card_of(region)]
+    env = env_for([AFU]) | {"FPGA_REGION_0": OTHER_INTERFACE}
+    flashed = replace(board.card, interface_id=OTHER_INTERFACE)
+    if when == "before":
+        board.card = flashed
+        scene.swap(card_of(region), told=True)
+        call = scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
+        task = scene.plugin.begin(call)
+    else:
+        task = scene.prestart(pod, AFU)
+        scene.until(lambda: scene.rack.slot(region).afu == AFU)
+        scene.ledger.cards[board.card.id] = flashed
+    scene.refused(task, RefusedError, f"has interface id {OTHER_INTERFACE}")
+    if when == "before":
+        assert scene.rack.slot(region).afu != AFU
 
 
 # ------------------------------------------------------------------ results that nobody fetches
