@@ -91,6 +91,7 @@ class Claims(LedgerState):
                 continue
             if held is not None:
                 self._check_served(resource)
+                self._check_present(device, resource)
                 self._release(change, held)
                 implied += 1
             claim = Claim(
@@ -156,6 +157,22 @@ class Claims(LedgerState):
                 f"{resource} is left to the pods that have it: regions are handed over with the"
                 " functions that are on them (FPGA_PLUGIN_ADVERTISE=af)",
                 hint="ask for the function's resource, which begins with af-",
+            )
+
+    def _check_present(self, device: DeviceId, resource: ResourceName) -> None:
+        """Whether another pod may have a device under the name by which its owner has it.
+
+        Kubelet gave it from the list of before. Given again under it, claim after claim would keep
+        the former name, or a meaning that an alias has no more, for as long as pods ask for it.
+
+        Raises:
+            RefusedError: it is given out under another by now.
+        """
+        present = self.present_resource(device)
+        if present not in {None, resource}:
+            raise RefusedError(
+                f"{resource} is left to the pods that have it: {device} is given out as {present}",
+                hint=f"ask for {present}",
             )
 
     def _check_in_service(self, card: CardId, *, owned: bool) -> None:

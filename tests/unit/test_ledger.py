@@ -6,6 +6,7 @@ import pytest
 from doubles.cards import (
     AFU,
     BLANK,
+    INTERFACE,
     OTHER_INTERFACE,
     POISONED,
     PREFIX,
@@ -30,7 +31,7 @@ from ledger_support import (
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import Alias, DeviceId, PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, resource_names
 from fpga_plugin.ledger.records import Condition, Mode, Ownership
@@ -684,6 +685,30 @@ def test_a_card_with_another_interface_id_has_another_resource_and_dirty_regions
     assert ledger.device_resource(P0) == REGIONS, "as long as its claim lasts"
     assert ledger.device_resource(P1) == other
     assert {REGIONS, WHOLE, other} <= ledger.resources
+
+
+@pytest.mark.parametrize("now", ["alias", "moved alias", "reflashed"])
+def test_the_next_pod_gets_no_device_by_a_name_that_it_is_no_longer_given_out_by(
+    ledger: Ledger, now: str
+) -> None:
+    resource = ResourceName(f"{PREFIX}/region-board") if now == "moved alias" else REGIONS
+    if now == "moved alias":
+        ledger.call_interfaces({INTERFACE: Alias("board")})
+    ledger.allocate(resource, [P0])
+    if now == "reflashed":
+        found(ledger, replace(CARD, interface_id=OTHER_INTERFACE))
+    else:
+        ledger.call_interfaces({INTERFACE: Alias("next")})
+    ledger.allocate(resource, [P0])  # the same pod's next container
+    start(ledger, P0)
+    claim = ledger.claims[P0]
+    present = ledger.present_resource(P0)
+    assert present not in {None, resource}
+    with pytest.raises(RefusedError, match=f"{P0} is given out as {present}"):
+        ledger.allocate(resource, [P0])
+    assert ledger.claims == {P0: claim}
+    ledger.release([P0])
+    assert ledger.device_resource(P0) == present
 
 
 def test_a_region_that_recovers_is_dirty_unless_owned(ledger: Ledger) -> None:
