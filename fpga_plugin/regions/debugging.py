@@ -14,6 +14,7 @@ pod's status nobody tells is scrubbed.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -168,15 +169,15 @@ class Debugging:
     async def run(self) -> None:
         """Follow the pods that are debugged, and end what has been kept for long enough."""
         while True:
-            await self._something.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval if self._ledger.debugs else None):
+                    await self._something.wait()
             await asyncio.sleep(min(_PAUSE, self._interval))
             self._something.clear()
             try:
                 await self.look()
             except JournalError as error:
                 log.warning("debugging waits", error=str(error))
-            if self._ledger.debugs and not self._something.is_set():
-                asyncio.get_running_loop().call_later(self._interval, self._something.set)
 
     async def look(self) -> None:
         """One look at every region that is debugged.

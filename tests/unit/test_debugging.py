@@ -14,6 +14,7 @@ from fpga_plugin.ledger.records import Condition, Debug
 from fpga_plugin.pods.debug_annotation import parse_keep
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State
+from fpga_plugin.regions import debugging as debugging_module
 from fpga_plugin.regions.debugging import DECIDE_SECONDS, Allowed, Debugging, failure
 from fpga_plugin.regions.queue import CardQueue
 
@@ -263,6 +264,33 @@ def test_an_owner_that_came_while_the_status_was_read_is_left_alone():
     ledger.allocate(REGIONS, [P0])
     made._look_at_owner(R0, before, "failed")
     assert not ledger.debugs
+
+
+def test_however_much_changes_one_look_is_waited_for(monkeypatch):
+    monkeypatch.setattr(debugging_module, "_PAUSE", 0.0)
+    ledger, _ = kept()
+    made, _, _ = debugging(ledger)
+    made._interval = 3600.0
+    looks = []
+
+    async def look():
+        looks.append(1)
+
+    async def scene():
+        armed = 0
+        made.look = look
+        runs = asyncio.create_task(made.run())
+        for number in range(1, 21):
+            made._changed(CARD.id)
+            while len(looks) < number:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            timers = asyncio.get_running_loop()._scheduled
+            armed = sum(not timer.cancelled() for timer in timers)
+        runs.cancel()
+        return armed
+
+    assert asyncio.run(scene()) <= 1
 
 
 def wish(annotations, **allowed):
