@@ -188,6 +188,8 @@ class Debugging:
         self._undecided = {r: at for r, at in self._undecided.items() if r in self._ledger.debugs}
         states: dict[tuple[str, tuple[str, ...]], str | None] = {}
         for region, debug in tuple(self._ledger.debugs.items()):
+            if self._ledger.debugs.get(region) is not debug:
+                continue  # it changed while another's status was read, and is looked at again
             if debug.until:
                 self._look_at_kept(debug)
                 continue
@@ -219,7 +221,7 @@ class Debugging:
         """Note what failed while the region has its owner, and decide when it has none."""
         ledger = self._ledger
         debug = ledger.debugs.get(region)
-        if debug is None or (debug.pod, debug.until) != (before.pod, 0.0):
+        if debug is None or debug is not before:
             return  # another container began, or another owner came, while the status was read
         if failed is not None and debug.failure != failed:
             ledger.note_failure(region, failed)

@@ -266,24 +266,59 @@ def test_an_owner_that_came_while_the_status_was_read_is_left_alone():
     assert not ledger.debugs
 
 
+@pytest.mark.parametrize("then", ["released", "another pod's", "another container's"])
+def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
+    ledger, _ = started()  # its status is read first
+    other = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
+    started(at=P1, uid=other, ledger=ledger)
+    r1 = RegionId(P1)
+    if then != "another container's":
+        ledger.release([P1])
+        ledger.keep(r1, 1e9)  # the setting was made shorter since
+    made, _, _ = debugging(ledger, pod(ran(3)))
+    tell = made._pods.pod
+
+    async def pod_then(uid, held):
+        made._pods.pod = tell
+        if then == "another container's":
+            ledger.started([ledger.claims[P0]], replace(ASKED, containers=("log",)))
+        else:
+            ledger.end_debug([r1])
+            if then == "another pod's":
+                ledger.allocate(REGIONS, [P1])
+                ledger.started([ledger.claims[P1]], replace(ASKED, pod=POD))
+                ledger.release([P1])
+                ledger.keep(r1, 300.0)
+        return await tell(uid, held)
+
+    made._pods.pod = pod_then
+    look(made)
+    if then == "another container's":
+        assert not ledger.debugs[R0].failure
+    elif then == "another pod's":
+        assert (ledger.debugs[r1].pod, ledger.debugs[r1].until) == (POD, 300.0)
+    else:
+        assert r1 not in ledger.debugs
+
+
 def test_however_much_changes_one_look_is_waited_for(monkeypatch):
     monkeypatch.setattr(debugging_module, "_PAUSE", 0.0)
     ledger, _ = kept()
     made, _, _ = debugging(ledger)
     made._interval = 3600.0
-    looks = []
+    looked = asyncio.Event()
 
     async def look():
-        looks.append(1)
+        looked.set()
 
     async def scene():
         armed = 0
         made.look = look
         runs = asyncio.create_task(made.run())
-        for number in range(1, 21):
+        for _ in range(20):
+            looked.clear()
             made._changed(CARD.id)
-            while len(looks) < number:
-                await asyncio.sleep(0)
+            await looked.wait()
             await asyncio.sleep(0)
             timers = asyncio.get_running_loop()._scheduled
             armed = sum(not timer.cancelled() for timer in timers)
