@@ -38,8 +38,10 @@ log = structlog.get_logger()
 
 EVERY_NAMESPACE: Final = "*"
 
-ASK_SECONDS: Final = 3.0
-"""In which a source has to tell a pod; a PreStart waits for it."""
+ASK_SECONDS: Final = 4.0
+"""In which a source has to tell a pod; a PreStart waits for it.
+
+Longer than kubelet's Pods API may take alone: the API server is asked after it."""
 
 DECIDE_SECONDS: Final = 5.0
 """For which a status that does not show the end of the pod yet is asked for again."""
@@ -125,6 +127,8 @@ class Debugging:
         """What the pod of a PreStart asks for; None: nothing, or it may not."""
         if identity.pod is None:
             return None
+        if identity.namespace and not self._allows(identity.namespace):
+            return None  # without asking anybody: such a start pays nothing for debugging
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 pod = await self._pods.pod(identity.pod, identity.held.union(devices))
@@ -138,7 +142,7 @@ class Debugging:
             return None
         if (text := pod.annotations.get(self._annotation)) is None:
             return None
-        if not self._namespaces & {pod.namespace, EVERY_NAMESPACE}:
+        if not self._allows(pod.namespace):
             why = f"namespace {pod.namespace} is not in FPGA_PLUGIN_DEBUG_NAMESPACES"
             self._ignored(identity, devices, why)
             return None
@@ -156,6 +160,9 @@ class Debugging:
             containers=tuple(sorted(identity.containers)),
             seconds=seconds,
         )
+
+    def _allows(self, namespace: str) -> bool:
+        return not self._namespaces.isdisjoint({namespace, EVERY_NAMESPACE})
 
     def _ignored(self, identity: Identity, devices: Sequence[DeviceId], why: str) -> None:
         message = f"annotation {self._annotation} has no effect: {why}"

@@ -11,11 +11,13 @@ from ledger_support import found, make_ledger, make_lists, reopened, scrub, show
 from fpga_plugin.errors import NoSourceError, RefusedError
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.records import Condition, Debug
+from fpga_plugin.pods import podsapi
 from fpga_plugin.pods.debug_annotation import parse_keep
 from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State
 from fpga_plugin.regions import debugging as debugging_module
-from fpga_plugin.regions.debugging import DECIDE_SECONDS, Allowed, Debugging, failure
+from fpga_plugin.regions.debugging import ASK_SECONDS, DECIDE_SECONDS, Allowed, Debugging, failure
 from fpga_plugin.regions.queue import CardQueue
 
 CARD = make_card(1)
@@ -349,6 +351,21 @@ def test_an_annotation_of_another_namespace_has_no_effect():
     assert reason == "FpgaDebugIgnored"
     assert message.endswith("namespace tenant is not in FPGA_PLUGIN_DEBUG_NAMESPACES")
     assert wish({})[0] is None
+
+
+def test_a_pod_of_a_namespace_that_is_not_allowed_pays_nothing():
+    ledger, _ = make_ledger(CARD)
+    asked = {"fpga.intel.com/debug": "true"}
+    made, _, _ = debugging(ledger, pod(annotations=asked), namespaces=("tenant",))
+    of = Identity(POD, name=PodName("tenant", "compress"))
+    assert asyncio.run(made.wish(of, [P0])) is not None
+    made._pods = None  # nobody to ask
+    of = Identity(POD, name=PodName("other", "compress"))
+    assert asyncio.run(made.wish(of, [P0])) is None
+
+
+def test_there_is_time_for_the_api_server_after_a_kubelet_that_does_not_answer():
+    assert ASK_SECONDS > podsapi.CALL_SECONDS
 
 
 @pytest.mark.parametrize(
