@@ -12,6 +12,7 @@ pod's status nobody tells is scrubbed.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -125,10 +126,10 @@ class Debugging:
 
     async def wish(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
         """What the pod of a PreStart asks for; None: nothing, or it may not."""
-        if identity.pod is None:
+        # Of a namespace that is known without asking anybody: its pods pay nothing for debugging.
+        forbidden = identity.namespace and not self._allows(identity.namespace)
+        if identity.pod is None or forbidden:
             return None
-        if identity.namespace and not self._allows(identity.namespace):
-            return None  # without asking anybody: such a start pays nothing for debugging
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 pod = await self._pods.pod(identity.pod, identity.held.union(devices))
@@ -175,16 +176,27 @@ class Debugging:
 
     async def run(self) -> None:
         """Follow the pods that are debugged, and end what has been kept for long enough."""
+        pause = self._until_look()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval if self._ledger.debugs else None):
+                async with asyncio.timeout(pause):
                     await self._something.wait()
             await asyncio.sleep(min(_PAUSE, self._interval))
             self._something.clear()
             try:
                 await self.look()
+                pause = self._until_look()
             except JournalError as error:
                 log.warning("debugging waits", error=str(error))
+                pause = self._interval
+
+    def _until_look(self) -> float | None:
+        """Seconds to the next look, if nothing changes before; None: none is needed."""
+        debugs = self._ledger.debugs
+        if not debugs:
+            return None
+        ends = (self.left(debug) for debug in debugs.values() if debug.until)
+        return min(self._interval, DECIDE_SECONDS if self._undecided else math.inf, *ends)
 
     async def look(self) -> None:
         """One look at every region that is debugged.

@@ -303,6 +303,51 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
         assert r1 not in ledger.debugs
 
 
+def test_the_next_look_is_when_a_time_is_up_however_long_the_interval():
+    ledger, _ = started(replace(ASKED, seconds=60.0))
+    made, clock, _ = debugging(ledger)
+    made._interval = 3600.0
+    assert made._until_look() == 3600.0  # its pod has it
+    made._pods.answer = pod(ran(3), ended=False)
+    look(made)
+    ledger.release([P0])
+    made._pods.answer = None
+    look(made)
+    assert made._until_look() == DECIDE_SECONDS
+    clock.now += DECIDE_SECONDS
+    look(made)
+    assert made._until_look() == 60.0
+    clock.now += 50.0
+    assert made._until_look() == 10.0
+    clock.now += 10.0
+    look(made)
+    assert made._until_look() is None
+
+
+def test_a_keep_ends_in_time_and_a_failing_journal_is_not_asked_without_a_pause(monkeypatch):
+    monkeypatch.setattr(debugging_module, "_PAUSE", 0.0)
+    ledger, journal = kept(until=100.0)  # it is over, and nothing changes
+    made, _, _ = debugging(ledger)
+    made._something.clear()
+    made._interval = 3600.0
+    journal.failing = 1000
+
+    async def scene():
+        runs = asyncio.create_task(made.run())
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert journal.failing == 999
+        runs.cancel()
+        journal.failing = 0
+        async with asyncio.timeout(10.0):
+            runs = asyncio.create_task(made.run())
+            while ledger.debugs:  # noqa: ASYNC110  # it has no event
+                await asyncio.sleep(0.001)
+        runs.cancel()
+
+    asyncio.run(scene())
+
+
 def test_however_much_changes_one_look_is_waited_for(monkeypatch):
     monkeypatch.setattr(debugging_module, "_PAUSE", 0.0)
     ledger, _ = kept()
