@@ -107,7 +107,16 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         scrub=settings.scrub,
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
-        aliases=settings.interface_aliases and settings.mode is not Mode.DRA,
+        aliases=_names_interfaces(settings),
+    )
+
+
+def _names_interfaces(settings: Settings) -> bool:
+    """Whether resources have aliases of interface ids: functions and ResourceSlices do not."""
+    return (
+        settings.interface_aliases
+        and settings.mode is not Mode.DRA
+        and settings.advertise is not Advertise.AF
     )
 
 
@@ -329,11 +338,7 @@ class Plugin:
             pods_socket=settings.pods_socket,
         )
         self._index: StoreIndex | None = None
-        self._names = (
-            InterfaceNames(ledger, node.store)
-            if settings.interface_aliases and self.door is None
-            else None
-        )
+        self._names = InterfaceNames(ledger, node.store) if _names_interfaces(settings) else None
 
     async def start(self) -> None:
         """Learn what is there, and let kubelet call; returns before kubelet has heard of it.

@@ -192,6 +192,19 @@ def test_a_journal_that_lost_what_an_alias_stands_for_still_knows_its_owner(node
     assert node.afu(P0) == AFU
 
 
+def test_no_alias_is_remembered_where_functions_are_served(node):
+    node.set(advertise="af")
+    call(node.store, board=ID)
+    node.up()
+    eventually(lambda: "interface board" in shown(node, "status"))
+    assert not {BOARD, BOARDS} & set(node.plugin.logged("serving")[0]["resources"])
+    assert node.plugin.stop() == 0
+    with sqlite3.connect(node.state_dir / "journal.sqlite3") as journal:
+        rows = journal.execute("SELECT key FROM journal WHERE kind = 'meanings'").fetchall()
+    journal.close()
+    assert rows == []
+
+
 def test_the_policy_is_asked_about_the_interface_id(node):
     policy = node.folder / "policy.yaml"
     rule = f"{{name: not-these, action: deny, interfaces: [{ID}]}}"
