@@ -262,6 +262,15 @@ def parse_device_id(text: str) -> DeviceId:
     return canonical
 
 
+def is_device_id(text: str) -> bool:
+    """Whether this plugin may have written a device's id."""
+    try:
+        parse_device_id(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_claim_uid(text: str) -> ClaimUid:
     """A claim's uid: usually 8-4-4-4-12; the API promises no more than an opaque string.
 

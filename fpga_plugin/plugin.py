@@ -379,11 +379,11 @@ class Plugin:
             FpgaPluginError: pods have devices by the other one.
         """
         settings, ledger, cgroups = self.settings, self.ledger, self.node.cgroups
+        prefix = settings.resource_prefix
         if self.door is None:
-            root, driver = settings.kubelet_root, settings.resource_prefix
-            await leave_dra(ledger, cgroups, root=root, driver=driver)
+            await leave_dra(ledger, cgroups, root=settings.kubelet_root, driver=prefix)
         else:
-            await leave_device_plugin(ledger, cgroups, self.node.pods)
+            await leave_device_plugin(ledger, cgroups, self.node.pods, prefix=prefix)
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name; once started."""

@@ -11,7 +11,7 @@ import structlog
 from grpclib.const import Status
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.ids import ClaimUid, PodUid, is_device_id, known_resource
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
 from fpga_plugin.pods.directory import PodDirectory
@@ -55,10 +55,13 @@ async def leave_dra(ledger: Ledger, cgroups: PodCgroups, *, root: str, driver: s
         ledger.forget_holder(uid)
 
 
-async def leave_device_plugin(ledger: Ledger, cgroups: PodCgroups, pods: PodDirectory) -> None:
+async def leave_device_plugin(
+    ledger: Ledger, cgroups: PodCgroups, pods: PodDirectory, *, prefix: str
+) -> None:
     """See that no pod has a device by the device plugin, before claims get any.
 
-    Kubelet's checkpoint may name pods that ended: it is rewritten only for a device plugin.
+    Kubelet's checkpoint may name pods that ended: it is rewritten only for a device plugin. And in
+    other domains, resources of other vendors that look as if they were named by an alias.
 
     Raises:
         OtherDoorError: one has, or it is not known.
@@ -68,6 +71,9 @@ async def leave_device_plugin(ledger: Ledger, cgroups: PodCgroups, pods: PodDire
     checkpoint = await pods.checkpoint()
     living = set[str]()
     for entry in checkpoint.entries:
+        named = entry.resource.startswith(f"{prefix}/") or known_resource(entry.resource)
+        if not named and not any(map(is_device_id, entry.devices)):
+            continue
         presence = await asyncio.to_thread(cgroups.state, entry.pod_uid)
         if presence is not PodPresence.GONE:
             living.add(f"pod {entry.pod_uid}")

@@ -12,12 +12,12 @@ import structlog
 from fpga_plugin.build import exposure, log_settings
 from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import is_device_id
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import FUNCTIONS_HINT
 from fpga_plugin.operator.node import NodeCard, look, resources
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
-from fpga_plugin.stock.foreign import is_device_id
 
 log = structlog.get_logger()
 

@@ -7,12 +7,12 @@ of them. Until it was read nothing of such a card is given out (`Ledger.unreconc
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import CardId, DeviceId
+from fpga_plugin.ids import CardId, DeviceId, is_device_id
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.identity import granted_nodes
-from fpga_plugin.stock.foreign import entries_of, foreign_entries, is_device_id
+from fpga_plugin.stock.foreign import entries_of, foreign_entries
 
 log = structlog.get_logger()
 

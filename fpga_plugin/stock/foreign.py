@@ -7,7 +7,7 @@ cards of that kind are left alone: which card the pod has, its device id does no
 from collections.abc import Iterable
 
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import known_resource, parse_device_id
+from fpga_plugin.ids import is_device_id, known_resource
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
 
 
@@ -24,12 +24,3 @@ def entries_of(card: Card, entries: Iterable[CheckpointEntry]) -> tuple[Checkpoi
         if (resource := known_resource(entry.resource))
         and resource.interface_id == card.interface_id
     )
-
-
-def is_device_id(text: str) -> bool:
-    """Whether this plugin may have written a device's id."""
-    try:
-        parse_device_id(text)
-    except ValueError:
-        return False
-    return True
