@@ -25,7 +25,7 @@ a path twice, or a path that no bitstream can have are errors.
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeAlias
@@ -47,6 +47,9 @@ MANIFEST = "manifest.json"
 
 MAX_MANIFEST_BYTES = 4 << 20
 """Some 20,000 files; it is read on the way to a PreStart when it changed."""
+
+MAX_INTERFACES = 500
+"""That have names: each is some resources in the journal, and kinds of cards are few."""
 
 MAX_VERSION = (1 << 53) - 1
 """The largest number that every reader of JSON has exactly (RFC 8259, section 6)."""
@@ -205,9 +208,15 @@ def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
     return found
 
 
-def _interfaces(listed: Iterable[_Interface], where: str) -> InterfaceAliases:
+def _interfaces(listed: Sequence[_Interface], where: str) -> InterfaceAliases:
     """What interface ids are called."""
     found: dict[InterfaceId, Alias] = {}
+    taken = set[Alias]()
+    if len(listed) > MAX_INTERFACES:
+        raise BitstreamError(
+            f"{where}: names {len(listed)} interface ids, and {MAX_INTERFACES} are the most",
+            hint=_HINT,
+        )
     for one in listed:
         try:
             interface_id, alias = parse_interface_id(one.id), parse_alias(one.alias)
@@ -220,9 +229,10 @@ def _interfaces(listed: Iterable[_Interface], where: str) -> InterfaceAliases:
             raise BitstreamError(
                 f"{where}: gives the interface id {interface_id} two aliases", hint=_HINT
             )
-        if alias in found.values():
+        if alias in taken:
             raise BitstreamError(f"{where}: two interface ids have the alias {alias}", hint=_HINT)
         found[interface_id] = alias
+        taken.add(alias)
     return found
 
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fpga_plugin.bitstream.files import content_of
 from fpga_plugin.bitstream.manifest import (
+    MAX_INTERFACES,
     MAX_VERSION,
     ManifestFile,
     parse_manifest,
@@ -528,6 +529,13 @@ def test_a_manifest_calls_interface_ids_something():
     data = write_manifest([], interfaces=names)
     assert parse_manifest(data, where="manifest.json").interfaces == names
     assert b"interfaces" not in write_manifest([], interfaces={})
+
+
+def test_a_manifest_gives_names_to_so_many_interface_ids_and_no_more():
+    names = [(f"{n:032x}", f"board-{n}") for n in range(MAX_INTERFACES + 1)]
+    assert len(parse_manifest(called(*names[1:]), where="m").interfaces) == MAX_INTERFACES
+    with pytest.raises(BitstreamError, match=f"names {len(names)} interface ids"):
+        parse_manifest(called(*names), where="m")
 
 
 @pytest.mark.parametrize(
