@@ -424,13 +424,16 @@ class LedgerState:
         return debug
 
     def kept_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Debug]:
-        """Regions of a card that are kept, `but` these."""
+        """Regions of a card that are kept, or about to be if their container failed, `but` these.
+
+        Until that is decided, nothing that would end it is done to the card.
+        """
         mine = set(but)
         return [
-            kept
-            for region in self.debugs
-            if card_of(region) == card and region not in mine
-            if (kept := self.kept(region)) is not None
+            debug
+            for region, debug in self.debugs.items()
+            if card_of(region) == card
+            if region not in mine and self.region_claim(region) is None
         ]
 
     def keeps(self, region: RegionId) -> bool:

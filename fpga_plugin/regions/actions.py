@@ -199,8 +199,10 @@ class CardActions:
                 hint=f"run `fpga-plugin card drain {card_id}` first",
             )
         if kept := ledger.kept_on(card_id):
+            first = kept[0].region
+            why = ledger.trouble(first) or "to be kept for debugging, if its container failed"
             raise RefusedError(
-                f"region {kept[0].region} is {ledger.trouble(kept[0].region)}",
+                f"region {first} is {why}",
                 hint=f"`fpga-plugin card release {card_id}` ends that",
             )
         for region in present.regions:

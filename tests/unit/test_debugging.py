@@ -95,6 +95,18 @@ def test_before_it_is_decided_another_owner_may_have_it():
     assert not journal.snapshot.debugs
 
 
+def test_before_it_is_decided_its_card_is_left_as_it_is():
+    ledger, _ = started()
+    assert not ledger.kept_on(CARD.id)
+    ledger.release([P0])
+    assert ledger.kept(R0) is None
+    assert [one.region for one in ledger.kept_on(CARD.id)] == [R0]  # nobody rebinds it
+    assert ledger.others_owned(CARD.id, [RegionId(P1)])  # nor clears its memory
+    assert not ledger.kept_on(CARD.id, but=[R0])
+    ledger.end_debug([R0])
+    assert not ledger.others_owned(CARD.id, [RegionId(P1)])
+
+
 def test_the_start_of_another_container_forgets_what_failed():
     ledger, _ = started()
     ledger.note_failure(R0, "container 'app' ended with exit code 3")
