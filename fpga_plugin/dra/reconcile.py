@@ -2,9 +2,10 @@
 
 At the start, and with each life of kubelet, before anything is scrubbed: a claim that the record
 shows and the journal lost is adopted, if its card is new to the journal (else it has ended, and the
-record is not rewritten yet). One that only the journal has may have been lost by kubelet, which
-then never ends it. While we run the record is watched, not polled: it tells of
-further pods of a claim, for which no call comes, and of a record that was wiped.
+record is not rewritten yet). So is a device of a claim in force whose own row a damaged journal
+lost. A claim that only the journal has may have been lost by kubelet, which then never ends it.
+While we run the record is watched, not polled: it tells of further pods of a claim, for which no
+call comes, and of a record that was wiped.
 
 A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
 name, not allocated or elsewhere, reserved for nobody) and no pod of it runs. Only while there is
@@ -22,7 +23,7 @@ import structlog
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoSuchClaimError
 from fpga_plugin.dra.life import ClaimLife
-from fpga_plugin.dra.names import parse_device_name
+from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
@@ -165,32 +166,24 @@ class ClaimReconciler:
         cards = set(unknown)
         for uid, one in record.items():
             holder = ledger.holders.get(uid)
+            names = {*one.devices}
             if holder is not None:
-                if not holder.ended:
-                    ledger.users(uid, one.pods)
-                continue
-            if not one.devices:
-                continue  # it is only about to be prepared
-            if not any(_of_card(name, card) for name in one.devices for card in unknown):
+                if holder.ended:
+                    continue
+                ledger.users(uid, one.pods)
+                holder = ledger.holders[uid]
+                # What a damaged journal lost of it: a holder and its claims are written as one.
+                names = {device_name(d) for d in holder.devices if d not in ledger.claims}
+            if not names:
+                continue  # all of it is known, or it is only about to be prepared
+            if not any(_of_card(name, card) for name in names for card in unknown):
                 continue  # it has ended: kubelet writes that down after all claims of the pod
             try:
-                devices = {parse_device_name(name): names for name, names in one.devices.items()}
-                ledger.adopt_holder(
-                    Holder(
-                        uid=uid,
-                        namespace=one.namespace,
-                        name=one.name,
-                        devices=tuple(sorted(devices)),
-                        requests=devices,
-                        pods=one.pods,
-                    )
-                )
+                ledger.adopt_holder(_recorded(one) if holder is None else holder)
             except (ValueError, FpgaPluginError) as error:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
-                cards -= {
-                    card for card in cards if any(_of_card(name, card) for name in one.devices)
-                }
+                cards -= {card for card in cards if any(_of_card(name, card) for name in names)}
             else:
                 log.warning(
                     "claim adopted",
@@ -283,6 +276,23 @@ class ClaimReconciler:
         # Kubelet may have begun to prepare it in the meantime.
         now = await asyncio.to_thread(read_record, self._root, self._driver)
         return holder.uid not in now
+
+
+def _recorded(one: RecordedClaim) -> Holder:
+    """A claim as kubelet's record has it.
+
+    Raises:
+        ValueError: a device has no name of ours.
+    """
+    devices = {parse_device_name(name): names for name, names in one.devices.items()}
+    return Holder(
+        uid=one.uid,
+        namespace=one.namespace,
+        name=one.name,
+        devices=tuple(sorted(devices)),
+        requests=devices,
+        pods=one.pods,
+    )
 
 
 def _of_card(device: str, card: str) -> bool:

@@ -159,12 +159,17 @@ class Holders(Claims):
     def adopt_holder(self, holder: Holder) -> tuple[Claim, ...]:
         """Make the holder that kubelet's record shows and the journal lacks: pods may run with it.
 
+        Of one that the journal has, the devices whose claims it lost; the others stay as they are.
+
         Raises:
             FpgaPluginError: it conflicts with what the ledger knows.
         """
         change = Change(holders={holder.uid: replace(holder, boot="", ended=False)})
         claims = []
         for device in holder.devices:
+            other = self.holder_of(device) if device in self.claims else None
+            if other is not None and other.uid == holder.uid:
+                continue
             resource = self.device_resource(device)
             if resource is None:
                 raise UnknownDeviceError(f"this node has no device {device}")

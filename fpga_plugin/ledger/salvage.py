@@ -5,15 +5,24 @@ as nonsense are left out. What else is wrong nobody knows; so no condition count
 region be given out unscrubbed, as after a reboot, and kubelet's records are asked for owners whose
 claims were lost, as without a journal. Any region may hold a former owner's image, also one whose
 rows were left out (`Epoch.LOST`). What would take something away from somebody stays: claims,
-drained cards, memory debts, FAULTED regions, former owners.
+drained cards, memory debts, FAULTED regions, former owners. The pods of a ResourceClaim that lost a
+device's claim count among these, until kubelet's record tells that they still have it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from fpga_plugin.ids import CardId
+from fpga_plugin.ids import CardId, DeviceId, PodUid
 from fpga_plugin.ledger.names import card_of, is_card
-from fpga_plugin.ledger.records import Change, Claim, Condition, Epoch, RegionRecord, TenantImage
+from fpga_plugin.ledger.records import (
+    Change,
+    Claim,
+    Condition,
+    Epoch,
+    Holder,
+    RegionRecord,
+    TenantImage,
+)
 from fpga_plugin.ledger.rows import Loaded
 
 
@@ -32,11 +41,26 @@ def salvaged(loaded: Loaded) -> Loaded:
     if not left_out:
         return loaded
     cards = {*map(card_of, told.regions), *map(card_of, told.claims)}
+    kept = {c.device: c for c in claims if card_of(c.device) not in impossible}
+    lost = _lost(told.holders.values(), kept)
     snapshot = replace(
         told,
         epochs=told.epochs | {Epoch.LOST: "rows of the journal"},
-        claims={c.device: c for c in claims if card_of(c.device) not in impossible},
-        regions={region: _doubted(record) for region, record in told.regions.items()},
+        claims={**kept},
+        regions={
+            region: _doubted(
+                replace(
+                    record,
+                    former=record.former.union(
+                        *(
+                            lost.get(device, ())
+                            for device in map(DeviceId, (region, card_of(region)))
+                        )
+                    ),
+                )
+            )
+            for region, record in told.regions.items()
+        },
         images=told.images | {TenantImage(region, None): True for region in told.regions},
         unreconciled=told.unreconciled | dict.fromkeys(cards, True),
     )
@@ -66,6 +90,18 @@ def _impossible(claims: Sequence[Claim]) -> set[CardId]:
     """Cards that are claimed as a whole and by region (invariant 1)."""
     whole = {card_of(claim.device) for claim in claims if is_card(claim.device)}
     return whole & {card_of(claim.device) for claim in claims if not is_card(claim.device)}
+
+
+def _lost(
+    holders: Iterable[Holder | None], kept: Collection[DeviceId]
+) -> dict[DeviceId, set[PodUid]]:
+    """The pods of ResourceClaims, by the devices of which nothing else says that they have them."""
+    lost: dict[DeviceId, set[PodUid]] = {}
+    for holder in holders:
+        if holder is not None and not holder.ended:
+            for device in {*holder.devices} - {*kept}:
+                lost.setdefault(device, set()).update(holder.pods)
+    return lost
 
 
 def _doubted(record: RegionRecord) -> RegionRecord:

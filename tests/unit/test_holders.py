@@ -137,6 +137,19 @@ def test_an_adopted_claim_keeps_its_device_and_is_not_prepared():
         ledger.adopt_holder(holder(B, device(card, 0)))
 
 
+def test_what_is_adopted_of_a_claim_takes_nothing_from_what_is_known_of_it():
+    card = make_card()
+    ledger, journal = make_ledger(card)
+    ledger.take(holder(A, device(card, 0), device(card, 1)))
+    ledger.prepared(A)
+    del journal.snapshot.claims[device(card, 1)]
+    again = reopened(journal, card)
+    known = again.claims[device(card, 0)]
+    (adopted,) = again.adopt_holder(again.holders[A])
+    assert adopted.device == device(card, 1)
+    assert again.claims[device(card, 0)] is known
+
+
 @pytest.mark.parametrize("step", ["take", "prepared", "end"])
 def test_a_step_that_cannot_be_written_did_not_happen(step):
     card = make_card()

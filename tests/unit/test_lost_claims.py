@@ -3,16 +3,17 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from doubles import LIMIT
-from doubles.cards import BLANK, make_card
+from doubles.cards import AFU, BLANK, PREFIX, make_card
 from doubles.cards import device as device_of
 from ledger_support import MemoryJournal, make_ledger, scrub
 from structlog.testing import capture_logs
-from test_holders import POD, A, prepare
+from test_holders import POD, A, holder, prepare
 
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
@@ -21,7 +22,10 @@ from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.ids import CardId, ClaimUid, PodUid
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.rows import Loaded
+from fpga_plugin.ledger.salvage import salvaged
 
 CARD = make_card()
 DRIVER = "fpga.intel.com"
@@ -63,7 +67,7 @@ class World:
         living: the pod that still runs.
     """
 
-    def __init__(self, root: str, *, fresh: bool = False) -> None:
+    def __init__(self, root: str, *, fresh: bool = False, damaged: bool = False) -> None:
         self.root = Path(root)
         self.ledger, journal = make_ledger(*(() if fresh else (CARD,)))
         self.journal: MemoryJournal = journal
@@ -79,6 +83,13 @@ class World:
         self.files = Files(f"{root}/cdi", DRIVER)
         if not fresh:
             self.files.write(self.ledger.holders[A], self.ledger.claims.values())
+        if damaged:
+            told = Loaded(replace(journal.snapshot, claims={}), left_out=("the claim's row",))
+            journal.snapshot = salvaged(told).snapshot
+            self.ledger = Ledger(
+                prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
+            )
+            self.ledger.card_found(CARD, dict.fromkeys([one.id for one in CARD.regions], AFU), AFU)
         operations = SimpleNamespace(ledger=self.ledger, living=self._living)
         told = SimpleNamespace(get=self._get)
         nothing = SimpleNamespace()
@@ -220,3 +231,32 @@ def test_a_claim_on_a_card_that_is_new_to_the_journal_is_adopted(tmp_path):
     after_a_round(world)
     assert world.ledger.holders[A].pods == {POD}
     assert not world.ledger.unreconciled
+
+
+def test_a_claim_whose_device_a_damaged_journal_lost_keeps_it(tmp_path):
+    world = World(str(tmp_path), damaged=True)
+    assert not world.ledger.claims
+    world.record(A)
+    after_a_round(world)
+    assert world.ledger.claims[device_of(CARD, 0)].exposed
+    assert not world.ledger.is_prepared(world.ledger.holders[A])
+    assert not world.ledger.unreconciled
+
+
+def test_pods_whose_claim_both_records_lost_are_former_owners_of_its_regions(tmp_path):
+    world = World(str(tmp_path), damaged=True)
+    world.claim = allocated("node-a")
+    world.living = POD
+    after_a_round(world)
+    assert [world.ledger.record(one.id).former for one in CARD.regions] == [
+        {POD} if one.id == world.region else set() for one in CARD.regions
+    ]
+
+
+def test_a_card_stays_back_whose_lost_claim_cannot_be_adopted(tmp_path):
+    world = World(str(tmp_path), damaged=True)
+    world.ledger.adopt_holder(holder(ClaimUid("claim-b"), device_of(CARD)))
+    world.living = POD
+    world.record(A)
+    after_a_round(world)
+    assert world.ledger.unreconciled == {CARD.id}
