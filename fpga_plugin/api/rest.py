@@ -211,14 +211,14 @@ def _understood(what: str, seconds: float) -> Iterator[None]:
     from httpx2 import HTTPError, InvalidURL, ReadTimeout  # comes with lightkube
     from lightkube.core.exceptions import ConfigError
 
+    from fpga_plugin.api.server import reason  # imports lightkube: only where needed
+
     try:
         yield
     except (TimeoutError, ReadTimeout):
         raise ApiServerError(f"{what}: the API server said nothing for {seconds:g} s") from None
     except (HTTPError, InvalidURL, OSError, ConfigError) as error:
-        raise ApiServerError(
-            f"{what}: the API server cannot be asked ({type(error).__name__}: {quote(error)})"
-        ) from error
+        raise ApiServerError(f"{what}: the API server cannot be asked ({reason(error)})") from None
 
 
 async def _body(what: str, response: "httpx2.Response", limit: int) -> bytes:

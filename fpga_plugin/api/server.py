@@ -85,6 +85,14 @@ def connect_http(kubeconfig: str | None, *, seconds: float) -> httpx2.AsyncClien
     return _connect(kubeconfig, lambda config: client_adapter.AsyncClient(config, given))
 
 
+def reason(error: Exception) -> str:
+    """Why a call failed, for a message: no header of it, which may be the credentials."""
+    name = type(error).__name__
+    if isinstance(error, httpx2.LocalProtocolError):
+        return f"{name}: the token may have a character, such as a line break, that none may have"
+    return f"{name}: {quote(error)}"
+
+
 def _limits(seconds: float) -> Timeout:
     """Of each step. The steps of connecting (TCP, then TLS) together end before a whole call does.
 

@@ -18,7 +18,7 @@ from lightkube.models import core_v1
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Pod as ApiPod
 
-from fpga_plugin.api.server import CredentialsError, connect
+from fpga_plugin.api.server import CredentialsError, connect, reason
 from fpga_plugin.errors import quote
 from fpga_plugin.pods.pod import (
     ENDED_PHASES,
@@ -124,9 +124,7 @@ class ApiServer:
         except HTTPStatusError as error:
             raise _refused(namespace, name, error) from error
         except HTTPError as error:
-            raise PodSourceError(
-                f"the API server cannot be asked ({type(error).__name__}: {quote(error)})"
-            ) from error
+            raise PodSourceError(f"the API server cannot be asked ({reason(error)})") from None
         except PermissionError as error:
             raise PodSourceError(
                 f"the program that {self._kubeconfig} names for credentials cannot be run"

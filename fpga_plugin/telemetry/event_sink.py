@@ -17,7 +17,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.events_v1 import Event as ApiEvent
 from lightkube.types import PatchType
 
-from fpga_plugin.api.server import CredentialsError, connect
+from fpga_plugin.api.server import CredentialsError, connect, reason
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.telemetry.kube_events import Event, Subject
 
@@ -108,9 +108,7 @@ class ApiServerSink:
                 else "",
             ) from error
         except HTTPError as error:
-            raise PostingError(
-                f"the API server cannot be reached ({type(error).__name__}: {quote(error)})"
-            ) from error
+            raise PostingError(f"the API server cannot be reached ({reason(error)})") from None
 
 
 def _namespace(subject: Subject) -> str:

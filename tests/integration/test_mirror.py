@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import traceback
 
 import msgspec
 import pytest
@@ -291,6 +292,17 @@ def test_a_call_has_an_end(tmp_path) -> None:
             async with session(server.kubeconfig(tmp_path), seconds=0.1) as calls:
                 with pytest.raises(ApiServerError, match="said nothing for"):
                     await calls.call("GET", PATH)
+
+    asyncio.run(story())
+
+
+def test_a_token_that_cannot_be_sent_is_in_no_message(tmp_path) -> None:
+    async def story():
+        async with ApiServerDouble() as server:
+            async with session(server.kubeconfig(tmp_path, "0123-secret\n")) as calls:
+                with pytest.raises(ApiServerError, match=r"cannot be asked.*token") as refused:
+                    await calls.call("GET", PATH)
+            assert "0123" not in "".join(traceback.format_exception(refused.value))
 
     asyncio.run(story())
 

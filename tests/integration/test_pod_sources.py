@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from daemon_support import AFU, AFU_2, BLANK, LIMIT, P0, Node
@@ -524,6 +526,18 @@ def test_an_api_server_that_is_away_is_a_reason(tmp_path):
         kubeconfig = api.kubeconfig(tmp_path)
     with pytest.raises(PodSourceError, match="cannot be asked"):
         run(ApiServer(kubeconfig).get("tenant", "compress"))
+
+
+def test_a_token_that_cannot_be_sent_is_in_no_message(tmp_path):
+    with ApiServerDouble() as api:
+        path = api.kubeconfig(tmp_path)
+        config = json.loads(Path(path).read_text())
+        config["users"] = [{"name": "u", "user": {"token": "0123-secret\n"}}]
+        config["contexts"][0]["context"]["user"] = "u"
+        Path(path).write_text(json.dumps(config))
+        with pytest.raises(PodSourceError, match=r"cannot be asked.*token") as refused:
+            run(ApiServer(path).get("tenant", "compress"))
+    assert "0123" not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{", "a: [", '{"clusters": []}', "\0"])
