@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from fpga_plugin.errors import NoSourceError, quote
+from fpga_plugin.errors import FpgaPluginError, NoSourceError, quote
 
 if TYPE_CHECKING:
     import httpx2
@@ -219,6 +219,13 @@ def _understood(what: str, seconds: float) -> Iterator[None]:
         raise ApiServerError(f"{what}: the API server said nothing for {seconds:g} s") from None
     except (HTTPError, InvalidURL, OSError, ConfigError) as error:
         raise ApiServerError(f"{what}: the API server cannot be asked ({reason(error)})") from None
+    except FpgaPluginError:
+        raise
+    except Exception as error:  # of many types, for a token or a login that is not understood
+        raise ApiServerError(
+            f"{what}: the API server cannot be asked ({type(error).__name__}: the credentials may"
+            " not be what they should be)"
+        ) from error
 
 
 async def _body(what: str, response: "httpx2.Response", limit: int) -> bytes:

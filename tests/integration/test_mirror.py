@@ -307,6 +307,37 @@ def test_a_token_that_cannot_be_sent_is_in_no_message(tmp_path) -> None:
     asyncio.run(story())
 
 
+UNREADABLE = {
+    "a token file that is no text": lambda folder: {"tokenFile": str(folder / "odd")},
+    "a login that tells no token": lambda _: {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "true"}
+    },
+    "a login that tells something else": lambda _: {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1beta1",
+            "command": "echo",
+            "args": ['{"status": {}}'],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("user", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_credentials_that_are_not_understood_end_nothing(tmp_path, user) -> None:
+    path = tmp_path / "kubeconfig"
+    (tmp_path / "odd").write_bytes(b"\xff\xfe")
+
+    async def story(scene):
+        good = path.read_text()
+        config = json.loads(good) | {"users": [{"name": "u", "user": user(tmp_path)}]}
+        path.write_text(json.dumps(config))
+        await scene.until(lambda: "credentials may" in scene.mirror.problem)
+        path.write_text(good)
+        await scene.shows(a="red")
+
+    told(tmp_path, story, A)
+
+
 def test_an_answer_without_an_end_is_given_up(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fpga_plugin.api.rest.MAX_BODY", 1000)
     monkeypatch.setattr("fpga_plugin.api.rest.MAX_LINE", 1000)
