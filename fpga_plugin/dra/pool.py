@@ -261,16 +261,21 @@ def _has_taints(content: Spec) -> int:
 def _keep_times(spec: Spec, before: Spec) -> None:
     """Since when a device has a taint: the server would put the present time in its place."""
     times = {
-        (device.get("name"), taint.get("key"), taint.get("value"), taint.get("effect")): time
+        _taint_key(device, taint): time
         for device in before.get("devices", ())
         for taint in _taints(device)
         if isinstance(time := taint.get("timeAdded"), str)
     }
     for device in spec.get("devices", ()):
         for taint in device.get("taints", ()):
-            key = (device["name"], taint["key"], taint.get("value"), taint["effect"])
-            if key in times:
+            if (key := _taint_key(device, taint)) in times:
                 taint["timeAdded"] = times[key]
+
+
+def _taint_key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> bytes:
+    """Which taint of which device; of what others wrote, too, where any JSON may be in it."""
+    key = (device.get("name"), taint.get("key"), taint.get("value"), taint.get("effect"))
+    return msgspec.json.encode(key)
 
 
 def _taints(device: Mapping[str, Any]) -> list[dict[str, Any]]:

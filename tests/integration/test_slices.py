@@ -266,6 +266,21 @@ def test_what_somebody_else_wrote_is_put_right(tmp_path) -> None:
     told(tmp_path, story)
 
 
+def test_a_taint_that_makes_no_sense_is_put_right_too(tmp_path) -> None:
+    async def story(scene):
+        await scene.settled()
+        name = max(scene.slices)
+        forged = copy.deepcopy(scene.slices[name])
+        forged["spec"]["devices"][0]["taints"] = [
+            {"key": "k", "value": {}, "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+        ]
+        await scene.server.put(COLLECTION, forged)
+        await scene.until(lambda: "taints" not in scene.slices[name]["spec"]["devices"][0])
+        await scene.settled()
+
+    told(tmp_path, story)
+
+
 @pytest.mark.parametrize("code", [0, 409, 429, 500, 503, 403, 404])
 @pytest.mark.parametrize("when", ["^GET /api/v1/nodes", "^POST", "^PUT", "^DELETE"])
 def test_a_write_that_fails_is_tried_again(tmp_path, code: int, when: str) -> None:
