@@ -110,6 +110,10 @@ class Pool:
             suffix = f"{suffix[: MAX_NAME - 6 - 17].rstrip('.-')}-{digest}"
         object.__setattr__(self, "_suffix", suffix)
 
+    def owns(self, one: ResourceSlice) -> bool:
+        """Whether a slice is of this driver and node."""
+        return (one.spec.driver, one.spec.nodeName) == (self.driver, self.node)
+
     def named(self, slices: Sequence[Slice]) -> dict[str, Slice]:
         """The slices by the names that they get; counters before devices."""
         counts = {"c": 0, "d": 0}
@@ -131,9 +135,11 @@ class Pool:
 
         Args:
             wanted: by name.
-            have: what the API server has of this driver and node.
+            have: what the API server told; a server that passes over the field selector tells other
+                nodes' slices too, which are none of ours to delete.
             accepted: by name, what was sent and what the server made of it; that is no difference.
         """
+        have = {name: one for name, one in have.items() if self.owns(one)}
         obsolete = tuple(sorted(have.keys() - wanted.keys()))
         latest = max((one.generation for one in have.values()), default=0)
         changed = []

@@ -256,7 +256,7 @@ class SliceReconciler:
                 raise
             self._mirror.forget(name)
             return
-        if (there.spec.driver, there.spec.nodeName) != (self._pool.driver, self._pool.node):
+        if not self._pool.owns(there):
             raise ApiServerError(
                 f"ResourceSlice {name} is of driver {quote(there.spec.driver)} on node"
                 f" {quote(there.spec.nodeName)}: delete it"

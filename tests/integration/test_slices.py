@@ -266,6 +266,26 @@ def test_what_somebody_else_wrote_is_put_right(tmp_path) -> None:
     told(tmp_path, story)
 
 
+@pytest.mark.parametrize("other", [{"nodeName": "node-b"}, {"driver": "gpu.example.com"}])
+def test_slices_of_others_stay_where_a_server_tells_them_too(tmp_path, monkeypatch, other) -> None:
+    monkeypatch.setattr("doubles.apiserver._selected", lambda *_: True)
+
+    async def story(scene):
+        await scene.until(lambda: scene.slices)
+        await scene.settled()
+        foreign = copy.deepcopy(scene.slices[max(scene.slices)])
+        foreign["metadata"] = {"name": "foreign"}
+        foreign["spec"] |= other | {"devices": []}
+        await scene.server.put(COLLECTION, foreign)
+        scene.devices = [[region(0, HOT), region(1)]]
+        scene.reconciler.wake()
+        await scene.until(lambda: taints_of(scene, "r0"))
+        await scene.quiet()
+        assert "foreign" in scene.slices
+
+    told(tmp_path, story)
+
+
 def test_a_taint_that_makes_no_sense_is_put_right_too(tmp_path) -> None:
     async def story(scene):
         await scene.settled()
