@@ -62,10 +62,13 @@ class Historian:
         )
         self._something = asyncio.Event()
         self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
+        self._owners: dict[CardId, dict[DeviceId, Holder]] = {}
         self._refused: dict[RegionId, str] = {}
         self._holders = by_device(ledger.holders.values())
         for claim in ledger.claims.values():
             self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
+            if (holder := self._holders.get(claim.device)) is not None:
+                self._owners.setdefault(card_of(claim.device), {})[claim.device] = holder
         ledger.subscribe(self._changed)
 
     def _note(self, region: RegionId, kind: Kind, event: Event, claim: Claim | None = None) -> None:
@@ -81,13 +84,15 @@ class Historian:
         now = self._clock()
         before = self._claims.get(card, {})
         present = {claim.device: claim for claim in self._ledger.claims_on(card)}
-        holders, self._holders = self._holders, by_device(self._ledger.holders.values())
+        self._holders = by_device(self._ledger.holders.values())
+        # The end of a claim over several cards is told card by card, and its holder goes at once.
+        had = self._owners.get(card, {})
         for device in before.keys() | present.keys():
             old, new = before.get(device), present.get(device)
             same = old is not None and new is not None and old.generation == new.generation
             if old is not None and not same:
                 held = max(now - old.since, 0.0) if old.since else None
-                pod, name = _owner(old.pod, holders.get(device))
+                pod, name = _owner(old.pod, had.get(device))
                 event = Event(at=now, seconds=held, pod=pod, claim=name)
                 for region in old.grants:
                     self._note(region, Kind.RELEASED, event)
@@ -97,8 +102,14 @@ class Historian:
                     self._note(region, Kind.CLAIMED, Event(at=now, pod=pod, claim=name), new)
         if present:
             self._claims[card] = present
+            self._owners[card] = {
+                device: holder
+                for device in present
+                if (holder := self._holders.get(device)) is not None
+            }
         else:
             self._claims.pop(card, None)
+            self._owners.pop(card, None)
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared."""

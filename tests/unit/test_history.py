@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import found, scrub, start
+from test_holders import A, holder
 
 from fpga_plugin.ids import DeviceId, PodUid, RegionId
 from fpga_plugin.ledger import history
@@ -19,6 +20,7 @@ from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.reports import Report, Step
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
+OTHER = make_card(2, nodes=(2, 3))
 P0, P1 = device(CARD, 0), device(CARD, 1)
 R0, R1 = RegionId(P0), RegionId(P1)
 POD = PodUid("pod-a")
@@ -88,6 +90,19 @@ def test_a_whole_card_is_told_for_each_region(scene):
         (R0, "claimed"),
         (R1, "claimed"),
     ]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_end_of_a_claim_over_two_cards_is_told_with_its_claim_on_both(scene, restarted):
+    found(scene.ledger, OTHER)
+    scrub(scene.ledger, OTHER)
+    claim = holder(A, P0, device(OTHER, 0), pods=(POD,))
+    scene.ledger.take(claim)
+    if restarted:
+        scene.historian = Historian(scene.ledger, lambda _: None, scene.journal)
+    scene.ledger.end_holder(A)
+    told = [event for _, kind, event in scene.told() if kind == "released"]
+    assert [(event.claim, event.pod) for event in told] == [("n/c", POD)] * 2
 
 
 def test_a_restart_tells_no_claim_again(scene, journal):
