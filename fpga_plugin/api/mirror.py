@@ -29,6 +29,9 @@ SILENCE_SECONDS: Final = 660.0
 """The server ends a watch in time, so that one which is silent for longer is dead."""
 
 PAGE: Final = 500
+MOST_PAGES: Final = 1000
+"""Of a list; a server that always tells of another page is given up."""
+
 FIRST_DELAY, LAST_DELAY = 0.5, 60.0
 """Seconds before another try; doubled each time."""
 
@@ -237,13 +240,14 @@ class Mirror(Generic[T]):
     async def _list(self, server: Session) -> tuple[dict[str, T], str]:
         params = {"fieldSelector": self._selector, "limit": str(PAGE)}
         items: dict[str, T] = {}
-        while True:
+        for _ in range(MOST_PAGES):
             body = await server.call("GET", self._path, params=params)
             page = decoded(self._many, body, self._path)
             items.update({item.metadata.name: item for item in page.items or ()})
             if not page.metadata.continue_:
                 return items, page.metadata.resourceVersion
             params["continue"] = page.metadata.continue_
+        raise ApiServerError(f"{self._path}: a list of more than {MOST_PAGES} pages")
 
     def _take(self, line: bytes) -> None:
         """One event of the watch.

@@ -296,6 +296,18 @@ def test_a_call_has_an_end(tmp_path) -> None:
     asyncio.run(story())
 
 
+def test_a_list_without_an_end_is_given_up(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(mirror_module, "MOST_PAGES", 3)
+    endless = {"metadata": {"resourceVersion": "1", "continue": "again"}, "items": []}
+
+    async def story(scene):
+        scene.server.replies.extend([Reply(200, endless, when="limit=")] * 5)
+        await scene.until(lambda: "more than 3 pages" in scene.mirror.problem)
+        await scene.shows(a="red")
+
+    told(tmp_path, story, A)
+
+
 def test_a_token_that_cannot_be_sent_is_in_no_message(tmp_path) -> None:
     async def story():
         async with ApiServerDouble() as server:
