@@ -47,8 +47,9 @@ class Wishes:
         asked = {} if wishes is not None else await self._of_pod(claim)
         found: dict[RegionId, FpgaRequest | None] = {}
         for one in claim.devices:
+            regions = self._ledger.regions_of(one.device)  # its card may have gone meanwhile
             interface = self._ledger.cards[card_of(one.device)].interface_id
-            for region in self._ledger.regions_of(one.device):
+            for region in regions:
                 wish = wishes[one.device] if wishes is not None else asked.get(region.id, Wish())
                 allowed = within(claim.of(one, from_class=True), wish, f"device {one.device}")
                 found[region.id] = _request(allowed, interface, one.device)

@@ -21,6 +21,8 @@ from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError, ResourceClaim, rea
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
+from fpga_plugin.dra.wishes import Wishes
+from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, ClaimUid, PodUid
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition
@@ -260,3 +262,10 @@ def test_a_card_stays_back_whose_lost_claim_cannot_be_adopted(tmp_path):
     world.record(A)
     after_a_round(world)
     assert world.ledger.unreconciled == {CARD.id}
+
+
+def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
+    claim = read_claim(allocated("node-a"), ClaimRef(A, "n", "c"), driver=DRIVER, node="node-a")
+    world.ledger.card_gone(CARD.id)
+    with pytest.raises(RefusedError, match="is gone"):
+        asyncio.run(Wishes(world.ledger, SimpleNamespace(), None).of(claim))
