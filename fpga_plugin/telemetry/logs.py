@@ -26,6 +26,10 @@ from fpga_plugin.config.settings import LogFormat, LogLevel
 FOREIGN_LOGGERS: Final = ("asyncio", "grpclib", "h2")
 """Libraries whose own logs are known to matter; they are set to WARNING whatever was set before."""
 
+_TOLD: Final = frozenset({("grpclib.server", "Failed to handle cancellation")})
+"""What libraries log beside a line of ours that tells the same: here that a caller went away in the
+turn in which its call was refused, with a traceback."""
+
 _MAX_FRAMES = 20
 _FIRST = ("timestamp", "level", "event")
 _LEVELS = {
@@ -99,6 +103,8 @@ class _Forward(logging.Handler):
     """Hands standard library records to structlog, so that there is one way out."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if (record.name, record.msg) in _TOLD:
+            return
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001  # a library's broken format string must not reach its caller

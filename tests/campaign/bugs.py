@@ -163,7 +163,7 @@ BUGS = {
     ),
     "claims-not-adopted": Bug(
         "dra/reconcile.py",
-        "            if not one.devices:\n",
+        "            if not names:\n",
         "            if True:\n",
         "12349",
         door="dra",

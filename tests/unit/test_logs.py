@@ -226,3 +226,11 @@ def test_lines_of_several_threads_do_not_mix():
     lines = stream.getvalue().splitlines()
     assert len(lines) == 200
     assert all(json.loads(line)["event"] == "event" for line in lines)
+
+
+def test_that_a_caller_went_while_its_call_was_refused_is_told_by_the_calls_own_line():
+    stream = configured(LogFormat.JSON)
+    grpclib = logging.getLogger("grpclib.server")
+    grpclib.error("Failed to handle cancellation")
+    grpclib.error("Application error")
+    assert json.loads(only_line(stream))["event"] == "Application error"
