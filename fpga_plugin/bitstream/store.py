@@ -240,7 +240,7 @@ def ids_of(path: str) -> tuple[InterfaceId, BitstreamId | None]:
     if (ending == ".aocx") != is_aocx(bitstream_id):
         raise BitstreamError(
             f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
-            hint="`fpga-plugin bitstream install` names files as the store expects them",
+            hint=f"{INSTALL}, names files as the store expects them",
         )
     return interface_id, bitstream_id
 
@@ -281,7 +281,7 @@ def check_contents(
         parse_header(head, size=file.size, where=file.where)
         raise BitstreamError(
             f"{file.where}: holds GBS, and its name is that of AOCX",
-            hint="`fpga-plugin bitstream install` names files as the store expects them",
+            hint=f"{INSTALL}, names files as the store expects them",
         )
     aocx = read_aocx(file, where=file.where, begin=unpack)
     check_names(file.where, aocx.header.metadata, interface_id, bitstream_id, claimed=aocx.hash)
@@ -311,17 +311,17 @@ def check_names(
     if metadata.interface_id != interface_id:
         raise BitstreamError(
             f"{path}: was built for interface id {metadata.interface_id}, not {interface_id}",
-            hint="`fpga-plugin bitstream install` puts a file where it belongs",
+            hint=f"{INSTALL}, puts a file where it belongs",
         )
     if is_aocx(claimed) and claimed != bitstream_id:
         raise BitstreamError(
             f"{path}: has the hash {claimed}, not the one of its name",
-            hint="`fpga-plugin bitstream install` puts a file where it belongs",
+            hint=f"{INSTALL}, puts a file where it belongs",
         )
     if not is_aocx(claimed) and bitstream_id not in {None, BitstreamId(metadata.afu_id)}:
         raise BitstreamError(
             f"{path}: has the AFU id {metadata.afu_id}, not the one of its name",
-            hint="`fpga-plugin bitstream install` puts a file where it belongs",
+            hint=f"{INSTALL}, puts a file where it belongs",
         )
 
 
@@ -341,7 +341,7 @@ def _name(path: str, stem: str) -> BitstreamId:
     except ValueError as error:
         raise BitstreamError(
             f"{path}: the name {quote(stem)} is {error}",
-            hint="`fpga-plugin bitstream install` names files as the store expects them",
+            hint=f"{INSTALL}, names files as the store expects them",
         ) from None
     if bitstream_id != stem:
         raise BitstreamError(

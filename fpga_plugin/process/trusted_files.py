@@ -160,7 +160,8 @@ def _check_inside(path: str, real: str, root: str) -> None:
     if not real.startswith(os.path.realpath(root).rstrip("/") + "/"):
         raise BitstreamError(
             f"{path}: a symbolic link leads out of the store {root}",
-            hint="put the file itself into the store: `fpga-plugin bitstream install`",
+            hint="put the file itself into the store, where that is filled from:"
+            " `fpga-plugin bitstream install`",
         )
 
 

@@ -31,7 +31,7 @@ NOT_RUN = {
     "sudo apt-get install": "changes the machine",
     "docker push": "needs an engine and a registry",
     "cd store && oras push": "needs oras and a registry",
-    "fpga-plugin bitstream pull": "needs a registry: tests/integration/test_pull.py",
+    "fpga-plugin bitstream pull": "needs a registry: tests/deploy/test_registry.py",
     "fpga-plugin fleet": "needs a cluster: tests/integration/test_fleet.py",
     "git clone": "needs the repository's address",
     ".venv/bin/python -m pytest": "a test run in a test run",

@@ -130,3 +130,15 @@ def test_an_alias_stands_in_place_of_the_id_and_says_nothing_of_it(stem, kind):
 )
 def test_another_name_has_no_alias(name):
     assert aliased_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        (f"region-{INTERFACE}", "FPGA_DEVICES_REGION_CE489693"),
+        (f"fpga-{INTERFACE}", "FPGA_DEVICES_FPGA_CE489693"),
+        ("af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs", "FPGA_DEVICES_AF_69528DB6"),
+    ],
+)
+def test_a_variable_names_all_that_a_container_has_of_a_resource(name, variable):
+    assert Resource.parse(f"{DOMAIN}/{name}").variable == variable
