@@ -125,10 +125,6 @@ class Claims(LedgerState):
                 f" it with `fpga-plugin card release {card}`",
             )
 
-    def _end_debug(self, change: Change, regions: Iterable[RegionId]) -> None:
-        """Somebody else has these regions, or nobody left anything on them."""
-        change.debugs |= {region: None for region in regions if region in self.debugs}
-
     def _grant_again(self, change: Change, held: Claim) -> Claim:
         """A claim of which nothing began: to the same pod, or to another after one that failed.
 

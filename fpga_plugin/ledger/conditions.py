@@ -39,8 +39,7 @@ class Conditions(LedgerState):
         change = _change(map(self.record, begun), Condition.SCRUBBING, "")
         if image is not None:
             change.images = {TenantImage(region, image): True for region in regions}
-        # Nothing is as its container left it any more.
-        change.debugs = {region: None for region in regions if region in self.debugs}
+        self._end_debug(change, regions)
         self._commit(change)
         self._begun.update(begun)
 
@@ -145,8 +144,9 @@ class Conditions(LedgerState):
 
     def end_debug(self, regions: Iterable[RegionId]) -> None:
         """These regions are no longer kept, nor to be: the next scrub makes them clean."""
-        ended = [region for region in regions if region in self.debugs]
-        self._commit(Change(debugs=dict.fromkeys(ended)))
+        change = Change()
+        self._end_debug(change, regions)
+        self._commit(change)
 
     def pods_gone(self, pods: Iterable[PodUid]) -> None:
         """Of these former owners no process runs any more."""

@@ -135,8 +135,7 @@ class Presence(LedgerState):
     def _went(self, change: Change, region: RegionId) -> None:
         self.failing.pop(region, None)
         self.functions.pop(region, None)
-        if region in self.debugs:  # whatever was on it is gone
-            change.debugs[region] = None
+        self._end_debug(change, [region])
         record = self.record(region)
         if record.condition is not Condition.DIRTY:
             change.regions[region] = replace(

@@ -9,10 +9,10 @@ drained cards, memory debts, FAULTED regions, former owners. The pods of a Resou
 device's claim count among these, until kubelet's record tells that they still have it.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fpga_plugin.ids import CardId, DeviceId, PodUid
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.names import card_of, is_card
 from fpga_plugin.ledger.records import (
     Change,
@@ -48,17 +48,7 @@ def salvaged(loaded: Loaded) -> Loaded:
         epochs=told.epochs | {Epoch.LOST: "rows of the journal"},
         claims={**kept},
         regions={
-            region: _doubted(
-                replace(
-                    record,
-                    former=record.former.union(
-                        *(
-                            lost.get(device, ())
-                            for device in map(DeviceId, (region, card_of(region)))
-                        )
-                    ),
-                )
-            )
+            region: _doubted(replace(record, former=record.former | _users(lost, region)))
             for region, record in told.regions.items()
         },
         images=told.images | {TenantImage(region, None): True for region in told.regions},
@@ -102,6 +92,11 @@ def _lost(
             for device in {*holder.devices} - {*kept}:
                 lost.setdefault(device, set()).update(holder.pods)
     return lost
+
+
+def _users(lost: Mapping[DeviceId, set[PodUid]], region: RegionId) -> set[PodUid]:
+    """Those who may have a region, by itself or with its card."""
+    return lost.get(DeviceId(region), set()) | lost.get(DeviceId(card_of(region)), set())
 
 
 def _doubted(record: RegionRecord) -> RegionRecord:

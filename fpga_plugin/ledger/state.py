@@ -423,6 +423,10 @@ class LedgerState:
             return None
         return debug
 
+    def _end_debug(self, change: Change, regions: Iterable[RegionId]) -> None:
+        """Nothing on these regions is as their container left it any more, or somebody has them."""
+        change.debugs |= {region: None for region in regions if region in self.debugs}
+
     def kept_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Debug]:
         """Regions of a card that are kept, or about to be if their container failed, `but` these.
 
