@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Final, Protocol
 
 import structlog
@@ -283,12 +284,31 @@ class Journal:
         self._transaction(rows.statements(change))
 
     def _transaction(self, statements: Iterable[rows.Statement]) -> None:
-        self._keep()
         commits = self._commits + 1
+        self._commit(chain(statements, (rows.counted(commits),)))
+        self._commits = commits
+        self._count.write(commits)
+
+    def remember(self, entries: Sequence[history.Entry]) -> None:
+        """Add to the history; no decision depends on it, so it is no counted transaction.
+
+        Raises:
+            JournalError: nothing was written.
+        """
+        self._commit(history.statements(entries, self._events))
+        self._events += len(entries)
+
+    def _commit(self, statements: Iterable[rows.Statement | history.Statement]) -> None:
+        """One transaction, all of it or nothing; it makes the statements as it goes.
+
+        Raises:
+            JournalError: nothing was written.
+        """
+        self._keep()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for statement, values in (*statements, rows.counted(commits)):
+                for statement, values in statements:
                     if values:
                         self._db.executemany(statement, values)
                 self._db.execute("COMMIT")
@@ -299,30 +319,6 @@ class Journal:
                 raise
         except (sqlite3.Error, UnicodeError, OverflowError) as error:
             raise self._failed(error) from error
-        self._commits = commits
-        self._count.write(commits)
-
-    def remember(self, entries: Sequence[history.Entry]) -> None:
-        """Add to the history; no decision depends on it, so it is no counted transaction.
-
-        Raises:
-            JournalError: nothing was written.
-        """
-        self._keep()
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in history.statements(entries, self._events):
-                    self._db.executemany(statement, values)
-                self._db.execute("COMMIT")
-                self._writes += 1
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-        except (sqlite3.Error, UnicodeError, OverflowError) as error:
-            raise self._failed(error) from error
-        self._events += len(entries)
 
     def log_bytes(self) -> int:
         """How long the write-ahead log is; a log that was folded in counts until the next write."""
