@@ -147,15 +147,7 @@ class StoreReader:
             NotFinishedError: it is still being written.
             StoreUnavailableError: the store does not answer, or there is no room for a copy.
         """
-        try:
-            return await self._threads.run(
-                relative,
-                lambda: self.library.examine(relative),
-                seconds=ARRIVAL_SECONDS,
-                spare=SPARE_THREADS,
-            )
-        except LateError as late:
-            raise self._unavailable(relative, late, ARRIVAL_SECONDS) from None
+        return await self._unhurried(relative, lambda: self.library.examine(relative))
 
     async def list(self) -> tuple[StoreEntry, ...]:
         """The files of the store; nothing of them is read.
@@ -165,15 +157,7 @@ class StoreReader:
             BitstreamError: its directory cannot be read.
             StoreUnavailableError: the store does not answer.
         """
-        try:
-            return await self._threads.run(
-                "",
-                lambda: self.library.store.list(read=False),
-                seconds=ARRIVAL_SECONDS,
-                spare=SPARE_THREADS,
-            )
-        except LateError as late:
-            raise self._unavailable("", late, ARRIVAL_SECONDS) from None
+        return await self._unhurried("", lambda: self.library.store.list(read=False))
 
     async def headers(self) -> tuple[StoreEntry, ...]:
         """The files of the store with what their headers say, for people; nothing is verified.
@@ -183,15 +167,7 @@ class StoreReader:
             BitstreamError: its directory cannot be read.
             StoreUnavailableError: the store does not answer.
         """
-        try:
-            return await self._threads.run(
-                HEADERS,
-                self.library.store.list,
-                seconds=ARRIVAL_SECONDS,
-                spare=SPARE_THREADS,
-            )
-        except LateError as late:
-            raise self._unavailable(HEADERS, late, ARRIVAL_SECONDS) from None
+        return await self._unhurried(HEADERS, self.library.store.list)
 
     async def tidy(self, present: Iterable[str]) -> None:
         """`Library.tidy`, which does not touch the store."""
@@ -220,6 +196,19 @@ class StoreReader:
             return await self._threads.run(relative, read, seconds=left, least=LOOK_SECONDS)
         except LateError as late:
             raise self._unavailable(relative, late, READ_SECONDS) from None
+
+    async def _unhurried(self, relative: str, work: Callable[[], T]) -> T:
+        """What nobody's start waits for.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        try:
+            return await self._threads.run(
+                relative, work, seconds=ARRIVAL_SECONDS, spare=SPARE_THREADS
+            )
+        except LateError as late:
+            raise self._unavailable(relative, late, ARRIVAL_SECONDS) from None
 
     def _unavailable(self, relative: str, late: LateError, seconds: float) -> StoreUnavailableError:
         # Without times that grow: what is said once is not said again.
