@@ -7,7 +7,7 @@ import argparse
 import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MAX_VERSION
@@ -28,6 +28,10 @@ from fpga_plugin.registry.reference import Reference, parse_reference
 if TYPE_CHECKING:
     # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - see above
+
+T = TypeVar("T")
+
+_OF_PATH = "PATH=NAME with PATH <interface id>/<bitstream id>.gbs or .aocx"
 
 _WIDTH = 78  # of a description; of options it is the terminal's
 
@@ -364,24 +368,26 @@ def _add_forget(commands: "Subparsers") -> None:
 
 
 def _named(text: str) -> tuple[str, Alias | None]:
-    path, separator, name = text.partition("=")
-    if not separator or not BITSTREAM_PATH.fullmatch(path):
-        raise argparse.ArgumentTypeError(
-            f"{quote(text)}: not PATH=NAME with PATH <interface id>/<bitstream id>.gbs or .aocx"
-        )
-    try:
-        return path, parse_alias(name) if name else None
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{quote(text)}: {error}") from None
+    return _pair(text, _path, form=_OF_PATH)
+
+
+def _path(text: str) -> str:
+    if not BITSTREAM_PATH.fullmatch(text):
+        raise ValueError(f"not {_OF_PATH}")
+    return text
 
 
 def _named_interface(text: str) -> tuple[InterfaceId, Alias | None]:
-    interface_id, separator, name = text.partition("=")
+    return _pair(text, parse_interface_id, form="ID=NAME")
+
+
+def _pair(text: str, parse: Callable[[str], T], *, form: str) -> tuple[T, Alias | None]:
+    """What is called something, and what; None: nothing, any more."""
+    what, separator, name = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{quote(text)}: not {form}")
     try:
-        if not separator:
-            msg = "not ID=NAME"
-            raise ValueError(msg)  # noqa: TRY301  # one error for all that is wrong with it
-        return parse_interface_id(interface_id), parse_alias(name) if name else None
+        return parse(what), parse_alias(name) if name else None
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{quote(text)}: {error}") from None
 
