@@ -11,7 +11,7 @@ import structlog
 
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.config.settings import BackendKind, Settings, defaults
+from fpga_plugin.config.settings import Advertise, BackendKind, Mode, Settings, defaults
 from fpga_plugin.config.values import HostPaths
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
@@ -77,6 +77,15 @@ def _slots(settings: Settings) -> str:
 def exposure(settings: Settings) -> ExposurePolicy:
     """Who is given cards that expose memory, as the settings say."""
     return ExposurePolicy(settings.uncleared_memory, settings.untranslated_dma)
+
+
+def names_interfaces(settings: Settings) -> bool:
+    """Whether resources have aliases of interface ids: functions and ResourceSlices do not."""
+    return (
+        settings.interface_aliases
+        and settings.mode is not Mode.DRA
+        and settings.advertise is not Advertise.AF
+    )
 
 
 def log_settings(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from fpga_plugin import __version__
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.build import exposure, is_guarded, open_trust
+from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
 from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.claims.other_door import leave_device_plugin, leave_dra
 from fpga_plugin.claims.permission import Permission
@@ -107,16 +107,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         scrub=settings.scrub,
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
-        aliases=_names_interfaces(settings),
-    )
-
-
-def _names_interfaces(settings: Settings) -> bool:
-    """Whether resources have aliases of interface ids: functions and ResourceSlices do not."""
-    return (
-        settings.interface_aliases
-        and settings.mode is not Mode.DRA
-        and settings.advertise is not Advertise.AF
+        aliases=names_interfaces(settings),
     )
 
 
@@ -338,7 +329,7 @@ class Plugin:
             pods_socket=settings.pods_socket,
         )
         self._index: StoreIndex | None = None
-        self._names = InterfaceNames(ledger, node.store) if _names_interfaces(settings) else None
+        self._names = InterfaceNames(ledger, node.store) if names_interfaces(settings) else None
 
     async def start(self) -> None:
         """Learn what is there, and let kubelet call; returns before kubelet has heard of it.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fpga_plugin.bitstream.manifest import InterfaceAliases
 from fpga_plugin.bitstream.store import Store
-from fpga_plugin.build import open_hardware, open_trust
-from fpga_plugin.config.settings import Advertise, Mode, Settings
+from fpga_plugin.build import names_interfaces, open_hardware, open_trust
+from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Region
@@ -137,8 +137,8 @@ def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
     if settings.advertise is not Advertise.AF:
         if not seen.card.reprogrammable:
             return ()
-        aliased = settings.interface_aliases and settings.mode is not Mode.DRA
-        return resource_names(settings.resource_prefix, seen.card, seen.alias if aliased else None)
+        alias = seen.alias if names_interfaces(settings) else None
+        return resource_names(settings.resource_prefix, seen.card, alias)
     found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
     return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
 
