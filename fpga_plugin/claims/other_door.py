@@ -42,7 +42,7 @@ async def leave_dra(ledger: Ledger, cgroups: PodCgroups, *, root: str, driver: s
     living = {f"claim {one.namespace}/{one.name}" for one in record.values() if one.devices}
     for holder in ledger.holders.values():
         if not holder.ended and await _any_lives(cgroups, holder.pods):
-            living.add(f"claim {holder.namespace}/{holder.name}")
+            living.add(f"claim {holder.full_name}")
     if living:
         raise OtherDoorError(
             f"FPGA_PLUGIN_MODE is device-plugin, and pods have devices by DRA: {_some(living)}",

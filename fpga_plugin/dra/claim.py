@@ -18,6 +18,8 @@ from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.regionconfig import RegionConfig, parse_config
 from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.ledger.records import Holder
+from fpga_plugin.pods.dra_record import RecordedClaim
 from fpga_plugin.pods.names import PodName, parse_name, parse_pod_uid
 
 CALL_SECONDS: Final = 5.0
@@ -59,7 +61,17 @@ class ClaimRef:
     name: str
 
     def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
+        return f"claim {self.full_name}"
+
+    @classmethod
+    def of(cls, claim: Holder | RecordedClaim) -> "ClaimRef":
+        """A claim that the ledger, or kubelet's record, has."""
+        return cls(claim.uid, claim.namespace, claim.name)
+
+    @property
+    def full_name(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
 
     @property
     def logged(self) -> dict[str, str]:

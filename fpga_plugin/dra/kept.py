@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
@@ -109,9 +110,7 @@ class KeptFiles:
             self._missing.discard(uid)
             log.warning(
                 "claim withdrawn",
-                claim=uid,
-                namespace=after.namespace,
-                name=after.name,
+                **ClaimRef.of(after).logged,
                 devices=list(after.devices),
                 pods=sorted(after.pods),
                 reason=why,

@@ -346,9 +346,7 @@ class ClaimLife:
             holder = self._ledger.holders[uid]
             log.info(
                 "claim ended",
-                claim=uid,
-                namespace=holder.namespace,
-                name=holder.name,
+                **ClaimRef.of(holder).logged,
                 devices=holder.devices,
                 pods=sorted(holder.pods),
             )

@@ -185,13 +185,7 @@ class ClaimReconciler:
                 log.warning("claim not adopted", claim=uid, error=str(error))
                 cards -= {card for card in cards if any(_of_card(name, card) for name in names)}
             else:
-                log.warning(
-                    "claim adopted",
-                    claim=uid,
-                    namespace=one.namespace,
-                    name=one.name,
-                    pods=sorted(one.pods),
-                )
+                log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         ledger.reconciled(cards)
 
     async def _look_for_lost(
@@ -208,9 +202,7 @@ class ClaimReconciler:
         for uid in lost - self._lost:
             log.warning(
                 "kubelet's record lacks a claim",
-                claim=uid,
-                namespace=holders[uid].namespace,
-                name=holders[uid].name,
+                **ClaimRef.of(holders[uid]).logged,
                 devices=list(holders[uid].devices),
                 pods=sorted(holders[uid].pods),
                 hint="its devices are kept until the API server says that it is over and its pods"
@@ -244,12 +236,7 @@ class ClaimReconciler:
         if holder is None or not (holder.ended or await self._is_over(holder)):
             return
         if not holder.ended:
-            log.warning(
-                "claim ended without a call",
-                claim=uid,
-                namespace=holder.namespace,
-                name=holder.name,
-            )
+            log.warning("claim ended without a call", **ClaimRef.of(holder).logged)
         await self._life.end(uid)
         self._lost.discard(uid)
 
@@ -260,7 +247,7 @@ class ClaimReconciler:
             FpgaPluginError: kubelet's record cannot be read, or the journal not be written.
         """
         try:
-            claim = await self._claims.get(ClaimRef(holder.uid, holder.namespace, holder.name))
+            claim = await self._claims.get(ClaimRef.of(holder))
         except (NoSuchClaimError, AllocatedElsewhereError):
             pods = holder.pods
         except FpgaPluginError as error:

@@ -89,7 +89,7 @@ class DraServicer:
         async def one(claim: dra.Claim) -> dra.NodePrepareResourceResponse:
             async def served(ref: ClaimRef) -> dra.NodePrepareResourceResponse:
                 devices = await self._life.prepare(ref)
-                self._recorder.served([each.device for each in devices], _name(ref))
+                self._recorder.served([each.device for each in devices], ref.full_name)
                 return dra.NodePrepareResourceResponse(
                     devices=[self._device(each) for each in devices]
                 )
@@ -112,7 +112,7 @@ class DraServicer:
     ) -> dra.NodeUnprepareResourcesResponse:
         async def one(claim: dra.Claim) -> dra.NodeUnprepareResourceResponse:
             async def served(ref: ClaimRef) -> None:
-                self._recorder.served([], _name(ref))
+                self._recorder.served([], ref.full_name)
                 await self._life.unprepare(ref)
 
             _, problem = await _served("NodeUnprepareResources", claim, served)
@@ -125,7 +125,7 @@ class DraServicer:
         claim = self._life.read(ref.uid)
         names = {} if claim is None else claim.names
         pod = next(iter(names)) if len(names) == 1 else None
-        identity = Identity(pod, name=names[pod] if pod else None, claim=_name(ref))
+        identity = Identity(pod, name=names[pod] if pod else None, claim=ref.full_name)
         devices = [] if claim is None else [one.device for one in claim.devices]
         self._recorder.refused(identity, devices, error)
 
@@ -185,10 +185,6 @@ class DraServicer:
                 for device, problem in sorted(conditions.items())
             ]
         )
-
-
-def _name(ref: ClaimRef) -> str:
-    return f"{ref.namespace}/{ref.name}"
 
 
 async def _served(

@@ -173,6 +173,11 @@ class Holder:
     boot: Text = ""
     ended: bool = False
 
+    @property
+    def full_name(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Loan:

@@ -223,4 +223,4 @@ def _owner(pod: PodUid | None, holder: Holder | None) -> tuple[PodUid | None, st
     """A pod, and the ResourceClaim by which it has the device, if there is one."""
     if holder is None:
         return pod, ""
-    return pod or only_pod(holder), f"{holder.namespace}/{holder.name}"[:512]
+    return pod or only_pod(holder), holder.full_name[:512]

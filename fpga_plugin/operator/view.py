@@ -330,7 +330,7 @@ def _clock(plugin: Plugin, record: RegionRecord) -> ClockView | None:
 
 def _asks(holder: Holder | None) -> str:
     """By which ResourceClaim an owner asked; empty: by none."""
-    return "" if holder is None else f"{holder.namespace}/{holder.name}"
+    return "" if holder is None else holder.full_name
 
 
 def _owner(plugin: Plugin, claim: Claim, holders: Mapping[DeviceId, Holder]) -> OwnerView:
