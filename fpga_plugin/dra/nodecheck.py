@@ -144,7 +144,7 @@ class NodeCheck:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            delay: float | None = None
+            delay: float | None
             try:
                 await self._look()
             except NoSourceError as error:
@@ -154,12 +154,11 @@ class NodeCheck:
             else:
                 self._backoff.reset()
                 delay = AGAIN_SECONDS if self.concerns else None
-            if delay is not None:
-                try:
-                    async with asyncio.timeout(delay):
-                        await self._wake.wait()
-                except TimeoutError:
-                    self._wake.set()
+            try:
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._wake.set()
 
     async def _look(self) -> None:
         """Read the node's versions.

@@ -64,10 +64,10 @@ class Historian:
         self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
         self._owners: dict[CardId, dict[DeviceId, Holder]] = {}
         self._refused: dict[RegionId, str] = {}
-        self._holders = by_device(ledger.holders.values())
+        holders = by_device(ledger.holders.values())
         for claim in ledger.claims.values():
             self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
-            if (holder := self._holders.get(claim.device)) is not None:
+            if (holder := holders.get(claim.device)) is not None:
                 self._owners.setdefault(card_of(claim.device), {})[claim.device] = holder
         ledger.subscribe(self._changed)
 
@@ -84,7 +84,11 @@ class Historian:
         now = self._clock()
         before = self._claims.get(card, {})
         present = {claim.device: claim for claim in self._ledger.claims_on(card)}
-        self._holders = by_device(self._ledger.holders.values())
+        holders = {
+            device: holder
+            for device in present
+            if (holder := self._ledger.holder_of(device)) is not None
+        }
         # The end of a claim over several cards is told card by card, and its holder goes at once.
         had = self._owners.get(card, {})
         for device in before.keys() | present.keys():
@@ -97,16 +101,12 @@ class Historian:
                 for region in old.grants:
                     self._note(region, Kind.RELEASED, event)
             if new is not None and not same:
-                pod, name = _owner(None, self._holders.get(device))
+                pod, name = _owner(None, holders.get(device))
                 for region in new.grants:
                     self._note(region, Kind.CLAIMED, Event(at=now, pod=pod, claim=name), new)
         if present:
             self._claims[card] = present
-            self._owners[card] = {
-                device: holder
-                for device in present
-                if (holder := self._holders.get(device)) is not None
-            }
+            self._owners[card] = holders
         else:
             self._claims.pop(card, None)
             self._owners.pop(card, None)
@@ -134,7 +134,7 @@ class Historian:
             )
         if programmed:
             held = self._ledger.region_claim(report.region)
-            holder = None if held is None else self._holders.get(held.device)
+            holder = None if held is None else self._ledger.holder_of(held.device)
             pod, claim = _owner(report.pod, holder)
             self._note(
                 report.region,

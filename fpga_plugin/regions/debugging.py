@@ -218,8 +218,8 @@ class Debugging:
             self._look_at_owner(region, debug, states[key])
 
     def _look_at_kept(self, debug: Debug) -> None:
-        left = debug.until - self._clock()
-        if left <= 0:
+        left = self.left(debug)
+        if left == 0:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
             self._end(debug.region)
         elif left > self._most:  # the setting was made shorter
@@ -240,7 +240,7 @@ class Debugging:
         """Note what failed while the region has its owner, and decide when it has none."""
         ledger = self._ledger
         debug = ledger.debugs.get(region)
-        if debug is None or debug is not before:
+        if debug is not before:
             return  # another container began, or another owner came, while the status was read
         if failed is not None and debug.failure != failed:
             ledger.note_failure(region, failed)
@@ -260,10 +260,11 @@ class Debugging:
             self._tell(debug, f"region {region} is {note}", kept=False)
             self._end(region)
         else:
-            ledger.keep(region, self._clock() + min(debug.seconds, self._most))
+            seconds = min(debug.seconds, self._most)
+            ledger.keep(region, self._clock() + seconds)
             self._tell(
                 debug,
-                f"region {region} is kept as it is for {min(debug.seconds, self._most):g} s:"
+                f"region {region} is kept as it is for {seconds:g} s:"
                 f" {debug.failure}; look with `fpga-plugin card inspect {card_of(region)}`, end it"
                 f" with `fpga-plugin card release {card_of(region)}`",
                 kept=True,

@@ -5,7 +5,6 @@ it is being written, or while the store does not answer, resources are called as
 that comes and goes with a network file system would take its pods' place in the cluster with it.
 """
 
-import asyncio
 from typing import Final, Protocol
 
 import structlog
@@ -15,6 +14,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import InterfaceId
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.process.ticks import tick
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ class InterfaceNames:
     async def run(self) -> None:
         """Follow the manifest until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await tick(LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
