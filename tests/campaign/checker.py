@@ -67,6 +67,11 @@ class Snapshot:
         """Of the region or of its card."""
         return self.claims.get(region) or self.claims.get(card_of(region))
 
+    def of_others(self, claim: str) -> set[str]:
+        """Devices of all claims of DRA but one, and of those that ended and are not clean yet."""
+        rows = (row for uid, row in self.holders.items() if uid != claim)
+        return {device for row in rows for device in row["devices"]}
+
 
 def card_of(device: str) -> str:
     """A region's card; a card itself."""

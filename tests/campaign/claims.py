@@ -405,6 +405,9 @@ class ClaimNode(Node):
         for other in self.everybody():
             if other is not tenant:
                 mine -= set(other.wanted)
+        # A journal that was set back may have another claim there, which is over. Until that has
+        # ended nobody gets the region, and this one could not be adopted beside it.
+        mine -= set(regions_of(self.journal().of_others(tenant.claim.uid)))
         if known and tenant.prepared:
             self.checker.released(tenant.claim.uid, mine, self.nodes(tenant))
         self.kubelet.forget(tenant.claim)

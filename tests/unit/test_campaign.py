@@ -274,3 +274,10 @@ def test_a_deliberate_bug_fits_the_code(name):
     bug = bugs.BUGS[name]
     file = ROOT / "fpga_plugin" / bug.file
     compile(bugs.broken(bug, file.read_text()), bug.file, "exec")
+
+
+def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim():
+    rows = {"a": {"devices": [P0]}, "b": {"devices": [P1]}, "c": {"devices": [CARD]}}
+    found = checking.Snapshot(holders=rows)
+    assert found.of_others("a") == {P1, CARD}
+    assert found.of_others("z") == {P0, P1, CARD}
