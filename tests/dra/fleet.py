@@ -14,11 +14,13 @@ The figures themselves are no tests.
 import argparse
 import asyncio
 import collections
+import contextlib
 import itertools
 import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -51,6 +53,9 @@ MEMORY = 16 << 10
 
 INOTIFY = 3
 """Instances of one plugin."""
+
+INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
+"""How many a user may have, and root may write."""
 
 KINDS = (("region-a", 0.45), ("region-b", 0.4), ("card-a", 0.15))
 AFUS = {"region-a": AFU, "region-b": AFU_2, "card-a": AFU}
@@ -413,16 +418,30 @@ def _listed(values: dict[str, float], form: str = "{:.2f}") -> str:
     return ", ".join(f"{name} {form.format(value)}" for name, value in values.items())
 
 
-def too_few(arguments: argparse.Namespace) -> str:
-    """Why the kernel would not let so many plugins run; empty if it would."""
-    limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
-    if arguments.users or arguments.nodes * INOTIFY <= limit * 3 // 4:
-        return ""
-    return (
+@contextlib.contextmanager
+def enough_instances(arguments: argparse.Namespace) -> Iterator[None]:
+    """Let a user have as many inotify instances as the plugins take, while they run.
+
+    Root raises the kernel's limit, says so, and puts it back, whatever ends the run (but SIGKILL).
+    """
+    limit = int(INSTANCES.read_text())
+    needed = arguments.nodes * INOTIFY * 4 // 3
+    if arguments.users or needed <= limit:
+        yield
+        return
+    why = (
         f"{arguments.nodes} plugins take {arguments.nodes * INOTIFY} inotify instances, and a user"
-        f" has {limit} (fs.inotify.max_user_instances): raise it, or give each plugin a user of its"
-        " own (as root: --users 60000 --python /usr/bin/python3)"
+        f" has {limit} (fs.inotify.max_user_instances)"
     )
+    if os.geteuid() != 0:
+        sys.exit(f"fleet: {why}: run it as root, which raises it for the time of the run")
+    print(f"fleet: {why}: it is {needed} until the end of the run", file=sys.stderr, flush=True)
+    INSTANCES.write_text(str(needed))
+    try:
+        yield
+    finally:
+        INSTANCES.write_text(str(limit))
+        print(f"fleet: fs.inotify.max_user_instances is {limit} again", file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -445,13 +464,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     arguments = parser.parse_args()
-    if problem := too_few(arguments):
-        parser.error(problem)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was raised is put back
     build()
     folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: the path of a socket has 107 bytes
     folder.chmod(0o755)
     try:
-        found = asyncio.run(run(arguments, folder))
+        with enough_instances(arguments):
+            found = asyncio.run(run(arguments, folder))
     except BaseException:
         print(f"fleet: the logs are in {folder}", file=sys.stderr)
         raise

@@ -268,4 +268,5 @@ async def _call(channel: grpc.aio.Channel, path: str, sent: Any, answer: Any) ->
         request_serializer=lambda each: each.SerializeToString(),
         response_deserializer=answer.FromString,
     )
-    return await unary(sent, timeout=LIMIT)
+    # A socket is there an instant before anybody listens at it.
+    return await unary(sent, timeout=LIMIT, wait_for_ready=True)
