@@ -1,0 +1,118 @@
+"""Commands within the documents' sentences: ours exist, others are run or have a reason.
+
+What the pages' `sh` blocks have is run by tests/integration/test_document_commands.py.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from test_docs import MARKDOWN, PAGES, tokens
+
+from fpga_plugin.cli import main
+
+PROGRAMS = frozenset({
+    "apt-get", "bash", "chmod", "chown", "cp", "curl", "cut", "docker", "echo", "fpga-plugin",
+    "fpga-plugin-probe", "fuser", "git", "grep", "helm", "jq", "kubectl", "kustomize", "ln",
+    "lspci", "make", "modprobe", "mount", "mv", "openssl", "oras", "pip", "podman", "python",
+    "rm", "sed", "spin", "sudo", "sysctl", "systemctl", "tar",
+})  # fmt: skip
+"""How a command begins, as the documents have any."""
+
+HISTORY = "CHANGELOG.md"
+"""It tells of commands as they were."""
+
+BY_A_TEST = {
+    "kubectl label node NODE feature.node": "tests/kubelet/test_install.py",
+    "kubectl cordon NODE": "tests/kubelet/test_install.py",
+    "kubectl uncordon NODE": "tests/kubelet/test_install.py",
+    "kubectl label node NODE fpga.intel.com/plugin-configuration-": "tests/kubelet/test_install.py",
+    "kubectl get nodes": "its block in docs/install.md",
+    "kubectl -n fpga-plugin get pods -o wide": "its block in docs/runbook.md",
+    "helm test": "its block in docs/install.md",
+    "helm upgrade": "its block in docs/install.md",
+    "fpga-plugin-probe ": "tests/integration/test_http.py",
+    "openssl pkeyutl -verify": "tests/image/test_publish.py",
+    "make": "tests/unit/test_docs.py looks for the target",
+    ".venv/bin/python -m pytest tests/unit/test_versions.py": "runs with the others",
+    ".venv/bin/python tests/fuzz --keep": "tests/unit/test_fuzz_seeds.py holds what it writes",
+}
+NOT_RUN = {
+    "docker pull debian:bookworm-slim": "needs an engine and a registry",
+    "docker login": "needs an engine and a registry",
+    "lspci ": "tells of the host's hardware",
+    "fuser ": "tells of the host's processes",
+    "apt-get install": "changes the machine",
+    "sudo apt-get install": "changes the machine",
+    "chown -hR root:root": "changes the host's store",
+    "chmod go-w": "not a whole command",
+    "curl NODE:9102/readyz": "needs the node's address",
+    "grep -E 'Cap": "of a node's own process; tests/integration/test_sandbox.py reads the same",
+    "git tag --sign": "takes the releaser's key",
+    "helm rollback": "kubectl and DaemonSet as with helm upgrade",
+    "kubectl describe pod": "for people to read",
+    "kubectl drain": "evicts the only node's pods",
+    "kubectl uncordon": "without the node: the way back from kubectl drain",
+    "kubectl exec": "not a whole command",
+    "kubectl apply -f": "not a whole command",
+}
+"""How a command begins that is not run by a test, and why."""
+
+
+def inline(page: str) -> list[str]:
+    """The commands within a page's sentences."""
+    spans = (
+        " ".join(token.content.split()) for token in tokens(page) if token.type == "code_inline"
+    )
+    return [one for one in spans if " " in one and _program(one) in PROGRAMS]
+
+
+def _program(command: str) -> str:
+    return command.split(maxsplit=1)[0].rpartition("/")[2]
+
+
+def every() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        if page != HISTORY:
+            yield from ((page, command) for command in inline(page))
+
+
+OURS = sorted({command for _, command in every() if _program(command) == "fpga-plugin"})
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_a_command_of_ours_is_one(command, capsys):
+    words = shlex.split(command)[1:]
+    named = []
+    for word in words:
+        if not re.fullmatch(r"[a-z]+", word):
+            break  # a placeholder or an option
+        named.append(word)
+    options = [word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)]
+    with pytest.raises(SystemExit) as ended:
+        main([*named, "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert f"fpga-plugin {' '.join(named)}".strip() in told
+    assert not [option for option in options if option not in told]
+
+
+def test_every_other_command_is_run_by_a_test_or_says_why_not():
+    others = [(page, one) for page, one in every() if _program(one) != "fpga-plugin"]
+    known = (*BY_A_TEST, *NOT_RUN)
+    assert [(page, one) for page, one in others if not one.startswith(known)] == []
+    unused = [begin for begin in known if not any(one.startswith(begin) for _, one in others)]
+    assert unused == []
+
+
+def test_no_command_hides_in_a_block_that_is_not_run():
+    hidden = [
+        (page, line)
+        for page in PAGES
+        for token in MARKDOWN.parse(PAGES[page])
+        if token.type in {"fence", "code_block"} and token.info.strip() != "sh"
+        for line in token.content.splitlines()
+        if line.strip() and _program(line) in PROGRAMS and not line.startswith(" ")
+    ]
+    assert hidden == []
