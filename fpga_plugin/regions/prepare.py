@@ -314,10 +314,10 @@ class Preparer:
         for region in regions:
             self.check(plan)  # before each step that begins work for this owner
             await self._bring(
+                plan,
                 card,
                 region,
                 ports[region.id],
-                plan.wants[region.id],
                 reports[region.id],
                 used=region.id in used,
             )
@@ -357,16 +357,17 @@ class Preparer:
 
     async def _bring(
         self,
+        plan: Plan,
         card: Card,
         region: Region,
         port: Port,
-        want: Want | Kept | None,
         report: Report,
         *,
         used: bool,
     ) -> None:
         """From clean, or this owner's own, to what the container asks for."""
         operations, ledger = self._operations, self._operations.ledger
+        want = plan.wants[region.id]
         if want is None:
             if not report.scrubbed:
                 expected = ledger.record(region.id).afu_id
@@ -382,6 +383,7 @@ class Preparer:
             if isinstance(want, Kept)
             else await operations.plan_clock(card, region, want.bitstream, want.settings, report)
         )
+        self.check(plan)  # the clock was read meanwhile
         ledger.working([region.id], image=None if isinstance(want, Kept) else want.afu_id)
 
         def program() -> None:

@@ -62,6 +62,7 @@ class Scene:
         memory: bool = False,
         policy: PolicyFile | None = None,
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
+        scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
     ) -> None:
         self.pods: list[Pod] = []
         self.touched: list[RegionId] = []
@@ -76,7 +77,7 @@ class Scene:
             self.pods,
             self.images,
             self.journal,
-            scrub=ScrubPolicy.REQUIRED,
+            scrub=scrub,
             policy=policy,
             recovery=recovery,
         )
@@ -94,6 +95,7 @@ class Scene:
         self.plugin.work()
         assert all(r.condition is Condition.BLANK for r in self.ledger.regions.values())
         self.touched.clear()
+        self.rack.done.clear()
 
     def hold_releases(self) -> None:
         """Nothing is scrubbed in the background from now on: what is left behind can be seen."""

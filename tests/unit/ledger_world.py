@@ -164,6 +164,10 @@ class Rack:
         operations: how many more the process lives for; None: for ever.
         accepted: cards whose errors up to then count as none.
         bad_prs: how the next PRs fail: `error` (nothing written) or `poison`.
+        done: what was done to regions, in order: (reset, region), (settings, region, which),
+            (program, region, AFU id), and to a card's memory: (memory, card).
+        lent: regions for which drivers of the plugin's are bound.
+        limits: of every card's user clock.
     """
 
     def __init__(self, boards: Sequence[Board], touched: Callable[[RegionId], None]) -> None:
@@ -174,6 +178,9 @@ class Rack:
         self.bad_prs: list[str] = []
         self.accepted: list[CardId] = []
         self.programs = 0
+        self.done: list[tuple[object, ...]] = []
+        self.lent: set[RegionId] = set()
+        self.limits: ClockLimits | None = None
 
     def _operate(self) -> None:
         if self.operations is not None:
@@ -242,19 +249,20 @@ class Rack:
         raise AssertionError("nobody asked")
 
     def borrowed(self, region: Region) -> bool:
-        return False
+        return region.id in self.lent
 
     def give_back(self, card: Card, region: Region) -> None:
-        raise AssertionError("nothing was borrowed")
+        self.lent.remove(region.id)
 
     def clock_limits(self, card: Card, region: Region) -> ClockLimits | None:
-        return None
+        return self.limits
 
     def user_clock(self, region: Region) -> UserClock:
         return UserClock(None, None, "nothing measures it")
 
     def apply_settings(self, card: Card, region: Region, settings: DriverSettings) -> None:
         self._operate()
+        self.done.append(("settings", region.id, settings))
 
     def port_errors(self, region: Region) -> Mapping[str, int]:
         return {}
@@ -265,6 +273,7 @@ class Rack:
         if not board.present:
             raise CardGoneError(f"card {card.id} is gone")
         board.memory.clear()
+        self.done.append(("memory", card.id))
 
     def rebind(self, card: Card) -> None:
         self._operate()
@@ -327,6 +336,7 @@ class Hand:
 
     def reset(self) -> None:
         self._operate()
+        self.rack.done.append(("reset", self.slot.id))
 
     def clear_errors(self) -> Mapping[str, int]:
         return {}
@@ -334,6 +344,7 @@ class Hand:
     def program(self, image: bytes) -> None:
         self._operate()
         self.rack.programs += 1
+        self.rack.done.append(("program", self.slot.id, image.decode()))
         how = self.rack.bad_prs.pop(0) if self.rack.bad_prs else ""
         if how == "poison":
             self.slot.afu = None
@@ -549,8 +560,9 @@ class Plugin:
         ledger = self.ledger = open_ledger(settings, journal, rack.boot_id())  # type: ignore[arg-type]
         plugin = _Plugin(settings, node, ledger, NoLink(), Nobody())  # type: ignore[arg-type]
         self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
-        self.actions, self.lists = plugin.actions, plugin.lists
+        self.actions, self.lists, self.operations = plugin.actions, plugin.lists, plugin.operations
         self.claims, self.lives = plugin.claims, plugin.reconciler
+        self.scrubber = plugin.scrubber
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

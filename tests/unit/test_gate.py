@@ -1,0 +1,467 @@
+"""What a PreStart does to regions, in which order, and at which instants it stops.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
+kubelet is told is in test_prestart.py.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
+from ledger_scene import Scene, scenes
+from ledger_world import AFUS
+
+from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    HardwareError,
+    NotFinishedError,
+    ProgrammingError,
+    RefusedError,
+)
+from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
+from fpga_plugin.ids import RegionId
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Condition
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.prepare import FormerOwnerRunsError
+
+OTHER_AFU = AFUS[1]
+DEFAULTS = DriverSettings()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Scene]]:
+    with scenes() as make:
+        yield make
+
+
+@pytest.fixture
+def scene(make) -> Scene:
+    return make()
+
+
+def call(scene: Scene, pod, env: dict[str, str]):
+    """A PreStart with this request, to its end."""
+    scene.rack.limits = ClockLimits(100, 400)
+    env = {"PATH": "/bin", **env}
+    task = scene.plugin.begin(scene.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0))
+    scene.plugin.work()
+    return task
+
+
+def asks(afu: str, **params: int) -> dict[str, str]:
+    env = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": afu}
+    if params:
+        env["FPGA_DRIVER_PARAMS_0"] = ",".join(f"{k}={v}" for k, v in params.items())
+    return env
+
+
+def dirty(scene: Scene, *regions: RegionId) -> None:
+    scene.plugin.call(lambda: scene.ledger.dirty(regions, "a pod may have used it"))
+
+
+# ------------------------------------------------------------------ what ends a plan
+
+
+def _foreign(scene: Scene, pod) -> None:
+    card = card_of(pod.devices[0])
+    scene.plugin.call(lambda: scene.ledger.set_foreign({card: "drain the node"}))
+
+
+def _ended(scene: Scene, pod) -> None:
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(pod.resource, pod.devices))
+
+
+def _restarted(scene: Scene, _pod) -> None:
+    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
+
+
+def _hot(scene: Scene, pod) -> None:
+    card = card_of(pod.devices[0])
+    region = scene.rack.boards[card].card.regions[0].id
+    scene.plugin.call(lambda: scene.ledger.set_failing(card, {region: TOO_HOT}))
+
+
+@pytest.mark.parametrize(
+    ("happens", "kind", "instant"),
+    [
+        (_foreign, RefusedError, 0),
+        (_ended, RefusedError, 0),
+        (_restarted, NotFinishedError, 2),  # before, no plan was made: it is the new kubelet's
+        (_hot, RefusedError, 0),
+    ],
+)
+def test_whatever_ends_a_plan_no_further_step_is_begun_for_it(
+    make, happens, kind, instant: int
+) -> None:
+    """A card that another plugin's pods hold, an ended claim, another kubelet, a card too hot: at
+    every instant of the work on a card whose regions are dirty. Only the step that a thread has
+    begun ends; what came later would be done to somebody else's region."""
+    while True:
+        scene = make(cards=[2], memory=True)
+        scene.hold_releases()
+        dirty(scene, *scene.regions)
+        pod = scene.admit(card_of(scene.regions[0]))
+        task = scene.prestart(pod, AFU, OTHER_AFU)
+        for _ in range(instant):
+            scene.plugin.job(0)
+        if task.done():
+            break
+        begun = len(scene.plugin.jobs)
+        happens(scene, pod)
+        for _ in range(begun):
+            scene.plugin.job(0)
+        scene.rack.done.clear()
+        scene.refused(task, kind)
+        assert not scene.rack.done, f"it went on after instant {instant}"
+        instant += 1
+    assert instant > 5
+
+
+def test_a_region_whose_node_became_another_ones_is_not_handed_over(scene: Scene) -> None:
+    """Invariant 10: kubelet gives the container the node of its admission."""
+    scene.hold_releases()
+    one, other, _ = scene.regions
+    pod = scene.admit(one)
+    card = scene.rack.boards[card_of(one)].card
+    first, second = card.regions
+    swapped = (replace(first, grant=second.grant), replace(second, grant=first.grant))
+    moved = scene.rack.boards[card.id].card = replace(card, regions=swapped)
+    scene.plugin.call(lambda: scene.ledger.card_found(moved, {one: BLANK, other: BLANK}, BLANK))
+    scene.refused(scene.prestart(pod, AFU), RefusedError, "numbering changed")
+    assert not scene.rack.done
+
+
+# ------------------------------------------------------------------ who had it before
+
+
+def test_a_pod_does_not_wait_for_its_own_containers(scene: Scene) -> None:
+    """Its init containers are a claim of their own, and a sidecar of them runs on."""
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.start(pod, AFU)
+    pod.running = True
+    scene.plugin.call(lambda: scene.plugin.claims.allocate(REGIONS, pod.devices))
+    assert scene.ledger.record(region).former == {pod.uid}
+    scene.start(pod, OTHER_AFU)
+    assert scene.rack.slot(region).afu == OTHER_AFU
+
+
+def test_another_pod_that_had_it_is_waited_for(scene: Scene) -> None:
+    region = scene.regions[0]
+    former = scene.admit(region)
+    scene.start(former, AFU)
+    former.running = True
+    pod = scene.admit(region)
+    scene.rack.done.clear()
+    scene.refused(scene.prestart(pod, AFU), FormerOwnerRunsError, former.uid)
+    assert not scene.rack.done
+
+
+# ------------------------------------------------------------------ what is done
+
+
+def of(region: RegionId, *what: tuple[object, ...]) -> list[tuple[object, ...]]:
+    return [(one, region, *rest) for one, *rest in what]
+
+
+RESET, RESTORED = ("reset",), ("settings", DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # A clean region needs no reset.
+        (None, asks(AFU), [("program", AFU)]),
+        (None, asks(AFU, clock=200), [("settings", DriverSettings(200)), ("program", AFU)]),
+        (None, {}, []),
+        # The next container finds nothing of the one before, nor its clock.
+        (asks(AFU), asks(AFU), [RESET, RESTORED, ("program", AFU)]),
+        (asks(AFU, clock=200), asks(OTHER_AFU), [RESET, RESTORED, ("program", OTHER_AFU)]),
+        (asks(AFU, clock=200), {}, [RESET, RESTORED, ("program", BLANK)]),
+        # One that was given it blank may have used it, too.
+        ({}, asks(AFU), [RESET, RESTORED, ("program", AFU)]),
+        ({}, {}, [RESET, RESTORED, ("program", BLANK)]),
+    ],
+)
+def test_the_next_container_starts_on_exactly_what_it_asked_for(
+    scene: Scene, first: dict[str, str] | None, second: dict[str, str], expected
+) -> None:
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    if first is not None:
+        call(scene, pod, first).result()
+    scene.rack.done.clear()
+    call(scene, pod, second).result()
+    assert scene.rack.done == of(region, *expected)
+
+
+def test_of_a_card_only_the_region_that_ran_is_reset(make) -> None:
+    """`used` is a claim's: what a neighbour did says nothing of this region."""
+    scene = make(cards=[2])
+    one, other = scene.regions
+    scene.start(scene.admit(one), AFU)
+    pod = scene.admit(other)
+    scene.rack.done.clear()
+    scene.start(pod, AFU)
+    assert scene.rack.done == of(other, ("program", AFU))
+
+
+def test_an_image_that_failed_to_be_verified_is_reset_before_the_next(scene: Scene) -> None:
+    """It is the owner's own and ran, if only for an instant."""
+    region = scene.regions[0]
+    scene.hold_releases()
+    pod = scene.admit(region)
+    task = scene.prepare(pod, AFU)
+    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
+    scene.refused(task, NotFinishedError)
+    assert scene.condition(region) is Condition.PROGRAMMED
+    scene.rack.done.clear()
+    scene.start(pod, OTHER_AFU)
+    assert scene.rack.done == of(region, RESET, RESTORED, ("program", OTHER_AFU))
+
+
+def test_what_became_of_the_clock_is_that_of_the_last_image(scene: Scene) -> None:
+    region = scene.regions[0]
+    operations = scene.plugin.operations
+    pod = scene.admit(region)
+    call(scene, pod, asks(AFU, clock=200)).result()
+    assert operations.clocks[region].settings == DriverSettings(200)
+    call(scene, pod, asks(AFU)).result()
+    assert operations.clocks[region].settings == DEFAULTS
+    call(scene, pod, {}).result()
+    assert region not in operations.clocks
+
+
+def test_port_errors_are_logged_for_a_container_that_asks_for_it_and_for_no_other(
+    scene: Scene,
+) -> None:
+    region = scene.regions[0]
+    operations = scene.plugin.operations
+    pod = scene.admit(region)
+    for params, expected in (({"debug": 1}, {region}), ({}, set()), ({"debug": 1}, {region})):
+        call(scene, pod, asks(AFU, **params)).result()
+        assert operations.debugged == expected
+    _ended(scene, pod)
+    scene.plugin.work()
+    assert not operations.debugged
+
+
+def test_work_is_reported_once_a_region_and_a_refusal_is_no_work(scene: Scene) -> None:
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    with mock.patch.object(CardOperations, "report", autospec=True) as told:
+        scene.start(pod, AFU)
+        assert [c.args[1].region for c in told.call_args_list] == [region]
+        told.reset_mock()
+        scene.rack.slot(region).opens.add("a container")
+        assert scene.prestart(pod, AFU) is not None
+        scene.plugin.work()
+        assert not told.called
+
+
+# ------------------------------------------------------------------ memory
+
+
+@pytest.mark.parametrize(
+    ("debt", "taken", "clears"),
+    [
+        (True, "the card", True),
+        (False, "the card", False),
+        (True, "a region", False),
+    ],
+)
+def test_whoever_gets_a_clean_card_with_a_debt_gets_its_memory_clear(
+    make, *, debt: bool, taken: str, clears: bool
+) -> None:
+    scene = make(cards=[2], memory=True)
+    scene.hold_releases()
+    region = scene.regions[0]
+    card = card_of(region)
+    if debt:
+        scene.plugin.call(lambda: scene.ledger.set_debt(card, open_=True))
+        scene.rack.boards[card].memory.add("somebody")
+    if taken == "the card":
+        pod = scene.admit(card)
+        scene.start(pod, AFU, AFU)
+    else:
+        scene.start(scene.admit(region), AFU)
+    assert [("memory", card)] * clears == [d for d in scene.rack.done if d[0] == "memory"]
+    if clears:
+        assert scene.rack.done[0] == ("memory", card), "before anything of the new owner's is there"
+        assert not scene.ledger.debts
+
+
+def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(make) -> None:
+    scene = make(cards=[2], memory=False)
+    scene.hold_releases()
+    dirty(scene, scene.regions[0])
+    scene.start(scene.admit(scene.regions[0]), AFU)
+    assert not scene.ledger.debts, "nothing could ever pay it"
+
+
+# ------------------------------------------------------------------ without a blank bitstream
+
+
+@pytest.mark.parametrize("condition", [Condition.DIRTY, Condition.UNBLANKED])
+def test_the_last_image_is_not_handed_over_as_blank(make, condition: Condition) -> None:
+    """Best-effort: what a former owner programmed is still there, and this one asks for none."""
+    scene = make(cards=[1], scrub=ScrubPolicy.BEST_EFFORT)
+    (region,) = scene.regions
+    former = scene.admit(region)
+    scene.start(former, AFU)
+    scene.images.has_blank = False
+    if condition is Condition.DIRTY:
+        scene.hold_releases()
+    _ended(scene, former)
+    former.active = False
+    scene.plugin.work()
+    assert scene.condition(region) is condition
+    pod = scene.admit(region)
+    task = call(scene, pod, {})
+    scene.refused(task, RefusedError, "still hold its last image")
+    assert scene.rack.slot(region).afu == AFU
+    call(scene, pod, asks(OTHER_AFU)).result()
+    assert scene.rack.slot(region).afu == OTHER_AFU
+
+
+def test_a_region_without_its_blank_is_blanked_as_soon_as_there_is_one(make) -> None:
+    scene = make(cards=[1], scrub=ScrubPolicy.BEST_EFFORT)
+    (region,) = scene.regions
+    former = scene.admit(region)
+    scene.start(former, AFU)
+    scene.images.has_blank = False
+    _ended(scene, former)
+    former.active = False
+    scene.plugin.work()
+    assert scene.condition(region) is Condition.UNBLANKED
+    assert scene.rack.done[-2:] == of(region, RESET, RESTORED)
+    scene.images.has_blank = True
+    pod = scene.admit(region)
+    call(scene, pod, {}).result()
+    assert scene.rack.slot(region).afu == BLANK
+
+
+# ------------------------------------------------------------------ poisoned ports
+
+
+def test_a_port_that_a_pr_poisons_is_recovered_if_the_operator_lets_it(make) -> None:
+    scene = make(cards=[1], recovery=RecoveryPolicy.REBIND)
+    (region,) = scene.regions
+    pod = scene.admit(region)
+    scene.rack.bad_prs = ["poison"]
+    scene.start(pod, AFU)
+    assert scene.rack.slot(region).afu == AFU
+    assert scene.plugin.recovery.done == 1
+
+
+def test_a_port_that_was_poisoned_before_is_recovered_before_its_owner_starts(make) -> None:
+    scene = make(cards=[1], recovery=RecoveryPolicy.REBIND)
+    (region,) = scene.regions
+    pod = scene.admit(region)
+    poison(scene, region)
+    scene.start(pod, AFU)
+    assert scene.rack.slot(region).afu == AFU
+    assert scene.plugin.recovery.done == 1
+
+
+def poison(scene: Scene, region: RegionId) -> None:
+    scene.rack.slot(region).afu = None
+    card = scene.rack.boards[card_of(region)].card
+    failed = scene.rack.health(card).failed
+    scene.plugin.call(partial(scene.ledger.set_failing, card.id, failed))
+
+
+@pytest.mark.parametrize("when", ["before", "by the PR"])
+@pytest.mark.parametrize(
+    ("policy", "advice"),
+    [
+        (RecoveryPolicy.NONE, "FPGA_PLUGIN_RECOVERY=rebind lets the plugin do that"),
+        (RecoveryPolicy.REBIND, "when nobody else has a region of it"),
+    ],
+)
+def test_a_poisoned_port_that_is_not_recovered_is_refused_with_what_helps(
+    make, policy: RecoveryPolicy, advice: str, when: str
+) -> None:
+    """A rebind takes the neighbour's region away, too: not while it has an owner."""
+    scene = make(cards=[2], recovery=policy)
+    region, neighbour = scene.regions
+    scene.start(scene.admit(neighbour), AFU)
+    pod = scene.admit(region)
+    if when == "before":
+        poison(scene, region)
+    else:
+        scene.rack.bad_prs = ["poison"]
+    programs = scene.rack.programs
+    task = scene.prestart(pod, AFU)
+    scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, RefusedError if when == "before" else HardwareError)
+    assert advice in error.hint
+    assert scene.rack.programs - programs == (when != "before")
+    assert scene.plugin.recovery.done == 0
+    assert scene.rack.slot(neighbour).afu == AFU
+
+
+@pytest.mark.parametrize("policy", list(RecoveryPolicy))
+def test_what_a_rebind_does_not_mend_is_not_rebound(make, policy: RecoveryPolicy) -> None:
+    scene = make(cards=[1], recovery=policy)
+    (region,) = scene.regions
+    pod = scene.admit(region)
+    _hot(scene, pod)
+    task = scene.prestart(pod, AFU)
+    scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, RefusedError)
+    assert "faulted" in error.message
+    assert "docs/runbook.md" in error.hint
+    assert not scene.rack.done
+    assert scene.plugin.recovery.done == 0
+
+
+def test_a_pr_that_failed_is_not_tried_again_within_the_call(make) -> None:
+    """Unless it poisoned the port: what the hardware refused is for the operator to see."""
+    scene = make(cards=[1], recovery=RecoveryPolicy.REBIND)
+    scene.hold_releases()
+    pod = scene.admit(scene.regions[0])
+    scene.rack.bad_prs = ["error"]
+    task = scene.prestart(pod, AFU)
+    scene.plugin.work()
+    assert isinstance(task.exception(), ProgrammingError)
+    assert scene.rack.done == of(scene.regions[0], ("program", AFU))
+    assert scene.plugin.recovery.done == 0
+
+
+# ------------------------------------------------------------------ several cards
+
+
+def test_what_fails_on_one_card_is_told_when_the_other_is_done(scene: Scene) -> None:
+    """An answer while the other card is still worked on would let its region be given away."""
+    one, _, other = scene.regions
+    pod = scene.admit(one, other)
+    scene.rack.slot(one).opens.add("somebody")
+    task = scene.prestart(pod, AFU, AFU)
+    scene.plugin.work()
+    assert isinstance(task.exception(), FpgaPluginError)
+    assert scene.rack.slot(other).afu == AFU
+    assert scene.condition(other) is Condition.PROGRAMMED
+
+
+def test_a_claim_that_ended_while_its_card_was_busy_is_scrubbed_when_the_work_ends(
+    scene: Scene,
+) -> None:
+    """The release found the card locked; whoever holds the lock adds it again."""
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    task = scene.prestart(pod, AFU)
+    scene.until(lambda: any(d[0] == "program" for d in scene.rack.done))
+    _ended(scene, pod)
+    pod.active = False
+    scene.refused(task, FpgaPluginError)
+    scene.plugin.work()
+    assert scene.condition(region) is Condition.BLANK
+    assert scene.rack.slot(region).afu == BLANK
