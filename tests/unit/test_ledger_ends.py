@@ -1,0 +1,370 @@
+"""How claims end, and what is refused: rules of the ledger that broke unnoticed.
+
+Each of these broke without a fast test failing (`make mutants`): the table of docs/proof.md.
+"""
+
+import pytest
+from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
+from ledger_support import MemoryJournal, found, make_ledger, scrub, start
+
+from fpga_plugin.errors import NotFinishedError, RefusedError
+from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ledger.conditions import BY_HAND
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Change, Condition
+
+CARD = make_card(1, nodes=(0, 1))
+OTHER = make_card(2, nodes=(2, 3))
+P0, P1 = device(CARD, 0), device(CARD, 1)
+R0, R1 = RegionId(P0), RegionId(P1)
+POD_A, POD_B = PodUid("pod-a"), PodUid("pod-b")
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return make_ledger(CARD, OTHER)[0]
+
+
+def own(ledger: Ledger, one: DeviceId, pod: PodUid, *, begun: bool = True) -> None:
+    ledger.allocate(REGIONS, [one])
+    ledger.bind_pod([one], pod)
+    if begun:
+        start(ledger, one)
+
+
+def swap_nodes(ledger: Ledger) -> None:
+    found(ledger, make_card(1, nodes=(1, 0)))
+
+
+def condition(ledger: Ledger, region: RegionId = R0) -> Condition:
+    return ledger.record(region).condition
+
+
+# ------------------------------------------------------------------ who may have a card
+
+
+def test_a_drained_card_is_given_to_its_owners_next_container_and_to_nobody_else(ledger: Ledger):
+    own(ledger, P0, POD_A, begun=False)
+    ledger.set_drained(CARD.id, drained=True)
+    ledger.allocate(REGIONS, [P0])
+    with pytest.raises(RefusedError, match="being taken out of service") as refused:
+        ledger.allocate(REGIONS, [P1])
+    assert "undrain" in refused.value.hint
+    assert P1 not in ledger.claims
+
+
+def test_a_card_whose_driver_is_being_rebound_is_given_to_nobody(ledger: Ledger) -> None:
+    """Its nodes are gone in an instant, and come back as others."""
+    own(ledger, P0, POD_A, begun=False)
+    ledger.set_rebinding(CARD.id, rebinding=True)
+    for one in (P0, P1):
+        with pytest.raises(RefusedError):
+            ledger.allocate(REGIONS, [one])
+
+
+def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> None:
+    journal = MemoryJournal()
+    before = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    before.kubelet_epoch("life 1")
+    found(before, CARD)
+    scrub(before, CARD)
+    own(before, P0, POD_A)
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", functions=True
+    )
+    found(ledger, CARD)
+    with pytest.raises(RefusedError, match="is left to the pods that have it"):
+        ledger.allocate(REGIONS, [P0])
+    assert ledger.claims[P0].pod == POD_A, "who has it keeps it"
+
+
+def test_no_kubelet_is_known_to_send_an_environment_before_there_is_one() -> None:
+    journal = MemoryJournal()
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    assert not ledger.sends_env
+
+
+# ------------------------------------------------------------------ whose region it was
+
+
+def test_regions_of_two_owners_whose_nodes_were_swapped_wait_for_both(ledger: Ledger) -> None:
+    """Each may have opened either region, and both claims end in one call (invariant 7)."""
+    own(ledger, P0, POD_A)
+    own(ledger, P1, POD_B)
+    swap_nodes(ledger)
+    ledger.release([P0, P1])
+    assert ledger.record(R0).former == ledger.record(R1).former == {POD_A, POD_B}
+    assert condition(ledger, R0) is condition(ledger, R1) is Condition.DIRTY
+
+
+def test_a_faulted_region_that_was_reached_by_its_node_stays_faulted(ledger: Ledger) -> None:
+    own(ledger, P0, POD_A)
+    swap_nodes(ledger)
+    ledger.faulted(R1, "PR failed")
+    ledger.release([P0])
+    assert ledger.record(R1).reason == "PR failed"
+    assert condition(ledger, R1) is Condition.FAULTED
+    assert ledger.record(R1).former == {POD_A}
+
+
+@pytest.mark.parametrize(
+    ("begun", "stops", "former"),
+    [
+        ("never", 0, set()),
+        ("refused", 0, {POD_A}),  # it may have begun while nobody looked
+        ("refused", 1, set()),  # kubelet says that it ended
+        ("blank", 0, {POD_A}),
+        ("early", 0, {POD_A}),  # the PostStop was an earlier pod's: its container runs
+    ],
+)
+def test_who_is_waited_for_before_a_region_is_scrubbed(
+    ledger: Ledger, begun: str, stops: int, former: set[PodUid]
+) -> None:
+    own(ledger, P0, POD_A, begun=False)
+    if begun != "never":
+        ledger.prestart_seen([P0])
+    if begun == "early":
+        ledger.poststop_seen([P0])
+    if begun in {"blank", "early"}:
+        ledger.started([ledger.claims[P0]])
+    for _ in range(stops):
+        ledger.poststop_seen([P0])
+    ledger.release([P0])
+    assert ledger.record(R0).former == former
+
+
+def test_a_start_that_begins_after_a_scrub_under_its_claim_may_have_used_the_region(
+    ledger: Ledger,
+) -> None:
+    own(ledger, P0, POD_A)
+    ledger.poststop_seen([P0])
+    scrub(ledger, CARD, 0)
+    ledger.emptied(R0)
+    ledger.prestart_seen([P0])
+    ledger.release([P0])
+    assert condition(ledger) is Condition.DIRTY
+    assert ledger.record(R0).former == {POD_A}
+
+
+@pytest.mark.parametrize(
+    ("used", "reason", "says"),
+    [
+        (True, "", "its owner left"),
+        (True, "PR failed", "its owner left"),
+        (False, "PR failed", "PR failed"),
+        (False, "", "its owner left"),
+    ],
+)
+def test_a_dirty_region_says_why(ledger: Ledger, *, used: bool, reason: str, says: str) -> None:
+    own(ledger, P0, POD_A, begun=used)
+    ledger.dirty([R0], reason)
+    ledger.release([P0])
+    assert ledger.record(R0).reason == says
+
+
+# ------------------------------------------------------------------ PostStops
+
+
+@pytest.mark.parametrize("stays", [Condition.FAULTED, Condition.SCRUBBING])
+def test_the_last_poststop_changes_nothing_about_a_region_that_is_lost_or_worked_on(
+    ledger: Ledger, stays: Condition
+) -> None:
+    own(ledger, P0, POD_A)
+    if stays is Condition.FAULTED:
+        ledger.faulted(R0, "PR failed")
+    else:
+        ledger.working([R0])
+    assert ledger.poststop_seen([P0]) == (P0,)
+    assert condition(ledger) is stays
+
+
+@pytest.mark.parametrize("by", ["adopted", "another pod's"])
+def test_the_poststops_of_a_claim_that_was_found_late_are_still_to_come(
+    ledger: Ledger, by: str
+) -> None:
+    """Of it one PreStart was not seen, and those of earlier claims are counted first: else one of
+    them would end the count of the successor, whose container runs."""
+    own(ledger, P0, POD_A)
+    if by == "adopted":
+        ledger.release([P0])
+        assert ledger.strays[P0] == 1
+        ledger.adopt(REGIONS, P0, POD_B, {})
+    else:
+        ledger.bind_pod([P0], POD_B)
+    assert not ledger.strays.get(P0)
+    assert ledger.claims[P0].prestarts == 2
+    ledger.release([P0])
+    assert ledger.strays[P0] == 2
+
+
+def test_a_claim_that_nothing_preceded_owes_no_poststop_but_the_one_not_seen(ledger: Ledger):
+    ledger.adopt(REGIONS, P0, POD_A, {})
+    assert ledger.claims[P0].prestarts == 1
+
+
+def test_an_allocate_takes_over_the_poststops_that_are_still_to_come(ledger: Ledger) -> None:
+    (fresh,) = ledger.allocate(REGIONS, [P1])
+    assert fresh.prestarts == 0
+    own(ledger, P0, POD_A)
+    ledger.release([P0])
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    assert claim.prestarts == 1
+    assert not ledger.strays.get(P0)
+
+
+def test_ends_are_counted_by_what_ended_them(ledger: Ledger) -> None:
+    own(ledger, P0, POD_A)
+    own(ledger, P0, POD_B)
+    assert ledger.ends == {"implied": 1}
+    ledger.bind_pod([P0], POD_A)
+    assert ledger.ends == {"implied": 2}
+    own(ledger, P1, POD_B)
+    ledger.release([P0, P1, "unknown"])
+    assert ledger.ends == {"implied": 2, "released": 2}
+
+
+def test_another_pods_claim_ends_and_no_other_of_the_call(ledger: Ledger) -> None:
+    own(ledger, P0, POD_A)
+    own(ledger, P1, POD_B)
+    ledger.bind_pod([P0, P1], POD_B)
+    assert ledger.ends == {"implied": 1}
+    assert ledger.record(R0).former == {POD_A}
+    assert not ledger.record(R1).former
+
+
+# ------------------------------------------------------------------ adoption
+
+
+def test_an_adopted_resource_is_registered_so_that_kubelet_admits_its_pods_again(
+    ledger: Ledger,
+) -> None:
+    gone = make_card(7, nodes=(8,), interface_id=CARD.interface_id)
+    resource = ResourceName(REGIONS.replace("ce48", "0000"))
+    node = {device_variable(RegionId(device(gone, 0))): "/dev/dfl-port.8"}
+    ledger.adopt(resource, device(gone, 0), POD_A, node)
+    assert resource in ledger.resources
+
+
+def test_adoption_writes_no_resource_again_that_is_known() -> None:
+    ledger, journal = make_ledger(CARD)
+    written: list[Change] = []
+    write = journal.write
+    journal.write = lambda change: (written.append(change), write(change))[1]  # type: ignore[method-assign]
+    ledger.adopt(REGIONS, P0, POD_A, {})
+    assert [change.resources for change in written] == [{}]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Condition.BLANK, Condition.DIRTY),
+        (Condition.PROGRAMMED, Condition.DIRTY),
+        (Condition.FAULTED, Condition.FAULTED),
+        (Condition.SCRUBBING, Condition.SCRUBBING),
+    ],
+)
+def test_what_an_adopted_claim_may_have_used_is_dirty(
+    ledger: Ledger, before: Condition, after: Condition
+) -> None:
+    if before is Condition.FAULTED:
+        ledger.faulted(R0, "PR failed")
+    elif before is not Condition.BLANK:
+        ledger.set_drained(CARD.id, drained=True)
+        ledger.working([R0])
+        if before is Condition.PROGRAMMED:
+            ledger.programmed_by_hand(R0, AFU)
+    ledger.adopt(REGIONS, P0, POD_A, {})
+    assert condition(ledger) is after
+
+
+# ------------------------------------------------------------------ work on regions
+
+
+@pytest.mark.parametrize("how", ["another try", "another blank"])
+def test_only_what_failed_and_nobody_has_is_tried_again(ledger: Ledger, how: str) -> None:
+    """An owner's FAULTED region made DIRTY would come back to the list under him."""
+    own(ledger, P0, POD_A, begun=False)
+    for region in (R0, R1):
+        ledger.faulted(region, "PR failed")
+    forgive = ledger.another_try if how == "another try" else ledger.another_blank
+    forgive(CARD.id)
+    assert condition(ledger, R0) is Condition.FAULTED
+    assert condition(ledger, R1) is Condition.DIRTY
+    assert ("operator" in ledger.record(R1).reason) == (how == "another try")
+    other = RegionId(device(OTHER, 0))
+    forgive(OTHER.id)
+    assert condition(ledger, other) is Condition.BLANK
+    forgive(make_card(9).id)  # a card that is not there
+
+
+def test_what_the_hardware_still_calls_failed_is_not_tried_again(ledger: Ledger) -> None:
+    ledger.faulted(R0, "PR failed")
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    before = condition(ledger)
+    assert before is Condition.FAULTED
+    ledger.another_try(CARD.id)
+    assert condition(ledger) is Condition.FAULTED
+
+
+def test_what_was_programmed_for_an_owner_that_left_meanwhile_is_nobodys(ledger: Ledger) -> None:
+    own(ledger, P0, POD_A, begun=False)
+    ledger.working([R0])
+    ledger.release([P0])
+    with pytest.raises(NotFinishedError, match="its owner left"):
+        ledger.programmed(R0, AFU)
+    assert condition(ledger) is Condition.SCRUBBING
+
+
+@pytest.mark.parametrize("by", ["an owner", "hand"])
+def test_whoever_gets_a_region_after_its_former_owner_is_gone_ends_his_loan(
+    ledger: Ledger, by: str
+) -> None:
+    own(ledger, P0, POD_A)
+    ledger.release([P0])
+    assert ledger.loans
+    if by == "hand":
+        ledger.set_drained(CARD.id, drained=True)
+        ledger.working([R0])
+        ledger.programmed_by_hand(R0, AFU)
+        assert ledger.record(R0).reason == BY_HAND
+    else:
+        own(ledger, P0, POD_B)
+    assert not ledger.loans
+    assert not ledger.record(R0).former
+
+
+@pytest.mark.parametrize("hindrance", ["in service", "owned", "disturbed", "not begun"])
+def test_what_an_operator_programs_is_his_only_on_a_drained_card_that_nobody_touched(
+    ledger: Ledger, hindrance: str
+) -> None:
+    if hindrance == "owned":
+        own(ledger, P0, POD_A, begun=False)
+    if hindrance != "in service":
+        ledger.set_drained(CARD.id, drained=True)
+    if hindrance != "not begun":
+        ledger.working([R0])
+    if hindrance == "disturbed":
+        ledger.dirty([R0], "the card went")
+    with pytest.raises(NotFinishedError):
+        ledger.programmed_by_hand(R0, AFU)
+    assert condition(ledger) is not Condition.PROGRAMMED
+
+
+def test_no_function_is_named_where_none_was_read() -> None:
+    journal = MemoryJournal()
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", functions=True
+    )
+    found(ledger, CARD, None)
+    ledger.working([R0])
+    names = set(ledger.resources)
+    ledger.clean(R0, None, blank=False)
+    assert ledger.resources == names
+
+
+def test_an_owner_of_a_card_that_is_gone_is_not_asked_what_the_card_exposes(ledger: Ledger) -> None:
+    """The call ends with what is wrong, not with an error of the plugin's own."""
+    ledger.allocate(WHOLE, [device(OTHER)])
+    ledger.card_gone(OTHER.id)
+    with pytest.raises(RefusedError):
+        ledger.allocate(WHOLE, [device(OTHER)])
