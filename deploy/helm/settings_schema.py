@@ -28,21 +28,25 @@ CHARTS_OWN = {
     "FPGA_PLUGIN_OBSERVE": "observe",
     "FPGA_PLUGIN_MODE": "mode",
     "FPGA_PLUGIN_KUBELET_ROOT": "paths.kubelet",
-    "FPGA_PLUGIN_CDI_DIR": "",
+    "FPGA_PLUGIN_CDI_DIR": "paths.cdi",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
     "FPGA_PLUGIN_WORKLOADS": "workloads",
     "FPGA_PLUGIN_HOST_PATHS": "paths",
     "FPGA_PLUGIN_KEYS_DIR": "keysConfigMap",
-    "FPGA_PLUGIN_KUBELET_DIR": "",
     "FPGA_PLUGIN_STATE_DIR": "paths.state",
     "FPGA_PLUGIN_BITSTREAM_DIR": "paths.bitstreams",
-    "FPGA_PLUGIN_SYSFS_ROOT": "",
-    "FPGA_PLUGIN_DEV_ROOT": "",
-    "FPGA_PLUGIN_CGROUP_ROOT": "",
-    "NODE_NAME": "",
 }
 """Settings that `settings` may not name, and the value that is there instead."""
+
+FIXED = {
+    "FPGA_PLUGIN_KUBELET_DIR": "kubelet has it at one place, whatever its --root-dir is",
+    "FPGA_PLUGIN_SYSFS_ROOT": "where the pod mounts the node's /sys",
+    "FPGA_PLUGIN_DEV_ROOT": "where the pod mounts the node's /dev",
+    "FPGA_PLUGIN_CGROUP_ROOT": "where the pod mounts the node's /sys/fs/cgroup",
+    "NODE_NAME": "the downward API says it",
+}
+"""Settings that no value changes, and why."""
 
 BOOLEANS = [True, False, "true", "false", 1, 0, "1", "0"]
 
@@ -245,6 +249,9 @@ def values() -> dict[str, Schema]:
                 "kubelet": text("Kubelet's --root-dir.", pattern="^/"),
                 "bitstreams": text("The store.", pattern="^/"),
                 "state": text("Journal, locks, verified copies.", pattern="^/"),
+                "cdi": text(
+                    "In mode dra: where the container runtime looks for CDI files.", pattern="^/"
+                ),
             },
         ),
         "serviceAccount": closed(
@@ -352,7 +359,7 @@ def values() -> dict[str, Schema]:
 
 def schema() -> Schema:
     """The chart's values.schema.json."""
-    settings = {s.name: of_setting(s) for s in SETTINGS if s.name not in CHARTS_OWN}
+    settings = {s.name: of_setting(s) for s in SETTINGS if s.name not in CHARTS_OWN | FIXED}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "type": "object",
@@ -382,9 +389,40 @@ def readme() -> str:
     ]
     for name, of in values().items():
         lines += _rows(name, of, defaults.get(name))
-    instead = ", ".join(f"`{name}` (`{value}`)" for name, value in CHARTS_OWN.items() if value)
-    lines += ["", f"Settings that have a value of their own: {instead}."]
+    instead = ", ".join(f"`{name}` (`{value}`)" for name, value in CHARTS_OWN.items())
+    fixed = ", ".join(f"`{name}` ({why})" for name, why in FIXED.items())
+    lines += [
+        "",
+        f"Settings that have a value of their own: {instead}.",
+        "",
+        f"Settings that no value changes: {fixed}.",
+        "",
+        "helm refuses a name that is not here, at every level. Open are only labels and",
+        "annotations, whose names are yours, `global`, which a parent chart hands to all of its",
+        f"children, and what the API server checks itself: {_opened()}.",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _opened() -> str:
+    """The values that are Kubernetes' own objects."""
+    return ", ".join(f"`{path}`" for name, of in values().items() for path in _open_in(name, of))
+
+
+def _open_in(path: str, of: Schema) -> list[str]:
+    if of.get("type") == "array":
+        return _open_in(f"{path}[]", of["items"])
+    if "properties" in of:
+        return [
+            each
+            for name, one in of["properties"].items()
+            for each in _open_in(f"{path}.{name}", one)
+        ]
+    extra = of.get("additionalProperties")
+    if isinstance(extra, dict):
+        return _open_in(f"{path}.*", extra)
+    is_open = of.get("type") == "object" and extra is not False and path != "global"
+    return [path] if is_open else []
 
 
 def _rows(name: str, of: Schema, default: object) -> list[str]:

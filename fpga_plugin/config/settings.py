@@ -47,6 +47,7 @@ from fpga_plugin.config.values import (
     parse_http_address,
     parse_http_hosts,
     parse_namespaces,
+    parse_page_url,
     parse_path,
     parse_resource_prefix,
     parse_simulated_cards,
@@ -514,6 +515,14 @@ class Settings:
         "true or false, 1 or 0",
         "Show cards, regions and the pods that have them as a page at / beside /metrics, and as "
         "/status.json. Whoever reaches that address sees pods' names.",
+    )
+    runbook_url: str | None = _optional(
+        "FPGA_PLUGIN_RUNBOOK_URL",
+        "",
+        parse_page_url,
+        "`http://...` or `https://...`, without `#`",
+        "Where people here read docs/runbook.md: the page links each state's part of it.",
+        empty="the page names the file",
     )
     events: bool = _setting(
         "FPGA_PLUGIN_EVENTS",

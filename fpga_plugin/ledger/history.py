@@ -52,6 +52,8 @@ class Kind(enum.StrEnum):
     PROGRAMMED = "programmed"
     SCRUBBED = "scrubbed"
     REFUSED = "refused"
+    KEPT = "kept"
+    """Its container failed, and it is kept as it is for debugging; its scrub ends that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ class Historian:
         self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
         self._owners: dict[CardId, dict[DeviceId, Holder]] = {}
         self._refused: dict[RegionId, str] = {}
+        self._kept = {region for region in ledger.debugs if ledger.kept(region)}
         holders = by_device(ledger.holders.values())
         for claim in ledger.claims.values():
             self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
@@ -110,6 +111,19 @@ class Historian:
         else:
             self._claims.pop(card, None)
             self._owners.pop(card, None)
+        self._changed_kept(card, now)
+
+    def _changed_kept(self, card: CardId, now: float) -> None:
+        """Regions of a card may be kept for debugging, or no longer."""
+        if not self._ledger.debugs and not self._kept:
+            return
+        of_card = {region for region in self._ledger.debugs if card_of(region) == card}
+        kept = {region: debug for region in of_card if (debug := self._ledger.kept(region))}
+        for region in kept.keys() - self._kept:
+            debug = kept[region]
+            event = Event(at=now, pod=debug.pod, words=debug.failure[:WORDS])
+            self._note(region, Kind.KEPT, event)
+        self._kept = {one for one in self._kept if card_of(one) != card} | kept.keys()
 
     def reported(self, report: Report) -> None:
         """A region was scrubbed or prepared."""

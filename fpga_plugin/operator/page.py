@@ -68,13 +68,20 @@ _DRAINED: Final = (
 )
 
 
-def page(status: StatusView, events: Sequence[EventView] = (), *, words: str = "") -> str:
+def page(
+    status: StatusView,
+    events: Sequence[EventView] = (),
+    *,
+    words: str = "",
+    runbook: str | None = None,
+) -> str:
     """The document.
 
     Args:
         status: all of it.
         events: what happened last, the newest first.
         words: only what has these is shown (`selection`).
+        runbook: where docs/runbook.md can be read; None: only its name is shown.
     """
     node = _text(status["node"] or "this node")
     return (
@@ -86,7 +93,7 @@ def page(status: StatusView, events: Sequence[EventView] = (), *, words: str = "
         '<noscript><meta http-equiv="refresh" content="15"></noscript>\n'
         "</head>\n<body>\n"
         f'<form class="find" role="search">{_find(words)}</form>\n'
-        f'<main id="status">\n{_main(status, events, node, words)}\n</main>\n'
+        f'<main id="status">\n{_main(status, events, node, words)}\n{_legend(runbook)}\n</main>\n'
         '<p class="away" id="away" role="status" hidden>The plugin does not answer; what is shown'
         " may be out of date.</p>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
@@ -131,7 +138,6 @@ def _main(status: StatusView, events: Sequence[EventView], node: str, words: str
     parts.append(_history(events, now))
     parts.append(_bitstreams(status["bitstreams"], now))
     parts.append(_resources(status))
-    parts.append(_legend())
     return "\n".join(filter(None, parts))
 
 
@@ -235,6 +241,8 @@ def _tile(card: CardView, region: RegionView, now: float) -> str:
         f'<span class="badge {colour}">{_state(word)}</span>'
         for word, colour in _marks(card, region)
     ]
+    if card["drained"]:
+        lines.append(f'<span class="why-drained">by {_code("`fpga-plugin card drain`")}</span>')
     return (
         f'<li class="tile {_colour(card, region)}"><strong>{_short(region["region"])}</strong>'
         f"{''.join(lines)}</li>"
@@ -411,13 +419,20 @@ def _resources(status: StatusView) -> str:
     return f"<section><h2>Resources</h2>{_scrolled('Resources', table)}</section>"
 
 
-def _legend() -> str:
+def _legend(runbook: str | None) -> str:
     words = "".join(
         f'<div id="{state.anchor}"><dt>{state.word}</dt><dd>{_code(state.meaning)}.'
-        f" {_code(state.todo)} <small>docs/runbook.md#{state.part}</small></dd></div>"
+        f" {_code(state.todo)} <small>{_runbook(runbook, state.part)}</small></dd></div>"
         for state in STATES
     )
     return f'<section><h2>What the states mean</h2><dl class="legend">{words}</dl></section>'
+
+
+def _runbook(runbook: str | None, part: str) -> str:
+    """The part of the runbook about a state: a link, where somebody said where it can be read."""
+    if runbook is None:
+        return f"docs/runbook.md#{part}"
+    return f'<a href="{_text(runbook)}#{part}">Runbook: {part.replace("-", " ")}</a>'
 
 
 def _code(words: str) -> str:

@@ -124,7 +124,8 @@ class Routes:
 
         words = request.query.get(FIND, "")
         events = await self._survey.past.events(words, most=PAGE_EVENTS)
-        html = page(await view(self._survey), events, words=words)
+        runbook = self._survey.settings.runbook_url
+        html = page(await view(self._survey), events, words=words, runbook=runbook)
         return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
 
     async def _card(self, request: Request) -> Response:

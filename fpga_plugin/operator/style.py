@@ -91,6 +91,7 @@ ul.note{padding-left:2rem}
  border:1px solid var(--quiet);border-radius:4px;padding:.125rem .5rem}
 a{color:inherit}
 .tile .badge{margin-top:.25rem}
+.why-drained{font-size:.875rem}
 .legend div:target{outline:3px solid var(--own);outline-offset:2px}
 small{color:var(--quiet);overflow-wrap:anywhere}
 .who{overflow-wrap:anywhere;font-size:.9375rem}

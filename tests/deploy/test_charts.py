@@ -582,7 +582,10 @@ def test_each_kind_of_card_gets_its_classes() -> None:
 
 
 def test_a_dra_driver_reaches_no_more_than_it_needs() -> None:
-    (container,) = pod_spec(rendered("mode=dra", "paths.kubelet=/data/kubelet"))["containers"]
+    spec = pod_spec(rendered("mode=dra", "paths.kubelet=/data/kubelet", "paths.cdi=/etc/cdi"))
+    (container,) = spec["containers"]
+    (cdi,) = (volume for volume in spec["volumes"] if volume["name"] == "cdi")
+    assert cdi["hostPath"]["path"] == "/etc/cdi"
     mounts = {each["name"]: each for each in container["volumeMounts"]}
     assert mounts["kubelet"] == {
         "name": "kubelet",

@@ -176,6 +176,20 @@ def test_the_charts_readme_and_copies_are_those_of_their_sources():
         assert copy.read_text() == original.read_text(), "make docs"
 
 
+def test_a_setting_that_the_chart_has_not_has_a_value_of_its_own_or_a_reason():
+    module = schema_module()
+    settings = module.schema()["definitions"]["settings"]["properties"].keys()
+    assert {s.name for s in SETTINGS} == settings | module.CHARTS_OWN.keys() | module.FIXED.keys()
+    assert all(module.FIXED.values())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    for value in module.CHARTS_OWN.values():
+        at = defaults
+        for name in value.split("."):
+            at = at[name]
+    told = (CHART / "README.md").read_text()
+    assert "`resources.limits`" in told.partition("checks itself: ")[2], "what is open is said"
+
+
 def objects_of(of: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema of an object, by its path."""
     if of.get("type") == "object":

@@ -7,6 +7,8 @@ from contextlib import closing
 import pytest
 from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
 from ledger_support import found, scrub, start
+from test_debugging import POD as DEBUGGED
+from test_debugging import started
 from test_holders import A, holder
 
 from fpga_plugin.ids import DeviceId, PodUid, RegionId
@@ -103,6 +105,26 @@ def test_the_end_of_a_claim_over_two_cards_is_told_with_its_claim_on_both(scene,
     scene.ledger.end_holder(A)
     told = [event for _, kind, event in scene.told() if kind == "released"]
     assert [(event.claim, event.pod) for event in told] == [("n/c", POD)] * 2
+
+
+def test_a_region_that_is_kept_for_debugging_is_told_once_with_its_failure(journal):
+    scene = Scene(journal)
+    scrub(scene.ledger, CARD)
+    started(ledger=scene.ledger)
+    scene.ledger.release([P0])
+    scene.ledger.note_failure(R0, "container 'app' ended with exit code 3")
+    scene.ledger.keep(R0, 1000.0)
+    scene.ledger.keep(R0, 500.0)  # the setting was made shorter
+    again = Historian(scene.ledger, lambda _: None, journal)  # a restart
+    scene.ledger.keep(R0, 400.0)
+    again.close()
+    kept = [(region, event) for region, kind, event in scene.told() if kind == "kept"]
+    ((region, event),) = kept
+    assert region == R0
+    assert event.pod == DEBUGGED
+    assert event.words == "container 'app' ended with exit code 3"
+    scene.ledger.end_debug([R0])
+    assert [kind for _, kind, _ in scene.told()].count("kept") == 1
 
 
 def test_a_restart_tells_no_claim_again(scene, journal):

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fpga_plugin.operator.page import HEADERS, page
+from fpga_plugin.operator.states import STATES
 from fpga_plugin.operator.style import DARK, LIGHT, SCRIPT, STYLE
 from fpga_plugin.operator.table import history_table, table
 
@@ -309,9 +310,19 @@ def test_a_drained_tile_says_so_and_is_not_called_unhealthy_for_it():
     assert "took it out of service" in html
     assert colour == "drained"
     assert "drained" in text
+    assert "by <code>fpga-plugin card drain</code>" in text
     assert "unhealthy" not in text
     owned = page(status(card(region(healthy=False, owner=owner()), drained=True)))
     assert "unhealthy" in tiles(owned)[0][1], "an owned device is unhealthy for another reason"
+
+
+def test_each_state_of_the_legend_links_its_part_of_the_runbook_where_one_can_read_it():
+    named = page(status(card(region())))
+    linked = page(status(card(region())), runbook="https://git.example.com/runbook.md?a=1&b=2")
+    for state in STATES:
+        assert f"<small>docs/runbook.md#{state.part}</small>" in named
+        where = f"https://git.example.com/runbook.md?a=1&amp;b=2#{state.part}"
+        assert f'<a href="{where}">' in linked
 
 
 def test_a_region_that_is_kept_says_for_whom_and_how_long():

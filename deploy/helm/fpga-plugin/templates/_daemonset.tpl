@@ -258,7 +258,7 @@ spec:
       - name: plugins
         hostPath: {path: {{ $values.paths.kubelet }}/plugins, type: DirectoryOrCreate}
       - name: cdi
-        hostPath: {path: /var/run/cdi, type: DirectoryOrCreate}
+        hostPath: {path: {{ $values.paths.cdi }}, type: DirectoryOrCreate}
       {{- end }}
       {{- if $watched }}
       - name: plugins-registry
