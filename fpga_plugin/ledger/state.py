@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.faults import Fault
-from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.hardware.model import Card, CardProblem, Region
 from fpga_plugin.ids import (
     AfuId,
     Alias,
@@ -106,6 +106,7 @@ class LedgerState:
         self._clock = time.time  # nothing is decided by it: it is shown
         self._listeners: list[Callable[[CardId | None], None]] = []
         self.cards: dict[CardId, Card] = {}
+        self.problems: dict[CardId, CardProblem] = {}  # why cards that are there are not served
         self.claims: dict[DeviceId, Claim] = {}
         self.regions: dict[RegionId, RegionRecord] = {}
         self.debts: set[CardId] = set()
@@ -651,10 +652,12 @@ class LedgerState:
         """The present regions that a device stands for.
 
         Raises:
-            RefusedError: its card, or one of its regions, is gone.
+            RefusedError: its card, or one of its regions, is gone, or its card is not served.
         """
         card = self.cards.get(card_of(device))
         if card is None:
+            if (problem := self.problems.get(card_of(device))) is not None:
+                raise RefusedError(problem.message, hint=problem.hint)
             raise RefusedError(f"card {card_of(device)} is gone", hint=DELETE_THE_POD)
         if is_card(device):
             if not card.complete:

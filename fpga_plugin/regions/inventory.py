@@ -88,7 +88,7 @@ class Inventory:
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions = FunctionNews(operations.ledger)
         self._closing = False
-        self.problems: dict[CardId, CardProblem] = {}
+        self.problems = operations.ledger.problems  # whoever asks for such a card is told why
 
     async def scan(self) -> None:
         """Everything anew; a card that changed meanwhile is left to its own scan."""

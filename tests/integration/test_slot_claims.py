@@ -194,6 +194,24 @@ def test_virtual_functions_that_are_missing_are_told_with_the_command():
         assert plugin.stop() == 0
 
 
+def test_a_claim_on_a_card_that_cannot_be_served_hears_why_and_lives_on():
+    with node().up() as it:
+        kubelet = it.kubelet
+        kubelet.allocate(P0)
+        for call in (lambda: kubelet.prestart(P0, env=request()), lambda: kubelet.allocate(P0)):
+            it.set(slot_functions="0000:10:00.0=0000:10:00.7")
+            it.again()
+            with pytest.raises(Refused) as refused:
+                call()
+            assert refused.value.code == "FAILED_PRECONDITION"
+            assert "function 0000:10:00.7 of the slot is not there" in refused.value.message
+            assert "mend FPGA_PLUGIN_SLOT_FUNCTIONS" in refused.value.message
+            it.set(slot_functions="auto")
+            it.again()
+            kubelet.prestart(P0, env=request())
+            assert it.afu(P0) == AFU
+
+
 def asked(node: Node, operation: str) -> dict:
     """What the plugin answers once it listens."""
 

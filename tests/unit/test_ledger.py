@@ -30,7 +30,7 @@ from ledger_support import (
 
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
-from fpga_plugin.hardware.model import Card
+from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import Alias, DeviceId, PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, resource_names
@@ -366,6 +366,17 @@ def test_prestart_finds_that_the_numbers_changed(ledger: Ledger) -> None:
     ledger.card_gone(CARD.id)
     with pytest.raises(RefusedError, match="is gone"):
         ledger.check_grants(claim)
+
+
+def test_a_claim_hears_why_a_card_that_is_there_is_not_served(ledger: Ledger) -> None:
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    ledger.problems[CARD.id] = CardProblem(CARD.address, "it has no IOMMU", "switch it on")
+    ledger.check_grants(claim)  # what is served still is
+    ledger.card_gone(CARD.id)
+    with pytest.raises(RefusedError, match="it has no IOMMU: switch it on"):
+        ledger.check_grants(claim)
+    with pytest.raises(RefusedError, match="it has no IOMMU"):
+        ledger.allocate(REGIONS, [P0])
 
 
 # ------------------------------------------------------------------ releases
