@@ -14,16 +14,32 @@ from typing import TypedDict
 
 from fpga_plugin import __version__
 from fpga_plugin.build import exposure, open_hardware
-from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
+from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings, defaults
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.model import CardProblem, Verdict
-from fpga_plugin.ids import CardId
+from fpga_plugin.hardware.model import Card, CardProblem, Verdict
+from fpga_plugin.ids import CardId, functions_variable
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import FUNCTIONS_HINT
-from fpga_plugin.operator.node import NodeCard, look, resources
+from fpga_plugin.operator.node import Node, NodeCard, look, resources
 from fpga_plugin.operator.table import printable
 
 _WIDTH = 100
+_DECIDE = (
+    "FPGA_PLUGIN_MODE",
+    "FPGA_PLUGIN_BACKEND",
+    "FPGA_PLUGIN_CARDS",
+    "FPGA_PLUGIN_ADVERTISE",
+    "FPGA_PLUGIN_INTERFACE_ALIASES",
+    "FPGA_PLUGIN_SLOT_FUNCTIONS",
+    "FPGA_PLUGIN_SLOT_IDENTITY",
+    "FPGA_PLUGIN_SCRUB",
+    "FPGA_PLUGIN_RECOVERY",
+    "FPGA_PLUGIN_TRUST",
+    "FPGA_PLUGIN_UNCLEARED_MEMORY",
+    "FPGA_PLUGIN_UNTRANSLATED_DMA",
+)
+"""Settings that say what is done to a card. None of them names a person, a pod or a host."""
 _MARKS = {Verdict.HOLDS: "+", Verdict.FAILS: "-", Verdict.UNKNOWN: "?"}
 
 
@@ -35,11 +51,27 @@ class AssumptionView(TypedDict):
     seen: str
 
 
+class Held(TypedDict):
+    """What a region shows; `name` is what the store's manifest calls it, and may be empty."""
+
+    region: str
+    afu_id: str
+    name: str
+    error: str
+
+
 class CardCheck(TypedDict):
-    """One card; `problem` is why it is not served, empty where it is."""
+    """One card; `problem` is why it is not served, empty where it is.
+
+    `interface_id` is empty where the card shows none; `interface_alias` is what the store's
+    manifest calls it, and may be empty. `holds` is what is on its regions.
+    """
 
     card: str
     description: str
+    interface_id: str
+    interface_alias: str
+    holds: list[Held]
     problem: str
     would: list[str]
     assumptions: list[AssumptionView]
@@ -75,21 +107,14 @@ def check(settings: Settings) -> Check:
     backend = open_hardware(settings, owner=False).backend
     node = look(settings)
     system = os.uname()
+    texts = defaults(settings) | dict(settings.given)
     return {
         "version": __version__,
         "kernel": f"{system.sysname} {system.release}",
         "machine": system.machine,
-        "settings": {
-            "FPGA_PLUGIN_BACKEND": settings.backend.value,
-            "FPGA_PLUGIN_ADVERTISE": settings.advertise.value,
-            "FPGA_PLUGIN_SCRUB": settings.scrub.value,
-            "FPGA_PLUGIN_RECOVERY": settings.recovery.value,
-            "FPGA_PLUGIN_TRUST": settings.trust.value,
-            "FPGA_PLUGIN_UNCLEARED_MEMORY": settings.uncleared_memory.value,
-            "FPGA_PLUGIN_UNTRANSLATED_DMA": settings.untranslated_dma.value,
-        },
+        "settings": {name: texts[name] for name in _DECIDE},
         "cards": [
-            *(_served(settings, backend, seen) for seen in node.cards),
+            *(_served(settings, backend, node, seen) for seen in node.cards),
             *(_skipped(backend, problem) for problem in node.problems),
         ],
     }
@@ -107,13 +132,16 @@ def _skipped(backend: Backend, problem: CardProblem) -> CardCheck:
     return {
         "card": card,
         "description": "",
+        "interface_id": "",
+        "interface_alias": "",
+        "holds": [],
         "problem": ": ".join(filter(None, (problem.message, problem.hint))),
         "would": ["leave it alone"],
         "assumptions": _assumptions(backend, card),
     }
 
 
-def _served(settings: Settings, backend: Backend, seen: NodeCard) -> CardCheck:
+def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) -> CardCheck:
     card = seen.card
     problem = ""
     if not seen.selected:
@@ -125,13 +153,24 @@ def _served(settings: Settings, backend: Backend, seen: NodeCard) -> CardCheck:
     return {
         "card": card.id,
         "description": card.description,
+        "interface_id": card.interface_id,
+        "interface_alias": seen.alias or "",
+        "holds": [
+            {
+                "region": each.region.id,
+                "afu_id": each.afu_id,
+                "name": node.aliases.get((card.interface_id, each.afu_id), ""),
+                "error": each.afu_error,
+            }
+            for each in seen.regions
+        ],
         "problem": problem,
-        "would": ["leave it alone"] if problem else _would(settings, seen),
+        "would": ["leave it alone"] if problem else _would(settings, backend, seen),
         "assumptions": _assumptions(backend, card.id),
     }
 
 
-def _would(settings: Settings, seen: NodeCard) -> list[str]:
+def _would(settings: Settings, backend: Backend, seen: NodeCard) -> list[str]:
     card = seen.card
     names = ", ".join(resources(settings, seen)) or "nothing: no AFU id can be read"
     nodes = ", ".join(f"{region.id} ({region.grant})" for region in card.regions)
@@ -144,6 +183,7 @@ def _would(settings: Settings, seen: NodeCard) -> list[str]:
     return [
         f"advertise it as {names}, as far as FPGA_PLUGIN_ADVERTISE says",
         f"give a container of a region its node: {nodes}",
+        *_functions(backend, card),
         f"reset what nobody has, and program nothing: {free or 'nothing'}"
         if settings.advertise is Advertise.AF
         else blank or f"reset and blank what nobody has: {free or 'nothing'}",
@@ -152,6 +192,26 @@ def _would(settings: Settings, seen: NodeCard) -> list[str]:
         else f"clear its memory whenever nobody has a region of it (now: {memory})",
         *filter(None, [exposure(settings).note(card)]),
     ]
+
+
+def _functions(backend: Backend, card: Card) -> list[str]:
+    """What becomes of the PCI functions that a container gets in place of a port's node."""
+    named = {
+        one
+        for region in card.regions
+        for one in region.grant.env.get(functions_variable(region.id), "").split(",")
+    }
+    try:
+        unbound = [
+            str(one.address)
+            for one in backend.functions(card.id)
+            if str(one.address) in named and not one.driver
+        ]
+    except FpgaPluginError as error:
+        return [f"not know its PCI functions: {error}"]
+    return [f"bind to vfio-pci, and unbind when nobody has it: {', '.join(unbound)}"] * bool(
+        unbound
+    )
 
 
 def report(found: Check) -> str:
@@ -168,6 +228,11 @@ def report(found: Check) -> str:
         ]
     for card in found["cards"]:
         lines += ["", f"card {card['card']}  {card['description']}".rstrip()]
+        if card["interface_id"]:
+            lines.append(f"  interface {_called(card['interface_id'], card['interface_alias'])}")
+        for held in card["holds"]:
+            shown = f"shows {_called(held['afu_id'], held['name'])}"
+            lines.append(f"  {held['region']}: {shown if held['afu_id'] else held['error']}")
         if card["problem"]:
             lines += _item("!", f"not served: {card['problem']}")
         lines.append("  it would")
@@ -178,6 +243,11 @@ def report(found: Check) -> str:
             mark = _MARKS[Verdict(assumed["verdict"])]
             lines += _item(mark, f"{assumed['says']}: {assumed['seen']}")
     return "\n".join(printable(line) for line in lines)
+
+
+def _called(of: str, name: str) -> str:
+    """A name with its id: who reads the report has neither the store nor its manifest."""
+    return f"{name} ({of})" if name else of
 
 
 def _item(mark: str, text: str) -> list[str]:

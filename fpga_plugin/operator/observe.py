@@ -94,6 +94,7 @@ def _log_card(settings: Settings, seen: NodeCard) -> None:
             "would serve card",
             card=card.id,
             interface_id=card.interface_id,
+            interface_alias=seen.alias,
             resources=resources(settings, seen),
             regions=[region.id for region in card.regions],
             in_use=[each.region.id for each in seen.regions if each.in_use],

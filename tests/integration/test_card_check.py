@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from daemon_support import CARD, LIMIT, P0, REGIONS, Node
+from daemon_support import AFU, CARD, ID, LIMIT, P0, REGIONS, ROOT, Node, request
 
 
 def check(node: Node, *options: str) -> str:
@@ -62,3 +62,48 @@ def test_of_an_ofs_card_the_functions_of_its_slot_are_named():
         assert failed == []
         (slot,) = [one for one in card["assumptions"] if "OFS slot" in one["says"]]
         assert "0000:10:00.1 in group" in slot["seen"]
+        assert (
+            "bind to vfio-pci, and unbind when nobody has it: 0000:10:00.1, 0000:10:00.2"
+            in (card["would"])
+        )
+
+
+def test_each_card_has_its_own_assumptions():
+    with Node("1x1,1x1+ofs,1x2+no-pr") as node:
+        ports, slot, fixed = [
+            {one["says"]: one for one in card["assumptions"]}
+            for card in json.loads(check(node, "--json"))["cards"]
+        ]
+        says = "it is of a kind that is known"
+        assert "behind its ports, reconfigured" in ports[says]["seen"]
+        assert "PCI functions of their own" in slot[says]["seen"]
+        assert "in flash" in fixed[says]["seen"]
+        image = "the blank image runs nothing"
+        assert [image in each for each in (ports, slot, fixed)] == [True, True, False]
+
+
+def test_the_settings_that_decide_are_in_the_report():
+    functions = "0000:10:00.0=0000:10:00.2"
+    given = {"cards": "0000:10:00.0", "slot_functions": functions, "slot_identity": "0000:10:00.0"}
+    with Node("1x1+ofs", **given) as node:
+        text = check(node)
+        for name, value in given.items():
+            assert f"  FPGA_PLUGIN_{name.upper()}={value}\n" in text
+        assert "reset and blank what nobody has" in text
+
+
+def test_what_people_call_the_ids_is_shown_with_them():
+    with Node("1x1") as node:
+        node.own_store()
+        sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
+        aliases = [f"--alias={ID}/{AFU}.gbs=gzip", f"--interface-alias={ID}=rack-cards"]
+        subprocess.run([*sign, "--dir", str(node.store), *aliases], check=True, cwd=ROOT)
+        node.up()
+        node.kubelet.allocate(P0)
+        node.kubelet.prestart(P0, env=request("gzip"))
+        text = check(node)
+        (card,) = json.loads(check(node, "--json"))["cards"]
+        assert f"  interface rack-cards ({ID})\n" in text
+        assert f"  {P0}: shows gzip ({AFU})\n" in text
+        assert (card["interface_id"], card["interface_alias"]) == (ID, "rack-cards")
+        assert [(one["afu_id"], one["name"]) for one in card["holds"]] == [(AFU, "gzip")]

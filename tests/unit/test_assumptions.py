@@ -28,6 +28,7 @@ def sound() -> FakeKernel:
     kernel.links[f"{FME}/driver"] = "/sys/bus/platform/drivers/dfl-fme"
     kernel.files["/sys/bus/platform/drivers/dfl-fme/module"] = ""
     kernel.files[f"{PORT}/userclk_freqcntrcmd"] = ""
+    kernel.files["/sys/bus/pci/drivers/vfio-pci/new_id"] = ""
     return kernel
 
 
@@ -39,6 +40,60 @@ def test_of_a_sound_card_everything_that_can_be_read_holds_and_the_rest_is_on_tr
     assert fails(sound()) == []
     unknown = [one.says for one in look(sound()).values() if one.verdict is Verdict.UNKNOWN]
     assert "the port's AFU id follows the image" in unknown
+
+
+def on_trust(kernel: FakeKernel) -> str:
+    return "; ".join(one.says for one in look(kernel).values() if one.verdict is Verdict.UNKNOWN)
+
+
+def test_what_is_on_trust_is_of_this_cards_kind():
+    ports = on_trust(sound())
+    assert "blank image" in ports
+    assert "one port leaves" not in ports, "it has one port alone"
+    several = sound()
+    several.files[f"{FME}/ports_num"] = "2"
+    assert "one port leaves the others alone" in on_trust(several)
+
+    slot = sound()
+    slot.remove(f"{PORT}/afu_id")
+    assert "none of them is a static one" in on_trust(slot)
+    assert "interrupts" in on_trust(slot)
+    assert "the port's AFU id follows" not in on_trust(slot)
+
+    fixed = sound()
+    fixed.files[f"{PARENT}/device"] = "0x0b30"
+    assert "what its accelerator does" in on_trust(fixed)
+    assert "image runs nothing" not in on_trust(fixed), "nothing is programmed there"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda kernel: None, "behind its ports, reconfigured one by one"),
+        (lambda kernel: kernel.remove(f"{PORT}/afu_id"), "a slot that is reconfigured"),
+        (lambda kernel: kernel.files.update({f"{PARENT}/device": "0x0b30"}), "as an N3000"),
+        (
+            lambda kernel: (kernel.remove(f"{PORT}/afu_id"), kernel.remove(f"{FME}/dfl-fme-mgr.0")),
+            "`flat`",
+        ),
+        (lambda kernel: kernel.remove(FME), "not of a kind"),
+        (lambda kernel: kernel.remove(PORT), "not of a kind"),
+        (lambda kernel: kernel.remove(f"{FME}/dfl-fme-mgr.0"), "not of a kind"),
+    ],
+)
+def test_the_kind_of_card_is_named(change, kind):
+    kernel = sound()
+    change(kernel)
+    assert kind in look(kernel)["it is of a kind that is known"].seen
+
+
+def test_a_slot_needs_the_driver_that_gives_its_functions_away():
+    kernel = sound()
+    kernel.remove(f"{PORT}/afu_id")
+    says = "vfio-pci is there to have these functions"
+    assert look(kernel)[says].verdict is Verdict.HOLDS
+    kernel.remove("/sys/bus/pci/drivers/vfio-pci")
+    assert look(kernel)[says].verdict is Verdict.FAILS
 
 
 def _identity(kernel: FakeKernel) -> None:

@@ -14,19 +14,15 @@ from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.discovery import PCI
 from fpga_plugin.hardware.dfl.kernel import Kernel
+from fpga_plugin.hardware.dfl.on_trust import Kind, on_trust
 from fpga_plugin.hardware.dfl.shared import iommu
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule, slot_functions
-from fpga_plugin.hardware.dfl.sysfs import children, optional
+from fpga_plugin.hardware.dfl.sysfs import children, number, optional
 from fpga_plugin.hardware.dfl.userclock import userclk_features
 from fpga_plugin.hardware.model import Assumption, Iommu, Verdict
+from fpga_plugin.hardware.vfio.binding import DRIVER as VFIO_DRIVER
 from fpga_plugin.ids import PciAddress
 
-_TRUST = (
-    ("a PR of one port leaves the others alone", "the driver checks nothing of an image"),
-    ("the port's AFU id follows the image", "only a programming shows it"),
-    ("PORT_RESET stops the accelerator and its DMA", "the reset's acknowledgement is all there is"),
-    ("the blank image runs nothing", "it is the vendor's"),
-)
 _ALLOWED_FUNCTIONS = 64
 
 
@@ -51,7 +47,14 @@ class _Look:
         self._function = f"{PCI}/{address}"
 
     def all(self) -> Iterator[Assumption]:
-        for part in (self._identity, self._driver, self._functions, self._fme, self._ports):
+        for part in (
+            self._what_it_is,
+            self._identity,
+            self._driver,
+            self._functions,
+            self._fme,
+            self._ports,
+        ):
             try:
                 yield from part()
             except OSError as error:
@@ -61,8 +64,37 @@ class _Look:
                 )
             except HardwareError as error:
                 yield Assumption("sysfs makes sense", Verdict.FAILS, error.message)
-        for says, why in _TRUST:
-            yield Assumption(says, Verdict.UNKNOWN, why)
+        yield from on_trust(self._kind(), ports=self._number_of_ports())
+
+    def _what_it_is(self) -> Iterator[Assumption]:
+        kind = self._kind()
+        verdict = Verdict.UNKNOWN if kind is Kind.UNKNOWN else Verdict.HOLDS
+        yield Assumption("it is of a kind that is known", verdict, kind.value)
+
+    def _kind(self) -> Kind:
+        """How its accelerators are reached and loaded, as far as sysfs tells."""
+        try:
+            fmes = list(self._below(r"dfl-fme\.[0-9]{1,9}"))
+            if not fmes or not any(self._below(r"dfl-port\.[0-9]{1,9}")):
+                return Kind.UNKNOWN
+            slot = self._has_slot()
+            if not any(children(self._kernel, fmes[0], r"dfl-fme-mgr\.[0-9]{1,9}")):
+                return Kind.FLAT if slot else Kind.UNKNOWN
+            if self._fixed():
+                return Kind.FIXED
+        except (OSError, HardwareError):
+            return Kind.UNKNOWN  # the part that reads it says why
+        return Kind.SLOT if slot else Kind.PORTS
+
+    def _number_of_ports(self) -> int:
+        """What the FME says; 1 where it says nothing that is a number."""
+        try:
+            for fme in self._below(r"dfl-fme\.[0-9]{1,9}"):
+                path = f"{fme}/ports_num"
+                return number(path, optional(self._kernel, path) or "1")
+        except (OSError, HardwareError):
+            pass
+        return 1
 
     def _text(self, path: str) -> str:
         """An attribute as it is shown; what it says may be anything."""
@@ -109,6 +141,13 @@ class _Look:
         if self._has_slot():
             answer, slot = self._slot()
             yield replace(answer, seen=f"{answer.seen}; {numbers}{drivers}")
+            there = self._kernel.exists(VFIO_DRIVER)
+            yield Assumption(
+                "vfio-pci is there to have these functions",
+                Verdict.HOLDS if there else Verdict.FAILS,
+                f"{VFIO_DRIVER} is {'' if there else 'not '}there"
+                f"{'' if there else ': modprobe vfio-pci'}",
+            )
         else:
             yield Assumption(
                 "nobody but dfl-pci has its virtual functions",
@@ -170,7 +209,8 @@ class _Look:
                 f"{'a card without it by its PCI ids; ' if self._fixed() else ''}"
                 f"{len(managers)} FPGA managers below the FME; ports_num"
                 f" {self._text(f'{fme}/ports_num')}, bitstream_id"
-                f" {self._text(f'{fme}/bitstream_id')}",
+                f" {self._text(f'{fme}/bitstream_id')}, bitstream_metadata"
+                f" {self._text(f'{fme}/bitstream_metadata')}",
             )
             regions = chain.from_iterable(
                 children(self._kernel, f"{platform}/fpga_region", r"region[0-9]{1,9}")
