@@ -202,7 +202,15 @@ def _debugging(
     queue: CardQueue,
 ) -> "Debugging | None":
     """What keeps regions for debugging, where the operator allows it to any namespace."""
-    if settings.debug_namespaces is None or settings.mode is Mode.DRA:
+    if settings.debug_namespaces is None:
+        return None
+    if settings.mode is Mode.DRA:
+        log.warning(
+            "no pod is debugged with FPGA_PLUGIN_MODE=dra",
+            namespaces=settings.debug_namespaces,
+            hint="the annotation is not read (docs/dra.md); leave FPGA_PLUGIN_DEBUG_NAMESPACES"
+            " empty",
+        )
         return None
     from fpga_plugin.regions.debugging import Allowed, Debugging  # only where it is allowed
 
@@ -287,7 +295,14 @@ class Plugin:
             from fpga_plugin.dra import door  # the other door needs none of it
 
             self.door = door.DraDoor(
-                settings, operations, preparer, wants, queue, permission, recorder
+                settings,
+                operations,
+                preparer,
+                wants,
+                queue,
+                permission,
+                recorder,
+                workloads=node.workloads,
             )
         self.prestarts = PreStarts(
             operations,

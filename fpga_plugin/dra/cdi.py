@@ -3,7 +3,8 @@
 One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which names may begin with a
 digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
 files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
-it does not understand, and a container whose device is in none does not start.
+it does not understand, and a container whose device is in none does not start. What the operator
+adds to containers (`workloads`) is in it too, as it was when the file was written.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,6 +21,9 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ClaimUid, DeviceId, Resource, parse_claim_uid
 from fpga_plugin.ledger.records import Claim, Holder
+
+if TYPE_CHECKING:
+    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
 
 VERSION: Final = "0.5.0"
 
@@ -36,10 +40,14 @@ class CdiFiles:
     Args:
         directory: where the runtime looks for generated files.
         driver: our name, which is in the names of files and devices.
+        workloads: what containers get beside their devices; None: nothing.
     """
 
-    def __init__(self, directory: str, driver: str) -> None:
+    def __init__(
+        self, directory: str, driver: str, workloads: "WorkloadsFile | None" = None
+    ) -> None:
         self._directory = directory
+        self._workloads = workloads
         self._vendor = f"k8s.{driver}"
         self._one = threading.Lock()
         self._name = re.compile(rf"{re.escape(self._vendor)}-claim_([A-Za-z0-9-]+)\.json")
@@ -100,10 +108,7 @@ class CdiFiles:
         return os.path.join(self._directory, f"{self._vendor}-claim_{uid}.json")
 
     def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
-        granted = {
-            claim.device: Allocation.of(Resource.parse(claim.resource), claim.grants)
-            for claim in claims
-        }
+        granted = {claim.device: self._allocation(claim) for claim in claims}
         of_requests: dict[str, list[str]] = {}
         for device in holder.devices:
             for request in holder.requests.get(device, ()):
@@ -127,6 +132,13 @@ class CdiFiles:
             ],
         }
 
+    def _allocation(self, claim: Claim) -> Allocation:
+        resource = Resource.parse(claim.resource)
+        given = Allocation.of(resource, claim.grants)
+        if self._workloads is None:
+            return given
+        return given.plus(self._workloads.content.extras(resource))
+
 
 def request_variable(request: str) -> str:
     """`FPGA_REQUEST_<REQUEST NAME>`: the variable in which a container finds a request's nodes."""
@@ -137,8 +149,7 @@ def request_variable(request: str) -> str:
 
 def _paths(given: Allocation) -> list[str]:
     """The nodes that lead to the device's regions, without those that others get as well."""
-    own = [v for k, v in given.envs.items() if k.startswith("FPGA_DEVICES_")]
-    return own[0].split(",") if own else list(given.nodes)
+    return next(v for k, v in given.envs.items() if k.startswith("FPGA_DEVICES_")).split(",")
 
 
 def _edits(given: Allocation, more: Mapping[str, str]) -> Mapping[str, Any]:
@@ -156,7 +167,8 @@ def _edits(given: Allocation, more: Mapping[str, str]) -> Mapping[str, Any]:
             {
                 "hostPath": mount.host_path,
                 "containerPath": mount.container_path,
-                "options": ["bind", "ro" if mount.read_only else "rw"],
+                # As kubelet asks for by the first door.
+                "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
             }
             for mount in given.mounts
         ]

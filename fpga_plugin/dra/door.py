@@ -8,7 +8,7 @@ starts finds them by itself.
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -42,6 +42,9 @@ from fpga_plugin.serving.fixed_socket import (
 from fpga_plugin.serving.registry import Info, RegistrySocket
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.telemetry.instruments import Counter
+
+if TYPE_CHECKING:
+    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
 
 log = structlog.get_logger()
 
@@ -111,6 +114,7 @@ class DraDoor:
         queue: of cards.
         permission: the operator's policy.
         recorder: makes Events.
+        workloads: what containers get beside their devices; None: nothing.
 
     Attributes:
         registered: set while kubelet has the driver.
@@ -127,6 +131,8 @@ class DraDoor:
         queue: CardQueue,
         permission: Permission,
         recorder: EventRecorder,
+        *,
+        workloads: "WorkloadsFile | None" = None,
     ) -> None:
         assert settings.node_name is not None, "checked before"
         self._settings = settings
@@ -135,7 +141,7 @@ class DraDoor:
         self.registered = asyncio.Event()
         self.problem = ""
         self.dropped = Counter()
-        files = CdiFiles(settings.cdi_dir, driver)
+        files = CdiFiles(settings.cdi_dir, driver, workloads)
         self._kept = KeptFiles(operations.ledger, files)
         claims = Claims(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named

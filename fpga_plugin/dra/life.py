@@ -1,12 +1,14 @@
 """A claim's life on this node: prepared, used, ended (NodePrepareResources and …Unprepare…).
 
-Prepare is idempotent by the claim's uid: what was prepared in this boot is answered from the
-journal, and the hardware is not touched, whoever uses it by now. Else the claim is read, its
-devices become its own in the ledger, and are scrubbed, programmed and verified as by the first
-door. The work is a task of its own, which the call's end does not end: kubelet's next call finds
-the result. What passes by itself (a former owner that still runs, a slow API server) is waited for
-inside the call, since kubelet tries again only after 60 to 90 s. A result does not expire: kubelet
-ends each claim that it asked to prepare.
+Prepare is idempotent by the claim's uid and allocation: what was prepared in this boot is answered
+from the journal, and the hardware is not touched, whoever uses it by now. The claim is read all the
+same: it may have been deallocated, and allocated anew with other devices under the same uid, while
+kubelet was away or forgot it. What it had before is withdrawn then, and ends once nobody uses it.
+Else the claim's devices become its own in the ledger, and are scrubbed, programmed and verified as
+by the first door. The work is a task of its own, which the call's end does not end: kubelet's next
+call finds the result. What passes by itself (a former owner that still runs, a slow API server) is
+waited for inside the call, since kubelet tries again only after 60 to 90 s. A result does not
+expire: kubelet ends each claim that it asked to prepare.
 
 Unprepare ends the claim, and is answered when its regions are clean, so that the scheduler gives
 nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod.
@@ -149,17 +151,15 @@ class ClaimLife:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
-        holder = self._ledger.holders.get(ref.uid)
-        if holder is None or not self._stands(holder):
-            work = self._begin(ref, deadline)
-            assert work.task is not None, "made with it"
-            await asyncio.wait({work.task}, timeout=deadline - loop.time())
-            if not work.task.done():
-                raise NotFinishedError(
-                    f"{ref}: preparation is not finished after {self.seconds:g} s",
-                    hint="it goes on; kubelet's next attempt uses the result",
-                )
-            work.task.result()
+        work = self._begin(ref, deadline)
+        assert work.task is not None, "made with it"
+        await asyncio.wait({work.task}, timeout=deadline - loop.time())
+        if not work.task.done():
+            raise NotFinishedError(
+                f"{ref}: preparation is not finished after {self.seconds:g} s",
+                hint="it goes on; kubelet's next attempt uses the result",
+            )
+        work.task.result()
         # Whoever calls may go away in the meantime: what is written is looked at all the same.
         return await asyncio.shield(self._answer(ref))
 
@@ -241,13 +241,19 @@ class ClaimLife:
             wait = min(wait * 2, LAST_RETRY)
 
     async def _attempt(self, ref: ClaimRef, work: _Work) -> None:
+        claim = work.claim = work.claim or await self._claims.get(ref)
+        if work.ended:
+            raise _ended(ref)
+        await self._withdraw_former(claim)
+        self._read[ref.uid] = claim
+        before = self._ledger.holders.get(ref.uid)
+        if before is not None and self._stands(before):
+            return
         if not self._queue.synced:
             raise NotFinishedError(
                 f"{ref}: kubelet's record of claims was not read yet",
                 hint="the plugin's log says what keeps it from reading it",
             )
-        claim = work.claim = work.claim or await self._claims.get(ref)
-        self._read[ref.uid] = claim
         await self._check_users(ref)
         for one in claim.devices:
             self._ledger.regions_of(one.device)
@@ -257,7 +263,8 @@ class ClaimLife:
         if work.ended:
             raise _ended(ref)
         holder = _holder(claim)
-        self._ledger.take(holder)
+        for card in self._take(holder):
+            self._queue.add(card)
         lease = self._ledger.lease(holder.devices)
         plan = Plan(lease, None, {**wants}, self._ledger.epoch)
         self._preparer.check(plan, mending=True)
@@ -276,6 +283,46 @@ class ClaimLife:
                 for region, one in requests.items()
             },
         )
+
+    async def _withdraw_former(self, claim: ResourceClaim) -> None:
+        """See that what was prepared for a claim is what it has now; else nothing starts with it.
+
+        Of two allocations of the same devices that differ in what they are to become, one has to
+        have been read by this process: the journal does not have that.
+
+        Raises:
+            FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
+                written.
+        """
+        uid = claim.ref.uid
+        holder, read, now = self._ledger.holders.get(uid), self._read.get(uid), _holder(claim)
+        if holder is None or not self._ledger.is_prepared(holder):
+            return
+        same = {**holder.requests} == {**now.requests} and set(holder.devices) == set(now.devices)
+        if same and (
+            read is None or (read.devices, read.configs) == (claim.devices, claim.configs)
+        ):
+            return
+        await asyncio.to_thread(self._files.remove, uid)
+        after = self._ledger.holders.get(uid)
+        if after is None or not self._ledger.is_prepared(after):
+            return
+        self._ledger.unprepared(uid)
+        log.warning(
+            "claim withdrawn",
+            **claim.ref.logged,
+            devices=list(holder.devices),
+            pods=sorted(holder.pods),
+            reason=f"it was allocated anew, with {', '.join(now.devices)}",
+            hint="no container starts with what it had: delete its old pods",
+        )
+
+    def _take(self, holder: Holder) -> set[CardId]:
+        """Make the devices the claim's own; returns cards of which it had others before."""
+        before = self._ledger.holders.get(holder.uid)
+        had = () if before is None or before.ended else before.devices
+        self._ledger.take(holder)
+        return {card_of(device) for device in had if device not in holder.devices}
 
     async def _check_policy(
         self,

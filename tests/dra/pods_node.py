@@ -177,10 +177,15 @@ class Node(first_door.Node):
         """Devices in the slices without a taint."""
         return {name for name, device in self.devices().items() if not device.get("taints")}
 
-    def allocatable(self, resource: str) -> int:
-        """What the scheduler may give out of a device plugin's resource."""
+    def counted(self, what: str, resource: str) -> int:
+        """How many devices of a device plugin's resource the Node object has.
+
+        Args:
+            what: `allocatable`, which the scheduler may give out, or `capacity`.
+            resource: its name.
+        """
         node = self.cluster.call("GET", "/api/v1/nodes/node")
-        return int(node["status"]["allocatable"].get(resource, "0"))
+        return int(node["status"][what].get(resource, "0"))
 
     def allocated(self) -> dict[str, list[str]]:
         """Devices of each claim that has any."""

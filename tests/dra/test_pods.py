@@ -1,12 +1,13 @@
 """Pods with claims on the real kubelet, in real containers: each way to ask, from begin to end."""
 
+import json
 from collections.abc import Callable
 
 from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1, request
 from doubles.samples import copy_samples
 from machine import SCRATCH, STAY, until
 from node import container as by_limits
-from pods_node import API, Node, by_claim, by_template, config, container, health, waiting
+from pods_node import API, Node, asking, by_claim, by_template, config, container, health, waiting
 
 LOOK = (
     'echo "device $FPGA_DEVICE_0000_10_00_0_P0"; echo "request $FPGA_REQUEST_FPGA";'
@@ -33,6 +34,39 @@ def test_a_pod_by_template_has_its_region_programmed_and_leaves_it_blank(
     again = node.asks("again", bitstream=AFU_2)
     again.until_running()
     assert node.afu(P0) == AFU_2
+
+
+def test_a_container_gets_what_the_workloads_file_adds(make_node: Callable[..., Node]) -> None:
+    """A mount, a variable and a node, from the claim's CDI file; once where two devices have it."""
+    added = SCRATCH / "added"
+    added.mkdir(exist_ok=True)
+    (added / "hello").write_text("from the node")
+    file = SCRATCH / "workloads.json"
+    entry = {
+        "name": "added",
+        "mounts": [{"hostPath": str(added), "containerPath": "/opt/added"}],
+        "env": {"ADDED": "yes"},
+        "devices": ["/dev/kmsg"],
+    }
+    file.write_text(json.dumps({"version": 1, "workloads": [entry]}))
+    node = make_node("1x2", workloads=str(file))
+    template = {"spec": {"spec": asking("region", bitstream=AFU)}}
+    template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
+    path = f"{API}/namespaces/default/resourceclaimtemplates"
+    node.cluster.call("POST", path, template | {"metadata": {"name": "both"}})
+    command = (
+        'echo "$ADDED $(cat /opt/added/hello)"; echo >/opt/added/new || echo kept;'
+        " test -c /dev/kmsg && echo node;"
+        " exec 3<>/dev/dfl-port.0 4<>/dev/dfl-port.1 && echo opened;"
+    )
+    pod = node.pod("asks", container(command), resourceClaims=[by_template("both")])
+    pod.until_running()
+    seen = ["yes from the node", "kept", "node", "opened"]
+
+    def said() -> list[str]:
+        return [line for line in pod.output().splitlines() if line in seen]
+
+    until(lambda: said() == seen, "the container has all of it")
 
 
 def test_a_class_pins_the_bitstream_of_pods_that_say_nothing(

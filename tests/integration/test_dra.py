@@ -59,18 +59,99 @@ def test_what_is_prepared_is_answered_from_the_journal_and_the_hardware_is_not_t
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
         first = node.dra.prepare(claim)
-        asked, steps = node.api.gets(), node.programmed()
-        node.api.away = True  # nobody is asked, either
+        steps = node.programmed()
         assert node.dra.prepare(claim) == first
         node.dra.restart()  # and it has forgotten what was prepared
         for path in node.cdi.iterdir():
             path.unlink()
         assert node.dra.prepare(claim) == first
-        assert (node.api.gets(), node.programmed()) == (asked, steps)
+        assert node.programmed() == steps
         assert node.file(claim) is not None
         node.again()
         assert node.dra.prepare(claim) == first
         assert node.programmed() == 0
+        assert node.afu(P0) == AFU
+
+
+def allocate(node: DraNode, claim: Claim, *devices: str) -> None:
+    """The scheduler gives a claim other devices, under the same uid."""
+    claim.results = Claim(claim.name, *devices).results
+    node.put(claim)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_claim_that_was_allocated_anew_gets_its_new_devices_and_leaves_the_old(restarted):
+    """Kubelet ought to have unprepared it; one that forgot, or was away, has not."""
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        if restarted:
+            node.again()
+        allocate(node, claim, P1)
+        (device,) = node.dra.prepare(claim)
+        assert device.device_name == dra_name(P1)
+        assert node.plugin.logged("claim withdrawn", claim=claim.uid)
+        assert node.afu(P1) == AFU
+        eventually(lambda: node.afu(P0) == BLANK)
+        file = node.file(claim)
+        assert [one["name"] for one in file["devices"]] == [f"{claim.uid}-{dra_name(P1)}"]
+        node.dra.prepare(node.claim("d", P0, bitstream=AFU_2))
+        assert node.dra.unprepare(claim) == ""
+        assert (node.afu(P0), node.afu(P1)) == (AFU_2, BLANK)
+
+
+def test_a_claim_that_was_allocated_anew_waits_for_its_old_pods():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        (pod,) = claim.pods
+        node.cgroups.set(pod, "main")
+        allocate(node, claim, P1)
+        call = node.dra.begin("Prepare", claim)
+        node.plugin.until_logged("claim withdrawn", claim=claim.uid)
+        assert node.file(claim) is None, "no container starts on what it had"
+        node.plugin.kill()  # nor after a restart
+        node.restarted()
+        with contextlib.suppress(grpc.RpcError):
+            call.result(LIMIT)
+        assert node.file(claim) is None
+        call = node.dra.begin("Prepare", claim)
+        asked = node.api.gets()
+        eventually(lambda: node.api.gets() > asked)
+        assert (node.afu(P0), node.afu(P1)) == (AFU, BLANK)
+        assert not call.done()
+        node.cgroups.remove(pod)
+        (device,) = call.result(LIMIT)["c"].devices
+        assert device.device_name == dra_name(P1)
+        assert node.afu(P1) == AFU
+        eventually(lambda: node.afu(P0) == BLANK)
+
+
+def test_a_claim_that_was_allocated_anew_on_the_same_device_is_programmed_anew():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        claim.config = [config(bitstream=AFU_2)]
+        node.put(claim)
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU_2
+
+
+def test_what_is_prepared_is_not_answered_while_nobody_says_what_it_has():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        first = node.dra.prepare(claim)
+        node.api.away = True
+        call = node.dra.begin("Prepare", claim)
+        asked = node.api.gets()
+        eventually(lambda: node.api.gets() > asked)
+        assert not call.done()
+        assert node.file(claim) is not None, "its containers start again all the same"
+        node.api.away = False
+        assert list(call.result(LIMIT)["c"].devices) == first
+        claim.results = []
+        node.put(claim)
+        assert "0 devices" in node.dra.refused(claim)
         assert node.afu(P0) == AFU
 
 

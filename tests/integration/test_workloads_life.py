@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from daemon_support import CARD, CARDS, HEALTHY, P0, P1, REGIONS, ROOT, Node, eventually, request
+from dra_support import DraNode
 
 INTERFACE = REGIONS.rpartition("-")[2]
 
@@ -71,6 +72,44 @@ def test_allocate_adds_what_the_file_says_of_the_resource(file):
         assert shown["name"] == "opencl"
         assert shown["resources"] == [REGIONS]
         assert f"workload opencl: region-{INTERFACE}" in status(node)
+
+
+def test_a_claims_containers_get_what_the_file_says_and_a_card_is_another_resource(file):
+    """By DRA: from the claim's CDI file, as of its Prepare or the plugin's start."""
+    with DraNode("2x2", workloads=str(file)).up() as node:
+        claim = node.claim("c", P0, P1)
+        node.dra.prepare(claim)
+        for number, region in enumerate((P0, P1)):
+            edits = node.file(claim)["devices"][number]["containerEdits"]
+            assert "CL_CONTEXT_COMPILER_MODE_INTELFPGA=3" in edits["env"]
+            path = f"/dev/dfl-port.{number}"
+            assert [one["path"] for one in edits["deviceNodes"]] == [path, "/dev/null"]
+            assert "FPGA_REQUEST_FPGA=/dev/dfl-port.0,/dev/dfl-port.1" in edits["env"], region
+            assert edits["mounts"] == [
+                {
+                    "hostPath": host,
+                    "containerPath": inside,
+                    "options": ["rbind", "rprivate", access],
+                }
+                for host, inside, access in (("/opt/opencl",) * 2 + ("ro",), ("/srv/x", "/x", "rw"))
+            ]
+        card = node.claim("card", "0000-11-00.0")
+        node.dra.prepare(card)
+        edits = node.file(card)["devices"][0]["containerEdits"]
+        assert "mounts" not in edits
+        assert not any(line.startswith("CL_") for line in edits["env"])
+        put(file, OTHER)
+        node.plugin.until_logged("workloads in force", workloads=["other"])
+        assert "A" not in node.env(claim)
+        node.again()
+        assert node.env(claim)["A"] == "1"
+        (shown,) = eventually(lambda: json.loads(status(node, "--json"))["workloads"])
+        assert shown["name"] == "other"
+
+
+def test_that_nobody_is_debugged_by_dra_is_said(file):
+    with DraNode(debug_namespaces="team").up() as node:
+        node.plugin.until_logged("no pod is debugged with FPGA_PLUGIN_MODE=dra")
 
 
 def test_a_whole_card_is_another_resource(file):
