@@ -8,6 +8,7 @@ again.
 import asyncio
 import contextlib
 import json
+import signal
 import urllib.error
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -240,6 +241,89 @@ def grant(server: Cluster) -> None:
     ):
         with contextlib.suppress(urllib.error.HTTPError):
             server.call("POST", f"{rbac}/{path}", {"metadata": {"name": "maps"}, **body})
+
+
+def test_a_server_that_has_too_much_to_do_is_left_alone_as_long_as_it_asks(
+    server: Cluster,
+) -> None:
+    """429 with Retry-After: the account's requests have a priority level without any seat."""
+    server.add_node("node-busy")
+    busy = server.kubeconfig(server.plugin_token("node-busy"), name="busy")
+    grant(server)
+    api = "/apis/flowcontrol.apiserver.k8s.io/v1"
+    limited = {
+        "nominalConcurrencyShares": 0,
+        "lendablePercent": 0,
+        "borrowingLimitPercent": 0,
+        "limitResponse": {"type": "Reject"},
+    }
+    level = {"metadata": {"name": "none"}, "spec": {"type": "Limited", "limited": limited}}
+    account = {"name": "fpga-plugin", "namespace": "fpga-plugin"}
+    rule = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+    rules = {
+        "subjects": [{"kind": "ServiceAccount", "serviceAccount": account}],
+        "resourceRules": [rule | {"namespaces": ["*"], "clusterScope": True}],
+    }
+    schema = {
+        "priorityLevelConfiguration": {"name": "none"},
+        "matchingPrecedence": 2,
+        "rules": [rules],
+    }
+
+    async def told_to_wait(calls: Session) -> ApiServerError | None:
+        """One of several that come at once: a single one is let in even so."""
+        for error in await asyncio.gather(*(refusal(calls, MAPS) for _ in range(8))):
+            if error is not None:
+                return error
+        return None
+
+    async def story() -> None:
+        async with session(busy) as calls:
+            await calls.call("GET", MAPS)
+            path = f"{api}/prioritylevelconfigurations"
+            await asyncio.to_thread(server.call, "POST", path, level)
+            schemas = f"{api}/flowschemas"
+            metadata = {"metadata": {"name": "busy"}}
+            await asyncio.to_thread(server.call, "POST", schemas, metadata | {"spec": schema})
+            while (error := await told_to_wait(calls)) is None:  # noqa: ASYNC110  # it learns of it
+                await asyncio.sleep(0.1)
+            assert error.code == 429
+            assert error.retry_after >= 1
+            assert Backoff(0.001, 0.001).delay(error) == error.retry_after
+            await asyncio.to_thread(server.call, "DELETE", f"{schemas}/busy")
+            await asyncio.to_thread(server.call, "DELETE", f"{path}/none")
+            while await told_to_wait(calls) is not None:  # noqa: ASYNC110  # the same
+                await asyncio.sleep(0.1)
+
+    run(story)
+
+
+def test_a_server_that_stands_still_is_given_up_in_time_and_found_again(
+    server: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections stay open, and nothing comes by them."""
+    monkeypatch.setattr(mirror_module, "SILENCE_SECONDS", 2.0)
+
+    async def story() -> None:
+        await told(server, "before")
+        async with mirrored(server.kubeconfig()) as mirror:
+            await holds(lambda: "before" in colours(mirror), "a list")
+            async with session(server.kubeconfig(), seconds=8.0) as calls:
+                await calls.call("GET", MAPS)
+                server.signal("kube-apiserver", signal.SIGSTOP)
+                try:
+                    for _ in range(2):  # by the connection that it has, and by a new one
+                        error = await refusal(calls, MAPS)
+                        assert error is not None
+                        assert error.code == 0
+                    await holds(lambda: mirror.problem, "the watch is given up")
+                    assert colours(mirror) == {"before": "red"}
+                finally:
+                    server.signal("kube-apiserver", signal.SIGCONT)
+            await told(server, "after")
+            await holds(lambda: "after" in colours(mirror), "the change")
+
+    run(story)
 
 
 def test_what_the_server_no_longer_keeps_is_gone_and_makes_a_new_list(server: Cluster) -> None:

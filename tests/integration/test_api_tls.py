@@ -8,8 +8,8 @@
 | 401, 403 | both | 401 | 401 |
 | 410: a watch's version, a list's page | both (etcd compacted) | | both ways of the watch |
 | 409 | a stale write | | writes (`test_slices.py`) |
-| 429 with Retry-After | | yes | yes |
-| slow | | drip by drip | |
+| 429 with Retry-After | by priority and fairness | yes | yes |
+| slow | stopped (SIGSTOP) | drip by drip | |
 | dead | killed and started anew | no handshake; half an answer | silent watch |
 | a proxy's 404, 503, pages, redirects | | 404, 503 | all |
 | what is no JSON, too long, too deep | | | yes |

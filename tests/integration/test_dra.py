@@ -428,6 +428,13 @@ def test_a_pod_has_several_claims_and_an_error_is_that_of_one():
         answers = node.dra.call("Prepare", good, bad)
         assert answers["good"].error == ""
         assert "0" * 32 in answers["bad"].error
+        mark = node.plugin.mark
+        bad.config = [config(bitstream=AFU_2)]
+        node.put(bad)
+        answers = node.dra.call("Prepare", good, bad)
+        assert {one.error for one in answers.values()} == {""}
+        assert node.plugin.logged("region prepared", mark, region=P1)
+        assert not node.plugin.logged("region prepared", mark, region=P0), "it was before"
         answers = node.dra.call("Unprepare", good, bad)
         assert {one.error for one in answers.values()} == {""}
         assert (node.afu(P0), node.afu(P1)) == (BLANK, BLANK)

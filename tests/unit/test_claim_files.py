@@ -128,6 +128,14 @@ def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Dir
     assert cdi.shown() == set()
 
 
+def test_what_was_adopted_and_has_no_file_gets_none(cdi: Directory):
+    """Nobody knows what its region holds: no container starts on it before it is prepared anew."""
+    ledger, _ = make_ledger(ONE, TWO)
+    ledger.adopt_holder(holder(A, device(ONE, 0)))
+    cdi.begin(ledger, lambda: ledger.users(A, ()))
+    assert cdi.shown() == set()
+
+
 def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
     cdi: Directory, monkeypatch: pytest.MonkeyPatch
 ):
