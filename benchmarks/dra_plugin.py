@@ -1,12 +1,16 @@
 """The plugin behind the second door (DRA), idle, with an API server that answers all it asks.
 
-Kubelet and the API server are the doubles of the integration tests.
+Kubelet and the API server are the doubles of the integration tests. Where the benchmark may mount,
+the plugin asks by TLS and with a service account, as in a pod; else with credentials in a file,
+which takes yaml too (0.9 MiB).
 """
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -23,6 +27,12 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 _LIMIT = 60.0
 
+_AS_IN_A_POD = """\
+mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount &&
+cp "$1"/* /run/secrets/kubernetes.io/serviceaccount && shift && exec "$@"
+"""
+"""In a mount namespace of its own: /var/run is a link to /run."""
+
 
 @contextmanager
 def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
@@ -30,17 +40,20 @@ def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
     sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "tests")]
     import daemon_support  # the harness of the integration tests, for what is said above
     from doubles.apiserver import ApiServerDouble
+    from doubles.tls import certified
     from dra_support import DraNode
 
     started: list[subprocess.Popen[bytes]] = []
+    wrapper: list[str] = []
+    address: dict[str, str] = {}
 
     def launch(_wrapper: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
-            [python.parent / "fpga-plugin", "run"],
+            [*wrapper, str(python.parent / "fpga-plugin"), "run"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=dict(env),
+            env={**env, **address},
         )
         started.append(process)
         return process
@@ -53,16 +66,26 @@ def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
     def run(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
-    api = ApiServerDouble()
     try:
-        run(api.__aenter__())
         with (
+            tempfile.TemporaryDirectory() as certificate,
             contextlib.redirect_stdout(sys.stderr),  # the harness shows the log at the end
             DraNode("1x4", http_address="127.0.0.1:0", log_level="info") as node,
         ):
+            api = ApiServerDouble(*certified(Path(certificate)))
+            run(api.__aenter__())
             run(api.put(NODES, {"metadata": {"name": node.settings["NODE_NAME"], "uid": "1"}}))
             api.objects.setdefault(SLICES, {})
-            node.set(kubeconfig=api.kubeconfig(node.folder), health_interval="30")
+            if os.geteuid() == 0:
+                account = _account(node.folder / "account", api.authority)
+                wrapper += ["unshare", "--mount", "sh", "-c", _AS_IN_A_POD, "sh", str(account)]
+                address |= {
+                    "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+                    "KUBERNETES_SERVICE_PORT": str(api.port),
+                }
+            node.set(
+                kubeconfig="" if address else api.kubeconfig(node.folder), health_interval="30"
+            )
             node.up()
             node.plugin.until_logged("serving metrics")
             until = time.monotonic() + _LIMIT
@@ -70,8 +93,17 @@ def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
                 assert time.monotonic() < until, "no slice was published"
                 time.sleep(0.05)
             yield partial(memory_of, started[0].pid)
+            run(api.__aexit__(None, None, None))
     finally:
         daemon_support.launch = usual
-        run(api.__aexit__(None, None, None))
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+
+
+def _account(folder: Path, authority: str) -> Path:
+    """What kubelet mounts of a service account."""
+    folder.mkdir()
+    (folder / "token").write_text("t")
+    (folder / "namespace").write_text("default")
+    (folder / "ca.crt").write_bytes(Path(authority).read_bytes())
+    return folder

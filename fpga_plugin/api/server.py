@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from fpga_plugin.api.no_cookies import no_cookies
 from fpga_plugin.errors import BitstreamError, NoSourceError, quote
 from fpga_plugin.process.stand_ins import StandIn, in_place, stand_ins
 from fpga_plugin.process.trusted_files import read_small
@@ -29,9 +30,10 @@ Each is imported when it is used."""
 
 # httpcore2 and httpx2 ask for their versions: 0.6 MiB. One registers an import hook, whose base
 # class has tempfile imported: 0.5 MiB. lightkube imports yaml for files of credentials, 0.9 MiB: a
-# service account has none.
+# service account has none. httpx2 imports idna for names of hosts that are not ASCII: 0.5 MiB.
 with (
-    stand_ins("importlib.metadata", "tempfile", "yaml"),
+    stand_ins("idna", "importlib.metadata", "tempfile", "yaml"),
+    in_place(no_cookies()),
     in_place(
         {
             module: StandIn(

@@ -71,6 +71,45 @@ def test_the_api_servers_client_imports_no_kubernetes_types_until_they_are_used(
     )
 
 
+CLIENT = f"{STARTED}import fpga_plugin.api.server, httpx2\n"
+
+
+def test_the_api_servers_client_imports_nothing_that_keeps_cookies():
+    fresh(
+        f"{CLIENT}for name in ('idna', 'email.message', 'http.client', 'http.cookiejar',\n"
+        "             'urllib.request', 'shutil', 'tempfile', 'lzma'):\n"
+        "    assert name not in sys.modules, name"
+    )
+
+
+def test_a_cookie_that_a_proxy_sets_is_not_sent_back():
+    fresh(
+        f"{CLIENT}sent = []\n"
+        "def answer(request):\n"
+        "    sent.append(request.headers.get('Cookie'))\n"
+        "    return httpx2.Response(200, headers={'Set-Cookie': 'a=b; Path=/'}, json={})\n"
+        "with httpx2.Client(transport=httpx2.MockTransport(answer)) as client:\n"
+        "    for _ in range(2): assert client.get('http://localhost/').status_code == 200\n"
+        "assert sent == [None] * 2, sent"
+    )
+
+
+def test_hosts_proxies_and_digests_are_still_understood():
+    fresh(
+        f"{CLIENT}url = httpx2.URL('http://b\u00fccher.example/')\n"
+        "assert url.raw_host == b'xn--bcher-kva.example'\n"
+        "assert httpx2.URL('http://xn--bcher-kva.example/').host == 'b\u00fccher.example'\n"
+        "import os; os.environ['http_proxy'] = 'http://127.0.0.1:1'\n"
+        "from httpx2._utils import get_environment_proxies\n"
+        "assert 'http://' in get_environment_proxies()\n"
+        "from httpx2._auth import parse_http_list\n"
+        "assert parse_http_list('a, \"b, c\"') == ['a', '\"b, c\"']\n"
+        "import urllib.request, http.cookiejar, email.message\n"
+        "assert urllib.request.Request('http://a/').host == 'a'\n"
+        "assert http.cookiejar.CookieJar.set_cookie and email.message.Message.get_all"
+    )
+
+
 def test_a_name_that_nobody_has_is_an_error_as_ever():
     fresh(
         f"{BLOCK}import pickle\n"
