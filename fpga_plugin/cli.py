@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpga_plugin import __version__
+from fpga_plugin.process.later_methods import later_methods
 from fpga_plugin.process.stand_ins import stand_ins
 
 with stand_ins("inspect"):  # dataclasses imports all of inspect, for classes without a docstring
@@ -268,12 +269,13 @@ def _run(settings: Settings) -> int:
 def _import_daemon() -> Callable[[Settings], Coroutine[Any, Any, None]]:
     """Import what runs the plugin, in less time and memory than a plain import takes.
 
-    Modules of the standard library that nobody needs here are left out (`process/stand_ins.py`).
-    And no garbage is looked for meanwhile, nor later in what was imported: looking takes 10 ms of
-    the start and some of many a later call.
+    Modules of the standard library that nobody needs here are left out (`process/stand_ins.py`),
+    and methods of dataclasses are compiled when they are called (`process/later_methods.py`). And
+    no garbage is looked for meanwhile, nor later in what was imported: looking takes 10 ms of the
+    start and some of many a later call.
     """
     gc.disable()
-    with stand_ins():
+    with stand_ins(), later_methods():
         from fpga_plugin.daemon import run
 
     gc.freeze()
