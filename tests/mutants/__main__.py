@@ -2,6 +2,9 @@
 """Small changes of the core, one at a time: does a fast test notice?
 
     .venv/bin/python tests/mutants [AREA ...] [--only TEXT] [--minutes N] [--table]
+    .venv/bin/python tests/mutants [AREA ...] --integration [--minutes N] [--sample N]
+
+The second form tries those that lived against the integration tests of their area.
 
 Results stay in .cache/mutants: the same command goes on where it ended, and tries again what
 survived as soon as a test that touches it has changed. Ends with 1 if a mutant lives that
@@ -16,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from core import AREAS, ROOT, WORK, Result, chosen, equivalent, results
+import second
+from core import AREAS, ROOT, WORK, Result, chosen, equivalent, results, stale
 from mutations import Mutant
 
 
@@ -27,6 +31,9 @@ def main() -> int:
     arguments.add_argument("--tests", action="append", default=[], help="instead of tests/unit")
     arguments.add_argument("--minutes", type=float, default=600, help="begin no mutant after that")
     arguments.add_argument("--processes", type=int, default=os.cpu_count() or 2)
+    arguments.add_argument("--integration", action="store_true", help="the second tier")
+    arguments.add_argument("--sample", type=int, default=0, help="so many of an area there")
+    arguments.add_argument("--seed", type=int, default=0, help="which ones")
     arguments.add_argument("--again", action="store_true", help="believe no earlier result")
     arguments.add_argument("--table", action="store_true", help="only print what is known")
     arguments.add_argument("--list", action="store_true", help="only print the names")
@@ -40,9 +47,11 @@ def main() -> int:
         print(*(each.key for mutants in found.values() for each in mutants), sep="\n")
         return 0
     judged = equivalent()
+    for key in stale(judged):
+        print(f"judged, and not there any more: {key}")
     wanted = [each for mutants in found.values() for each in mutants if each.key not in judged]
     if not options.table:
-        code = run(wanted, options)
+        code = second_tier(wanted, options) if options.integration else run(wanted, options)
         if code:
             return code
     known = results()
@@ -64,6 +73,16 @@ def run(wanted: list[Mutant], options: argparse.Namespace) -> int:
     settings = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"]
     settings += ["--hypothesis-seed=0", *(options.tests or ["tests/unit"])]
     return int(pytest.main(settings, plugins=[server]))
+
+
+def second_tier(wanted: list[Mutant], options: argparse.Namespace) -> int:
+    """What the fast tests left alive, against the plugin as a process."""
+    os.nice(10)
+    by_area = {
+        area: [each for each in wanted if each in mutants]
+        for area, mutants in chosen(options.areas, options.only).items()
+    }
+    return second.try_all(by_area, results(), options.minutes, options.sample, options.seed)
 
 
 def table(found: dict[str, list[Mutant]], known: dict[str, Result], judged: dict[str, str]) -> str:

@@ -41,6 +41,8 @@ class Result:
     """The test that failed."""
     tests: str = ""
     """Which tests did not fail, hashed: with others, the mutant is tried again."""
+    integration: str = ""
+    """The same of the integration tests, if they were tried (`second`)."""
 
     @property
     def dead(self) -> bool:
@@ -79,6 +81,16 @@ def equivalent() -> dict[str, str]:
     return {
         f"{each['file']}::{each['function']}::{each['change']}": each["why"] for each in entries
     }
+
+
+def stale(judged: dict[str, str]) -> list[str]:
+    """Judgements about mutants that there are not any more: the code has changed."""
+    there = {
+        mutant.key
+        for file in {key.split("::")[0] for key in judged}
+        for mutant in mutants((ROOT / file).read_text(), file)
+    }
+    return sorted(set(judged) - there)
 
 
 def results() -> dict[str, Result]:

@@ -25,10 +25,10 @@ from ledger_world import (
 )
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
+from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, DeviceId, InterfaceId, PodUid, RegionId
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.records import CLEAN, Condition
 from fpga_plugin.policy.file import PolicyFile
 
 
@@ -63,6 +63,7 @@ class Scene:
         policy: PolicyFile | None = None,
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
         scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
+        advertise: Advertise = Advertise.BOTH,
     ) -> None:
         self.pods: list[Pod] = []
         self.touched: list[RegionId] = []
@@ -80,8 +81,9 @@ class Scene:
             scrub=scrub,
             policy=policy,
             recovery=recovery,
+            advertise=advertise,
         )
-        self.ledger = self.plugin.ledger
+        self.ledger, self.operations = self.plugin.ledger, self.plugin.operations
 
     def _touch(self, region: RegionId) -> None:
         self.touched.append(region)
@@ -93,7 +95,7 @@ class Scene:
         self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
         self.plugin.kubelet_answers()
         self.plugin.work()
-        assert all(r.condition is Condition.BLANK for r in self.ledger.regions.values())
+        assert all(r.condition in CLEAN for r in self.ledger.regions.values())
         self.touched.clear()
         self.rack.done.clear()
 

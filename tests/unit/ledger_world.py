@@ -17,7 +17,7 @@ from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
 from ledger_support import MemoryJournal, ProcessDiedError
 
 from fpga_plugin.bitstream.store import Bitstream
-from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy, Settings
+from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
     CardGoneError,
     PortInUseError,
@@ -536,6 +536,7 @@ class Plugin:
         scrub: ScrubPolicy,
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
         policy: PolicyFile | None = None,
+        advertise: Advertise = Advertise.BOTH,
     ) -> None:
         self.rack = rack
         self.loop = StillLoop()
@@ -545,6 +546,7 @@ class Plugin:
             resource_prefix=PREFIX,
             scrub=scrub,
             recovery=recovery,
+            advertise=advertise,
             health_interval=0.0,
             kubelet_dir="/nowhere",
         )

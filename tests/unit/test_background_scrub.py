@@ -10,7 +10,7 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, TOO_HOT
+from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import Scene, scenes
 from ledger_world import AFUS, Pod
 
@@ -90,6 +90,43 @@ def test_a_scrub_resets_and_gives_the_driver_its_defaults_before_the_blank(make)
     ]
 
 
+def test_a_region_that_becomes_due_while_the_blank_is_read_is_scrubbed_too(make) -> None:
+    scene = make(cards=[2])
+    one, other = scene.regions
+    dirty(scene, one)
+    assert scene.plugin.jobs
+    dirty(scene, other)
+    settle(scene)
+    assert scene.condition(one) is scene.condition(other) is Condition.BLANK
+    assert "release stopped" not in scene.logged
+
+
+@pytest.mark.parametrize("waits_for", ["an open port", "a former owner", "an owner that runs"])
+def test_what_a_scrub_waits_for_is_logged_once_each_time(make, waits_for: str) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    for times in (1, 2):
+        pod = run(scene, region, AFU)
+        if waits_for == "an open port":
+            scene.rack.slot(region).opens.add("somebody")
+            deallocate(scene, pod)
+        elif waits_for == "a former owner":
+            deallocate(scene, pod, ends=False)
+        else:
+            scene.plugin.call(lambda pod=pod: scene.plugin.claims.poststop(REGIONS, pod.devices))
+        settle(scene)
+        look(scene, region)
+        settle(scene)
+        assert scene.logged.count("scrub waits") == times
+        scene.rack.slot(region).opens.clear()
+        pod.running = pod.active = False
+        settle(scene)
+        assert scene.condition(region) is Condition.BLANK
+        if waits_for == "an owner that runs":
+            deallocate(scene, pod)
+            settle(scene)
+
+
 def test_of_a_card_only_the_region_that_is_free_is_scrubbed_and_all_of_them_are(make) -> None:
     """One that is open does not keep the others, and comes when it is closed."""
     scene = make(cards=[3])
@@ -109,13 +146,23 @@ def test_of_a_card_only_the_region_that_is_free_is_scrubbed_and_all_of_them_are(
 
 
 def test_what_fails_on_one_region_does_not_call_it_clean_and_the_other_is(make) -> None:
-    scene = make(cards=[2])
+    scene = make(cards=[2], memory=True)
     one, other = scene.regions
     scene.rack.bad_prs = ["poison"]
     dirty(scene, one, other)
     settle(scene)
     assert scene.condition(one) is Condition.FAULTED
     assert scene.condition(other) is Condition.BLANK
+    assert scene.ledger.debts, "what is on the other may write the memory again"
+
+
+def test_where_nothing_could_be_scrubbed_nothing_is_owed(make) -> None:
+    scene = make(cards=[1], memory=True)
+    (region,) = scene.regions
+    scene.rack.slot(region).opens.add("somebody")
+    dirty(scene, region)
+    settle(scene)
+    assert not scene.ledger.debts
 
 
 def test_a_card_that_goes_while_its_port_is_closed_is_not_called_clean(make) -> None:
@@ -129,6 +176,47 @@ def test_a_card_that_goes_while_its_port_is_closed_is_not_called_clean(make) -> 
     scene.hold_releases()
     scene.plugin.work()
     assert scene.condition(region) is not Condition.BLANK
+
+
+def test_a_report_tells_each_step_and_what_it_found(make) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    reset = [("quiesce", ""), ("clear errors", ""), ("restore defaults", "")]
+    blanked = [("program blank", f"AFU {BLANK}"), ("verify", f"AFU id reads {BLANK}")]
+    with mock.patch.object(CardOperations, "report", autospec=True) as told:
+        dirty(scene, region)
+        settle(scene)
+        run(scene, region, AFU)
+        scene.rack.bad_prs = ["error"]
+        scene.hold_releases()
+        (pod,) = scene.pods
+        failed = scene.prestart(pod, AFU)
+        scene.plugin.work()
+    scrub, start, failure = (call.args[1] for call in told.call_args_list)
+    assert [(step.name, step.note) for step in scrub.steps] == [
+        *reset,
+        *blanked,
+        ("clear errors", ""),
+    ]
+    (clock, programmed, verified) = start.steps
+    assert clock.name == "set parameters"
+    assert clock.note.startswith("clock: ")
+    assert (programmed.name, programmed.note) == ("program", f"AFU {AFU}")
+    assert (verified.name, verified.note) == ("verify", f"AFU id reads {AFU}")
+    assert start.pod == pod.uid
+    assert failure.steps[-1].note == failed.exception().message
+    assert all(0 <= step.seconds < 600 for one in (scrub, start, failure) for step in one.steps)
+
+
+def test_a_report_of_a_scrub_under_an_owner_names_him(make) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    pod = run(scene, region, AFU)
+    pod.running = False
+    with mock.patch.object(CardOperations, "report", autospec=True) as told:
+        scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, pod.devices))
+        settle(scene)
+    assert [call.args[1].pod for call in told.call_args_list] == [pod.uid]
 
 
 # ------------------------------------------------------------------ blank bitstreams
@@ -248,6 +336,22 @@ def test_a_card_without_memory_to_clear_owes_nothing(make) -> None:
     owe(scene)
     settle(scene)
     assert memory(scene), "there is nothing to clear it with"
+    assert not scene.plugin.queue.busy(card_of(region)), "nor is there anything to wait for"
+
+
+def test_nothing_is_done_once_kubelet_restarted_while_the_card_was_busy(make) -> None:
+    """The release had been asked for before, and waited for the card's lock."""
+    scene = make(cards=[1], memory=True)
+    (region,) = scene.regions
+    scene.rack.lent = {region}
+    lock = scene.operations.workers.lock(card_of(region))
+    scene.plugin.begin(lock.__aenter__())
+    owe(scene)
+    scene.plugin.queue.unsync()
+    scene.plugin.begin(lock.__aexit__(None, None, None))
+    settle(scene)
+    assert memory(scene), "an owner may have begun to use it"
+    assert scene.rack.lent
 
 
 # ------------------------------------------------------------------ nodes that moved
@@ -298,17 +402,30 @@ def test_a_card_that_a_pod_without_a_claim_may_open_is_told_once(make) -> None:
 
 
 def test_a_card_that_is_clean_waits_for_the_end_of_a_loan(make) -> None:
-    """Nothing is to be scrubbed yet, and nobody else tells that the pod is gone."""
-    scene = make(cards=[2])
-    one, _ = scene.regions
+    """Nothing of it is to be scrubbed, and the pod's own card, which would wait for it, is gone."""
+    scene = make(cards=[1, 1])
+    one, other = scene.regions
     pod = run(scene, one, AFU)
-    moved(scene, pod)
+    gone, card = card_of(one), card_of(other)
+    (of_gone,) = scene.rack.boards[gone].card.regions
+    scene.rack.boards[gone].present = False
+    scene.plugin.call(lambda: scene.ledger.card_gone(gone))
+    board = scene.rack.boards[card]
+    (region,) = board.card.regions
+    board.card = replace(board.card, regions=(replace(region, grant=of_gone.grant),))
     deallocate(scene, pod, ends=False)
+    scene.plugin.call(lambda: scene.ledger.card_found(board.card, {other: BLANK}, BLANK))
+    scene.plugin.call(lambda: scene.ledger.working([other]))
+    scene.plugin.call(lambda: scene.ledger.clean(other, BLANK, blank=True))
     settle(scene)
     assert scene.ledger.loans
+    assert scene.plugin.queue.busy(card)
     pod.running = False
+    scene.rack.done.clear()
     settle(scene)
     assert not scene.ledger.loans
+    assert {what[1] for what in scene.rack.done} == {other}, "the pod may have used it by its node"
+    assert scene.condition(other) is Condition.BLANK
 
 
 # ------------------------------------------------------------------ borrowed drivers

@@ -10,11 +10,11 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
+from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
 from ledger_scene import Scene, scenes
-from ledger_world import AFUS
+from ledger_world import AFUS, Pod
 
-from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
+from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import (
     FpgaPluginError,
     HardwareError,
@@ -23,9 +23,11 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings
-from fpga_plugin.ids import RegionId
+from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.names import function_name
+from fpga_plugin.ledger.records import CLEAN, Condition
+from fpga_plugin.regions.clocks import ClockState
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import FormerOwnerRunsError
 
@@ -86,26 +88,43 @@ def _hot(scene: Scene, pod) -> None:
     scene.plugin.call(lambda: scene.ledger.set_failing(card, {region: TOO_HOT}))
 
 
+def _pulled(scene: Scene, pod) -> None:
+    card = card_of(pod.devices[0])
+    scene.rack.boards[card].present = False
+    scene.plugin.call(lambda: scene.ledger.card_gone(card))
+
+
 @pytest.mark.parametrize(
-    ("happens", "kind", "instant"),
+    ("happens", "kind", "instant", "poisoned"),
     [
-        (_foreign, RefusedError, 0),
-        (_ended, RefusedError, 0),
-        (_restarted, NotFinishedError, 2),  # before, no plan was made: it is the new kubelet's
-        (_hot, RefusedError, 0),
+        (_foreign, RefusedError, 0, False),
+        (_foreign, RefusedError, 0, True),
+        (_ended, RefusedError, 0, False),
+        (_ended, RefusedError, 0, True),
+        # Before, no plan was made: it is the new kubelet's.
+        (_restarted, NotFinishedError, 2, False),
+        (_restarted, NotFinishedError, 2, True),
+        (_hot, RefusedError, 0, False),  # a rebind reads the card's signals anew
+        (_pulled, FpgaPluginError, 0, False),
+        (_pulled, FpgaPluginError, 0, True),
     ],
 )
 def test_whatever_ends_a_plan_no_further_step_is_begun_for_it(
-    make, happens, kind, instant: int
+    make, happens, kind, instant: int, *, poisoned: bool
 ) -> None:
-    """A card that another plugin's pods hold, an ended claim, another kubelet, a card too hot: at
-    every instant of the work on a card whose regions are dirty. Only the step that a thread has
-    begun ends; what came later would be done to somebody else's region."""
+    """A card that another plugin's pods hold, an ended claim, another kubelet, a card too hot or
+    gone: at every instant of the work on a card whose regions are dirty. Only the step that a
+    thread has begun ends; what came later would be done to somebody else's region."""
     while True:
-        scene = make(cards=[2], memory=True)
+        recovery = RecoveryPolicy.REBIND if poisoned else RecoveryPolicy.NONE
+        scene = make(cards=[2], memory=True, recovery=recovery)
         scene.hold_releases()
-        dirty(scene, *scene.regions)
+        former = scene.admit(card_of(scene.regions[0]))
+        scene.start(former, AFU, AFU)
+        _ended(scene, former)
         pod = scene.admit(card_of(scene.regions[0]))
+        if poisoned:
+            poison(scene, scene.regions[0])
         task = scene.prestart(pod, AFU, OTHER_AFU)
         for _ in range(instant):
             scene.plugin.job(0)
@@ -116,8 +135,10 @@ def test_whatever_ends_a_plan_no_further_step_is_begun_for_it(
         for _ in range(begun):
             scene.plugin.job(0)
         scene.rack.done.clear()
+        opened = scene.rack.open_port = mock.Mock(wraps=scene.rack.open_port)
         scene.refused(task, kind)
         assert not scene.rack.done, f"it went on after instant {instant}"
+        assert not opened.called, f"it opened a port after instant {instant}"
         instant += 1
     assert instant > 5
 
@@ -211,23 +232,32 @@ def test_of_a_card_only_the_region_that_ran_is_reset(make) -> None:
     assert scene.rack.done == of(other, ("program", AFU))
 
 
-def test_an_image_that_failed_to_be_verified_is_reset_before_the_next(scene: Scene) -> None:
-    """It is the owner's own and ran, if only for an instant."""
+def test_an_image_that_no_container_started_on_is_reset_before_the_next(scene: Scene) -> None:
+    """It is the owner's own, and ran, if only for an instant."""
     region = scene.regions[0]
-    scene.hold_releases()
     pod = scene.admit(region)
     task = scene.prepare(pod, AFU)
-    scene.plugin.call(lambda: scene.plugin.lives.kubelet_epoch("life 2"))
-    scene.refused(task, NotFinishedError)
+    scene.plugin.call(task.cancel)
     assert scene.condition(region) is Condition.PROGRAMMED
+    assert not scene.ledger.claims[pod.devices[0]].used
     scene.rack.done.clear()
     scene.start(pod, OTHER_AFU)
     assert scene.rack.done == of(region, RESET, RESTORED, ("program", OTHER_AFU))
 
 
+def test_an_owners_image_is_known_for_one_until_a_blank_replaces_it(scene: Scene) -> None:
+    """Else it would be advertised as a function that came with the card."""
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    call(scene, pod, asks(AFU)).result()
+    assert scene.ledger.images[region] == {AFU}
+    call(scene, pod, {}).result()
+    assert not scene.ledger.images.get(region)
+
+
 def test_what_became_of_the_clock_is_that_of_the_last_image(scene: Scene) -> None:
     region = scene.regions[0]
-    operations = scene.plugin.operations
+    operations = scene.operations
     pod = scene.admit(region)
     call(scene, pod, asks(AFU, clock=200)).result()
     assert operations.clocks[region].settings == DriverSettings(200)
@@ -241,7 +271,7 @@ def test_port_errors_are_logged_for_a_container_that_asks_for_it_and_for_no_othe
     scene: Scene,
 ) -> None:
     region = scene.regions[0]
-    operations = scene.plugin.operations
+    operations = scene.operations
     pod = scene.admit(region)
     for params, expected in (({"debug": 1}, {region}), ({}, set()), ({"debug": 1}, {region})):
         call(scene, pod, asks(AFU, **params)).result()
@@ -259,8 +289,17 @@ def test_work_is_reported_once_a_region_and_a_refusal_is_no_work(scene: Scene) -
         assert [c.args[1].region for c in told.call_args_list] == [region]
         told.reset_mock()
         scene.rack.slot(region).opens.add("a container")
-        assert scene.prestart(pod, AFU) is not None
+        task = scene.prestart(pod, AFU)
         scene.plugin.work()
+        assert task.exception() is not None
+        assert not told.called
+        scene.rack.slot(region).opens.clear()
+        scene.hold_releases()
+        scene.images.has_blank = False
+        dirty(scene, region)
+        task = scene.prestart(pod, AFU)
+        scene.plugin.work()
+        assert "no-blank-image" in str(task.exception())
         assert not told.called
 
 
@@ -294,6 +333,23 @@ def test_whoever_gets_a_clean_card_with_a_debt_gets_its_memory_clear(
     if clears:
         assert scene.rack.done[0] == ("memory", card), "before anything of the new owner's is there"
         assert not scene.ledger.debts
+
+
+@pytest.mark.parametrize("taken", ["the card", "its region"])
+def test_a_scrub_at_the_gate_clears_the_memory_that_no_neighbour_uses(make, taken: str) -> None:
+    """Of a card of which one region is dirty; the call's other region is no neighbour's."""
+    scene = make(cards=[2], memory=True)
+    scene.hold_releases()
+    region = scene.regions[0]
+    card = card_of(region)
+    scene.rack.boards[card].memory.add("somebody")
+    dirty(scene, region)
+    if taken == "the card":
+        scene.start(scene.admit(card), AFU, AFU)
+    else:
+        scene.start(scene.admit(region), AFU)
+    assert not scene.rack.boards[card].memory
+    assert not scene.ledger.debts
 
 
 def test_a_scrub_at_the_gate_opens_a_debt_only_where_there_is_memory_to_clear(make) -> None:
@@ -344,6 +400,64 @@ def test_a_region_without_its_blank_is_blanked_as_soon_as_there_is_one(make) -> 
     pod = scene.admit(region)
     call(scene, pod, {}).result()
     assert scene.rack.slot(region).afu == BLANK
+
+
+# ------------------------------------------------------------------ preprogrammed functions
+
+
+def with_functions(make, **more) -> tuple[Scene, RegionId, ResourceName]:
+    """A card whose regions are given out with what is on them."""
+    scene = make(cards=[2], advertise=Advertise.AF, **more)
+    region = scene.regions[0]
+    card = scene.rack.boards[card_of(region)].card
+    return scene, region, function_name(PREFIX, card, BLANK)
+
+
+def take(scene: Scene, region: RegionId, resource: ResourceName) -> Pod:
+    scene.plugin.call(lambda: scene.plugin.claims.allocate(resource, [region]))
+    pod = Pod(PodUid("pod-af"), resource, (DeviceId(region),), {})
+    scene.pods.append(pod)
+    return pod
+
+
+def test_a_preprogrammed_function_is_reset_confirmed_and_never_programmed(make) -> None:
+    """Between two owners too: there is nothing to blank it with, and nothing to bring it back."""
+    scene, region, function = with_functions(make)
+    scene.images.has_blank = False
+    for _ in range(2):
+        pod = take(scene, region, function)
+        scene.rack.done.clear()
+        call(scene, pod, {}).result()
+        assert "program" not in {what[0] for what in scene.rack.done}
+        assert scene.condition(region) is Condition.PROGRAMMED
+        assert not scene.ledger.images.get(region), "it is no tenant's image"
+        assert scene.operations.clocks[region].state is ClockState.NOT_STATED
+        scene.rack.done.clear()
+        _ended(scene, pod)
+        pod.active = False
+        scene.plugin.work()
+        assert scene.rack.done == of(region, RESET, RESTORED)
+        assert scene.condition(region) in CLEAN
+
+
+def test_a_function_that_is_another_by_now_is_not_handed_over(make) -> None:
+    scene, region, function = with_functions(make)
+    scene.hold_releases()
+    pod = take(scene, region, function)
+    scene.rack.slot(region).afu = AFU
+    error = call(scene, pod, {}).exception()
+    assert isinstance(error, RefusedError)
+    assert f"holds the function {AFU} by now" in error.message
+
+
+def test_a_dirty_function_is_reset_at_the_gate_without_any_blank(make) -> None:
+    scene, region, function = with_functions(make)
+    scene.hold_releases()
+    scene.images.has_blank = False
+    dirty(scene, region)
+    pod = take(scene, region, function)
+    call(scene, pod, {}).result()
+    assert scene.rack.done == of(region, RESET, RESTORED)
 
 
 # ------------------------------------------------------------------ poisoned ports
@@ -445,7 +559,7 @@ def test_what_fails_on_one_card_is_told_when_the_other_is_done(scene: Scene) -> 
     pod = scene.admit(one, other)
     scene.rack.slot(one).opens.add("somebody")
     task = scene.prestart(pod, AFU, AFU)
-    scene.plugin.work()
+    scene.until(task.done)
     assert isinstance(task.exception(), FpgaPluginError)
     assert scene.rack.slot(other).afu == AFU
     assert scene.condition(other) is Condition.PROGRAMMED

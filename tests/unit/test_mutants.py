@@ -89,17 +89,59 @@ def test_the_same_change_twice_in_a_function_has_two_names():
     assert keys == ["f.py::f::a() -> pass", "f.py::f::a() -> pass #1"]
 
 
-def test_each_mutant_that_was_judged_is_still_there():
+def test_each_judgement_is_about_the_core_and_has_a_reason():
     judged = core.equivalent()
-    files = {key.split("::")[0] for key in judged}
-    there = {
-        mutant.key
-        for file in files
-        for mutant in mutations.mutants((core.ROOT / file).read_text(), file)
-    }
-    assert not sorted(set(judged) - there)
+    assert {key.split("::")[0] for key in judged} <= set(core.core_files())
     assert all(len(why) > 20 for why in judged.values())
-    assert files <= set(core.core_files())
+
+
+def test_a_judgement_about_what_is_no_longer_there_is_told(monkeypatch):
+    there = next(iter(core.chosen(["policy"], ["Policy.judge"])["policy"])).key
+    assert core.stale({there: "so"}) == []
+    assert core.stale({there + " once": "so"}) == [there + " once"]
+
+
+SECOND_TIER = """
+from fpga_plugin.thing import double
+def test_it(): assert double(2) == 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "by"),
+    [
+        ("a * 2 -> a // 2", "killed", "tests/integration/test_it.py::test_it"),
+        ("if a > 2 ** 40 -> False", "survived", ""),
+    ],
+)
+def test_what_the_fast_tests_leave_alive_is_tried_in_a_copy_of_the_repository(
+    tmp_path, monkeypatch, change, what, by
+):
+    second = module("second")
+    source = "def double(a):\n    if a > 2**40:\n        return 0\n    return a * 2\n"
+    for top in ("root", "tree"):
+        (tmp_path / top / "fpga_plugin").mkdir(parents=True)
+        (tmp_path / top / "fpga_plugin" / "__init__.py").touch()
+        (tmp_path / top / "fpga_plugin" / "thing.py").write_text(source)
+        (tmp_path / top / "tests" / "integration").mkdir(parents=True)
+        (tmp_path / top / "tests" / "integration" / "test_it.py").write_text(SECOND_TIER)
+    kept = []
+    monkeypatch.setattr(second, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(second, "TREE", tmp_path / "tree")
+    monkeypatch.setattr(second, "keep", kept.append)
+    mutant = next(
+        each
+        for each in mutations.mutants(source, "fpga_plugin/thing.py")
+        if each.key.endswith(change)
+    )
+    last = core.Result(mutant.key, "source", "survived", "", "tests")
+    second.try_one(mutant, ["tests/integration/test_it.py"], last)
+    (result,) = kept
+    assert (result.what, result.by) == (what, by)
+    assert result.still_holds(last), "a run of the fast tests does not try it again"
+    assert (tmp_path / "tree" / "fpga_plugin" / "thing.py").read_text() == source
+    second.try_one(mutant, ["tests/integration/test_it.py"], result)
+    assert kept == [result], "nor does a second one of these"
 
 
 @pytest.mark.long

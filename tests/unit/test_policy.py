@@ -17,10 +17,10 @@ from fpga_plugin.errors import MAX_MESSAGE_BYTES, InvalidRequestError, RefusedEr
 from fpga_plugin.ids import BitstreamId, InterfaceId, Resource, ResourceKind
 from fpga_plugin.operator_files.strict import MAX_BYTES
 from fpga_plugin.pods.requests import parse_requests
-from fpga_plugin.policy.admission import admission_policy
+from fpga_plugin.policy.admission import admission_policy, not_applied
 from fpga_plugin.policy.file import PolicyFile, read_policy
-from fpga_plugin.policy.parse import PolicyError, parse_policy
-from fpga_plugin.policy.rules import Ask, Policy, parse_pattern
+from fpga_plugin.policy.parse import MAX_ENTRIES, MAX_RULES, PolicyError, parse_policy
+from fpga_plugin.policy.rules import MAX_STARS, Ask, Policy, parse_pattern
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
 OTHER = InterfaceId("38d782e3b6125343b9342433e348ac4c")
@@ -445,3 +445,50 @@ def test_a_name_that_nobody_looked_up_is_not_judged_but_refused():
     env = {"FPGA_REGION_1": INTERFACE, "FPGA_BITSTREAM_ID_1": "gzip"}
     with pytest.raises(InvalidRequestError, match="'gzip': neither"):
         asks(REGIONS, parse_requests(env))
+
+
+def test_a_policy_is_taken_up_to_its_limits_and_refused_beyond():
+    """What is larger would keep the loop busy; what is at its limit is an operator's."""
+    rule = "- {name: r%d, action: allow}\n"
+    entries = [f"ns-{n}" for n in range(MAX_ENTRIES)]
+    at_limits = HEAD + "rules:\n" + "".join(rule % n for n in range(MAX_RULES))
+    assert len(policy(at_limits).rules) == MAX_RULES
+    with pytest.raises(PolicyError, match=f"more than {MAX_RULES} rules"):
+        policy(at_limits + rule % MAX_RULES)
+    names = HEAD + "rules:\n- {name: r, action: allow, namespaces: [%s]}\n"
+    assert len(policy(names % ", ".join(entries)).rules[0].namespaces) == MAX_ENTRIES
+    with pytest.raises(PolicyError, match=f"more than {MAX_ENTRIES} entries"):
+        policy(names % ", ".join([*entries, "one-more"]))
+    assert parse_pattern("*a" * MAX_STARS)
+
+
+def test_the_admission_policy_has_every_rule_and_the_default_as_the_last_one():
+    """A rule that is narrower here than in the plugin lets pods in that then never start; one that
+    is wider keeps out whom the plugin would serve."""
+    rule = f"{{name: cards, action: deny, devices: [whole, af], bitstreams: [{AFU}, blank]}}"
+    text = f"{TEXT}- {rule}\n"
+    spec = admission_policy(policy(text), prefix="fpga.intel.com")[0]["spec"]
+    rows = {row["name"][0]: row for row in json.loads(spec["variables"][0]["expression"])}
+    every = ["*"]
+    assert list(rows) == ["no-debug-image", "teams", "blank-for-all", "cards", ""]
+    assert rows["no-debug-image"]["bitstreams"] == [AFU_2]
+    assert rows["no-debug-image"]["devices"] == rows["no-debug-image"]["interfaces"] == every
+    assert rows["teams"]["interfaces"] == [INTERFACE]
+    assert rows["teams"]["devices"] == ["region"]
+    assert rows["blank-for-all"]["bitstreams"] == ["blank"]
+    assert rows["cards"]["bitstreams"] == [AFU, "blank"]
+    assert rows["cards"]["devices"] == ["af", "whole"]
+    assert rows[""] == {
+        "name": [""],
+        "action": ["deny"],
+        "namespaces": ["^.*$"],
+        "interfaces": every,
+        "bitstreams": every,
+        "devices": every,
+    }
+    assert not_applied(policy(text)) == ["cards"], "of the rules with `devices`, that with af"
+
+
+def test_a_question_is_told_in_words():
+    assert str(ask()) == f"a region of interface {INTERFACE} with bitstream {AFU}"
+    assert str(ask(None, kind=ResourceKind.WHOLE)).endswith("with no bitstream")
