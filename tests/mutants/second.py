@@ -19,8 +19,9 @@ from core import ROOT, WORK, Result, digest, keep
 from mutations import Mutant, mutated
 
 TREE = WORK / "tree"
-LIMIT = 300
-"""Seconds for the tests of one mutant: one that hangs has been noticed."""
+GRACE = 120
+"""Seconds that the tests of a mutant may take beyond five times what they took without one: one
+that hangs has been noticed."""
 
 TESTS = {
     "ledger": ("life", "orders", "restart", "draining", "former_owners", "by_hand"),
@@ -48,18 +49,20 @@ def try_all(
             continue
         files = [f"tests/integration/test_{name}.py" for name in TESTS[area]]
         _copy()
+        begin = time.monotonic()
         if failed := _failing(files):
             print(f"{area}: {failed} fails without a mutant", file=sys.stderr)
             return 1
+        limit = GRACE + 5 * (time.monotonic() - begin)
         for mutant in alive:
             if time.monotonic() > end:
                 print("the time is up: the same command goes on from here")
                 return 0
-            try_one(mutant, files, known[mutant.key])
+            try_one(mutant, files, known[mutant.key], limit)
     return 0
 
 
-def try_one(mutant: Mutant, files: Sequence[str], last: Result) -> None:
+def try_one(mutant: Mutant, files: Sequence[str], last: Result, limit: float) -> None:
     """Try one, unless it lived under these very tests before."""
     tests = digest(*((ROOT / file).read_bytes() for file in files))
     if last.integration == tests:
@@ -68,7 +71,7 @@ def try_one(mutant: Mutant, files: Sequence[str], last: Result) -> None:
     path = TREE / mutant.file
     path.write_text(ast.unparse(mutated(source, mutant)))
     try:
-        failed = _failing(files)
+        failed = _failing(files, limit)
     finally:
         path.write_text(source)
     what = "killed" if failed else last.what
@@ -86,8 +89,8 @@ def _copy() -> None:
             shutil.copy2(ROOT / name, TREE / name, follow_symlinks=False)
 
 
-def _failing(files: Iterable[str]) -> str:
-    """The first test that fails in the copy; empty: none."""
+def _failing(files: Iterable[str], limit: float | None = None) -> str:
+    """The first test that fails in the copy, or what took longer than so long; empty: none."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
     env = os.environ | {"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1"}
     running = subprocess.Popen(
@@ -101,7 +104,7 @@ def _failing(files: Iterable[str]) -> str:
         start_new_session=True,
     )
     try:
-        output, _ = running.communicate(timeout=LIMIT)
+        output, _ = running.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(running.pid, 9)
         running.communicate()

@@ -18,7 +18,7 @@ from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.records import CLEAN, Condition, Debug
 from fpga_plugin.regions.operations import CardOperations
 
 AFU = AFUS[0]
@@ -272,6 +272,32 @@ def test_without_a_blank_the_operator_may_let_a_reset_be_enough(make) -> None:
     assert scene.ledger.record(region).afu_id == AFU, "as what is on it still reads"
 
 
+@pytest.mark.parametrize("has_blank", [True, False])
+def test_functions_and_images_of_one_card_are_scrubbed_each_in_its_way(
+    make, *, has_blank: bool
+) -> None:
+    """FPGA_PLUGIN_ADVERTISE became `af` while a pod had a region: what nobody has is a function by
+    now, and is reset; his is blanked, or waits for a blank."""
+    scene = make(cards=[2])
+    owned, free = scene.regions
+    pod = run(scene, owned, AFU)
+    scene.ledger.serves_functions = True
+    scene.images.has_blank = has_blank
+    pod.running = False
+    scene.rack.done.clear()
+    scene.hold_releases()
+    scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, pod.devices))
+    dirty(scene, free)
+    scene.plugin.call(scene.plugin.queue.sync)
+    settle(scene)
+    programmed = [what for what in scene.rack.done if what[0] == "program"]
+    assert programmed == [("program", owned, BLANK)] * has_blank
+    assert ("reset", free) in scene.rack.done
+    assert scene.condition(free) in CLEAN
+    assert scene.condition(owned) is (Condition.BLANK if has_blank else Condition.DIRTY)
+    assert "release stopped" not in scene.logged
+
+
 # ------------------------------------------------------------------ memory
 
 
@@ -502,6 +528,50 @@ def test_an_owner_whose_containers_ended_as_often_as_they_began_is_not_scrubbed_
     assert not scene.rack.done
     pod.running = False
     settle(scene)
+    assert scene.condition(region) is Condition.BLANK
+
+
+def test_an_owner_that_has_not_begun_waits_for_no_container_of_his(make) -> None:
+    """Another container of his pod runs, and has nothing to do with the region."""
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    pod = scene.admit(region)
+    pod.running = True
+    scene.plugin.call(lambda: scene.ledger.bind_pod(pod.devices, pod.uid))
+    dirty(scene, region)
+    settle(scene)
+    assert scene.condition(region) is Condition.BLANK
+
+
+def test_an_owner_whom_nobody_knows_is_not_looked_for(make) -> None:
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    pod = scene.admit(region)
+    pod.active = False  # kubelet's records do not tell whose claim it is
+    scene.start(pod, AFU)
+    with mock.patch.object(scene.operations.cgroups, "may_run_containers") as asked:
+        scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, pod.devices))
+        settle(scene)
+    assert not asked.called
+    assert scene.condition(region) is Condition.BLANK
+
+
+def test_a_region_that_is_to_be_looked_at_is_not_scrubbed(make) -> None:
+    """Its pod asked for it: whether its container failed is not known yet."""
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    pod = run(scene, region, AFU)
+    debug = Debug(region, pod.uid, "space", "name", (), 600.0)
+    scene.plugin.call(lambda: scene.ledger.started([scene.ledger.claims[region]], debug))
+    scene.rack.done.clear()
+    with mock.patch.object(scene.operations.cgroups, "may_live", return_value=False):
+        scene.plugin.call(lambda: scene.ledger.release([region]))
+        settle(scene)
+        assert scene.ledger.debugs
+        assert not scene.rack.done
+        scene.plugin.call(lambda: scene.ledger.end_debug([region]))
+        look(scene, region)
+        settle(scene)
     assert scene.condition(region) is Condition.BLANK
 
 

@@ -16,6 +16,7 @@ from ledger_world import AFUS, Pod
 
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
 from fpga_plugin.errors import (
+    CardGoneError,
     FpgaPluginError,
     HardwareError,
     NotFinishedError,
@@ -105,8 +106,8 @@ def _pulled(scene: Scene, pod) -> None:
         (_restarted, NotFinishedError, 2, False),
         (_restarted, NotFinishedError, 2, True),
         (_hot, RefusedError, 0, False),  # a rebind reads the card's signals anew
-        (_pulled, FpgaPluginError, 0, False),
-        (_pulled, FpgaPluginError, 0, True),
+        (_pulled, (RefusedError, CardGoneError), 0, False),
+        (_pulled, (RefusedError, CardGoneError), 0, True),
     ],
 )
 def test_whatever_ends_a_plan_no_further_step_is_begun_for_it(
@@ -141,6 +142,19 @@ def test_whatever_ends_a_plan_no_further_step_is_begun_for_it(
         assert not opened.called, f"it opened a port after instant {instant}"
         instant += 1
     assert instant > 5
+
+
+def test_a_card_that_goes_while_a_start_waits_for_its_lock_is_refused_in_words(
+    scene: Scene,
+) -> None:
+    pod = scene.admit(scene.regions[0])
+    lock = scene.operations.workers.lock(card_of(scene.regions[0]))
+    scene.plugin.begin(lock.__aenter__())
+    task = scene.prestart(pod, AFU)
+    scene.plugin.work()
+    _pulled(scene, pod)
+    scene.plugin.begin(lock.__aexit__(None, None, None))
+    scene.refused(task, RefusedError)
 
 
 def test_a_region_whose_node_became_another_ones_is_not_handed_over(scene: Scene) -> None:
@@ -265,6 +279,19 @@ def test_what_became_of_the_clock_is_that_of_the_last_image(scene: Scene) -> Non
     assert operations.clocks[region].settings == DEFAULTS
     call(scene, pod, {}).result()
     assert region not in operations.clocks
+
+
+def test_an_image_that_says_what_it_was_built_for_runs_no_faster(scene: Scene) -> None:
+    """It would compute wrongly, and nothing would tell."""
+    region = scene.regions[0]
+    load = scene.images.load
+
+    async def stated(*what):
+        return replace(await load(*what), clock_frequency_high=150)
+
+    with mock.patch.object(scene.images, "load", stated):
+        call(scene, scene.admit(region), asks(AFU)).result()
+    assert scene.rack.done == of(region, ("settings", DriverSettings(150)), ("program", AFU))
 
 
 def test_port_errors_are_logged_for_a_container_that_asks_for_it_and_for_no_other(

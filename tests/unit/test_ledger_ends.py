@@ -11,7 +11,8 @@ from fpga_plugin.errors import NotFinishedError, RefusedError
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger.conditions import BY_HAND
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change, Condition
+from fpga_plugin.ledger.names import function_name
+from fpga_plugin.ledger.records import Change, Condition, Debug
 
 CARD = make_card(1, nodes=(0, 1))
 OTHER = make_card(2, nodes=(2, 3))
@@ -73,9 +74,64 @@ def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> N
         prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", functions=True
     )
     found(ledger, CARD)
-    with pytest.raises(RefusedError, match="is left to the pods that have it"):
+    with pytest.raises(RefusedError, match="handed over with the functions that are on them"):
         ledger.allocate(REGIONS, [P0])
     assert ledger.claims[P0].pod == POD_A, "who has it keeps it"
+    ledger.release([P0])
+    ledger.working([R0])
+    ledger.clean(R0, AFU, blank=False)
+    function = function_name(PREFIX, CARD, AFU)
+    for _ in range(2):  # the second pod's Allocate ends the first one's claim
+        (claim,) = ledger.allocate(function, [P0])
+        start(ledger, P0, program=False)
+    assert claim.resource == function
+    assert ledger.ends == {"released": 1, "implied": 1}
+
+
+def test_a_region_that_is_kept_for_its_operator_is_given_to_nobody(ledger: Ledger) -> None:
+    """It is as its pod's failed container left it, and nothing of it was scrubbed."""
+    own(ledger, P0, POD_A)
+    debug = Debug(R0, POD_A, "space", "name", (), 600.0)
+    ledger.started([ledger.claims[P0]], debug)
+    ledger.release([P0])
+    ledger.keep(R0, 1000.0)
+    with pytest.raises(RefusedError, match="is kept"):
+        ledger.allocate(REGIONS, [P0])
+    ledger.end_debug([R0])
+    ledger.allocate(REGIONS, [P0])
+
+
+@pytest.mark.parametrize(
+    "how", ["Allocate", "kubelet's records", "his next container", "a claim that was found late"]
+)
+def test_another_owner_ends_what_was_to_be_looked_at(ledger: Ledger, how: str) -> None:
+    own(ledger, P0, POD_A)
+    ledger.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
+    assert ledger.debugs
+    if how == "Allocate":
+        ledger.allocate(REGIONS, [P0])
+    elif how == "his next container":
+        ledger.started([ledger.claims[P0]])
+    elif how == "a claim that was found late":
+        ledger.release([P0])
+        assert ledger.debugs
+        ledger.adopt(REGIONS, P0, POD_B, {})
+    else:
+        ledger.bind_pod([P0, P1], POD_B)  # of P1 nobody has a claim, and nobody gets one
+        assert P1 not in ledger.claims
+    assert not ledger.debugs
+
+
+def test_each_allocate_and_prestart_counts_so_that_an_older_list_ends_no_claim(
+    ledger: Ledger,
+) -> None:
+    seen = [ledger.activity[P0]]
+    for step in (ledger.allocate, ledger.allocate):
+        step(REGIONS, [P0])
+        seen.append(ledger.activity[P0])
+    ledger.prestart_seen([P0])
+    seen.append(ledger.activity[P0])
+    assert len(set(seen)) == 4
 
 
 def test_no_kubelet_is_known_to_send_an_environment_before_there_is_one() -> None:
@@ -165,6 +221,10 @@ def test_a_dirty_region_says_why(ledger: Ledger, *, used: bool, reason: str, say
 # ------------------------------------------------------------------ PostStops
 
 
+def test_nobodys_region_is_not_balanced(ledger: Ledger) -> None:
+    assert not ledger.balanced(P0)
+
+
 @pytest.mark.parametrize("stays", [Condition.FAULTED, Condition.SCRUBBING])
 def test_the_last_poststop_changes_nothing_about_a_region_that_is_lost_or_worked_on(
     ledger: Ledger, stays: Condition
@@ -235,14 +295,14 @@ def test_another_pods_claim_ends_and_no_other_of_the_call(ledger: Ledger) -> Non
 # ------------------------------------------------------------------ adoption
 
 
-def test_an_adopted_resource_is_registered_so_that_kubelet_admits_its_pods_again(
-    ledger: Ledger,
-) -> None:
+def test_an_adopted_resource_is_registered_so_that_kubelet_admits_its_pods_again() -> None:
+    ledger, journal = make_ledger(CARD)
     gone = make_card(7, nodes=(8,), interface_id=CARD.interface_id)
     resource = ResourceName(REGIONS.replace("ce48", "0000"))
     node = {device_variable(RegionId(device(gone, 0))): "/dev/dfl-port.8"}
     ledger.adopt(resource, device(gone, 0), POD_A, node)
     assert resource in ledger.resources
+    assert journal.snapshot.resources[resource], "after a restart of the plugin, too"
 
 
 def test_adoption_writes_no_resource_again_that_is_known() -> None:

@@ -135,12 +135,12 @@ def test_what_the_fast_tests_leave_alive_is_tried_in_a_copy_of_the_repository(
         if each.key.endswith(change)
     )
     last = core.Result(mutant.key, "source", "survived", "", "tests")
-    second.try_one(mutant, ["tests/integration/test_it.py"], last)
+    second.try_one(mutant, ["tests/integration/test_it.py"], last, 300)
     (result,) = kept
     assert (result.what, result.by) == (what, by)
     assert result.still_holds(last), "a run of the fast tests does not try it again"
     assert (tmp_path / "tree" / "fpga_plugin" / "thing.py").read_text() == source
-    second.try_one(mutant, ["tests/integration/test_it.py"], result)
+    second.try_one(mutant, ["tests/integration/test_it.py"], result, 300)
     assert kept == [result], "nor does a second one of these"
 
 

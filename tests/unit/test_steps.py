@@ -42,8 +42,8 @@ def image(afu: AfuId) -> Bitstream:
     return Bitstream("/srv/x.gbs", INTERFACE, BitstreamId(afu), afu, afu.encode())
 
 
-def scrub(port: FakePort) -> Report:
-    report = Report(REGION.id)
+def scrub(port: FakePort, report: Report | None = None) -> Report:
+    report = report or Report(REGION.id)
     steps.scrub(mock.Mock(), CARD, REGION, port, image(BLANK), report)
     return report
 
@@ -56,8 +56,10 @@ def test_errors_of_the_last_image_are_cleared_and_told():
 
 def test_errors_that_stay_after_blanking_fail_the_scrub():
     """Under the last image they may be its doing; under the blank one the hardware is at fault."""
+    report = Report(REGION.id)
     with pytest.raises(HardwareError, match="keeps port errors 0x2 after it was blanked"):
-        scrub(FakePort([{}, {"errors": 0x3, "errors_left": 0x2}]))
+        scrub(FakePort([{}, {"errors": 0x3, "errors_left": 0x2}]), report)
+    assert "0x2" in report.steps[-1].note
 
 
 def test_a_function_stays_is_read_and_has_no_errors_after_its_reset():
