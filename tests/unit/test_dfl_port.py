@@ -17,6 +17,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.dfl import defs
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of
+from fpga_plugin.hardware.dfl.port import read_errors
 
 IMAGE = bytes(range(256)) * 33 + b"odd"
 
@@ -409,3 +410,71 @@ def test_what_every_error_says_begins_with_the_region_or_a_path():
     with pytest.raises(PortInUseError) as caught:
         backend.open_port(card, region)
     assert f"{CARD}-p0" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["errors/errors", "ap1_event", "ap2_event"])
+def test_an_error_that_cannot_be_cleared_fails_the_scrub(name: str):
+    """Passed over, the region would go to its next owner with it (invariant 4)."""
+    kernel, backend, card, region = one_card()
+    path = f"{port_of(region).sysfs}/{name}"
+    kernel.files[path] = "0x1" if name == "errors/errors" else "1"
+
+    def refuse(text: str) -> None:
+        raise failure(errno.EIO)
+
+    kernel.stores[path] = refuse
+    with (
+        backend.open_port(card, region) as port,
+        pytest.raises(HardwareError, match=f"{name} cannot be cleared"),
+    ):
+        port.clear_errors()
+
+
+def test_an_image_of_any_size_that_the_driver_takes_reaches_it(monkeypatch):
+    kernel, backend, card, region = one_card()
+    monkeypatch.setattr(defs, "MAX_IMAGE_BYTES", 8)
+    with backend.open_port(card, region) as port:
+        for image in (b"1", b"12345678"):
+            port.program(image)
+    assert len(kernel.ioctls) == 2
+
+
+def test_the_fme_is_opened_to_be_written_and_by_no_child():
+    kernel, backend, card, region = one_card()
+    flags = []
+    kernel.pr = lambda port, image: flags.append(list(kernel.opened.values())[-1][1]) or 0
+    with backend.open_port(card, region) as port:
+        port.program(IMAGE)
+    assert [each & (os.O_ACCMODE | os.O_CLOEXEC) for each in flags] == [os.O_RDWR | os.O_CLOEXEC]
+
+
+@pytest.mark.parametrize(("number", "helps"), [(errno.EBUSY, "fpgad"), (errno.EIO, "kernel's log")])
+def test_an_fme_that_cannot_be_opened_says_what_helps(number: int, helps: str):
+    kernel, backend, card, region = one_card()
+    with backend.open_port(card, region) as port:
+        kernel.open_errors["/dev/dfl-fme.0"] = number
+        with pytest.raises(ProgrammingError) as caught:
+            port.program(IMAGE)
+    assert helps in caught.value.hint
+
+
+def test_an_empty_line_of_the_managers_status_is_no_error():
+    kernel, backend, card, region = one_card()
+    manager(kernel, "status", "\n\n")
+    with backend.open_port(card, region) as port:
+        port.program(IMAGE)
+
+
+def test_the_error_registers_that_are_set_are_read_in_hexadecimal():
+    kernel, _, _, region = one_card()
+    directory = f"{port_of(region).sysfs}/errors"
+    kernel.files[f"{directory}/errors"] = "0x10"
+    kernel.files[f"{directory}/first_error"] = "0x0"
+    kernel.files[f"{directory}/first_malformed_req"] = "0xff"
+    assert read_errors(kernel, region) == {"errors": 16, "first_malformed_req": 255}
+    for name in ("errors", "first_error", "first_malformed_req"):
+        kernel.files.pop(f"{directory}/{name}")
+    assert read_errors(kernel, region) == {}
+    kernel.files[f"{directory}/first_error"] = "many"
+    with pytest.raises(HardwareError, match="no number"):
+        read_errors(kernel, region)
