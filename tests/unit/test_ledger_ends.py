@@ -101,6 +101,22 @@ def test_a_region_that_is_kept_for_its_operator_is_given_to_nobody(ledger: Ledge
     ledger.allocate(REGIONS, [P0])
 
 
+def test_what_is_known_of_a_kept_region_is_written_once_and_of_no_other() -> None:
+    ledger, journal = make_ledger(CARD)
+    own(ledger, P0, POD_A)
+    ledger.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
+    ledger.release([P0])
+    writes = journal.writes
+    for _ in range(2):
+        ledger.note_failure(R0, "it ended with 1")
+        ledger.keep(R0, 1000.0)
+        ledger.note_failure(R1, "nobody asked to look at it")
+    assert journal.writes == writes + 2
+    assert set(journal.snapshot.debugs) == {R0}
+    assert journal.snapshot.debugs[R0].failure == "it ended with 1"
+    assert journal.snapshot.debugs[R0].until == 1000.0
+
+
 @pytest.mark.parametrize(
     "how", ["Allocate", "kubelet's records", "his next container", "a claim that was found late"]
 )

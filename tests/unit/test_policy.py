@@ -17,6 +17,7 @@ from fpga_plugin.errors import MAX_MESSAGE_BYTES, InvalidRequestError, RefusedEr
 from fpga_plugin.ids import BitstreamId, InterfaceId, Resource, ResourceKind
 from fpga_plugin.operator_files.strict import MAX_BYTES
 from fpga_plugin.pods.requests import parse_requests
+from fpga_plugin.policy import admission
 from fpga_plugin.policy.admission import admission_policy, not_applied
 from fpga_plugin.policy.file import PolicyFile, read_policy
 from fpga_plugin.policy.parse import MAX_ENTRIES, MAX_RULES, PolicyError, parse_policy
@@ -487,6 +488,15 @@ def test_the_admission_policy_has_every_rule_and_the_default_as_the_last_one():
         "devices": every,
     }
     assert not_applied(policy(text)) == ["cards"], "of the rules with `devices`, that with af"
+
+
+def test_a_policy_as_large_as_the_api_server_takes_is_taken(monkeypatch):
+    variables = admission_policy(policy(), prefix="fpga.intel.com")[0]["spec"]["variables"]
+    monkeypatch.setattr(admission, "MAX_EXPRESSION", len(variables[0]["expression"]))
+    admission_policy(policy(), prefix="fpga.intel.com")
+    monkeypatch.setattr(admission, "MAX_EXPRESSION", admission.MAX_EXPRESSION - 1)
+    with pytest.raises(RefusedError, match="the API server takes"):
+        admission_policy(policy(), prefix="fpga.intel.com")
 
 
 def test_a_question_is_told_in_words():
