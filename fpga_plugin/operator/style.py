@@ -115,6 +115,7 @@ td code,th code{white-space:nowrap}
  background:var(--bad-back);border-top:1px solid currentColor}
 @media (max-width:40rem){main{padding:.5rem}.find{padding:.5rem .5rem 0;justify-content:flex-start}
  section{padding:.75rem}
+ .board{padding:.5rem}.tile{padding:.5rem .375rem}
  .legend div{grid-template-columns:1fr}
  table,caption,tbody,tbody tr{display:block}
  .pod,.why{min-width:0}

@@ -32,6 +32,7 @@ from daemon_support import (
     Refused,
     request,
 )
+from doubles.status_picture import drawn_by, mark, marked, size
 from test_demo_serve import demo
 from test_http import address
 
@@ -142,8 +143,9 @@ class Browser:
         return answer["result"].get("value")
 
     def picture(self, name):
-        """Rows of RGB pixels, kept as a file, too."""
+        """Its first pixel; it is kept as a file that says by which code the page was drawn."""
         data = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        data = marked(data)
         PICTURES.mkdir(parents=True, exist_ok=True)
         (PICTURES / f"{name}.png").write_bytes(data)
         return corner(data)
@@ -228,6 +230,12 @@ def test_the_page_is_drawn_in_light_and_in_dark_and_nothing_is_refused(
     assert "FPGAs of node-7" in browser.evaluate("document.title")
 
 
+OUT_OF_TILES = """[...document.querySelectorAll('.tile *')].filter(one =>
+  one.getBoundingClientRect().right > one.closest('.tile').getBoundingClientRect().right - 2)
+  .map(one => one.textContent)"""
+"""What is cut off, or hangs over the edge of its tile."""
+
+
 @pytest.mark.parametrize("width", [320, 390, 640])
 def test_the_page_fits_a_phone_without_scrolling_sideways(browser, url, width):
     browser.open(url, width=width, height=2400)
@@ -235,6 +243,7 @@ def test_the_page_fits_a_phone_without_scrolling_sideways(browser, url, width):
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     wider = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"
     assert browser.evaluate(f"{wider}.map(b => b.getAttribute('aria-label'))") == []
+    assert browser.evaluate(OUT_OF_TILES) == []
 
 
 def test_a_phones_screen_reader_is_told_of_tables_too(browser, url):
@@ -386,6 +395,10 @@ def test_each_trouble_looks_different_and_is_counted_at_the_top(browser, scheme)
         assert len({running, faulted, drained, free, kept}) == 5
         assert refused == faulted
         assert browser.complaints() == []
+        browser.open(url, width=320, height=3600, scheme=scheme)
+        browser.picture(f"status-trouble-phone-{scheme}")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 320
+        assert browser.evaluate(OUT_OF_TILES) == []
 
 
 def test_sixty_four_regions_are_seen_at_once(browser):
@@ -399,7 +412,7 @@ def test_sixty_four_regions_are_seen_at_once(browser):
 
 
 def test_the_readmes_picture_is_the_demo(browser):
-    """Kept as docs/status.png, by hand, when the page changes."""
+    """Copied to docs/status.png when the page changes: tests/unit/test_page.py says so."""
     with contextlib.ExitStack() as stack:
         folder, store = (
             stack.enter_context(tempfile.TemporaryDirectory(prefix="fpga-", dir="/tmp"))
@@ -415,5 +428,8 @@ def test_the_readmes_picture_is_the_demo(browser):
             time.sleep(0.5)
             browser.open(url, height=900)
         browser.picture("readme")
+        kept = (PICTURES / "readme.png").read_bytes()
+        assert mark(kept) == drawn_by()
+        assert size(kept) == size((ROOT / "docs/status.png").read_bytes())
         assert "FPGAs of demo" in browser.evaluate("document.title")
         assert browser.complaints() == []

@@ -6,6 +6,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from doubles.status_picture import drawn_by, mark, size
+from repository import ROOT
 
 from fpga_plugin.operator.page import HEADERS, page
 from fpga_plugin.operator.states import STATES
@@ -292,6 +294,13 @@ def test_a_state_is_told_by_words_not_by_colour_alone(condition, has_owner, word
 
 def tiles(html):
     return re.findall(r'<li class="tile (\w+)">(.*?)</li>', html)
+
+
+def test_the_readmes_picture_is_of_todays_page():
+    """`pytest tests/integration/test_browser.py -k readme` makes .cache/pictures/readme.png."""
+    picture = (ROOT / "docs/status.png").read_bytes()
+    assert mark(picture) == drawn_by(), "copy .cache/pictures/readme.png to docs/status.png"
+    assert size(picture) == (1200, 900)
 
 
 def test_a_refused_claim_has_not_the_colour_of_one_that_runs():
