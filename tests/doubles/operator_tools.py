@@ -22,7 +22,7 @@ ROOT = Path(os.environ["TOOLS_ROOT"])
 CHART = ROOT / "deploy/helm/fpga-plugin"
 
 FLAGS_WITH_VALUE = {
-    *("-n", "--namespace", "-l", "--selector", "-o", "--field-selector", "-f", "--set"),
+    *("-n", "--namespace", "-l", "--selector", "-o", "--field-selector", "-f", "-k", "--set"),
 }
 VERBS = {
     *(
@@ -40,27 +40,13 @@ VERBS = {
     *("logs", "patch", "port-forward", "rollout", "uncordon", "wait"),
 }
 LABELS = {"app.kubernetes.io/part-of": "fpga-plugin"}
-PODS = {
-    "items": [
-        {
-            "metadata": {"namespace": "team", "name": name},
-            "spec": {
-                "containers": [{"resources": {}}],  # unless it is that kind
-                kind: [{"resources": {"limits": {f"fpga.intel.com/{what}": "1"}}}],
-            },
-        }
-        for name, kind, what in (
-            ("app", "containers", "region-0"),
-            ("init", "initContainers", "fpga-0"),
-        )
-    ]
-    + [
-        {
-            "metadata": {"namespace": "team", "name": "none"},
-            "spec": {"containers": [{"resources": {}}]},
-        }
-    ]
-}
+PODS = """\
+team   app     map[cpu:1 fpga.intel.com/region-0:1]
+team   init    map[fpga.intel.com/fpga-0:1]
+team   none    <none>
+team   other   map[cpu:1]
+"""
+"""What the real kubectl says of such pods."""
 
 
 def fail(why: str) -> None:
@@ -132,6 +118,11 @@ def kubectl(words: list[str]) -> int:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         if not all(each["kind"] for each in yaml.safe_load_all(text)):
             fail("no objects")
+    for path in found.get("-k", []):
+        kustomization = yaml.safe_load((Path(path) / "kustomization.yaml").read_text())
+        parts = [*kustomization["resources"], *kustomization.get("components", [])]
+        if not all((Path(path) / part / "kustomization.yaml").exists() for part in parts):
+            fail("no such part of deploy/kustomize")
     _answer(plain[0], found.get("-o"))
     return 0
 
@@ -139,8 +130,8 @@ def kubectl(words: list[str]) -> int:
 def _answer(verb: str, form: list[str] | None) -> None:
     if verb == "logs":
         print((HERE / "log").read_text())
-    elif form == ["json"]:
-        print(json.dumps(PODS))
+    elif form and ".limits" in form[0]:
+        print(PODS)
     elif form == ["name"]:
         print("pod/fpga-plugin-x")
     elif verb == "get":

@@ -56,6 +56,7 @@ NOT_RUN = {
     "kubectl uncordon": "without the node: the way back from kubectl drain",
     "kubectl exec": "not a whole command",
     "kubectl apply -f": "not a whole command",
+    "kubectl delete -k site": "the way back from the block with kubectl apply -k",
 }
 """How a command begins that is not run by a test, and why."""
 
