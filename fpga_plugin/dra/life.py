@@ -263,8 +263,7 @@ class ClaimLife:
         if work.ended:
             raise _ended(ref)
         holder = _holder(claim)
-        for card in self._take(holder):
-            self._queue.add(card)
+        self._ledger.take(holder)
         lease = self._ledger.lease(holder.devices)
         plan = Plan(lease, None, {**wants}, self._ledger.epoch)
         self._preparer.check(plan, mending=True)
@@ -316,13 +315,6 @@ class ClaimLife:
             reason=f"it was allocated anew, with {', '.join(now.devices)}",
             hint="no container starts with what it had: delete its old pods",
         )
-
-    def _take(self, holder: Holder) -> set[CardId]:
-        """Make the devices the claim's own; returns cards of which it had others before."""
-        before = self._ledger.holders.get(holder.uid)
-        had = () if before is None or before.ended else before.devices
-        self._ledger.take(holder)
-        return {card_of(device) for device in had if device not in holder.devices}
 
     async def _check_policy(
         self,

@@ -82,22 +82,22 @@ def allocate(node: DraNode, claim: Claim, *devices: str) -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_claim_that_was_allocated_anew_gets_its_new_devices_and_leaves_the_old(restarted):
     """Kubelet ought to have unprepared it; one that forgot, or was away, has not."""
-    with DraNode().up() as node:
+    with DraNode("2x1").up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
         node.dra.prepare(claim)
         if restarted:
             node.again()
-        allocate(node, claim, P1)
+        allocate(node, claim, Q0)
         (device,) = node.dra.prepare(claim)
-        assert device.device_name == dra_name(P1)
+        assert device.device_name == dra_name(Q0)
         assert node.plugin.logged("claim withdrawn", claim=claim.uid)
-        assert node.afu(P1) == AFU
+        assert node.afu(Q0) == AFU
         eventually(lambda: node.afu(P0) == BLANK)
         file = node.file(claim)
-        assert [one["name"] for one in file["devices"]] == [f"{claim.uid}-{dra_name(P1)}"]
+        assert [one["name"] for one in file["devices"]] == [f"{claim.uid}-{dra_name(Q0)}"]
         node.dra.prepare(node.claim("d", P0, bitstream=AFU_2))
         assert node.dra.unprepare(claim) == ""
-        assert (node.afu(P0), node.afu(P1)) == (AFU_2, BLANK)
+        assert (node.afu(P0), node.afu(Q0)) == (AFU_2, BLANK)
 
 
 def test_a_claim_that_was_allocated_anew_waits_for_its_old_pods():
