@@ -9,19 +9,22 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, WHOLE
+from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, WHOLE, make_card
 from ledger_scene import Scene, scenes
 from ledger_world import AFUS, Cgroups, env_for
 
 from fpga_plugin.claims import prestart, wants
-from fpga_plugin.claims.calls import Caller
+from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.prestart import answer_within
 from fpga_plugin.config.values import UnknownVariables
-from fpga_plugin.errors import InvalidRequestError, ProgrammingError, RefusedError
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, ProgrammingError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId
+from fpga_plugin.hardware.grant import Grant, Mount
+from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Ownership
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
 
 OTHER_AFU = AFUS[1]
 NOT_A_REQUEST = {"FPGA_NONSENSE": "1"}
@@ -64,6 +67,39 @@ def with_envs(scene: Scene, envs: Envs) -> Envs:
     return envs
 
 
+# ------------------------------------------------------------------ what is answered and logged
+
+
+def test_the_answer_has_what_every_regions_grant_says():
+    grants = {
+        region.id: Grant(
+            (f"/dev/vfio/{region.port_id}",),
+            shared=("/dev/vfio/vfio",),
+            mounts=(Mount("/srv/shared", "/shared"), Mount(f"/srv/{n}", f"/own/{n}")),
+            env={f"FPGA_FUNCTIONS_{n}": "0000:3b:00.1"},
+        )
+        for n, region in enumerate(make_card(nodes=(0, 1)).regions)
+    }
+    answer = Allocation.of(Resource.parse(REGIONS), grants)
+    assert answer.nodes == ("/dev/vfio/vfio", "/dev/vfio/0", "/dev/vfio/1")
+    assert [mount.container_path for mount in answer.mounts] == ["/shared", "/own/0", "/own/1"]
+    assert answer.envs[Resource.parse(REGIONS).variable] == "/dev/vfio/0,/dev/vfio/1"
+    assert {"FPGA_FUNCTIONS_0", "FPGA_FUNCTIONS_1", "FPGA_DEVICE_1", "FPGA_DEVICE_2"} <= set(
+        answer.envs
+    )
+
+
+def test_a_log_line_has_what_is_known_of_the_caller_and_nothing_empty():
+    assert Caller().known() == {}
+    named = Identity(PodUid("a"), name=PodName("space", "pod"), container="main")
+    assert Caller(named).known() == {
+        "pod": "a",
+        "namespace": "space",
+        "name": "pod",
+        "container": "main",
+    }
+
+
 # ------------------------------------------------------------------ how long a PreStart may take
 
 
@@ -74,6 +110,7 @@ def with_envs(scene: Scene, envs: Envs) -> Envs:
         (100.0, 25.0),
         (30.0, 25.0),
         (20.0, 17.0),
+        (8.0, 5.0),
         (6.0, 3.0),
         (5.0, 2.5),
         (1.0, 0.5),
@@ -195,8 +232,22 @@ def test_a_claim_that_kubelets_records_show_and_the_ledger_lacks_is_made(scene: 
     scene.plugin.work()
     pod.active = True
     scene.start(pod, AFU)
-    assert scene.ledger.claims[DeviceId(region)].pod == pod.uid
+    claim = scene.ledger.claims[DeviceId(region)]
+    assert claim.pod == pod.uid
+    assert claim.prestarts == 2, "this one, and one that nobody saw"
     assert scene.rack.slot(region).afu == AFU
+
+
+def test_a_device_that_nobody_is_known_to_have_is_handed_to_nobody(scene: Scene):
+    """Neither the ledger nor kubelet's records show a claim: the caller is anybody."""
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.plugin.work()
+    pod.active = False
+    scene.refused(scene.prestart(pod, AFU), RefusedError, "no claim is known")
+    assert scene.rack.slot(region).afu == BLANK
+    assert not scene.ledger.claims
 
 
 def test_a_pod_that_kubelets_records_do_not_show_starts_on_its_own_claim(scene: Scene):
@@ -254,6 +305,20 @@ def test_a_faulted_region_is_refused_before_anything_is_done_to_another(scene: S
     scene.touched.clear()
     scene.refused(scene.prestart(pod, AFU, AFU), RefusedError, "is faulted: no more")
     assert scene.touched == []
+
+
+def test_what_goes_wrong_unexpectedly_is_told_as_such_and_not_kept(scene: Scene):
+    region = scene.regions[0]
+    pod = scene.admit(region)
+    prepare = "fpga_plugin.regions.prepare.Preparer.prepare"
+    with mock.patch(prepare, side_effect=ZeroDivisionError):
+        task = scene.prestart(pod, AFU)
+        scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, FpgaPluginError)
+    assert error.message == "preparation failed for an unexpected reason"
+    scene.start(pod, AFU)
+    assert scene.rack.slot(region).afu == AFU
 
 
 def test_to_close_is_to_wait_for_the_preparations_that_run(scene: Scene):
