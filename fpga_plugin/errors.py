@@ -5,8 +5,10 @@ can do about it (`hint`), and the gRPC status with which kubelet hears of it. Th
 `str(e)`; the command line prints message and hint on two lines.
 """
 
+import copy
 import re
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Self
 
 from grpclib.const import Status
 
@@ -58,6 +60,12 @@ class FpgaPluginError(Exception):
     def kind(self) -> str:
         """The kind of error in a word, for metrics: `port_in_use` of PortInUseError."""
         return _CAPITAL.sub("_", type(self).__name__.removesuffix("Error")).lower()
+
+    def reworded(self, words: Callable[[str], str]) -> Self:
+        """The same error with other words for its message and hint."""
+        other = copy.copy(self)
+        other.message, other.hint = words(self.message), words(self.hint)
+        return other
 
     def __str__(self) -> str:
         text = f"{self.message}: {self.hint}" if self.hint else self.message

@@ -7,6 +7,7 @@ store, as long as nothing said that it has changed.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -14,9 +15,10 @@ import structlog
 
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import MANIFEST, Aliases, InterfaceAliases
+from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
 from fpga_plugin.bitstream.verdicts import Verdict
-from fpga_plugin.errors import StoreUnavailableError
+from fpga_plugin.errors import FpgaPluginError, StoreUnavailableError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 from fpga_plugin.process.threads import LateError, Threads
 
@@ -60,6 +62,7 @@ class StoreReader:
         self._answered: Callable[[str], None] = lambda _relative: None
         self._late: set[str] = set()
         self._aliases: Aliases | None = None
+        self._names = Names()
 
     def on_answer(self, answered: Callable[[str], None]) -> None:
         """Set who is told of a file, by its path from the root, that answers after it was late."""
@@ -139,6 +142,17 @@ class StoreReader:
                 f"{self.library.store.root}/{MANIFEST}: not read within {READ_SECONDS:.0f} s",
                 hint="check the file system that holds the store",
             ) from None
+
+    async def names(self) -> Names:
+        """What the manifest calls ids, for people; never raises.
+
+        While the store does not answer, it is what was known before.
+        """
+        with contextlib.suppress(FpgaPluginError, LateError):
+            self._names = await self._threads.run(
+                MANIFEST, self.library.trust.names, seconds=LOOK_SECONDS
+            )
+        return self._names
 
     async def examine(self, relative: str) -> Verdict | None:
         """Verify a file that arrived, if that is not done yet; None: it is not there.

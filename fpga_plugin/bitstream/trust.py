@@ -38,6 +38,7 @@ from fpga_plugin.bitstream.manifest import (
     manifest_path,
     parse_manifest,
 )
+from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import (
     ENDING,
@@ -224,6 +225,15 @@ class Trust:
         if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
             return None
         return known.manifest.interfaces
+
+    def names(self) -> Names:
+        """What the manifest calls ids, for people; as `aliases` and `interface_aliases`.
+
+        Raises:
+            NotPermittedError: it cannot be used.
+            NotFinishedError: that cannot be told just now.
+        """
+        return Names(self.aliases(), self.interface_aliases() or {})
 
     def seconds_left(self) -> float | None:
         """How long the manifest that was read last is still good; None: no end is to come."""

@@ -12,7 +12,12 @@ from fpga_plugin.bitstream.manifest import Aliases
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.values import UnknownVariables
-from fpga_plugin.errors import CardGoneError, InvalidRequestError
+from fpga_plugin.errors import (
+    CardGoneError,
+    FpgaPluginError,
+    InvalidRequestError,
+    NotFinishedError,
+)
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import (
     AfuId,
@@ -85,6 +90,12 @@ class Wants:
     async def debug(self, identity: Identity, devices: Sequence[DeviceId]) -> Debug | None:
         """What the pod wants of its regions should the container fail."""
         return None if self._debugging is None else await self._debugging.wish(identity, devices)
+
+    async def named(self, error: FpgaPluginError) -> FpgaPluginError:
+        """The same error for people: with what the store's manifest calls the ids in it."""
+        if isinstance(error, NotFinishedError):
+            return error  # the call's time is up, and it is no news
+        return (await self._store.names()).error(error)
 
     async def requests(
         self, identity: Identity, devices: Sequence[DeviceId], env: Mapping[str, str]

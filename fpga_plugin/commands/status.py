@@ -103,7 +103,7 @@ def add_card_parser(commands: "Commands") -> None:
     )
     program.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
     program.add_argument("region", metavar="REGION", help="its id, or the number of its port")
-    program.add_argument("bitstream", metavar="BITSTREAM", help="the bitstream's id in the store")
+    program.add_argument("bitstream", metavar="BITSTREAM", help="its id in the store, or its name")
     program.add_argument("--json", action="store_true", help="JSON instead of words")
     functions = operations.add_parser(
         "functions",

@@ -93,11 +93,19 @@ def state_view(
 def programmed_view(done: Programmed | None) -> ProgrammedView:
     """As JSON shows it; None: not finished."""
     if done is None:
-        return {"finished": False, "region": "", "afu_id": "", "clock": None, "steps": {}}
+        return {
+            "finished": False,
+            "region": "",
+            "afu_id": "",
+            "name": "",
+            "clock": None,
+            "steps": {},
+        }
     return {
         "finished": True,
         "region": done.region,
         "afu_id": done.afu_id,
+        "name": done.name,
         "clock": {"state": done.clock.state.value, "detail": done.clock.detail},
         "steps": {name: round(seconds, 6) for name, seconds in done.steps},
     }

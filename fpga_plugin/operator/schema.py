@@ -288,10 +288,14 @@ class InspectionView(TypedDict):
 
 
 class ProgrammedView(TypedDict):
-    """A programming by hand; not `finished`: ask again. `steps` has the seconds of each."""
+    """A programming by hand; not `finished`: ask again. `steps` has the seconds of each.
+
+    `name` is what the store's manifest calls the bitstream, and may be empty.
+    """
 
     finished: bool
     region: str
     afu_id: str
+    name: NotRequired[str]
     clock: ClockView | None
     steps: dict[str, float]

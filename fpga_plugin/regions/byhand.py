@@ -9,16 +9,19 @@ client's own name for it, and asking again by that name waits on.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
+from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.errors import (
     CardGoneError,
+    FpgaPluginError,
     InvalidRequestError,
     NotFinishedError,
     RefusedError,
@@ -27,7 +30,16 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import DriverSettings, Port
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, RegionId, parse_bitstream_id, parse_device_id
+from fpga_plugin.ids import (
+    AfuId,
+    BitstreamId,
+    CardId,
+    InterfaceId,
+    RegionId,
+    parse_alias,
+    parse_bitstream_id,
+    parse_device_id,
+)
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.clocks import ClockPlan
 from fpga_plugin.regions.operations import CardOperations
@@ -50,12 +62,14 @@ class Programmed:
     Attributes:
         region: which region.
         afu_id: what it reads as now.
+        name: what the store's manifest calls the bitstream; empty: nothing.
         clock: what became of the image's clock.
         steps: what was done, with the seconds of each.
     """
 
     region: RegionId
     afu_id: AfuId
+    name: str
     clock: ClockPlan
     steps: tuple[tuple[str, float], ...]
 
@@ -85,7 +99,7 @@ class HandProgrammer:
             name: the client's own for this programming, unlike any other.
             card: the card's id.
             region: the region's id, or the number of its port.
-            bitstream: its id in the store.
+            bitstream: its id in the store, or what the store's manifest calls it.
 
         Raises:
             FpgaPluginError: it was refused, or failed; the ledger knows what the region is.
@@ -113,17 +127,19 @@ class HandProgrammer:
     async def _program(self, card: str, region: str, bitstream: str) -> Programmed:
         operations = self._operations
         found, chosen = self._chosen(card, region)
+        names = await self._store.names()
+        bitstream_id = _named(bitstream, found.interface_id, names)
         try:
-            bitstream_id = parse_bitstream_id(bitstream)
-        except ValueError as error:
-            raise InvalidRequestError(f"{quote(bitstream)} is no bitstream id: {error}") from None
-        self._check(found.id, chosen)
-        loaded = await self._store.load(found.interface_id, bitstream_id)
-        async with operations.workers.lock(found.id):
-            try:
-                return await self._work(found, chosen, loaded)
-            finally:
-                self._queue.add(found.id)
+            self._check(found.id, chosen)
+            loaded = await self._store.load(found.interface_id, bitstream_id)
+            async with operations.workers.lock(found.id):
+                try:
+                    done = await self._work(found, chosen, loaded)
+                finally:
+                    self._queue.add(found.id)
+        except FpgaPluginError as error:
+            raise names.error(error) from error.__cause__
+        return replace(done, name=names.bitstream(found.interface_id, bitstream_id))
 
     def _chosen(self, card: str, region: str) -> tuple[Card, Region]:
         ledger = self._operations.ledger
@@ -212,7 +228,7 @@ class HandProgrammer:
             clock=clock.detail,
         )
         taken = tuple((step.name, step.seconds) for step in report.steps)
-        return Programmed(region.id, bitstream.afu_id, clock, taken)
+        return Programmed(region.id, bitstream.afu_id, "", clock, taken)
 
     async def _scrub_and_program(
         self,
@@ -243,3 +259,20 @@ class HandProgrammer:
 
         await operations.step(card, report, program, pr=True)
         return clock
+
+
+def _named(text: str, interface_id: InterfaceId, names: Names) -> BitstreamId:
+    """Which bitstream is meant by an id, or by a name that the store's manifest gives.
+
+    Raises:
+        InvalidRequestError: none.
+    """
+    try:
+        return parse_bitstream_id(text)
+    except ValueError as error:
+        with contextlib.suppress(ValueError, KeyError):
+            return names.bitstreams[interface_id, parse_alias(text)]
+        raise InvalidRequestError(
+            f"{quote(text)} is no bitstream id, and no name of one: {error}",
+            hint="`fpga-plugin bitstream list` shows ids and names",
+        ) from None

@@ -106,3 +106,25 @@ def test_the_policy_is_asked_about_the_bitstream_that_a_name_means(node):
     name(node.store, zip=AFU_2)
     node.kubelet.prestart(P0, env=request("zip"))
     assert node.afu(P0) == AFU_2
+
+
+def test_a_refusal_has_the_names_of_what_it_is_about(node):
+    policy = node.folder / "policy.yaml"
+    rule = f"{{name: no-gzip, action: deny, bitstreams: [{AFU}]}}"
+    policy.write_text(f"version: 1\ndefault: allow\nrules: [{rule}]\n")
+    node.set(policy_file=str(policy))
+    name(node.store, gzip=AFU)
+    sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
+    sign += ["--dir", str(node.store), f"--interface-alias={INTERFACE}=rack-cards"]
+    subprocess.run(sign, cwd=ROOT, check=True, capture_output=True)
+    node.up()
+    node.kubelet.allocate(P0)
+    with pytest.raises(Refused) as refused:
+        node.kubelet.prestart(P0, env=request(AFU))
+    assert f"rack-cards ({INTERFACE})" in str(refused.value)
+    assert f"gzip ({AFU})" in str(refused.value)
+    assert "rule no-gzip" in str(refused.value)
+    (line,) = node.plugin.logged("call", method="PreStartContainer", status="PERMISSION_DENIED")
+    assert f"gzip ({AFU})" in line["message"]
+    (told,) = shown(node, "status")["refusals"]
+    assert f"gzip ({AFU})" in told["message"], "as kubelet was answered"

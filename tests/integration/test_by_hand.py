@@ -13,6 +13,7 @@ from daemon_support import (
     BLANK,
     CARD,
     HEALTHY,
+    ID,
     LIMIT,
     P0,
     P1,
@@ -76,6 +77,24 @@ def test_a_region_of_a_drained_card_is_programmed_and_scrubbed_when_the_card_com
     card(node, "undrain")
     node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
     assert node.afu(P0) == BLANK
+
+
+def test_a_bitstream_may_be_named_and_is_shown_by_its_name():
+    with Node("1x1") as node:
+        node.own_store()
+        sign = ["bitstream", "sign", "--manifest", "--dir", str(node.store)]
+        done = nursery.run(
+            [*sign, f"--alias={ID}/{AFU}.gbs=gzip"], dict(os.environ), str(ROOT), timeout=LIMIT
+        )
+        assert done.returncode == 0, done.stderr
+        node.up()
+        card(node, "drain")
+        assert f"region {P0} is programmed, and reads AFU gzip\n" in program(node, CARD, P0, "gzip")
+        assert node.afu(P0) == AFU
+        found = json.loads(program(node, CARD, P0, AFU, "--json"))
+        assert (found["afu_id"], found["name"]) == (AFU, "gzip")
+        assert json.loads(program(node, CARD, P0, AFU_2, "--json"))["name"] == ""
+        assert "no name of one" in program(node, CARD, P0, "gzpi", ok=False)
 
 
 def test_a_card_in_service_is_refused_and_not_touched(node: Node):

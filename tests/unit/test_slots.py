@@ -486,6 +486,13 @@ def test_without_an_iommu_the_card_is_left_alone(rig):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
+def test_a_group_that_vfio_made_up_is_no_iommu_and_no_name_allows_it(tmp_path, allowed):
+    rig = Rig(tmp_path, SlotRule(identity=frozenset({CARD} if allowed else ())))
+    edit(rig, "/sys/kernel/iommu_groups/257", {"name": "vfio-noiommu"})
+    assert f"{VF_2} of the slot is behind no IOMMU" in rig.problem.message
+
+
+@pytest.mark.parametrize("allowed", [False, True])
 def test_an_iommu_that_does_not_translate_is_allowed_by_name_only(tmp_path, allowed):
     rig = Rig(tmp_path, SlotRule(identity=frozenset({CARD} if allowed else {"0000-11-00.0"})))
     edit(rig, "/sys/kernel/iommu_groups/257", {"type": "identity"})
@@ -581,7 +588,8 @@ def second_function(rig, *others):
     """The card of a FIM of two physical functions: the first one has no virtual functions."""
     rig.kernel.write(f"{PCI}/{PF}/sriov_numvfs", "0")
     groups = "/sys/kernel/iommu_groups"
-    edit(rig, groups, {"9/type": "DMA-FQ", "9/devices": Fixed({str(VF): ""}), "9": Fixed({})})
+    group = {"9/type": "DMA-FQ", "9/name": None, "9/devices": Fixed({str(VF): ""})}
+    edit(rig, groups, {**group, "9": Fixed({})})
     function = {
         f"{VF}/iommu_group": Link(f"{groups}/9"),
         f"{VF}/vendor": "0x8086",

@@ -20,6 +20,9 @@ GROUPS = "/sys/kernel/iommu_groups"
 _BRIDGE = "0x0604"
 """The class of PCI bridges: VFIO does not mind one in a group (pcieport's driver_managed_dma)."""
 
+_MADE_UP = "vfio-noiommu"
+"""The name of a group that VFIO made up, where nothing translates (drivers/vfio/group.c)."""
+
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
@@ -67,15 +70,21 @@ def read_function(kernel: Kernel, address: PciAddress) -> Function:
     try:
         group = os.path.basename(kernel.realpath(f"{directory}/iommu_group"))
     except FileNotFoundError as error:
-        raise HardwareError(
-            f"function {address} of the slot is behind no IOMMU: it could read all of the node's"
-            " memory",
-            hint="switch the IOMMU on, in the firmware (VT-d, AMD-Vi) and on the kernel's command"
-            " line (intel_iommu=on)",
-        ) from error
+        raise _no_iommu(address) from error
     if not _NUMBER.fullmatch(group):
         raise HardwareError(f"function {address} is in IOMMU group {quote(group)}")
+    if optional(kernel, f"{GROUPS}/{group}/name") == _MADE_UP:
+        raise _no_iommu(address)
     return Function(address, int(group), instance)
+
+
+def _no_iommu(address: PciAddress) -> HardwareError:
+    return HardwareError(
+        f"function {address} of the slot is behind no IOMMU: it could read all of the node's"
+        " memory",
+        hint="switch the IOMMU on, in the firmware (VT-d, AMD-Vi) and on the kernel's command"
+        " line (intel_iommu=on)",
+    )
 
 
 def group_type(kernel: Kernel, function: Function) -> str:
