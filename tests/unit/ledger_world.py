@@ -16,6 +16,7 @@ from typing import TypeVar
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
 from ledger_support import MemoryJournal, ProcessDiedError
 
+from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
@@ -514,6 +515,9 @@ class Images:
 
     def blank_path(self, interface_id: InterfaceId) -> str:
         return f"/srv/{interface_id}/blank.gbs"
+
+    async def names(self) -> Names:
+        return Names()
 
 
 def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
