@@ -4,10 +4,25 @@ import contextlib
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 
 import grpc
 import pytest
-from daemon_support import AFU, AFU_2, BLANK, CARD, LIMIT, P0, P1, Node, eventually, message
+from daemon_support import (
+    AFU,
+    AFU_2,
+    BLANK,
+    CARD,
+    ID,
+    LIMIT,
+    P0,
+    P1,
+    ROOT,
+    Node,
+    eventually,
+    message,
+)
 from dra_support import (
     DRIVER,
     NAMESPACE,
@@ -374,6 +389,20 @@ def test_a_policy_counts_for_the_claims_namespace():
         policy.write_text(f"version: 1\ndefault: deny\nrules:\n- {allow % NAMESPACE}\n")
         node.dra.prepare(claim)
         assert node.afu(P0) == AFU
+
+
+def test_a_refused_claim_hears_what_people_call_the_bitstream():
+    with DraNode() as node:
+        node.own_store()
+        sign = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
+        sign += ["--dir", str(node.store), f"--alias={ID}/{AFU}.gbs=gzip"]
+        subprocess.run(sign, cwd=ROOT, check=True, capture_output=True)
+        policy = node.folder / "policy.yaml"
+        policy.write_text("version: 1\ndefault: deny\n")
+        node.set(policy_file=str(policy))
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        assert f"with bitstream gzip ({AFU})" in node.dra.refused(claim)
 
 
 def test_a_forced_deletion_does_not_give_the_device_to_two():
