@@ -5,7 +5,7 @@ of a region in trouble, and of its owner, is the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from daemon_support import (
@@ -250,3 +250,34 @@ def test_a_failed_pr_takes_a_slot_out_and_is_nothing_to_a_card_without_pr(
     served.replace_card()
     served.until(HEALTHY)
     assert served.node.afu(P0) == BLANK
+
+
+def test_a_slot_whose_functions_exist_is_not_rebound() -> None:
+    """Rebinding would take them away under whoever uses one (dfl-pci removes them)."""
+    one = Served(replace(SLOT, settings={"recovery": "rebind"}))
+    with one.node:
+        one.up()
+        one.allocate()
+        one.node.arm(P0, "pr-error")
+        assert one.refused(one.prestart).code == "INTERNAL"
+        one.release()
+        one.until(UNHEALTHY)
+        told = one.node.plugin.until_logged("card not rebound", card=CARD)
+        assert "has 2 virtual functions" in told["reason"]
+        assert not one.node.plugin.logged("card rebound")
+
+
+def test_a_card_without_pr_is_rebound_where_that_is_allowed() -> None:
+    one = Served(replace(FIXED, settings={**FIXED.settings, "recovery": "rebind"}))
+    with one.node:
+        one.up()
+        one.start()
+        fault = one.node.arm(P0, "port-deaf")
+        mark = one.node.plugin.mark
+        one.release()
+        one.node.plugin.until_logged("region failed", mark, region=P0)
+        fault.unlink()
+        one.node.plugin.until_logged("card rebound", mark, card=CARD)
+        one.until(HEALTHY)
+        assert one.node.afu(P0) == FACTORY
+        one.start()
