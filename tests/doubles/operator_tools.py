@@ -46,7 +46,7 @@ team   init    map[fpga.intel.com/fpga-0:1]
 team   none    <none>
 team   other   map[cpu:1]
 """
-"""What the real kubectl says of such pods."""
+"""What the real kubectl says of such pods; tests/kubelet/test_install.py asks it."""
 
 
 def fail(why: str) -> None:

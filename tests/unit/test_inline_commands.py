@@ -25,6 +25,7 @@ HISTORY = "CHANGELOG.md"
 
 BY_A_TEST = {
     "kubectl label node NODE feature.node": "tests/kubelet/test_install.py",
+    "kubectl delete -k site": "tests/kubelet/test_install.py",
     "kubectl cordon NODE": "tests/kubelet/test_install.py",
     "kubectl uncordon NODE": "tests/kubelet/test_install.py",
     "kubectl label node NODE fpga.intel.com/plugin-configuration-": "tests/kubelet/test_install.py",
@@ -55,8 +56,6 @@ NOT_RUN = {
     "kubectl drain": "evicts the only node's pods",
     "kubectl uncordon": "without the node: the way back from kubectl drain",
     "kubectl exec": "not a whole command",
-    "kubectl apply -f": "not a whole command",
-    "kubectl delete -k site": "the way back from the block with kubectl apply -k",
 }
 """How a command begins that is not run by a test, and why."""
 
