@@ -31,7 +31,7 @@ from daemon_support import (
 )
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from node import AT_ONCE, BLANKS, LIMIT, Node, regions_of
-from pods_support import FakePod, PodsServer, serving
+from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
@@ -281,13 +281,7 @@ class DeviceNode(Node):
         if len(self.tenants) >= AT_ONCE:
             return
         pod = make_pod(self.rng, self.admitted)
-        known = FakePod(
-            uid=pod.uid,
-            name=pod.name,
-            init={one.name: one.env for one in pod.init_containers},
-            app={one.name: one.env for one in pod.containers},
-        )
-        known.sidecars = frozenset(one.name for one in pod.init_containers if one.restartable)
+        known = as_kubelet_has_it(pod)
         tenant = Tenant(pod, known, [one.name for one in pod.all_containers], busy=True)
         self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         try:

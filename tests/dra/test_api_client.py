@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster import LIMIT, Cluster
+from doubles.loops import beside
 
 from fpga_plugin.api import mirror as mirror_module
 from fpga_plugin.api.mirror import Backoff, Metadata, Mirror
@@ -78,13 +79,8 @@ async def mirrored(kubeconfig: str | None) -> AsyncIterator[Mirror[Map]]:
     mirror = Mirror(
         kubeconfig, MAPS, Map, fields={}, changed=lambda: None, backoff=Backoff(0.1, 0.5)
     )
-    running = asyncio.create_task(mirror.run())
-    try:
+    async with beside(mirror.run()):
         yield mirror
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -346,13 +342,10 @@ def test_what_the_server_no_longer_keeps_is_gone_and_makes_a_new_list(server: Cl
             server.kubeconfig(), MAPS, Map, fields={}, changed=lambda: None, backoff=Backoff(0.1, 1)
         )
         mirror._version = page["resourceVersion"]  # as of a watch that was away for long
-        running = asyncio.create_task(mirror.run())
-        await holds(lambda: len(colours(mirror)) == 3, "a list")
-        assert set(colours(mirror).values()) == {"blue"}
-        assert mirror.lists == 1
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        async with beside(mirror.run()):
+            await holds(lambda: len(colours(mirror)) == 3, "a list")
+            assert set(colours(mirror).values()) == {"blue"}
+            assert mirror.lists == 1
 
     run(story)
 

@@ -176,6 +176,18 @@ def eventually(look: Callable[[], T], what: str = "that", *, limit: float = LIMI
     return found
 
 
+def sign_manifest(store: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    """`bitstream sign --manifest`, as an operator types it."""
+    command = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
+    return subprocess.run(
+        [*command, "--dir", str(store), *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 class Signal:
     """A condition that threads feed and a test waits on."""
 

@@ -265,12 +265,14 @@ async def serving(service, path):
 
 
 def as_kubelet_has_it(pod: DemoPod) -> FakePod:
-    return FakePod(
+    known = FakePod(
         uid=pod.uid,
         name=pod.name,
         init={one.name: one.env for one in pod.init_containers},
         app={one.name: one.env for one in pod.containers},
     )
+    known.sidecars = frozenset(one.name for one in pod.init_containers if one.restartable)
+    return known
 
 
 def on_stock_kubelet(

@@ -19,6 +19,7 @@ from daemon_support import (
     Refused,
     eventually,
     request,
+    sign_manifest,
 )
 
 INTERFACE = REGIONS.rpartition("-")[2]
@@ -35,9 +36,7 @@ def node():
 def name(store: Path, **names: str) -> None:
     """Call bitstreams so, as an operator does."""
     options = [f"--alias={INTERFACE}/{afu}.gbs={alias}" for alias, afu in names.items()]
-    command = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-    command += ["--dir", str(store), *options]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    sign_manifest(store, *options).check_returncode()
 
 
 def shown(node: Node, command: str) -> dict:

@@ -25,6 +25,7 @@ import msgspec
 import pytest
 from daemon_support import LIMIT
 from doubles.apiserver import ApiServerDouble, Reply, status
+from doubles.loops import beside, until
 from doubles.tls import certified
 
 from fpga_plugin.api import mirror as mirror_module
@@ -65,18 +66,8 @@ async def mirrored(kubeconfig):
     mirror = Mirror(
         kubeconfig, PATH, Thing, fields={}, changed=lambda: None, backoff=Backoff(0.01, 0.05)
     )
-    running = asyncio.create_task(mirror.run())
-    try:
+    async with beside(mirror.run()):
         yield mirror
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-
-
-async def until(holds) -> None:
-    while not holds():  # noqa: ASYNC110  # nobody announces it
-        await asyncio.sleep(0.005)
 
 
 def test_list_in_pages_and_watch(tmp_path) -> None:

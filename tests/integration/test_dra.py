@@ -499,16 +499,22 @@ def test_it_may_be_killed_anywhere_around_prepare(event):
         assert node.afu(P0) == BLANK
 
 
+def ended_without_an_answer(node: DraNode) -> Claim:
+    """A claim that the journal has ended, when the plugin is killed; kubelet was not told."""
+    claim = node.claim("c", P0, bitstream=AFU)
+    node.dra.start()
+    node.start(kill_at="claim ended")
+    node.ready()
+    node.dra.prepare(claim)
+    with pytest.raises(grpc.RpcError):
+        node.dra.unprepare(claim)
+    node.plugin.exit_code()
+    return claim
+
+
 def test_it_may_be_killed_around_unprepare():
     with DraNode() as node:
-        claim = node.claim("c", P0, bitstream=AFU)
-        node.dra.start()
-        node.start(kill_at="claim ended")
-        node.ready()
-        node.dra.prepare(claim)
-        with pytest.raises(grpc.RpcError):
-            node.dra.unprepare(claim)
-        node.plugin.exit_code()
+        claim = ended_without_an_answer(node)
         node.restarted()
         assert node.dra.unprepare(claim) == ""
         assert node.afu(P0) == BLANK
@@ -537,14 +543,7 @@ def test_a_record_that_kubelet_lost_is_noticed_and_the_claim_ends_when_it_is_ove
 
 def test_of_a_claim_that_ended_and_that_kubelet_lost_nothing_stays_in_the_journal():
     with DraNode() as node:
-        claim = node.claim("c", P0, bitstream=AFU)
-        node.dra.start()
-        node.start(kill_at="claim ended")
-        node.ready()
-        node.dra.prepare(claim)
-        with pytest.raises(grpc.RpcError):
-            node.dra.unprepare(claim)
-        node.plugin.exit_code()
+        claim = ended_without_an_answer(node)
         assert journal(node, claim)
         node.dra.wipe()  # so it is not asked for again
         node.restarted()

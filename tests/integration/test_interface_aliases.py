@@ -24,6 +24,7 @@ from daemon_support import (
     Refused,
     eventually,
     request,
+    sign_manifest,
 )
 
 BOARD, BOARDS = "fpga.intel.com/region-board", "fpga.intel.com/fpga-board"
@@ -45,9 +46,7 @@ def call(store: Path, **names: str) -> None:
         f"--interface-alias={interface}={alias if alias != 'none' else ''}"
         for alias, interface in names.items()
     ]
-    command = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-    command += ["--dir", str(store), *options]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    sign_manifest(store, *options).check_returncode()
 
 
 def shown(node: Node, command: str, *options: str) -> str:
@@ -221,9 +220,7 @@ def test_the_policy_is_asked_about_the_interface_id(node):
     "alias", [ID, "deadbeef", "blank", "Board", "a" * 32, "-g"], ids=lambda alias: alias[:8]
 )
 def test_what_could_be_taken_for_an_id_is_no_alias(node, alias):
-    command = [sys.executable, "-m", "fpga_plugin", "bitstream", "sign", "--manifest"]
-    command += ["--dir", str(node.store), f"--interface-alias={ID}={alias}"]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    done = sign_manifest(node.store, f"--interface-alias={ID}={alias}")
     assert done.returncode == 2
     assert "no name" in done.stderr
 
@@ -232,4 +229,4 @@ def test_two_interface_ids_with_one_alias_are_refused(node):
     call(node.store, board=ID)
     with pytest.raises(subprocess.CalledProcessError) as refused:
         call(node.store, board=OTHER_ID)
-    assert b"two interface ids have the alias board" in refused.value.stderr
+    assert "two interface ids have the alias board" in refused.value.stderr

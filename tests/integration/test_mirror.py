@@ -1,7 +1,6 @@
 """A copy of a collection of the API server's, kept by list and watch; the server is scripted."""
 
 import asyncio
-import contextlib
 import json
 import traceback
 
@@ -9,6 +8,7 @@ import msgspec
 import pytest
 from daemon_support import LIMIT
 from doubles.apiserver import ApiServerDouble, Reply, status
+from doubles.loops import beside, until
 
 from fpga_plugin.api import mirror as mirror_module
 from fpga_plugin.api.mirror import Backoff, Metadata, Mirror
@@ -49,12 +49,8 @@ class Scene:
     def colours(self):
         return {name: item.colour for name, item in self.mirror.items.items()}
 
-    async def until(self, holds) -> None:
-        while not holds():  # noqa: ASYNC110  # nobody announces it
-            await asyncio.sleep(0.005)
-
     async def shows(self, **colours: str) -> None:
-        await self.until(lambda: self.colours == colours)
+        await until(lambda: self.colours == colours)
 
 
 def told(tmp_path, story, *things, accepted_token: str = "") -> ApiServerDouble:
@@ -65,13 +61,8 @@ def told(tmp_path, story, *things, accepted_token: str = "") -> ApiServerDouble:
             for one in things:
                 await server.put(PATH, one)
             scene = Scene(server, server.kubeconfig(tmp_path))
-            running = asyncio.create_task(scene.mirror.run())
-            try:
+            async with beside(scene.mirror.run()):
                 await story(scene)
-            finally:
-                running.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await running
             return server
 
     return asyncio.run(limited())
@@ -104,7 +95,7 @@ def test_list_then_watch_keeps_the_copy_as_the_server_has_it(tmp_path) -> None:
 
 def test_a_long_list_comes_in_pages(tmp_path) -> None:
     async def story(scene):
-        await scene.until(lambda: len(scene.colours) == 5)
+        await until(lambda: len(scene.colours) == 5)
 
     async def paged(scene):
         scene.server.page = 2
@@ -117,7 +108,7 @@ def test_a_watch_goes_on_where_it_was_cut_without_a_list(tmp_path) -> None:
     async def story(scene):
         await scene.shows(a="red")
         for colour in ("blue", "green"):
-            await scene.until(lambda: scene.server.requests[-1].find("watch") > 0)
+            await until(lambda: scene.server.requests[-1].find("watch") > 0)
             scene.server.cut()
             await scene.server.put(PATH, thing("a", colour, node="a"))
             await scene.shows(a=colour)
@@ -130,7 +121,7 @@ def test_a_watch_goes_on_where_it_was_cut_without_a_list(tmp_path) -> None:
 def test_a_version_that_is_no_longer_kept_makes_a_new_list(tmp_path, how: str) -> None:
     async def story(scene):
         await scene.shows(a="red")
-        await scene.until(lambda: scene.server.count("watch") == 1)
+        await until(lambda: scene.server.count("watch") == 1)
         if how == "as an answer":
             scene.server.replies.append(Reply(410, status(410, "Expired"), when="watch"))
         # What was deleted meanwhile is told by no watch: only a list shows it.
@@ -146,7 +137,7 @@ def test_a_version_that_is_no_longer_kept_makes_a_new_list(tmp_path, how: str) -
 
 def test_a_token_that_was_replaced_is_read_anew(tmp_path) -> None:
     async def story(scene):
-        await scene.until(lambda: scene.mirror.problem != "")
+        await until(lambda: scene.mirror.problem != "")
         assert "401" in scene.mirror.problem
         scene.server.kubeconfig(tmp_path, "second")
         await scene.shows(a="red")
@@ -162,7 +153,7 @@ def test_credentials_that_come_late_are_found(tmp_path) -> None:
     async def story(scene):
         kept = path.read_bytes()
         path.unlink()
-        await scene.until(lambda: "kubeconfig" in scene.mirror.problem)
+        await until(lambda: "kubeconfig" in scene.mirror.problem)
         path.write_bytes(kept)
         await scene.shows(a="red")
 
@@ -227,11 +218,11 @@ def test_whatever_goes_wrong_it_is_tried_again_and_what_was_known_is_kept(
 ) -> None:
     async def story(scene):
         scene.server.replies.extend([Reply(**{**reply.__dict__, "when": when})] * 3)
-        await scene.until(lambda: not scene.server.replies)
-        await scene.until(lambda: scene.server.count("watch=") >= 1)
+        await until(lambda: not scene.server.replies)
+        await until(lambda: scene.server.count("watch=") >= 1)
         await scene.server.put(PATH, thing("b", "blue", node="a"))
         await scene.shows(a="red", b="blue")
-        await scene.until(lambda: scene.mirror.problem == "")
+        await until(lambda: scene.mirror.problem == "")
 
     told(tmp_path, story, A)
 
@@ -252,7 +243,7 @@ ODD_LINES = [
 def test_an_event_that_is_not_understood_ends_the_watch_and_loses_nothing(tmp_path, line) -> None:
     async def story(scene):
         scene.server.replies.append(Reply(200, line + b"\n", when="watch="))
-        await scene.until(lambda: not scene.server.replies)
+        await until(lambda: not scene.server.replies)
         await scene.server.put(PATH, thing("b", "blue", node="a"))
         await scene.shows(a="red", b="blue")
 
@@ -266,7 +257,7 @@ def test_a_server_that_ends_each_watch_at_once_is_not_asked_without_a_pause(
 
     async def story(scene):
         scene.server.replies.extend([Reply(200, b"", when="watch=")] * 1000)
-        await scene.until(lambda: scene.server.count("watch=") >= 1)
+        await until(lambda: scene.server.count("watch=") >= 1)
         await asyncio.sleep(0.5)
 
     server = told(tmp_path, story, A)
@@ -278,7 +269,7 @@ def test_a_dead_server_is_given_up_by_the_clock(tmp_path, monkeypatch) -> None:
 
     async def story(scene):
         scene.server.replies.append(Reply(hangs=True, when="watch="))
-        await scene.until(lambda: scene.server.count("watch=") >= 2)
+        await until(lambda: scene.server.count("watch=") >= 2)
         await scene.server.put(PATH, thing("b", "blue", node="a"))
         await scene.shows(a="red", b="blue")
 
@@ -302,7 +293,7 @@ def test_a_list_without_an_end_is_given_up(tmp_path, monkeypatch) -> None:
 
     async def story(scene):
         scene.server.replies.extend([Reply(200, endless, when="limit=")] * 5)
-        await scene.until(lambda: "more than 3 pages" in scene.mirror.problem)
+        await until(lambda: "more than 3 pages" in scene.mirror.problem)
         await scene.shows(a="red")
 
     told(tmp_path, story, A)
@@ -343,7 +334,7 @@ def test_credentials_that_are_not_understood_end_nothing(tmp_path, user) -> None
         good = path.read_text()
         config = json.loads(good) | {"users": [{"name": "u", "user": user(tmp_path)}]}
         path.write_text(json.dumps(config))
-        await scene.until(lambda: "credentials may" in scene.mirror.problem)
+        await until(lambda: "credentials may" in scene.mirror.problem)
         path.write_text(good)
         await scene.shows(a="red")
 

@@ -1,10 +1,10 @@
 """The node's versions, read from the API server: again when kubelet registers, never in the way."""
 
 import asyncio
-import contextlib
 
 from daemon_support import AFU, LIMIT, P0, eventually
 from doubles.apiserver import ApiServerDouble, Reply
+from doubles.loops import beside, until
 from dra_support import NODE, DraNode
 from test_status import told
 
@@ -31,20 +31,10 @@ def checked(tmp_path, story) -> None:
                 warn=warned.append,
                 backoff=lambda: Backoff(0.01, 0.05),
             )
-            running = asyncio.create_task(check.run())
-            try:
+            async with beside(check.run()):
                 await story(server, check, warned)
-            finally:
-                running.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await running
 
     asyncio.run(main())
-
-
-async def until(holds) -> None:
-    while not holds():  # noqa: ASYNC110  # nobody announces it
-        await asyncio.sleep(0.005)
 
 
 def test_it_asks_once_a_registration_and_not_again_while_all_is_well(tmp_path) -> None:

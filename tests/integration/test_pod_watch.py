@@ -1,10 +1,11 @@
 """The ends of pods, as kubelet streams them; and that nothing is polled meanwhile."""
 
 import asyncio
-import contextlib
+from contextlib import AsyncExitStack
 
 import pytest
 from daemon_support import LIMIT
+from doubles.loops import beside, until
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import PodsServer, serving
@@ -78,21 +79,10 @@ def watched(tmp_path, story) -> None:
             changes: list[None] = []
             watch = PodWatch(str(tmp_path / "pods.sock"), lambda: changes.append(None))
             watch.want()
-            async with serving(server, tmp_path / "pods.sock"):
-                running = asyncio.create_task(watch.run())
-                try:
-                    await story(watch, server, changes)
-                finally:
-                    running.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await running
+            async with serving(server, tmp_path / "pods.sock"), beside(watch.run()):
+                await story(watch, server, changes)
 
     asyncio.run(limited())
-
-
-async def until(holds) -> None:
-    while not holds():  # noqa: ASYNC110  # nobody announces it
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -193,17 +183,15 @@ def test_without_a_socket_and_without_a_claim_nothing_is_asked(tmp_path) -> None
         async with asyncio.timeout(LIMIT):
             server = Streaming()
             watch = PodWatch(str(tmp_path / "pods.sock"), lambda: None)
-            running = asyncio.create_task(watch.run())
-            async with serving(server, tmp_path / "pods.sock"):
-                await asyncio.sleep(0.1)
-                assert server.streams == 0
-            watch.want()
-            await asyncio.sleep(0.1)  # the socket is gone
-            assert not watch.open
-            async with serving(server, tmp_path / "pods.sock"):
+            async with AsyncExitStack() as servers, beside(watch.run()):
+                async with serving(server, tmp_path / "pods.sock"):
+                    await asyncio.sleep(0.1)
+                    assert server.streams == 0
+                watch.want()
+                await asyncio.sleep(0.1)  # the socket is gone
+                assert not watch.open
+                # Until the watch has ended: a server waits for its streams.
+                await servers.enter_async_context(serving(server, tmp_path / "pods.sock"))
                 await until(lambda: watch.open)
-                running.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await running
 
     asyncio.run(story())

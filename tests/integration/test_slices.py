@@ -1,13 +1,13 @@
 """This node's ResourceSlices, kept as the ledger wants them: against a scripted API server."""
 
 import asyncio
-import contextlib
 import copy
 import time
 
 import pytest
 from daemon_support import LIMIT
 from doubles.apiserver import ApiServerDouble, Reply, status
+from doubles.loops import beside, until
 
 from fpga_plugin.api import mirror as mirror_module
 from fpga_plugin.api.mirror import Backoff
@@ -101,14 +101,10 @@ class Scene:
             and self.devices_told() == [d.name for one in wanted for d in one.devices]
         )
 
-    async def until(self, holds) -> None:
-        while not holds():  # noqa: ASYNC110  # nobody announces it
-            await asyncio.sleep(0.005)
-
     async def settled(self) -> None:
         """All is as wanted, and the reconciler knows it."""
-        await self.until(self.whole)
-        await self.until(lambda: self.reconciler.published and not self.reconciler.problem)
+        await until(self.whole)
+        await until(lambda: self.reconciler.published and not self.reconciler.problem)
 
     async def change(self, *devices: list[Device]) -> None:
         self.devices = list(devices)
@@ -131,13 +127,8 @@ def told(tmp_path, story, *, before=lambda _: None) -> ApiServerDouble:
             await server.put(NODES, {"metadata": {"name": NODE}})
             scene = Scene(server, server.kubeconfig(tmp_path))
             before(scene)
-            running = asyncio.create_task(scene.reconciler.run())
-            try:
+            async with beside(scene.reconciler.run()):
                 await story(scene)
-            finally:
-                running.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await running
             return server
 
     return asyncio.run(limited())
@@ -168,8 +159,8 @@ def test_slices_are_published_once_kubelet_has_the_driver(tmp_path) -> None:
 
 def test_an_empty_pool_is_told_too(tmp_path) -> None:
     async def story(scene):
-        await scene.until(lambda: len(scene.slices) == 1)
-        await scene.until(lambda: scene.reconciler.published)
+        await until(lambda: len(scene.slices) == 1)
+        await until(lambda: scene.reconciler.published)
         await scene.quiet()
 
     def before(scene):
@@ -211,9 +202,8 @@ def test_a_restart_finds_its_slices_and_writes_nothing(tmp_path) -> None:
         await scene.settled()
         before = copy.deepcopy(scene.slices)
         again = scene.made()
-        running = asyncio.create_task(again.run())
-        await scene.until(lambda: again.published)
-        running.cancel()
+        async with beside(again.run()):
+            await until(lambda: again.published)
         assert scene.slices == before
 
     told(tmp_path, story)
@@ -238,7 +228,7 @@ def test_a_node_that_was_made_anew_owns_the_slices(tmp_path) -> None:
         await scene.server.remove(NODES, NODE)
         for name in list(scene.slices):
             await scene.server.remove(COLLECTION, name)
-        await scene.until(lambda: scene.reconciler.problem != "")  # without a node nobody owns them
+        await until(lambda: scene.reconciler.problem != "")  # without a node nobody owns them
         await scene.server.put(NODES, {"metadata": {"name": NODE}})
         await scene.settled()
         (node,) = scene.server.objects[NODES].values()
@@ -255,12 +245,12 @@ def test_what_somebody_else_wrote_is_put_right(tmp_path) -> None:
         forged = copy.deepcopy(scene.slices[name])
         forged["spec"]["devices"][0]["attributes"] = {}
         await scene.server.put(COLLECTION, forged)
-        await scene.until(lambda: scene.slices[name]["spec"]["devices"][0]["attributes"])
+        await until(lambda: scene.slices[name]["spec"]["devices"][0]["attributes"])
         stray = copy.deepcopy(scene.slices[name])
         stray["metadata"] = {"name": "stray"}
         stray["spec"]["pool"]["generation"] = 1 << 62
         await scene.server.put(COLLECTION, stray)
-        await scene.until(lambda: "stray" not in scene.slices)
+        await until(lambda: "stray" not in scene.slices)
         await scene.settled()
 
     told(tmp_path, story)
@@ -271,7 +261,7 @@ def test_slices_of_others_stay_where_a_server_tells_them_too(tmp_path, monkeypat
     monkeypatch.setattr("doubles.apiserver._selected", lambda *_: True)
 
     async def story(scene):
-        await scene.until(lambda: scene.slices)
+        await until(lambda: scene.slices)
         await scene.settled()
         foreign = copy.deepcopy(scene.slices[max(scene.slices)])
         foreign["metadata"] = {"name": "foreign"}
@@ -279,7 +269,7 @@ def test_slices_of_others_stay_where_a_server_tells_them_too(tmp_path, monkeypat
         await scene.server.put(COLLECTION, foreign)
         scene.devices = [[region(0, HOT), region(1)]]
         scene.reconciler.wake()
-        await scene.until(lambda: taints_of(scene, "r0"))
+        await until(lambda: taints_of(scene, "r0"))
         await scene.quiet()
         assert "foreign" in scene.slices
 
@@ -295,7 +285,7 @@ def test_a_taint_that_makes_no_sense_is_put_right_too(tmp_path) -> None:
             {"key": "k", "value": {}, "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
         ]
         await scene.server.put(COLLECTION, forged)
-        await scene.until(lambda: "taints" not in scene.slices[name]["spec"]["devices"][0])
+        await until(lambda: "taints" not in scene.slices[name]["spec"]["devices"][0])
         await scene.settled()
 
     told(tmp_path, story)
@@ -351,7 +341,7 @@ def test_a_conflict_is_settled_by_looking(tmp_path) -> None:
 
 def test_a_name_that_another_driver_took_is_named_and_taken_once_it_is_free(tmp_path) -> None:
     async def story(scene):
-        await scene.until(lambda: "delete it" in scene.reconciler.problem)
+        await until(lambda: "delete it" in scene.reconciler.problem)
         assert "other" in scene.reconciler.problem
         await scene.server.remove(COLLECTION, name)
         await scene.settled()
@@ -395,7 +385,7 @@ def test_a_taint_is_told_without_a_new_generation_and_keeps_its_time(tmp_path) -
         await scene.settled()
         scene.devices = [[region(0, HOT), region(1)]]
         scene.reconciler.wake()
-        await scene.until(lambda: taints_of(scene, "r0"))
+        await until(lambda: taints_of(scene, "r0"))
         (taint,) = first = taints_of(scene, "r0")
         assert (taint["key"], taint["value"]) == (f"{DRIVER}/faulted", "thermal")
         assert taint["effect"] == "NoSchedule"
@@ -403,13 +393,13 @@ def test_a_taint_is_told_without_a_new_generation_and_keeps_its_time(tmp_path) -
         evict = Taint("faulted", "", Effect.NO_EXECUTE)
         scene.devices = [[region(0, HOT), region(1, evict)]]
         scene.reconciler.wake()
-        await scene.until(lambda: taints_of(scene, "r1"))
+        await until(lambda: taints_of(scene, "r1"))
         assert taints_of(scene, "r1")[0]["effect"] == "NoExecute"
         assert taints_of(scene, "r0") == first
         assert scene.generations() == {1}
         scene.devices = [[region(0), region(1)]]
         scene.reconciler.wake()
-        await scene.until(lambda: not taints_of(scene, "r0"))
+        await until(lambda: not taints_of(scene, "r0"))
         await scene.quiet()
 
     def before(scene):
@@ -462,7 +452,7 @@ def test_a_server_that_refuses_counters_gets_slices_without_them(tmp_path) -> No
         await scene.server.put(NODES, {"metadata": {"name": "another"}})
         scene.server.oldest = scene.server.version
         scene.server.cut()
-        await scene.until(lambda: scene.reconciler.form == Form())
+        await until(lambda: scene.reconciler.form == Form())
         await scene.settled()
 
     def before(scene):

@@ -36,7 +36,7 @@ from daemon_support import (
 )
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from pods_support import FakePod, PodsServer, serving
+from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import STOCK, AdmissionError, KubeletDouble
 from fpga_plugin.demo.plugins import NoEndpointError
@@ -261,13 +261,7 @@ class Walk:
         if len(self.tenants) >= AT_ONCE:
             return
         pod = make_pod(self.rng, self.admitted)
-        known = FakePod(
-            uid=pod.uid,
-            name=pod.name,
-            init={one.name: one.env for one in pod.init_containers},
-            app={one.name: one.env for one in pod.containers},
-        )
-        known.sidecars = frozenset(one.name for one in pod.init_containers if one.restartable)
+        known = as_kubelet_has_it(pod)
         tenant = Tenant(pod, known, [one.name for one in pod.all_containers])
         try:
             await self.double.admit(pod)

@@ -5,6 +5,7 @@ The guest's cards are ivshmem devices, each on a bus of its own from 0x10 on: 00
 functions of an OFS card. There are two NUMA nodes, and an IOMMU that translates.
 """
 
+import os
 import re
 import shutil
 import signal
@@ -58,7 +59,8 @@ class Machine:
         archive = self.cache / "initramfs"
         self._write(archive, script)
         process = subprocess.Popen(
-            ["nice", QEMU, *self._options(archive)],
+            # As the builds of other tiers, also where we have this priority already.
+            ["nice", "-n", str(max(0, 10 - os.nice(0))), QEMU, *self._options(archive)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

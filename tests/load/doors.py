@@ -124,6 +124,12 @@ class Node:
         """Every device is there and may be given out."""
         raise NotImplementedError
 
+    async def terminated(self) -> None:
+        """SIGTERM, if it runs, while the loop goes on."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            await asyncio.to_thread(self.process.wait, 60)
+
     def close(self, *, keep: bool) -> int:
         """SIGTERM; the exit code. The log stays where something is to be looked at."""
         code = 1
@@ -170,9 +176,7 @@ class DevicePluginNode(Node):
                     yield
                 finally:
                     # The plugin first: connections that it makes meanwhile would outlive the loop.
-                    if self.process is not None and self.process.poll() is None:
-                        self.process.terminate()
-                        await asyncio.to_thread(self.process.wait, 60)
+                    await self.terminated()
         finally:
             await self.kubelet.stop()
 
@@ -256,9 +260,7 @@ class DraNode(Node):
                 await self.all_clean()
                 yield
             finally:
-                if self.process is not None and self.process.poll() is None:
-                    self.process.terminate()
-                    await asyncio.to_thread(self.process.wait, 60)
+                await self.terminated()
                 await asyncio.to_thread(self.dra.close)
 
     def sockets(self) -> list[Path]:

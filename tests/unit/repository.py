@@ -1,13 +1,26 @@
 """The repository's own files, for tests that hold them to each other."""
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
 _HIDDEN_BUT_OURS = {".ci", ".github"}
 _MADE = {"__pycache__"}
+
+
+def module(folder: str, name: str) -> ModuleType:
+    """A module of a command in tests/, on the path for as long as it is imported."""
+    path = str(ROOT / "tests" / folder)
+    sys.path.insert(0, path)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(path)
 
 
 def texts(*endings: str) -> Iterator[tuple[str, str]]:

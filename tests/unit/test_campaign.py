@@ -3,33 +3,20 @@
 The campaign itself is tests/campaign.
 """
 
-import importlib
 import json
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-CAMPAIGN = Path(__file__).parents[1] / "campaign"
-ROOT = Path(__file__).parents[2]
+from repository import ROOT, module
 
 CARD = "0000-10-00.0"
 P0, P1 = f"{CARD}-p0", f"{CARD}-p1"
 BLANK, IMAGE, OTHER = "0" * 32, "1" * 32, "2" * 32
 
 
-def module(name: str):
-    """A module of the campaign, on the path for as long as it is imported."""
-    sys.path.insert(0, str(CAMPAIGN))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(CAMPAIGN))
-
-
-checking, bugs = module("checker"), module("bugs")
+checking, bugs = module("campaign", "checker"), module("campaign", "bugs")
 SCRUB = ("RESET {}", f"PR {{}} {BLANK}")
 
 

@@ -3,27 +3,13 @@
 The command itself is tests/load.
 """
 
-import importlib
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from repository import module
 
-LOAD = Path(__file__).parents[1] / "load"
-
-
-def gauges_module():
-    """The command's module, on the path for as long as it is imported."""
-    sys.path.insert(0, str(LOAD))
-    try:
-        return importlib.import_module("gauges")
-    finally:
-        sys.path.remove(str(LOAD))
-
-
-gauges = gauges_module()
+gauges = module("load", "gauges")
 FLAT = [
     gauges.Sample(
         minute=minute,

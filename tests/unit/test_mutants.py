@@ -4,7 +4,6 @@ The tool is tests/mutants.
 """
 
 import ast
-import importlib
 import json
 import os
 import subprocess
@@ -13,20 +12,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from repository import module
 
 TOOL = Path(__file__).parents[1] / "mutants"
 
 
-def module(name: str):
-    """A module of the tool, on the path for as long as it is imported."""
-    sys.path.insert(0, str(TOOL))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(TOOL))
-
-
-mutations, core = module("mutations"), module("core")
+mutations, core = module("mutants", "mutations"), module("mutants", "core")
 
 
 def changes(body: str, returns: str = "None") -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doubles import LIMIT
 from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.kubelet import entry, write_checkpoint
+from doubles.loops import beside, until
 from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
@@ -178,18 +178,10 @@ def test_claims_that_ended_are_forgotten(world: World) -> None:
 # ------------------------------------------------------------------ when it looks
 
 
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not holds():  # noqa: ASYNC110  # what is waited for has no event
-            await asyncio.sleep(0.001)
-
-
 def play(world: World, story: Callable[[], object]) -> None:
     async def run() -> None:
-        task = asyncio.create_task(world.owners.run())
-        await story()  # type: ignore[misc]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with beside(world.owners.run()):
+            await story()  # type: ignore[misc]
 
     asyncio.run(run())
 
