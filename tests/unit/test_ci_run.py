@@ -152,6 +152,13 @@ def test_the_table_tells_what_a_tier_computed(tmp_path):
     assert computed["fuzz"] == 0
 
 
+def test_ctrl_c_is_not_ignored_in_a_tier(tmp_path):
+    tell = "@sed -n 's/^SigIgn:.*\\(.\\)$$/ignored: \\1/p' /proc/self/status"
+    run = _run(tmp_path, targets={"test": tell})
+    (ignored,) = re.findall(r"^ignored: (.)$", run.stdout, re.MULTILINE)
+    assert int(ignored, 16) & 0b0110 == 0, "SIGINT and SIGQUIT"
+
+
 def test_who_stops_it_stops_its_tiers_and_is_told_what_they_said(tmp_path):
     _prepare(tmp_path, {"test": "@echo hello; echo $$$$ >pid; exec sleep 1000"})
     with subprocess.Popen(
