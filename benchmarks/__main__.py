@@ -7,9 +7,11 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import measure
+from document import write
 from features import memory
 from figures import Figure, table
 from machine import machine
@@ -36,7 +38,12 @@ def main() -> int:
     parser.add_argument(
         "--pr-seconds", type=float, default=0.05, metavar="S", help="a simulated PR (default: 0.05)"
     )
+    parser.add_argument(
+        "--write", action="store_true", help="put the figures into docs/performance.md as well"
+    )
     arguments = parser.parse_args()
+    if arguments.write and arguments.cards:
+        parser.error("--write is for all of them: without --cards")
     effort = measure.QUICK if arguments.quick else measure.FULL
     python = runtime()
     # The plugin watches the directories that lead to its files: these are nobody else's.
@@ -61,6 +68,8 @@ def main() -> int:
         if not arguments.cards:
             print("memory by feature ...", file=sys.stderr)
             figures += memory(python, folder, Path(store), effort.idle)
+    if arguments.write:
+        write(here, figures, time.strftime("%-d %B %Y", time.gmtime()))
     if arguments.json:
         rows = [figure.as_json() for figure in figures]
         print(json.dumps({"machine": here, "figures": rows}, indent=2))

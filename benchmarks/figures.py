@@ -69,11 +69,11 @@ def table(figures: Sequence[Figure]) -> str:
         rows.append(
             (
                 f"  {figure.name}",
-                f"{_number(figure.value)} {figure.unit}",
-                _number(figure.reference),
-                _number(figure.value / figure.reference if figure.reference else None),
-                _number(figure.goal.target),
-                _number(figure.goal.go),
+                f"{number(figure.value)} {figure.unit}",
+                number(figure.reference),
+                number(figure.value / figure.reference if figure.reference else None),
+                number(figure.goal.target),
+                number(figure.goal.go),
                 str(figure.samples),
                 figure.note,
             )
@@ -89,7 +89,8 @@ def _line(row: tuple[str, ...], widths: Sequence[int]) -> str:
     return "  ".join([*cells, note]).rstrip()
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """For people; `-` where there is none."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"  # noqa: PLR2004

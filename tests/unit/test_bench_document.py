@@ -1,0 +1,76 @@
+"""The block that `make bench BENCH_ARGS=--write` puts into docs/performance.md."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def document(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import document
+
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n{document.BEGIN}old\n{document.END}after\n")
+    monkeypatch.setattr(document, "PAGE", page)
+    monkeypatch.setattr(document, "KEPT", tmp_path / "measured.json")
+    yield document
+    for name in ("document", "figures", "runtime"):
+        sys.modules.pop(name, None)
+
+
+def figures(document, *, start=150.0, rss=31.0):
+    kind = document.Figure
+    return [
+        kind("1x4", "start to registered, first resource", start, "ms", reference=100.0),
+        kind("1x4", "RSS at once", rss, "MiB"),
+        kind("16x4", "start to registered, first resource", 300.0, "ms", reference=100.0),
+        kind("memory by feature", "dra, idle, RSS at once", 43.9, "MiB"),
+    ]
+
+
+def test_the_block_is_replaced_and_what_stands_around_it_stays(document):
+    document.write({"cores": 2, "load": 0.5}, figures(document), "23 November 2026")
+    text = document.PAGE.read_text()
+    assert text.startswith(f"before\n{document.BEGIN}")
+    assert text.endswith(f"{document.END}after\n")
+    assert "old" not in text
+    assert "Measured on 23 November 2026. cores 2; load 0.5." in text
+    assert "| cards x regions | 1x4 | 16x4 |\n|---|---|---|\n" in text
+    assert (
+        "| start to registered, first resource, ms | 150 | 300 |\n| of a bare start | 1.5 | 3 |\n"
+        in text
+    )
+    assert "| RSS at once, MiB | 31 | - |\n" in text
+    assert "dra, idle, RSS at once" in text
+
+
+def test_the_next_run_says_what_got_slower_or_larger(document):
+    document.write({}, figures(document), "the first day")
+    document.write({}, figures(document), "the second day")
+    text = document.PAGE.read_text()
+    assert "Nothing is more than a tenth slower or larger than on the first day.\n" in text
+    document.write({}, figures(document, start=180.0, rss=40.0), "the third day")
+    text = document.PAGE.read_text()
+    assert "| slower or larger | the second day | now |\n" in text
+    assert "| 1x4: start to registered, first resource, of its reference | 1.5 | 1.8 |\n" in text
+    assert "| 1x4: RSS at once, MiB | 31 | 40 |\n" in text
+    assert "16x4: start" not in text
+    assert json.loads(document.KEPT.read_text())["day"] == "the third day"
+
+
+def test_a_page_without_the_block_is_left_alone(document):
+    document.PAGE.write_text("nothing")
+    with pytest.raises(ValueError, match="has no block between"):
+        document.write({}, figures(document), "today")
+    assert document.PAGE.read_text() == "nothing"
+
+
+def test_the_projects_page_has_the_block(document):
+    text = (ROOT / "docs" / "performance.md").read_text()
+    assert text.count(document.BEGIN) == text.count(document.END) == 1
+    assert text.index(document.BEGIN) < text.index(document.END)
