@@ -3,6 +3,10 @@
 The guest's cards are ivshmem devices, each on a bus of its own from 0x10 on: 0000:10:00.0 to
 0000:12:00.0, the addresses that simulated cards have. Two more, 0000:13:00.0 and 0000:14:00.0, play
 functions of an OFS card. There are two NUMA nodes, and an IOMMU that translates.
+
+Two others play functions that cannot be given away: 0000:15:00.0, whose IOMMU group has a stranger
+in it, 0000:15:00.1 (a device of virtio's, which has a driver), and 0000:20:00.0, on a host bridge
+that bypasses the IOMMU.
 """
 
 import os
@@ -20,11 +24,17 @@ from modules import with_dependencies
 from sources import CannotRunError, Sources
 
 CARDS = 3
-FUNCTIONS = 2
+FUNCTIONS = 4
+SHARED, OPEN = CARDS + 2, CARDS + 3
+"""Functions that cannot be given away: the group's other member, and no IOMMU."""
 NODES = 2
 QEMU = "qemu-system-x86_64"
 _SYSTEM = ["virtio_pci", "9pnet_virtio", "9p", "vfio-pci", "vfio_iommu_type1", "pci-stub"]
-_COMMAND_LINE = "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off intel_iommu=on"
+_COMMAND_LINE = (
+    "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off intel_iommu=on"
+    # Where the host is busy the kernel would find at its start that no timer works, and panic.
+    " no_timer_check"
+)
 _INIT = Path(__file__).parent / "init.sh"
 
 
@@ -130,15 +140,19 @@ class Machine:
                 *("-object", f"memory-backend-ram,id=ram{node},size={2048 // NODES}M"),
                 *("-numa", f"node,nodeid={node},cpus={node},memdev=ram{node}"),
             ]
-        options += ["-device", "pxb-pcie,id=cards,bus_nr=15"]
+        options += ["-device", "pxb-pcie,id=cards,bus=pcie.0,bus_nr=15"]
+        options += ["-device", "pxb-pcie,id=open,bus=pcie.0,bus_nr=31,bypass_iommu=on"]
         for card in range(CARDS + FUNCTIONS):
-            port = f"port{card}"
             size = 16 if card < CARDS else 1
+            port = f"pcie-root-port,id=port{card},chassis={card + 1}"
+            port += f",bus=cards,addr={card}" if card < OPEN else ",bus=open,addr=0"
+            several = ",addr=0,multifunction=on" if card == SHARED else ""
             options += [
                 *("-object", f"memory-backend-ram,id=card{card},size={size}M,share=on"),
-                *("-device", f"pcie-root-port,id={port},bus=cards,chassis={card + 1},addr={card}"),
-                *("-device", f"ivshmem-plain,memdev=card{card},bus={port}"),
+                *("-device", port),
+                *("-device", f"ivshmem-plain,memdev=card{card},bus=port{card}{several}"),
             ]
+        options += ["-device", f"virtio-rng-pci,bus=port{SHARED},addr=0.1"]
         return options
 
 

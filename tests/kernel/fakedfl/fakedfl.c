@@ -15,6 +15,8 @@
  *
  * The devices behind the third are no cards: they play the virtual functions of the first one where
  * that is laid out as an OFS card, whose port has no AFU. BAR 0 of each begins with an AFU's header.
+ * Which of them are the card's is the file functions; sriov_numvfs links and unlinks these as a driver
+ * that makes and removes them.
  * They hang on buses of their own, so that each has an IOMMU group; links in sysfs say whose they
  * are, since nothing else makes virtual functions of ivshmem devices.
  *
@@ -31,6 +33,7 @@
  *   stall_ms		a PR ends so much later
  *   memory_busy	bits by bank: never cleared (ETIMEDOUT after 5 s)
  *   poke		"offset value", both hexadecimal: write a register
+ *   functions		bits: which of those devices are its virtual functions, the first two at first
  *   absent		1: what a rescan of the bus finds at its address is no card
  *   images		the AFU ids that the ports hold, one a line, in reset too
  *   prs, memory_clears	how many PRs began; how many banks were cleared
@@ -61,7 +64,7 @@
 #include <asm/unaligned.h>
 
 #define MAX_CARDS	3
-#define FUNCTIONS	2
+#define FUNCTIONS	4
 #define MAX_PORTS	4
 
 /* Where the features lie in BAR 0. */
@@ -102,6 +105,7 @@ struct card {
 	u64 interface_h, interface_l;
 	u32 pr_ports, pr_err, pr_stuck, pr_deaf, port_deaf, stall_ms, memory_busy;
 	u32 stalling, prs, memory_clears, absent;
+	u32 functions, numvfs;
 };
 
 /* Plays a virtual function of the first card. */
@@ -507,6 +511,7 @@ static ssize_t lay_out(struct file *file, const char __user *from, size_t size, 
 	card->ports = ports;
 	card->board = board == 1;
 	card->ofs = board == 2;
+	card->numvfs = hweight32(card->functions);
 	card->interface_h = high;
 	card->interface_l = low;
 	fill(card);
@@ -583,6 +588,7 @@ static void make_knobs(struct card *card)
 	debugfs_create_u32("pr_deaf", 0600, dir, &card->pr_deaf);
 	debugfs_create_x32("port_deaf", 0600, dir, &card->port_deaf);
 	debugfs_create_u32("stall_ms", 0600, dir, &card->stall_ms);
+	debugfs_create_x32("functions", 0600, dir, &card->functions);
 	debugfs_create_u32("absent", 0600, dir, &card->absent);
 	debugfs_create_u32("prs", 0400, dir, &card->prs);
 	debugfs_create_u32("memory_clears", 0400, dir, &card->memory_clears);
@@ -665,10 +671,64 @@ static void link_functions(struct card *card)
 		snprintf(name, sizeof(name), "virtfn%u", i);
 		sysfs_remove_link(&card->pci->dev.kobj, name);
 		sysfs_remove_link(function, "physfn");
-		if (card->ofs && (sysfs_create_link(&card->pci->dev.kobj, function, name) ||
-				  sysfs_create_link(function, &card->pci->dev.kobj, "physfn")))
+		if (!card->ofs || !card->numvfs || !(card->functions & BIT(i)))
+			continue;
+		if (sysfs_create_link(&card->pci->dev.kobj, function, name) ||
+		    sysfs_create_link(function, &card->pci->dev.kobj, "physfn"))
 			pr_err("fakedfl: %s cannot be linked\n", name);
 	}
+}
+
+static ssize_t sriov_totalvfs_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", hweight32(cards->functions));
+}
+static DEVICE_ATTR_RO(sriov_totalvfs);
+
+static ssize_t sriov_numvfs_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", cards->numvfs);
+}
+
+/* As pci-sysfs.c and a driver that makes them with the port in place, which Linux' own does not. */
+static ssize_t sriov_numvfs_store(struct device *dev, struct device_attribute *attr,
+				  const char *buf, size_t size)
+{
+	u16 wanted;
+
+	if (kstrtou16(buf, 0, &wanted) < 0)
+		return -EINVAL;
+	if (wanted > hweight32(cards->functions))
+		return -ERANGE;
+	if (wanted == cards->numvfs)
+		return size;
+	if (wanted && wanted != hweight32(cards->functions))
+		return -EINVAL;
+	if (wanted && cards->numvfs)
+		return -EBUSY;
+	cards->numvfs = wanted;
+	link_functions(cards);
+	return size;
+}
+static DEVICE_ATTR_RW(sriov_numvfs);
+
+static bool probed = true;
+static DEVICE_BOOL_ATTR(sriov_drivers_autoprobe, 0644, probed);
+
+static const struct device_attribute *sriov[] = {
+	&dev_attr_sriov_totalvfs, &dev_attr_sriov_numvfs, &dev_attr_sriov_drivers_autoprobe.attr,
+};
+
+static void show_functions(struct card *card)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(sriov); i++) {
+		device_remove_file(&card->pci->dev, sriov[i]);
+		if (card->ofs && device_create_file(&card->pci->dev, sriov[i]))
+			pr_err("fakedfl: %s cannot be shown\n", sriov[i]->attr.name);
+	}
+	link_functions(card);
 }
 
 /* A card that was taken off the bus is found again. */
@@ -691,7 +751,7 @@ static int on_bus(struct notifier_block *block, unsigned long event, void *data)
 				pr_err("fakedfl: %s cannot be furnished\n", pci_name(pci));
 			introduce(card, pci);
 			if (card == cards)
-				link_functions(card);
+				show_functions(card);
 		}
 	}
 	return NOTIFY_DONE;
@@ -715,6 +775,7 @@ static int disguise(struct card *card, struct pci_dev *pci)
 	card->interface_h = 0xce48969398f05f33ULL;
 	card->interface_l = 0x946d560708be108aULL;
 	card->pr_ports = ~0U;
+	card->functions = 3;
 	fill(card);
 	make_knobs(card);
 	return 0;
@@ -723,25 +784,28 @@ static int disguise(struct card *card, struct pci_dev *pci)
 static int __init fakedfl_init(void)
 {
 	struct pci_dev *pci = NULL;
-	unsigned int i;
+	unsigned int i, bus;
 	int failed;
 
 	debugfs = debugfs_create_dir("fakedfl", NULL);
-	while ((pci = pci_get_device(0x1af4, 0x1110, pci))) {
-		bool card = ncards < MAX_CARDS;
+	/* Host bridges come in any order. */
+	for (bus = 0; bus < 256; bus++) {
+		while ((pci = pci_get_device(0x1af4, 0x1110, pci))) {
+			bool card = ncards < MAX_CARDS;
 
-		if (!card && nfunctions == FUNCTIONS)
-			continue;
-		failed = card ? disguise(&cards[ncards], pci_dev_get(pci)) :
-				play_function(&functions[nfunctions], pci_dev_get(pci));
-		if (failed) {
-			pr_err("fakedfl: %s: %d\n", pci_name(pci), failed);
-			return failed;
+			if (pci->bus->number != bus || (!card && nfunctions == FUNCTIONS))
+				continue;
+			failed = card ? disguise(&cards[ncards], pci_dev_get(pci)) :
+					play_function(&functions[nfunctions], pci_dev_get(pci));
+			if (failed) {
+				pr_err("fakedfl: %s: %d\n", pci_name(pci), failed);
+				return failed;
+			}
+			if (card)
+				ncards++;
+			else
+				nfunctions++;
 		}
-		if (card)
-			ncards++;
-		else
-			nfunctions++;
 	}
 
 	failed = bus_register_notifier(&pci_bus_type, &bus_notes);

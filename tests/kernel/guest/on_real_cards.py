@@ -8,6 +8,7 @@ is looked at: a warning or an oops fails the test that ran then.
 import inspect
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import daemon_support
@@ -64,6 +65,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show a failure at once: the machine may be switched off before the summary."""
+    if report.failed:
+        sys.__stdout__.write(f"\n{report.longreprtext}\n")
+        for title, content in report.sections:
+            sys.__stdout__.write(f"--- {title} ---\n{content}\n")
 
 
 def _log() -> list[str]:

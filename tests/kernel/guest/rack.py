@@ -54,6 +54,15 @@ CARD = re.compile(r"([0-9]+)x([0-9]+)(\+ofs)?(?:@([0-9a-f]{32}))?")
 FUNCTIONS = ("0000:13:00.0", "0000:14:00.0")
 """They play the virtual functions of the first card, where that is an OFS card."""
 
+SHARED, STRANGER = "0000:15:00.0", "0000:15:00.1"
+"""One more, and what is in its IOMMU group besides: a device of virtio's, with a driver."""
+
+OPEN = "0000:20:00.0"
+"""One more, behind no IOMMU."""
+
+ALL_FUNCTIONS = (*FUNCTIONS, SHARED, OPEN)
+"""Those of which any may be made the card's (`have_functions`), in the order of the bits."""
+
 VFIO = PCI.parent / "drivers/vfio-pci"
 
 
@@ -193,6 +202,7 @@ def power_up(
     for name in ("pr_err", "pr_stuck", "pr_deaf", "port_deaf", "stall_ms", "memory_busy"):
         knob(card, name, 0)
     knob(card, "pr_ports", 0xFF)
+    knob(card, "functions", 0b11)
     knob(card, "layout", f"{ports} {interface[:16]} {interface[16:]} {2 if ofs else board:d}")
 
 
@@ -203,6 +213,21 @@ def free_functions() -> None:
             daemon_support.eventually(lambda f=function: not openers(group(f)))
             (VFIO / "unbind").write_text(function)
         (PCI / function / "driver_override").write_text("\n")
+
+
+def have_functions(card: str, *wanted: str) -> None:
+    """Make these the virtual functions of an OFS card, in place of those that it has; or none."""
+    number = PCI / address(card) / "sriov_numvfs"
+    number.write_text("0")
+    if wanted:
+        knob(card, "functions", sum(1 << ALL_FUNCTIONS.index(one) for one in wanted))
+        number.write_text(f"{len(wanted)}")
+    tell(card)
+
+
+def tell(card: str) -> None:
+    """A uevent of the card's, as when functions of it come or go."""
+    (PCI / address(card) / "uevent").write_text("add")
 
 
 def group(function: str) -> str:
