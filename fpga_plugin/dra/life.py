@@ -161,7 +161,9 @@ class ClaimLife:
             )
         work.task.result()
         # Whoever calls may go away in the meantime: what is written is looked at all the same.
-        return await asyncio.shield(self._answer(ref))
+        answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
+        answer.add_done_callback(_heard)
+        return await asyncio.shield(answer)
 
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         """The claim's file, and what kubelet is told."""
@@ -205,8 +207,7 @@ class ClaimLife:
 
     def _done(self, uid: ClaimUid, work: _Work) -> None:
         assert work.task is not None, "it is done"
-        if not work.task.cancelled():
-            work.task.exception()  # whoever waits raises it; nobody may
+        _heard(work.task)
         if self._work.get(uid) is work:
             del self._work[uid]
 
@@ -466,6 +467,12 @@ def _holder(claim: ResourceClaim) -> Holder:
         requests=requests,
         pods=claim.pods | ({claim.pod[1]} if claim.pod is not None else set()),
     )
+
+
+def _heard(task: "asyncio.Task[object]") -> None:
+    """What it ended with is raised by whoever waits for it; nobody may."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _ended(ref: ClaimRef) -> RefusedError:

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, make_card
 from ledger_support import MemoryJournal, ProcessDiedError
@@ -541,6 +542,7 @@ class Plugin:
         recovery: RecoveryPolicy = RecoveryPolicy.NONE,
         policy: PolicyFile | None = None,
         advertise: Advertise = Advertise.BOTH,
+        door: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.rack = rack
         self.loop = StillLoop()
@@ -553,6 +555,7 @@ class Plugin:
             advertise=advertise,
             health_interval=0.0,
             kubelet_dir="/nowhere",
+            **door,
         )
         node = Node(
             backend=rack,  # type: ignore[arg-type]
@@ -567,7 +570,7 @@ class Plugin:
         plugin = _Plugin(settings, node, ledger, NoLink(), Nobody())  # type: ignore[arg-type]
         self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
         self.actions, self.lists, self.operations = plugin.actions, plugin.lists, plugin.operations
-        self.claims, self.lives = plugin.claims, plugin.reconciler
+        self.claims, self.lives, self.door = plugin.claims, plugin.reconciler, plugin.door
         self.scrubber = plugin.scrubber
 
     def kubelet_answers(self) -> None:

@@ -1,7 +1,9 @@
 """Claims of DRA that kubelet's record lacks, or has and the journal lacks."""
 
 import asyncio
+import gc
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +97,7 @@ class World:
         operations = SimpleNamespace(ledger=self.ledger, living=self._living)
         told = SimpleNamespace(get=self._get)
         nothing = SimpleNamespace()
-        life = ClaimLife(
+        self.life = life = ClaimLife(
             operations,
             nothing,
             nothing,
@@ -269,3 +271,35 @@ def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
     world.ledger.card_gone(CARD.id)
     with pytest.raises(RefusedError, match="is gone"):
         asyncio.run(Wishes(world.ledger, SimpleNamespace(), None).of(claim))
+
+
+def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
+    told: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+    write = world.files.write
+
+    def slowly(*args: object) -> None:
+        begun.set()
+        assert go_on.wait(LIMIT)
+        write(*args)  # type: ignore[arg-type]
+
+    world.files.write = slowly  # type: ignore[method-assign]
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told_: told.append(str(told_)))
+        call = asyncio.create_task(world.life.prepare(ClaimRef(A, "n", "c")))
+        await asyncio.to_thread(begun.wait, LIMIT)
+        call.cancel()
+        (ended,) = await asyncio.gather(call, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError)
+        await world.life.end(A)
+        go_on.set()
+        this = asyncio.current_task()
+        while left := asyncio.all_tasks() - {this}:
+            await asyncio.wait(left)
+        del left, call
+        gc.collect()
+
+    asyncio.run(run())
+    assert told == []
+    assert not list((world.root / "cdi").iterdir())

@@ -1,0 +1,482 @@
+"""Traces of the checked model of DRA (docs/model/claims.pml), replayed step by step on its door.
+
+As `test_model` does for the other door: after each step what the plugin knows and what is on the
+cards has to be what the model says. ClaimLife, ClaimReconciler and the claims' files are the real
+ones; kubelet's calls, its record and the API server are the trace's.
+"""
+
+import asyncio
+import functools
+import itertools
+import os
+import re
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ledger_world
+import pytest
+import structlog
+from doubles.cards import BLANK
+from ledger_support import MemoryJournal
+from ledger_world import Images, Job, Plugin, Pod, Rack, make_boards
+from repository import ROOT
+from test_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
+
+from fpga_plugin.config.settings import Mode, ScrubPolicy
+from fpga_plugin.dra import reconcile
+from fpga_plugin.dra.claim import (
+    Allocated,
+    ClaimRef,
+    Config,
+    NoSuchClaimError,
+    ResourceClaim,
+)
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.dra.regionconfig import RegionConfig
+from fpga_plugin.ids import BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.pods.dra_record import RecordedClaim
+
+TRACES = sorted((ROOT / "docs/model/traces/claims").glob("*.txt"))
+BLANK_CLAIM = 2
+"""The claim that asks for no bitstream, as in the model."""
+
+PODS = tuple(itertools.product((1, 2, 3), (1, 2)))
+"""Claims and numbers of pods, from the lowest bit of the model's sets on."""
+
+OF_CALLS = ("CdiFiles.write", "CdiFiles.remove", "Server._read", "Anything._allowed")
+"""Ends of threads that belong to a claim, and to no card."""
+
+
+def uid(claim: int) -> ClaimUid:
+    return ClaimUid(f"00000000-0000-4000-8000-00000000000{claim}")
+
+
+def pod_uid(claim: int, number: int) -> PodUid:
+    return PodUid(f"pod-{claim}-{number}")
+
+
+def bits(uids: Any) -> int:
+    return sum(1 << n for n, each in enumerate(PODS) if pod_uid(*each) in uids)
+
+
+class ClaimJob(Job):
+    """With what the replay asks of a job.
+
+    Attributes:
+        kind: what the model calls it.
+        name: of the function.
+        of_card: it is work on a card.
+        claim: whose; 0: a scrub's.
+    """
+
+    kind: str
+    name: str
+    of_card: bool
+    claim: int
+
+
+async def start_job(plugin: Plugin, function: Any) -> object:
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    job = ClaimJob(function, plugin.loop.create_future())
+    task = asyncio.current_task()
+    name = "" if task is None else task.get_name()
+    job.name = inner.__qualname__
+    job.kind = KINDS.get(job.name, "")
+    of_claim = name.startswith(("call ", "prepare ", "answer ")) and job.kind != "gate"
+    job.of_card = not of_claim and job.kind != "last look" and job.name not in OF_CALLS
+    job.claim = 0 if name.startswith("release") else caller.get()
+    plugin.jobs.append(job)
+    return await job.future
+
+
+class Server:
+    """The API server: what each claim has now."""
+
+    def __init__(self, replay: "Replay") -> None:
+        self._replay = replay
+
+    async def get(self, ref: ClaimRef) -> ResourceClaim:
+        return await asyncio.to_thread(self._read, ref)
+
+    def _read(self, ref: ClaimRef) -> ResourceClaim:
+        replay = self._replay
+        number = next(n for n in (1, 2, 3) if uid(n) == ref.uid)
+        device = replay.allocated.get(number)
+        if device is None:
+            raise NoSuchClaimError(f"{ref} has nothing")
+        config = Config(False, frozenset(), RegionConfig(bitstream=BitstreamId(image(number))))
+        return ResourceClaim(
+            ref,
+            (Allocated("fpga", "fpga", device),),
+            () if number == BLANK_CLAIM else (config,),
+            frozenset(replay.present(number)),
+        )
+
+
+class Anything:
+    """A policy that allows everything, and takes its time."""
+
+    async def check(self, *_: object) -> None:
+        await asyncio.to_thread(self._allowed)
+
+    def _allowed(self) -> None:
+        """It is."""
+
+
+class Replay:
+    """One node: a card of two regions whose memory can be cleared, and the plugin."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.allocated: dict[int, DeviceId] = {}
+        self.recorded: dict[int, DeviceId] = {}
+        self.pods = {each: Pod(pod_uid(*each), None, (), {}) for each in PODS}  # type: ignore[arg-type]
+        for pod in self.pods.values():
+            pod.active = False
+        self.calls: dict[int, asyncio.Task[object]] = {}
+        self.rack = Rack(make_boards([(2, True)]), lambda _: None)
+        (self.board,) = self.rack.boards.values()
+        self.card: CardId = self.board.card.id
+        self.regions: list[RegionId] = [region.id for region in self.board.card.regions]
+        self.devices = [*map(DeviceId, self.regions), DeviceId(self.card)]
+        self.journal = MemoryJournal()
+        self.begin()
+        self.plugin.call(lambda: self.plugin.ledger.reconciled([self.card]))
+        self.plugin.call(self.plugin.queue.sync)
+        self.plugin.work()
+
+    # ------------------------------------------------------------ the plugin's process
+
+    def begin(self) -> None:
+        self.plugin = Plugin(
+            self.rack,
+            list(self.pods.values()),
+            Images(),
+            self.journal,
+            scrub=ScrubPolicy.REQUIRED,
+            door={
+                "mode": Mode.DRA,
+                "node_name": "node-a",
+                "cdi_dir": str(self.folder / "cdi"),
+                "kubelet_root": str(self.folder),
+            },
+        )
+        door = self.plugin.door
+        assert door is not None
+        self.life, self.reconciler = door.life, door.reconciler
+        self.life.seconds = 1e9
+        server: Any = Server(self)
+        permission: Any = Anything()
+        self.life._claims = self.reconciler._claims = server
+        self.life._permission = permission
+        self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.work()
+        self.finish(door._kept.begin())
+
+    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Do it all, its threads included."""
+        caller.set(9)
+        task = self.plugin.loop.create_task(coroutine, name="call of the reconciler")
+        self.plugin.loop.settle()
+        while jobs := self.jobs(9):
+            self.end_of(jobs[0])
+        task.result()
+
+    def jobs(self, claim: int | None = None) -> list[Any]:
+        """A claim's, or those of work on the card that has its lock."""
+        jobs: list[Any] = self.plugin.jobs
+        if claim is not None:
+            return [job for job in jobs if not job.of_card and job.claim == claim]
+        return [job for job in jobs if job.of_card and job.kind != "gate"]
+
+    def end_of(self, job: Job) -> None:
+        self.plugin.jobs.remove(job)
+        job.run()
+        self.plugin.loop.settle()
+
+    def go_on(self, awaited: str) -> None:
+        """What the model has as part of the step before."""
+        while (jobs := self.jobs()) and jobs[0].kind != awaited:
+            # The model closes all ports of a scrub in one step.
+            aside = {"", "look"} if awaited else {"", "look", "close"}
+            assert jobs[0].kind in aside, f"{jobs[0].kind}, not {awaited or 'nothing'}"
+            self.end_of(jobs[0])
+        assert bool(awaited) == bool(jobs), f"{awaited or 'nothing'} is awaited"
+
+    # ------------------------------------------------------------ pods
+
+    def present(self, claim: int) -> set[PodUid]:
+        """Pods that kubelet has."""
+        return {pod.uid for (mine, _), pod in self.pods.items() if mine == claim and pod.active}
+
+    def call(self, claim: int, coroutine: Coroutine[Any, Any, object]) -> None:
+        caller.set(claim)
+        task = self.plugin.loop.create_task(coroutine, name=f"call {claim}")
+        self.calls[claim] = task
+        self.plugin.loop.settle()
+
+    def cancel(self, claim: int) -> None:
+        """Kubelet does not wait; what a thread does to a file is done, and nobody hears of it."""
+        for job in [one for one in self.jobs(claim) if one.name.startswith("CdiFiles.")]:
+            self.plugin.jobs.remove(job)
+            if job.name == "CdiFiles.remove":
+                job.function()
+        task = self.calls.pop(claim, None)
+        if task is not None and not task.done():
+            task.cancel()
+            self.plugin.loop.settle()
+
+    def ended(self, claim: int) -> None:
+        """Let what worked for a claim notice that it is over."""
+        while jobs := [one for one in self.jobs(claim) if not one.name.startswith("CdiFiles.")]:
+            self.end_of(jobs[0])
+        for job in [one for one in self.plugin.jobs if one.kind == "gate" and one.claim == claim]:  # type: ignore[attr-defined]
+            self.end_of(job)
+
+    def record(self) -> Mapping[ClaimUid, RecordedClaim]:
+        """Kubelet's."""
+        return {
+            uid(n): RecordedClaim(
+                uid(n), "n", f"c{n}", frozenset(self.present(n)), {device_name(device): ("fpga",)}
+            )
+            for n, device in self.recorded.items()
+        }
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, name: str, x: int, y: int, kind: int) -> None:
+        getattr(self, f"step_{name}")(x, y)
+        if name != "power_on":
+            self.go_on(NEXT[kind])
+
+    def step_power_on(self, _x: int, _y: int) -> None:
+        """It is."""
+
+    def step_allocate(self, claim: int, index: int) -> None:
+        self.allocated[claim] = self.devices[index]
+        self.pods[claim, 1].active = True
+
+    def step_free(self, claim: int, _: int) -> None:
+        del self.allocated[claim]
+
+    step_free_by_force = step_free
+
+    def step_join(self, claim: int, _: int) -> None:
+        self.pods[claim, 2].active = True
+
+    def step_again(self, claim: int, _: int) -> None:
+        self.pods[claim, 1].active = True
+
+    def step_prepare(self, claim: int, _: int) -> None:
+        self.recorded[claim] = self.allocated[claim]
+        self.call(claim, self.life.prepare(ClaimRef(uid(claim), "n", f"c{claim}")))
+
+    def step_claim_read(self, claim: int, _: int) -> None:
+        for _ in range(100):
+            if jobs := [one for one in self.jobs(claim) if one.name == "Server._read"]:
+                self.end_of(jobs[0])
+                return
+            self.plugin.loop.pass_time()  # kubelet's record was not read at the first try
+        raise AssertionError("it does not read the claim")
+
+    def step_take(self, claim: int, _: int) -> None:
+        for _ in range(100):
+            if any(job.kind == "gate" and job.claim == claim for job in self.plugin.jobs):  # type: ignore[attr-defined]
+                return
+            if jobs := self.jobs(claim):
+                self.end_of(jobs[0])
+            else:
+                self.plugin.loop.pass_time()  # until it is tried again
+        raise AssertionError("it does not take its devices")
+
+    def step_begin(self, _card: int, claim: int) -> None:
+        self.open_gate(claim)
+
+    def step_look(self, claim: int, _: int) -> None:
+        (job,) = (one for one in self.jobs(claim) if one.kind == "last look")
+        self.end_of(job)
+
+    def step_prepared(self, claim: int, _: int) -> None:
+        (job,) = self.jobs(claim)
+        assert job.name == "CdiFiles.write"
+        self.end_of(job)
+        assert self.calls.pop(claim).result()
+
+    step_prepared_lost = step_prepared
+
+    def step_prepare_fails(self, claim: int, _: int) -> None:
+        assert self.calls.pop(claim).exception() is not None
+
+    def step_kubelet_gives_up(self, claim: int, _: int) -> None:
+        self.cancel(claim)
+
+    def step_unprepare(self, claim: int, _: int) -> None:
+        self.call(claim, self.life.unprepare(ClaimRef(uid(claim), "n", f"c{claim}")))
+        self.ended(claim)
+
+    def step_unprepared(self, claim: int, _: int) -> None:
+        self.step_unprepared_lost(claim, _)
+        del self.recorded[claim]
+
+    def step_unprepared_lost(self, claim: int, _: int) -> None:
+        (job,) = self.jobs(claim)
+        assert job.name == "CdiFiles.remove"
+        self.end_of(job)
+        assert self.calls.pop(claim).result() is None
+
+    def step_end_lost(self, claim: int, _: int) -> None:
+        def read(*_: object) -> Mapping[ClaimUid, RecordedClaim]:
+            return self.record()
+
+        with mock.patch.object(reconcile, "read_record", read):
+            self.finish(self.reconciler._end_if_over(uid(claim)))
+        self.ended(claim)
+
+    def step_forget(self, claim: int, _: int) -> None:
+        self.plugin.call(lambda: self.reconciler._forget({uid(claim)}))
+
+    def step_record_read(self, _x: int, _y: int) -> None:
+        self.plugin.call(lambda: self.reconciler._adopt(self.record()))
+        self.plugin.call(self.plugin.queue.sync)
+
+    def step_kubelet_restarts(self, _x: int, _y: int) -> None:
+        for claim in tuple(self.calls):
+            self.cancel(claim)
+
+    def step_record_lost(self, _x: int, _y: int) -> None:
+        self.step_kubelet_restarts(0, 0)
+        self.recorded.clear()
+
+    def step_start(self, claim: int, number: int) -> None:
+        pod = self.pods[claim, number]
+        pod.running = True
+        for region in self.regions_of(claim):
+            self.rack.slot(region).data.add(uid(claim))
+            self.board.memory.add(uid(claim))
+
+    def regions_of(self, claim: int) -> set[RegionId]:
+        """To which the nodes in the claim's file lead."""
+        (path,) = (self.folder / "cdi").glob(f"*{uid(claim)}.json")
+        nodes = set(re.findall(r'"hostPath":"([^"]*)"', path.read_text()))
+        return {slot.id for node in nodes if (slot := self.rack.find(os.fspath(node))) is not None}
+
+    def step_stop(self, claim: int, number: int) -> None:
+        self.pods[claim, number].running = False
+
+    def step_end(self, claim: int, number: int) -> None:
+        self.pods[claim, number].active = self.pods[claim, number].running = False
+
+    def step_scrub(self, _card: int, _: int) -> None:
+        if not any(job.kind == "gate" and not job.claim for job in self.plugin.jobs):  # type: ignore[attr-defined]
+            self.plugin.call(lambda: self.plugin.queue.add(self.card))
+        self.open_gate(0)
+
+    step_pay = step_scrub
+
+    def open_gate(self, claim: int) -> None:
+        gates = [one for one in self.plugin.jobs if one.kind == "gate" and one.claim == claim]  # type: ignore[attr-defined]
+        self.end_of(gates[-1])
+
+    def step_work(self, _card: int, _: int) -> None:
+        self.end_of(self.jobs()[0])
+
+    def step_crash(self, _x: int, _y: int) -> None:
+        self.plugin.end()
+        self.calls.clear()
+        self.begin()
+
+    def step_crash_after(self, _card: int, _: int) -> None:
+        self.jobs()[0].run()
+        self.step_crash(0, 0)
+
+    # ------------------------------------------------------------ states
+
+    def state(self) -> list[str]:
+        """As the model prints it, but for the work that is under way."""
+        ledger, said = self.plugin.ledger, []
+        for claim in (1, 2, 3):
+            holder = ledger.holders.get(uid(claim))
+            if holder is None:
+                said.append("C00000")
+                continue
+            (device,) = holder.devices
+            index = self.devices.index(device)
+            if holder.ended:
+                said.append(f"C3{index}000")
+                continue
+            prepared = ledger.is_prepared(holder)
+            used = ledger.claims[device].used
+            known = bits(holder.pods) >> 2 * (claim - 1)
+            file = prepared and any((self.folder / "cdi").glob(f"*{uid(claim)}.json"))
+            said.append(f"C{1 + prepared:d}{index}{used:d}{known}{file:d}")
+        for region in self.regions:
+            record, slot = ledger.record(region), self.rack.slot(region)
+            on_it = next((n for n in (1, 2, 3) if slot.afu == image(n)), 0)
+            assert on_it or slot.afu == BLANK
+            said.append(
+                f"R{CONDITIONS.index(record.condition)}-{bits(record.former)}-{on_it}"
+                f"{tenants(slot.data)}{slot.held is not None:d}"
+            )
+        said.append(f"D{self.card in ledger.debts:d}{tenants(self.board.memory)}")
+        return said
+
+
+def tenants(uids: Any) -> int:
+    return sum(1 << (number - 1) for number in (1, 2, 3) if uid(number) in uids)
+
+
+@contextmanager
+def replays(folder: Path) -> Iterator[Replay]:
+    made: list[Replay] = []
+    plugins: list[Plugin] = []
+    construct = Plugin.__init__
+
+    async def to_thread(function: Any, *args: Any, **kwargs: Any) -> object:
+        return await start_job(plugins[-1], functools.partial(function, *args, **kwargs))
+
+    def drop(*_: Any) -> Any:
+        raise structlog.DropEvent
+
+    def remembered(self: Plugin, *args: Any, **kwargs: Any) -> None:
+        plugins.append(self)
+        construct(self, *args, **kwargs)
+
+    structlog.configure(processors=[drop], cache_logger_on_first_use=False)
+    try:
+        with (
+            mock.patch("asyncio.to_thread", to_thread),
+            mock.patch.object(ledger_world, "_Workers", Gated),
+            mock.patch("test_model.start_job", start_job),
+            mock.patch.object(Plugin, "__init__", remembered),
+        ):
+            made.append(Replay(folder))
+            try:
+                yield made[0]
+            finally:
+                made[0].plugin.end()
+    finally:
+        structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.stem)
+def test_after_each_step_of_a_trace_the_plugin_is_as_the_model_says(trace: Path, tmp_path: Path):
+    with replays(tmp_path) as replay:
+        for number, line in enumerate(trace.read_text().splitlines(), 1):
+            name, x, y, *state, work = line.split()
+            try:
+                replay.step(name, int(x), int(y), int(work[2]))
+                assert replay.state() == state
+            except (AssertionError, IndexError, ValueError) as error:
+                raise AssertionError(f"{trace.name}:{number}: {line}: {error!r}") from error
+
+
+def test_the_traces_have_every_kind_of_step():
+    lines = [line for trace in TRACES for line in trace.read_text().splitlines()]
+    names = {line.split()[0] for line in lines}
+    steps = {name.removeprefix("step_") for name in dir(Replay) if name.startswith("step_")}
+    assert names | {"pay", "prepare_fails"} == steps  # random walks hardly come to these
