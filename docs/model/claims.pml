@@ -96,7 +96,7 @@ typedef Claim {
   unsigned api : 2; unsigned dev : 3;                     /* the scheduler's */
   bit rec; bit ready; unsigned call : 2;                  /* kubelet's */
   unsigned st : 2; unsigned has : 3; bit used; bit file;  /* the plugin's */
-  unsigned work : 3; unsigned read : 3
+  unsigned work : 3; unsigned read : 3; bit joined
 };
 typedef Region {
   unsigned cond : 2; byte former; bit left;                          /* what the ledger knows */
@@ -811,8 +811,8 @@ inline unprepared(p, arrives)
   :: d_step { (pods & BOTH(p)) && claim[p].api == ALLOCATED && !claim[p].ready && !claim[p].call -> \
      claim[p].rec = 1; claim[p].call = PREPARE_CALL; \
      if \
-     :: claim[p].st != PREPARED && !claim[p].work -> claim[p].work = READS \
-     :: else \
+     :: !claim[p].work -> claim[p].work = READS; claim[p].joined = 0 \
+     :: else -> claim[p].joined = 1 \
      fi; \
      TOLD(prepare, p, 0) } \
   :: d_step { claim[p].rec && !(pods & BOTH(p)) && !claim[p].call -> \
@@ -822,24 +822,17 @@ inline unprepared(p, arrives)
   :: d_step { claim[p].call == UNPREPARE_CALL && UNPREPARED(p) -> unprepared(p, true); TOLD(unprepared, p, 0) } \
   :: d_step { claim[p].call && lost < LOST && LEAVES(p) -> lost++; claim[p].call = 0; TOLD(kubelet_gives_up, p, 0) } \
   /* the plugin */ \
-  :: d_step { claim[p].work == READS && synced -> \
-     if \
-     :: claim[p].api == ALLOCATED -> claim[p].read = claim[p].dev; claim[p].work = TRIES \
-     :: else -> claim[p].work = 0 \
-     fi; \
-     TOLD(claim_read, p, 0) } \
-  :: d_step { claim[p].work == TRIES && !(HAS(p) && (runs & known & BOTH(p))) && CAN_TAKE(p) -> \
+  :: d_step { claim[p].work == READS -> claim_read(p); TOLD(claim_read, p, 0) } \
+  :: d_step { claim[p].work == TRIES && synced && !(HAS(p) && (runs & known & BOTH(p))) && CAN_TAKE(p) -> \
      take(p); TOLD(take, p, 0) } \
   :: d_step { GIVES_UP(p) -> \
-     claim[p].work = 0; claim[p].read = 0; TOLD(plugin_gives_up, p, 0) } \
+     fails(p); TOLD(plugin_gives_up, p, 0) } \
   :: d_step { claim[p].work == LOOKS -> \
      last_look(p); TOLD(look, p, 0) } \
   :: d_step { claim[p].call == PREPARE_CALL && !claim[p].work && claim[p].st == PREPARED && lost < LOST && FIRST_LOSS -> \
      lost++; claim[p].file = 1; claim[p].call = 0; TOLD(prepared_lost, p, 0) } \
   :: d_step { claim[p].call == PREPARE_CALL && !claim[p].work && claim[p].st == PREPARED -> \
      claim[p].file = 1; claim[p].call = 0; claim[p].ready = 1; TOLD(prepared, p, 0) } \
-  :: d_step { claim[p].call == PREPARE_CALL && !claim[p].work && claim[p].st != PREPARED -> \
-     claim[p].call = 0; TOLD(prepare_fails, p, 0) } \
   :: d_step { HAS(p) && !claim[p].rec && synced && (claim[p].api != ALLOCATED || !(pods & BOTH(p))) && NONE_RUNS(p) -> \
      end_claim(p); TOLD(end_lost, p, 0) } \
   :: d_step { claim[p].st == ENDED && !claim[p].rec && synced && !LEFT(p) -> forget(p); TOLD(forget, p, 0) }
@@ -855,6 +848,50 @@ inline unprepared(p, arrives)
 #define CAN_TAKE(p) (!OVERLAPS(p, 1) && !OVERLAPS(p, 2) && !OVERLAPS(p, 3))
 #endif
 
+/* Whoever waits for a preparation is told that it failed. */
+inline fails(p)
+{
+  claim[p].work = 0;
+  claim[p].read = 0;
+  if
+  :: claim[p].call == PREPARE_CALL -> claim[p].call = 0
+  :: else
+  fi
+}
+
+/* Of an earlier call's work the result is held against what the API server says now. */
+inline succeeded(p)
+{
+  claim[p].work = 0;
+  claim[p].read = 0;
+  if
+  :: claim[p].joined && claim[p].call == PREPARE_CALL -> claim[p].work = READS
+  :: else
+  fi;
+  claim[p].joined = 0
+}
+
+/* What the API server says; what was prepared for another allocation is withdrawn. */
+inline claim_read(p)
+{
+  if
+  :: claim[p].api != ALLOCATED -> fails(p)
+  :: claim[p].api == ALLOCATED && claim[p].st == PREPARED && claim[p].has == claim[p].dev ->
+    known = known | (pods & BOTH(p)); succeeded(p)
+  :: else ->
+    if
+    :: claim[p].st == PREPARED -> claim[p].st = TAKEN; claim[p].file = 0
+    :: else
+    fi;
+    if
+    :: HAS(p) -> known = known | (pods & BOTH(p))
+    :: else
+    fi;
+    claim[p].read = claim[p].dev;
+    claim[p].work = TRIES
+  fi
+}
+
 /* Preparer.check_result and Ledger.prepared */
 inline last_look(p)
 {
@@ -866,7 +903,7 @@ inline last_look(p)
     fi
   }
   if
-  :: ok -> claim[p].st = PREPARED; claim[p].used = 1; claim[p].work = 0; claim[p].read = 0
+  :: ok -> claim[p].st = PREPARED; claim[p].used = 1; succeeded(p)
   :: else -> claim[p].work = TRIES
   fi
 }

@@ -46,10 +46,15 @@ class KeptFiles:
     async def begin(self) -> None:
         """Write the files of all claims that are as they were prepared.
 
+        Of one that has ended the plugin may have died before its file was gone, and kubelet may
+        never ask again.
+
         Raises:
             FpgaPluginError: one cannot be written, or removed.
         """
-        for uid in tuple(self._ledger.holders):
+        for uid, holder in tuple(self._ledger.holders.items()):
+            if holder.ended:
+                await asyncio.to_thread(self._files.remove, uid)
             await self._look(uid)
 
     async def run(self) -> None:

@@ -151,15 +151,19 @@ class ClaimLife:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
-        work = self._begin(ref, deadline)
-        assert work.task is not None, "made with it"
-        await asyncio.wait({work.task}, timeout=deadline - loop.time())
-        if not work.task.done():
-            raise NotFinishedError(
-                f"{ref}: preparation is not finished after {self.seconds:g} s",
-                hint="it goes on; kubelet's next attempt uses the result",
-            )
-        work.task.result()
+        joined = True
+        while joined:
+            # An earlier call's work may have read the claim before it was allocated anew.
+            joined = ref.uid in self._work
+            work = self._begin(ref, deadline)
+            assert work.task is not None, "made with it"
+            await asyncio.wait({work.task}, timeout=deadline - loop.time())
+            if not work.task.done():
+                raise NotFinishedError(
+                    f"{ref}: preparation is not finished after {self.seconds:g} s",
+                    hint="it goes on; kubelet's next attempt uses the result",
+                )
+            work.task.result()
         # Whoever calls may go away in the meantime: what is written is looked at all the same.
         answer = asyncio.create_task(self._answer(ref), name=f"answer {ref.uid}")
         answer.add_done_callback(_heard)
@@ -248,6 +252,10 @@ class ClaimLife:
         await self._withdraw_former(claim)
         self._read[ref.uid] = claim
         before = self._ledger.holders.get(ref.uid)
+        if before is not None and not before.ended:
+            # Of pods that came without a call kubelet's record may not have been read yet.
+            self._ledger.users(ref.uid, claim.pods)
+            before = self._ledger.holders[ref.uid]
         if before is not None and self._stands(before):
             return
         if not self._queue.synced:

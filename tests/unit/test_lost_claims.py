@@ -275,6 +275,7 @@ def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
 
 def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
     told: list[str] = []
+    world.claim = allocated("node-a").replace(b'"r"', b'"fpga"')
     begun, go_on = threading.Event(), threading.Event()
     write = world.files.write
 
