@@ -58,6 +58,8 @@ class Node(ABC):
         touched: devices that kubelet has asked the plugin something for in its present life.
         calls: how often kubelet has asked.
         known: the plugin has had its journal, or kubelet's records, to know owners by.
+        spoilt: the weather had the journal, and the plugin has not mended it yet.
+        unread: nor has it read it.
     """
 
     WHAT: ClassVar[tuple[tuple[Callable[[Any], Awaitable[None]], float], ...]]
@@ -96,6 +98,7 @@ class Node(ABC):
         self.plugin: Plugin | None = None
         self.wind = FAIR
         self.known = True
+        self.spoilt = self.unread = False
         self.born = 0.0
         self.since = 0
         self.idle: set[str] = set()
@@ -263,10 +266,18 @@ class Node(ABC):
             self.weather.end(self.wind)
         self.checker.died()
         self.checker.unharmed()
-        if not self.wind.forgets and self.known:
+        assert self.plugin is not None
+        # Who dies before the journal is mended finds it damaged again; who died before it was read
+        # leaves what the weather made of it.
+        damaged = bool(self.plugin.logged("damaged rows of the journal are ignored"))
+        self.unread = (self.wind.forgets or self.unread) and not self.plugin.logged("serving")
+        self.spoilt = self.wind.forgets or (self.spoilt and (damaged or self.unread))
+        if not self.spoilt and self.known:
             touched = self.touched | self.claimed
             self.checker.left_alone(self.idle, self.since, touched)
-        if (self.state_dir / "journal.sqlite3").exists():
+        if self.unread:
+            self.idle = set()
+        elif (self.state_dir / "journal.sqlite3").exists():
             self.snapshot = read_journal(self.state_dir, self.folder / "read")
             self.idle = self.checker.journal(self.snapshot, known=self.known)
         self.said[f"weather: {self.wind.name}"] += 1
