@@ -108,7 +108,7 @@ def test_it(): assert double(2) == 4
 def test_what_the_fast_tests_leave_alive_is_tried_in_a_copy_of_the_repository(
     tmp_path, monkeypatch, change, what, by
 ):
-    second = module("second")
+    second = module("mutants", "second")
     source = "def double(a):\n    if a > 2**40:\n        return 0\n    return a * 2\n"
     for top in ("root", "tree"):
         (tmp_path / top / "fpga_plugin").mkdir(parents=True)
