@@ -551,6 +551,18 @@ def test_of_a_claim_that_ended_and_that_kubelet_lost_nothing_stays_in_the_journa
         assert node.afu(P0) == BLANK
 
 
+def test_of_a_claim_that_ended_no_file_outlives_the_start_though_kubelet_may_still_ask_for_it():
+    """Kubelet may lose its record later, and nothing would remove the file."""
+    with DraNode() as node:
+        claim = ended_without_an_answer(node)
+        assert node.file(claim) is not None
+        node.restarted()
+        assert node.file(claim) is None
+        node.dra.wipe()
+        eventually(lambda: journal(node, claim) == "")
+        assert node.file(claim) is None
+
+
 def test_a_claim_that_the_journal_lost_keeps_its_device():
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)

@@ -483,3 +483,61 @@ def test_the_traces_have_every_kind_of_step():
     names = {line.split()[0] for line in lines}
     steps = {name.removeprefix("step_") for name in dir(Replay) if name.startswith("step_")}
     assert names | {"pay"} == steps  # random walks hardly come to these
+
+
+def answered(replay: Replay, claim: int) -> Any:
+    """What kubelet's call for a claim comes to, when all threads and clocks go on."""
+    task = replay.calls[claim]
+    for _ in range(1000):
+        if task.done():
+            return replay.calls.pop(claim).result()
+        go_on(replay)
+    raise AssertionError("it is not answered")
+
+
+def go_on(replay: Replay) -> None:
+    if jobs := replay.plugin.jobs:
+        replay.end_of(jobs[0])
+    else:
+        replay.plugin.loop.pass_time()
+
+
+def joined(replay: Replay, happens: Any) -> Any:
+    """The answer to a call that joins the work of one which kubelet gave up; this is between."""
+    replay.step_allocate(1, 0)
+    replay.step_prepare(1, 0)
+    replay.step_claim_read(1, 0)
+    replay.cancel(1)
+    (work,) = replay.life._work.values()
+    happens()
+    replay.step_prepare(1, 0)
+    assert replay.life._work == {uid(1): work}, "it has joined"
+    return answered(replay, 1)
+
+
+def test_a_call_that_joins_an_earlier_one_is_answered_what_the_claim_has_now(tmp_path: Path):
+    with replays(tmp_path) as replay:
+
+        def allocated_anew() -> None:
+            replay.step_free(1, 0)
+            replay.step_allocate(1, 1)
+
+        (device,) = joined(replay, allocated_anew)
+        assert device.device == replay.devices[1]
+        assert replay.regions_of(1) == {replay.regions[1]}
+
+
+def test_a_pod_that_came_since_an_earlier_call_read_the_claim_keeps_its_region(tmp_path: Path):
+    with replays(tmp_path) as replay:
+        joined(replay, lambda: replay.step_join(1, 0))
+        for number in (1, 2):
+            replay.step_start(1, number)
+        replay.step_end(1, 1)
+        replay.step_unprepare(1, 0)
+        slot = replay.rack.slot(replay.regions[0])
+        for _ in range(100):
+            go_on(replay)
+            assert (slot.afu, slot.data) == (image(1), {uid(1)})
+        replay.step_end(1, 2)
+        answered(replay, 1)
+        assert (slot.afu, slot.data) == (BLANK, set())
