@@ -10,18 +10,23 @@ each answer and list for kubelet, around each rename.
 
 import functools
 import os
+import random
 import signal
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-LOG, KILL, CLOCK = "CAMPAIGN_LOG", "CAMPAIGN_KILL", "CAMPAIGN_CLOCK"
+LOG, KILL, CLOCK, SLOW = "CAMPAIGN_LOG", "CAMPAIGN_KILL", "CAMPAIGN_CLOCK", "CAMPAIGN_SLOW"
 PORT_RESET = 0xB640
 """DFL_FPGA_PORT_RESET, linux/fpga-dfl.h."""
 
 ANSWERS = 16
 """Failure points of the answers to four registrations: message and status, before and after."""
+
+SYNCED = ("COMMIT", "VACUUM", "PRAGMA wal_checkpoint", "PRAGMA journal_mode")
+"""Statements for which SQLite may wait for the disk."""
 
 FAMILIES = ("journal", "hardware", "answer", "rename")
 
@@ -98,6 +103,8 @@ def install(env: Mapping[str, str]) -> None:
     points.around(os, "replace", "rename")
     if jump := float(env.get(CLOCK, "0")):
         _jump(jump)
+    if seconds := env.get(SLOW, ""):
+        _sync_slowly(points, [*map(float, seconds.split())])
 
 
 def _journal(points: Points) -> None:
@@ -183,3 +190,28 @@ def _jump(seconds: float) -> None:
         return real() + (seconds if time.monotonic() > begin + 0.5 else 0)
 
     time.time = jumped
+
+
+def _sync_slowly(points: Points, seconds: Sequence[float]) -> None:
+    """The disk takes one of these times to sync: all is written by then, and nobody was told."""
+    sync = os.fsync
+
+    def wait(family: str) -> None:
+        half = random.choice(seconds) / 2
+        time.sleep(half)
+        points.visit(family, "in-a-sync")
+        time.sleep(half)
+
+    class Connection(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            done = super().execute(statement, *values)
+            if statement.startswith(SYNCED):
+                wait("journal")
+            return done
+
+    def slow(file: Any) -> None:
+        sync(file)
+        wait("rename")
+
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)  # type: ignore[assignment]
+    os.fsync = slow

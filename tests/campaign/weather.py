@@ -138,6 +138,7 @@ _WINDS = (
     Wind("state directory read only", read_only=True),
     Wind("store hangs", hangs=EVERYTHING),
     Wind("store's contents hang", hangs=CONTENTS),
+    Wind("slow fsync", env={points.SLOW: "0.05 0.05 0.05 0.1 0.3 1"}),
     Wind("clock a day ahead", env={points.CLOCK: "86400"}),
     Wind("clock a year back", env={points.CLOCK: "-31536000"}),
 )
