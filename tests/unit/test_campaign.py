@@ -4,12 +4,19 @@ The campaign itself is tests/campaign.
 """
 
 import json
+import os
+import random
 import sqlite3
+import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from repository import ROOT, module
+
+from fpga_plugin.ledger.journal import Journal
+from fpga_plugin.ledger.records import Change
 
 CARD = "0000-10-00.0"
 P0, P1 = f"{CARD}-p0", f"{CARD}-p1"
@@ -17,7 +24,23 @@ BLANK, IMAGE, OTHER = "0" * 32, "1" * 32, "2" * 32
 
 
 checking, bugs = module("campaign", "checker"), module("campaign", "bugs")
+before = [*sys.path]
+nodes, weather = module("campaign", "node"), module("campaign", "weather")
+points = module("campaign", "points")
+sys.path[:] = before  # a node's modules add where the integration tests' are
 SCRUB = ("RESET {}", f"PR {{}} {BLANK}")
+
+
+def write_journal(folder: Path, *rows: tuple[str, str, object]) -> None:
+    (folder / "state").mkdir(exist_ok=True)
+    path = folder / "state" / "journal.sqlite3"
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE journal (kind, key, value)")
+        db.executemany(
+            "INSERT INTO journal VALUES (?, ?, ?)",
+            [(kind, key, json.dumps(value)) for kind, key, value in rows],
+        )
 
 
 class Scene:
@@ -61,15 +84,7 @@ class Scene:
 
     def journal(self, *rows: tuple[str, str, object]):
         """What the checker makes of a journal with these rows."""
-        (self.folder / "state").mkdir(exist_ok=True)
-        path = self.folder / "state" / "journal.sqlite3"
-        path.unlink(missing_ok=True)
-        with closing(sqlite3.connect(path)) as db, db:
-            db.execute("CREATE TABLE journal (kind, key, value)")
-            db.executemany(
-                "INSERT INTO journal VALUES (?, ?, ?)",
-                [(kind, key, json.dumps(value)) for kind, key, value in rows],
-            )
+        write_journal(self.folder, *rows)
         found = checking.read_journal(self.folder / "state", self.folder / "read")
         return self.checker.journal(found, known=True)
 
@@ -268,3 +283,124 @@ def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim()
     found = checking.Snapshot(holders=rows)
     assert found.of_others("a") == {P1, CARD}
     assert found.of_others("z") == {P0, P1, CARD}
+
+
+class Killed:
+    """A plugin of which only the log is left."""
+
+    def __init__(self, *said: str) -> None:
+        self.said = said
+
+    def logged(self, event: str) -> list[str]:
+        return [one for one in self.said if one == event]
+
+    def kill(self) -> None:
+        pass
+
+
+class Lives:
+    """A node without pods, on which a plugin lives and is killed."""
+
+    def __init__(self) -> None:
+        nothing = dict.fromkeys(nodes.Node.__abstractmethods__, lambda _: {})
+        self.node = type("Quiet", (nodes.Node,), nothing)(random.Random(0), storms=False)
+        self.blank = nodes.BLANKS[P0]
+        (self.node.folder / "cards").mkdir()
+        self.holds(self.blank)
+        self.journal_says("BLANK", self.blank)
+        self.scrubs()
+
+    def holds(self, afu: str) -> None:
+        """What is on the card's first region."""
+        regions = {"regions": {P0: {"afu_id": afu}}}
+        (self.node.folder / "cards" / "state.json").write_text(json.dumps(regions))
+
+    def journal_says(self, *values: str) -> None:
+        write_journal(self.node.folder, ("regions", P0, record(*values)))
+
+    def scrubs(self) -> None:
+        with (self.node.folder / "cards.log").open("a") as log:
+            log.writelines(
+                f"1.0 {line.format(P0)}\n" for line in (SCRUB[0], f"PR {{}} {self.blank}")
+            )
+
+    def life(self, *said: str, wind=weather.FAIR, scrubs: bool = False) -> None:
+        """One that said this, judged."""
+        node = self.node
+        node.wind, node.plugin, node.since = wind, Killed(*said), node.checker.now()
+        if scrubs:
+            self.scrubs()
+        node.judge()
+
+
+@pytest.fixture
+def lives():
+    made = Lives()
+    yield made
+    made.node.close()
+
+
+SET_BACK = weather.Wind("set back", lambda *_: None)
+DAMAGED = "damaged rows of the journal are ignored"
+
+
+def test_a_journal_that_the_weather_had_is_judged_once_a_plugin_has_read_it(lives):
+    lives.holds(IMAGE)
+    lives.life(wind=SET_BACK)
+    lives.life()
+    with pytest.raises(checking.Violation, match="the journal"):
+        lives.life("serving")
+
+
+def test_a_wrong_journal_is_judged_though_its_plugin_said_nothing(lives):
+    lives.holds(IMAGE)
+    with pytest.raises(checking.Violation, match="the journal"):
+        lives.life()
+
+
+def test_whoever_mends_a_journal_may_program_everything_until_it_is_mended(lives):
+    lives.life("serving")
+    assert lives.node.idle == {P0}
+    lives.life("serving", DAMAGED, wind=SET_BACK, scrubs=True)
+    lives.life("serving", DAMAGED, scrubs=True)  # the one before died before it was mended
+    lives.life("serving")
+    with pytest.raises(checking.Violation, match="a restart programmed it"):
+        lives.life("serving", scrubs=True)
+
+
+def test_a_journal_set_back_may_be_mended_lives_after_it_was(lives):
+    lives.life("serving")
+    lives.life(wind=SET_BACK)
+    assert lives.node.idle == set(), "what the journal said is not known to be so"
+    lives.life()
+    assert lives.node.spoilt
+    lives.life("serving", scrubs=True)
+    assert not lives.node.spoilt
+    with pytest.raises(checking.Violation, match="a restart programmed it"):
+        lives.life("serving", scrubs=True)
+
+
+def test_a_slow_disk_holds_up_each_commit_and_fsync_and_a_kill_may_come_in_it(
+    monkeypatch, tmp_path
+):
+    seen: list[tuple[str, str]] = []
+
+    class Noted:
+        def visit(self, *point: str) -> None:
+            seen.append(point)
+
+    for owner, name in ((sqlite3, "connect"), (os, "fsync")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    points._sync_slowly(Noted(), [0.05])
+    begin = time.monotonic()
+    with closing(Journal(str(tmp_path / "journal.sqlite3"))) as journal:
+        seen.clear()
+        journal.write(Change())
+        assert seen == [("journal", "in-a-sync")]
+        journal.checkpoint()
+        assert seen == [("journal", "in-a-sync")] * 2
+    with (tmp_path / "file").open("w") as file:
+        os.fsync(file.fileno())
+    assert seen[2:] == [("rename", "in-a-sync")]
+    assert time.monotonic() - begin >= 0.15
+    assert "slow fsync" in weather.NAMES
