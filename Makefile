@@ -30,7 +30,7 @@ test: ## unit and integration tests, side by side (PYTEST_ARGS="-k lock", SEED=1
 	@bash .ci/deps --ci
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	echo "hypothesis seed $$seed (again: make test SEED=$$seed)"; \
-	$(PYTHON) -m pytest -q $(WORKERS) --hypothesis-seed=$$seed -o faulthandler_timeout=120 \
+	$(PYTHON) -m pytest -q $(WORKERS) --hypothesis-seed=$$seed -o faulthandler_timeout=120 -o cache_dir=.cache/pytest \
 	  $(wildcard tests/unit tests/integration tests/kernel/guest/test_drivers.py) $(PYTEST_ARGS)
 
 .PHONY: test-fast

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -16,7 +17,8 @@ GOOD = "@echo CI=$$CI SEED=$$SEED"
 GOOD_THE_SECOND_TIME = "@[ -e $@.done ] || { touch $@.done; exit 1; }"
 BAD = "@exit 1"
 MINUTES_OF_ALL = 88
-ENV = {name: text for name, text in os.environ.items() if name not in {"SEED", "MAKEFLAGS"}}
+OURS = {"SEED", "MAKEFLAGS", "MINUTE", "PYTEST_ARGS", "PYTEST_ADDOPTS"}
+ENV = {name: text for name, text in os.environ.items() if name not in OURS}
 TARGETS = {
     "demo": GOOD,
     "lint": GOOD_THE_SECOND_TIME,
@@ -60,16 +62,6 @@ def _told(file: Path) -> str:
     return file.read_text().strip()
 
 
-def minutes() -> dict[str, dict[str, int]]:
-    """What each tier of each lane may take, in the order in which they run."""
-    text = (ROOT / ".ci" / "run").read_text()
-    lanes = re.findall(r"^([a-z]+)=\(\n((?:  '.*\n)+)\)$", text, re.MULTILINE)
-    return {
-        lane: {name: int(n) for name, n in re.findall(r"^  '(\S+) (\d+)", tiers, re.MULTILINE)}
-        for lane, tiers in lanes
-    }
-
-
 def verdict(run, tier: str) -> str:
     """A tier's line of the table, behind its times."""
     (line,) = [line for line in run.stdout.splitlines() if line.split()[:1] == [tier]]
@@ -84,12 +76,16 @@ def test_a_second_try_is_a_defect_and_said_last(run):
 
 
 def test_of_the_tests_only_those_that_failed_are_tried_again(tmp_path):
-    tell = '@echo "$@ with $$PYTEST_ADDOPTS"; [ -e $@.done ] || { touch $@.done; exit 1; }'
-    run = _run(tmp_path, targets=dict.fromkeys(("test", "test-kernel", "test-dra"), tell))
-    told = [line for line in run.stdout.splitlines() if " with" in line]
+    # What a test starts as a process has to find nothing of it: so not PYTEST_ADDOPTS.
+    tell = (
+        "@echo $@ with $$PYTEST_ARGS$$PYTEST_ADDOPTS; [ -e $@.done ] || { touch $@.done; exit 1; }"
+    )
+    targets = dict.fromkeys(("test", "test-kernel", "test-dra"), tell)
+    run = _run(tmp_path, targets=targets, PYTEST_ARGS="-v")
+    told = re.findall("^test.* with.*$", run.stdout, re.MULTILINE)
     # The second tries come last.
-    assert sorted(told[:3]) == ["test with ", "test-dra with ", "test-kernel with "]
-    assert told[3:] == ["test with --last-failed", "test-dra with ", "test-kernel with "]
+    assert sorted(told[:3]) == ["test with -v", "test-dra with -v", "test-kernel with -v"]
+    assert told[3:] == ["test with -v --last-failed", "test-dra with -v", "test-kernel with -v"]
     assert run.returncode == 0
 
 
@@ -114,8 +110,10 @@ def test_a_real_kubelet_and_what_computes_run_side_by_side_and_their_output_is_n
     pair = {
         "test-kubelet": meet.format("test-kernel"),
         "test-kernel": meet.format("test-kubelet"),
-        "fuzz": "@test -e test-kernel.there && ! test -e test-dra.there",
-        "test-dra": "@sleep 2; touch $@.there",
+        # The one after the kubelet's waits for the one after what computes.
+        "fuzz": "@test -e test-kernel.there && ! test -e test-dra.there; code=$$?;"
+        " touch $@.there; exit $$code",
+        "test-dra": "@until [ -e fuzz.there ]; do sleep 0.1; done; touch $@.there",
         "test": "@! ls *.there 2>/dev/null",
     }
     run = _run(tmp_path, targets=pair)
@@ -134,8 +132,9 @@ def test_one_kubelet_at_a_time(tmp_path):
 def test_what_computes_gives_way_to_what_waits(tmp_path):
     run = _run(tmp_path, targets=dict.fromkeys(("test", "test-dra", "test-kernel"), "@nice"))
     own = int(subprocess.check_output(["nice"]))
-    assert run.stdout.count(f"===\n{own}\n") == 2
-    assert f"=== test-kernel ===\n{min(own + 10, 19)}\n" in run.stdout
+    told = dict(re.findall(r"^=== (\S+) ===\n(\d+)$", run.stdout, re.MULTILINE))
+    less = str(min(own + 10, 19))
+    assert told == {"test": str(own), "test-dra": str(own), "test-kernel": less}
 
 
 def test_the_table_tells_what_a_tier_computed(tmp_path):
@@ -172,11 +171,50 @@ def test_who_stops_it_stops_its_tiers_and_is_told_what_they_said(tmp_path):
     assert not Path("/proc", pid).exists()
 
 
-def test_all_tiers_together_usually_take_less_than_75_minutes():
-    alone, *lanes = (sum(tiers.values()) / 2 for tiers in minutes().values())
-    assert len(lanes) == 2
-    assert alone + max(lanes) < 75
-    assert {name for tiers in minutes().values() for name in tiers} >= TARGETS.keys()
+def test_what_was_said_and_how_far_it_came_is_shown_before_the_tiers_have_ended(tmp_path):
+    """Who stops it may kill it soon after, and a tier takes its time to end."""
+    wait = "while :; do sleep 0.1; done"
+    slow = f"trap 'sleep 1; echo bye; exit 1' TERM; echo hello; echo $$$$ >pid; {wait}"
+    _prepare(tmp_path, {"demo": GOOD, "test": f"@exec bash -c {shlex.quote(slow)}"})
+    with subprocess.Popen(
+        [tmp_path / ".ci/run"], env=ENV, stdout=subprocess.PIPE, text=True
+    ) as process:
+        _told(tmp_path / "pid")
+        process.terminate()
+        said, _ = process.communicate(timeout=LIMIT)
+    _, _, stopped = said.partition("=== test, which was stopped ===\nhello\n")
+    table, _, end = stopped.partition("=== test, at its end ===\n")
+    assert "=== tiers ===\ndemo " in table
+    assert "bye\n" in end
+
+
+def test_while_tiers_run_what_each_said_last_is_told_once_a_minute(tmp_path):
+    wait = "@echo $@ is here; echo; until grep -q . told; do sleep 0.1; done"
+    _prepare(tmp_path, {"test-dra": wait, "test-kernel": wait})
+    (tmp_path / "told").touch()
+    with subprocess.Popen(
+        [tmp_path / ".ci/run"], env=ENV | {"MINUTE": "3"}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        told: dict[str, str] = {}
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.fullmatch(r"--- (\S+) since (\d+) min: (.+)\n", line):
+                told[found[1]] = found[3]
+            if len(told) == 2:
+                (tmp_path / "told").write_text("yes")
+    assert told == {"test-dra": "test-dra is here", "test-kernel": "test-kernel is here"}
+    assert process.returncode == 0
+
+
+def test_a_tier_that_is_not_done_in_its_minutes_is_told_so(tmp_path):
+    """Also one that has to be killed, which timeout tells by another exit code."""
+    for name, end in (("gentle", "exit 1"), ("hard", "")):
+        stay = f"trap '{end}' TERM; while :; do sleep 0.1; done"
+        targets = {"demo": f"@exec bash -c {shlex.quote(stay)}"}
+        run = _run(tmp_path / name, targets=targets, MINUTE="2")
+        assert verdict(run, "demo") == "FAILED (not done after 2 minutes)", name
+    run = _run(tmp_path / "soon", targets={"demo": "@kill -9 $$PPID"}, MINUTE="60")
+    assert verdict(run, "demo") == "FAILED (exit code 137)"
 
 
 def test_no_tier_takes_more_than_is_left(tmp_path):
