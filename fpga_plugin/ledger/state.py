@@ -657,7 +657,12 @@ class LedgerState:
         card = self.cards.get(card_of(device))
         if card is None:
             if (problem := self.problems.get(card_of(device))) is not None:
-                raise RefusedError(problem.message, hint=problem.hint)
+                # The remedy comes last: a command in it may be copied to the message's end.
+                remedy = f", or mend the card: {problem.hint}" if problem.hint else ""
+                raise RefusedError(
+                    f"card {card_of(device)} is not served: {problem.message}",
+                    hint=DELETE_THE_POD + remedy,
+                )
             raise RefusedError(f"card {card_of(device)} is gone", hint=DELETE_THE_POD)
         if is_card(device):
             if not card.complete:

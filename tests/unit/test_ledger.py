@@ -34,7 +34,9 @@ from fpga_plugin.hardware.model import Card, CardProblem
 from fpga_plugin.ids import Alias, DeviceId, PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, resource_names
+from fpga_plugin.ledger.names import DELETE_THE_POD
 from fpga_plugin.ledger.records import Condition, Mode, Ownership
+from fpga_plugin.regions.reads import SILENT
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))
@@ -373,10 +375,20 @@ def test_a_claim_hears_why_a_card_that_is_there_is_not_served(ledger: Ledger) ->
     ledger.problems[CARD.id] = CardProblem(CARD.address, "it has no IOMMU", "switch it on")
     ledger.check_grants(claim)  # what is served still is
     ledger.card_gone(CARD.id)
-    with pytest.raises(RefusedError, match="it has no IOMMU: switch it on"):
+    with pytest.raises(RefusedError, match=f"card {CARD.id} is not served: it has no IOMMU") as why:
         ledger.check_grants(claim)
+    assert why.value.hint == f"{DELETE_THE_POD}, or mend the card: switch it on"
     with pytest.raises(RefusedError, match="it has no IOMMU"):
         ledger.allocate(REGIONS, [P0])
+
+
+def test_a_claim_hears_which_card_is_silent_and_what_helps(ledger: Ledger) -> None:
+    (claim,) = ledger.allocate(REGIONS, [P0])
+    ledger.problems[CARD.id] = CardProblem(CARD.address, SILENT)
+    ledger.card_gone(CARD.id)
+    with pytest.raises(RefusedError) as why:
+        ledger.check_grants(claim)
+    assert str(why.value) == f"card {CARD.id} is not served: {SILENT}: {DELETE_THE_POD}"
 
 
 # ------------------------------------------------------------------ releases
