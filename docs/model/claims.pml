@@ -825,6 +825,8 @@ inline unprepared(p, arrives)
   :: d_step { claim[p].work == READS -> claim_read(p); TOLD(claim_read, p, 0) } \
   :: d_step { claim[p].work == TRIES && synced && !(HAS(p) && (runs & known & BOTH(p))) && CAN_TAKE(p) -> \
      take(p); TOLD(take, p, 0) } \
+  :: d_step { claim[p].work == TRIES && synced && HAS(p) && claim[p].has != claim[p].read && !(runs & known & BOTH(p)) -> \
+     release(p); forget(p); known = known & (255 - BOTH(p)); TOLD(leave, p, 0) } \
   :: d_step { GIVES_UP(p) -> \
      fails(p); TOLD(plugin_gives_up, p, 0) } \
   :: d_step { claim[p].work == LOOKS -> \

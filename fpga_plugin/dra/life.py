@@ -263,6 +263,7 @@ class ClaimLife:
                 f"{ref}: kubelet's record of claims was not read yet",
                 hint="the plugin's log says what keeps it from reading it",
             )
+        await self._leave_former(claim)
         await self._check_users(ref)
         for one in claim.devices:
             self._ledger.regions_of(one.device)
@@ -324,6 +325,27 @@ class ClaimLife:
             reason=f"it was allocated anew, with {', '.join(now.devices)}",
             hint="no container starts with what it had: delete its old pods",
         )
+
+    async def _leave_former(self, claim: ResourceClaim) -> None:
+        """Let go of devices that the claim is no longer allocated, whether it gets its new ones.
+
+        The scheduler gives them to others, who would wait for them as long as this claim cannot
+        be prepared: two claims that swap devices, for each other.
+
+        Raises:
+            FormerOwnerRunsError: a pod of the claim runs.
+            FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
+                written.
+        """
+        uid, now = claim.ref.uid, {one.device for one in claim.devices}
+        if not self._ledger.left_behind(uid, now):
+            return
+        await asyncio.to_thread(self._files.remove, uid)  # one that was adopted has it still
+        await self._check_users(claim.ref)
+        left = self._ledger.left_behind(uid, now)
+        for card in self._ledger.leave(uid, now):
+            self._queue.add(card)
+        log.info("claim left devices", **claim.ref.logged, devices=list(left))
 
     async def _check_policy(
         self,

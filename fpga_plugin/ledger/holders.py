@@ -5,7 +5,7 @@ ledger keeps for each device is the same as under the first door (`Claim`). A ho
 whose these claims are. The two change in one transaction.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
@@ -94,13 +94,42 @@ class Holders(Claims):
             if held is not None:
                 self._release(change, held)
             claims.append(self._made(change, device, resource))
-        for device in () if before is None else before.devices:
-            # It had others before: kubelet was told of another allocation.
-            if device not in holder.devices and (held := self.claims.get(device)) is not None:
-                self._release(change, held)
-                change.claims[device] = None
+        if before is not None:  # it had others before: kubelet was told of another allocation
+            self._leave(change, before, holder.devices)
         self._commit(change)
         return tuple(claims)
+
+    def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
+        """What a claim in force has besides the `devices` that it is allocated now."""
+        holder = self.holders.get(uid)
+        if holder is None or holder.ended:
+            return ()
+        return tuple(device for device in holder.devices if device not in devices)
+
+    def leave(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[CardId, ...]:
+        """A claim lets go of all but these devices: the others may be somebody else's by now.
+
+        Whether it ever gets those that it is allocated is another matter. Of a claim that has
+        nothing left no row is kept. Returns the cards of what it left, which is scrubbed in the
+        background.
+        """
+        if not (left := self.left_behind(uid, devices)):
+            return ()
+        holder = self.holders[uid]
+        kept = tuple(device for device in holder.devices if device in devices)
+        requests = {each: names for each, names in holder.requests.items() if each in kept}
+        now = replace(holder, devices=kept, requests=requests, boot="") if kept else None
+        change = Change(holders={uid: now})
+        self._leave(change, holder, kept)
+        self._commit(change)
+        self.ends["released"] += len(left)
+        return tuple(dict.fromkeys(map(card_of, left)))
+
+    def _leave(self, change: Change, holder: Holder, kept: Collection[DeviceId]) -> None:
+        for device in holder.devices:
+            if device not in kept and (held := self.claims.get(device)) is not None:
+                self._release(change, held)
+                change.claims[device] = None
 
     def _made(self, change: Change, device: DeviceId, resource: ResourceName) -> Claim:
         claim = change.claims[device] = Claim(

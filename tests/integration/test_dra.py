@@ -152,6 +152,40 @@ def test_a_claim_that_was_allocated_anew_on_the_same_device_is_programmed_anew()
         assert node.afu(P0) == AFU_2
 
 
+MISSING = "0000000000004000800000000000beef"
+
+
+def test_a_claim_that_cannot_have_its_new_device_leaves_the_old_to_others():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        claim.config = [config(bitstream=MISSING)]
+        allocate(node, claim, P1)
+        assert MISSING in node.dra.refused(claim)
+        assert node.plugin.logged("claim left devices", claim=claim.uid, devices=[P0])
+        eventually(lambda: node.afu(P0) == BLANK)
+        node.dra.prepare(node.claim("d", P0, bitstream=AFU_2))
+        node.again()
+        assert node.afu(P0) == AFU_2
+        claim.config = []
+        node.put(claim)
+        node.dra.prepare(claim)
+        assert node.dra.unprepare(claim) == ""
+        assert journal(node, claim) == ""
+
+
+def test_two_claims_swap_their_devices():
+    with DraNode().up() as node:
+        one, other = node.claim("c", P0, bitstream=AFU), node.claim("d", P1, bitstream=AFU_2)
+        node.dra.prepare(one)
+        node.dra.prepare(other)
+        allocate(node, one, P1)
+        allocate(node, other, P0)
+        answers = node.dra.call("Prepare", one, other)
+        assert [answer.error for answer in answers.values()] == ["", ""]
+        assert (node.afu(P0), node.afu(P1)) == (AFU_2, AFU)
+
+
 def test_what_is_prepared_is_not_answered_while_nobody_says_what_it_has():
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
@@ -581,6 +615,22 @@ def test_a_claim_that_the_journal_lost_keeps_its_device():
         node.cgroups.remove(pod)
         assert ending.result(LIMIT)["c"].error == ""
         assert node.afu(P0) == BLANK
+
+
+def test_no_container_of_an_adopted_claim_starts_on_what_the_claim_left():
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        node.plugin.kill()
+        for path in node.state_dir.glob("journal*"):
+            path.unlink()
+        node.restarted()
+        assert node.file(claim) is not None
+        claim.config = [config(bitstream=MISSING)]
+        allocate(node, claim, P1)
+        assert MISSING in node.dra.refused(claim)
+        assert node.file(claim) is None
+        node.dra.prepare(node.claim("d", P0, bitstream=AFU_2))
 
 
 def test_a_slow_api_server_is_waited_for_inside_the_call():

@@ -117,6 +117,46 @@ def test_what_is_prepared_anew_is_not_as_it_was_until_then():
     assert set(ledger.claims) == {device(card, 1)}
 
 
+def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
+    card = make_card()
+    ledger, journal = make_ledger(card)
+    first, second = device(card, 0), device(card, 1)
+    ledger.take(holder(A, first, second))
+    ledger.prepared(A)
+    assert ledger.leave(A, {first, second}) == ()
+    assert ledger.is_prepared(ledger.holders[A])
+    assert ledger.leave(A, {second}) == (card.id,)
+    again = reopened(journal, card)  # it may die here
+    kept = again.holders[A]
+    assert (kept.devices, {*kept.requests}, again.is_prepared(kept)) == ((second,), {second}, False)
+    assert set(again.claims) == {second}
+    record = again.record(RegionId(first))
+    assert (record.condition, record.former) == (Condition.DIRTY, {POD})
+    again.take(holder(B, first))
+
+
+def test_of_a_claim_that_left_all_it_had_no_row_is_kept():
+    card = make_card()
+    ledger, journal = make_ledger(card)
+    region = prepare(ledger, card, 0)
+    assert ledger.leave(A, {device(card, 1)}) == (card.id,)
+    again = reopened(journal, card)
+    assert (again.holders, again.claims) == ({}, {})
+    assert again.record(region).former == {POD}
+    assert again.leave(A, set()) == ()
+    again.take(holder(A, device(card, 1)))
+
+
+def test_a_claim_that_ended_leaves_nothing_more():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    prepare(ledger, card, 0)
+    ledger.end_holder(A)
+    assert ledger.left_behind(A, set()) == ()
+    assert ledger.leave(A, set()) == ()
+    assert ledger.holders[A].ended
+
+
 def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_name():
     card, now = make_card(), make_card(interface_id=OTHER_INTERFACE)
     ledger, journal = make_ledger(card)
