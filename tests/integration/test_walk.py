@@ -60,6 +60,7 @@ class Walk:
         self.regions = [region for card in self.cards for region in self.regions_of(card)]
         self.held: dict[str, dict[str, str | None]] = {}
         self.pulled: set[str] = set()
+        self.moved: set[str] = set()  # those that were pulled, wherever they are now
         self.faults: dict[str, str] = {}
         self.steps: dict[Callable[[], None], float] = {
             self.admit: 8,
@@ -133,7 +134,8 @@ class Walk:
             # The list that kubelet has may be older than what it tells of.
             if refused.code == "FAILED_PRECONDITION":
                 return
-            if refused.code == "NOT_FOUND" and card_of(device) in self.pulled:
+            # One that is back already may be one that the plugin just saw go; `finish` waits for it.
+            if refused.code == "NOT_FOUND" and card_of(device) in self.moved:
                 return
             raise
         assert all(resource_of(other) == resource_of(device) for other in others), "both modes"
@@ -234,6 +236,7 @@ class Walk:
         card = self.random.choice(self.cards)
         if card in self.pulled:
             return
+        self.moved.add(card)
         self.node.unplug(card)
         self.pulled.add(card)
         self.lose_sight_of(card)
@@ -263,6 +266,7 @@ class Walk:
         if self.faults[region] == "pr-error" and card not in self.pulled:
             # A poisoned port takes a rebind, or a card that comes back.
             self.lose_sight_of(card)
+            self.moved.add(card)
             self.node.unplug(card)
             eventually(lambda: region not in self.node.state())
             self.node.plug(card)
