@@ -134,7 +134,7 @@ class Walk:
             # The list that kubelet has may be older than what it tells of.
             if refused.code == "FAILED_PRECONDITION":
                 return
-            # One that is back already may be one that the plugin just saw go; `finish` waits for it.
+            # One that is back may be one that the plugin just saw go; `finish` waits for it.
             if refused.code == "NOT_FOUND" and card_of(device) in self.moved:
                 return
             raise
