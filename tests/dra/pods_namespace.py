@@ -47,17 +47,19 @@ def main(command: list[str]) -> int:
 
 def _run(parts: dict[str, tuple[list[str], Path | None]]) -> int:
     """Commands side by side, their output one after the other."""
+    began: dict[str, Path | None] = {}
     with ExitStack() as nodes:
-        runs = []
-        for name, (command, output) in parts.items():
-            whole = f"{namespace.PREFIX}{os.getpid()}-dra{name and f'-{name}'}"
-            node = namespace.Node(whole, namespace.NEWEST, "", command, output)
-            nodes.callback(node.close)
-            runs.append(node)
-        codes = [node.wait() for node in runs]
-    for name, (_, output) in parts.items():
-        if output is not None:
-            print(f"--- {name} ---", output.read_text(errors="replace"), sep="\n")  # noqa: T201  # pytest's
+        try:
+            runs = []
+            for name, (command, output) in parts.items():
+                whole = f"{namespace.PREFIX}{os.getpid()}-dra{name and f'-{name}'}"
+                node = namespace.Node(whole, namespace.NEWEST, "", command, output)
+                nodes.callback(node.close)
+                runs.append(node)
+                began[name] = output
+            codes = [node.wait() for node in runs]
+        finally:
+            namespace.show(began)
     # A part may have none of the tests that were asked for.
     return max((code for code in codes if code != namespace.NO_TESTS), default=0)
 

@@ -75,7 +75,6 @@ class Site:
     def __post_init__(self) -> None:
         copy_samples(self.folder / "store")
         (self.folder / "store/manifest.json").unlink()
-        (self.folder / "keys").mkdir()
         (self.folder / "deploy").symlink_to(ROOT / "deploy")
         (self.folder / "config.json").write_text(self.registry.auth.read_text())
         subprocess.run(

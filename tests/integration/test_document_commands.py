@@ -99,7 +99,6 @@ def place(folder: Path, node: Node) -> dict[str, str]:
     store = folder / "store"
     (store / ID).mkdir(parents=True)
     (store / ID / "blank.gbs").write_bytes((STORE / ID / "blank.gbs").read_bytes())
-    (folder / "keys").mkdir()
     (folder / "policy.yaml").write_text((ROOT / "deploy/admission/policy.yaml").read_text())
     (folder / "hello_afu.rbf").write_bytes(bytes.fromhex(AFU) + bytes(4096))
     accelerator = f'[{{"name": "hello", "total-contexts": 1, "accelerator-type-uuid": "{AFU}"}}]'

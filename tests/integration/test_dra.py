@@ -130,8 +130,8 @@ def test_a_claim_that_was_allocated_anew_waits_for_its_old_pods():
         with contextlib.suppress(grpc.RpcError):
             call.result(LIMIT)
         assert node.file(claim) is None
-        call = node.dra.begin("Prepare", claim)
         asked = node.api.gets()
+        call = node.dra.begin("Prepare", claim)
         eventually(lambda: node.api.gets() > asked)
         assert (node.afu(P0), node.afu(P1)) == (AFU, BLANK)
         assert not call.done()
@@ -191,8 +191,8 @@ def test_what_is_prepared_is_not_answered_while_nobody_says_what_it_has():
         claim = node.claim("c", P0, bitstream=AFU)
         first = node.dra.prepare(claim)
         node.api.away = True
-        call = node.dra.begin("Prepare", claim)
         asked = node.api.gets()
+        call = node.dra.begin("Prepare", claim)
         eventually(lambda: node.api.gets() > asked)
         assert not call.done()
         assert node.file(claim) is not None, "its containers start again all the same"

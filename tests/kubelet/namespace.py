@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -215,17 +215,27 @@ def outside(version: str, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, interrupted)
     outputs = [BUILT / f"{part}.log" for part in PARTS]
+    began: dict[str, Path | None] = {}
     with ExitStack() as nodes:
-        runs = []
-        for part, output in zip(PARTS, outputs, strict=True):
-            node = Node(f"{PREFIX}{os.getpid()}-{part}", version, part, command, output)
-            nodes.callback(node.close)
-            runs.append(node)
-        codes = [node.wait() for node in runs]
-    for part, output in zip(PARTS, outputs, strict=True):
-        print(f"--- {part} ---", output.read_text(errors="replace"), sep="\n")  # noqa: T201  # pytest's
+        try:
+            runs = []
+            for part, output in zip(PARTS, outputs, strict=True):
+                node = Node(f"{PREFIX}{os.getpid()}-{part}", version, part, command, output)
+                nodes.callback(node.close)
+                runs.append(node)
+                began[part] = output
+            codes = [node.wait() for node in runs]
+        finally:
+            show(began)
     # One part may have none of the tests that were asked for.
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
+
+
+def show(outputs: Mapping[str, Path | None]) -> None:
+    """What each part said: also where a signal ends us, and before the nodes are closed."""
+    for part, output in outputs.items():
+        if output is not None:
+            print(f"--- {part} ---", output.read_text(errors="replace"), sep="\n", flush=True)  # noqa: T201  # pytest's
 
 
 def interrupted(number: int, _: object) -> None:
