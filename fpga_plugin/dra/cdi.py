@@ -4,7 +4,9 @@ One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which nam
 digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
 files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
 it does not understand, and a container whose device is in none does not start. What the operator
-adds to containers (`workloads`) is in it too, as it was when the file was written.
+adds to containers (`workloads`) is in it too, as it was when the file was written. While that
+cannot be read, a file that has the claim's devices already is not written anew: it would lose what
+the operator adds, and so would each container that starts again.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import structlog
 
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.dra.names import device_name
@@ -28,6 +31,35 @@ if TYPE_CHECKING:
 VERSION: Final = "0.5.0"
 
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
+
+
+MAX_BYTES: Final = 1 << 20
+"""Of a file that is looked at; ours have some KiB."""
+
+log = structlog.get_logger()
+
+
+class _Edits(msgspec.Struct):
+    env: list[str] = []
+
+
+class _Device(msgspec.Struct):
+    name: str
+    containerEdits: _Edits  # noqa: N815  # the specification's own name
+
+    def core(self) -> tuple[str, list[str]]:
+        """Which device it is, and its nodes as its variables tell them: workloads set none."""
+        return self.name, [line for line in self.containerEdits.env if line.startswith("FPGA_")]
+
+
+class _File(msgspec.Struct):
+    """Of a file as it was written what tells the devices."""
+
+    devices: list[_Device]
+
+
+# Made at import: see pods/checkpoint.py.
+_FILE: Final = msgspec.json.Decoder(_File)
 
 
 class CdiError(FpgaPluginError):
@@ -65,9 +97,12 @@ class CdiFiles:
         path = self._path(holder.uid)
         # The runtime reads *.json and *.yaml only.
         new = f"{path}.new"
-        content = _ENCODER.encode(self._content(holder, claims))
+        planned = self._content(holder, claims)
+        content = _ENCODER.encode(planned)
         try:
             with self._one:
+                if (problem := self._problem) and _has(path, planned):
+                    return
                 os.makedirs(self._directory, exist_ok=True)
                 with open(new, "wb") as file:
                     file.write(content)
@@ -79,6 +114,20 @@ class CdiFiles:
                 f"{path} cannot be written: {error.strerror}",
                 hint="mount the node's directory for CDI files there, and see FPGA_PLUGIN_CDI_DIR",
             ) from error
+        if problem:
+            log.warning(
+                "claim's file has not what the workloads file may add",
+                claim=holder.uid,
+                error=problem,
+                hint="mend the workloads file; containers of new claims get it then",
+            )
+
+    @property
+    def _problem(self) -> str:
+        """Why it is not known what the operator adds to containers; empty: it is."""
+        if self._workloads is None or self._workloads.content.entries:
+            return ""  # by the last good version
+        return self._workloads.problem
 
     def remove(self, uid: ClaimUid) -> None:
         """No container starts with the claim's devices any more."""
@@ -145,6 +194,18 @@ def request_variable(request: str) -> str:
     return "FPGA_REQUEST_" + "".join(
         c if c.isascii() and c.isalnum() else "_" for c in request.upper()
     )
+
+
+def _has(path: str, planned: Mapping[str, Any]) -> bool:
+    """Whether a file has the devices that are planned, whatever else it adds to containers."""
+    try:
+        with open(path, "rb") as file:
+            there = _FILE.decode(file.read(MAX_BYTES))
+    except (OSError, msgspec.DecodeError):
+        return False
+    return [one.core() for one in there.devices] == [
+        one.core() for one in msgspec.convert(planned, _File).devices
+    ]
 
 
 def _paths(given: Allocation) -> list[str]:

@@ -5,8 +5,10 @@ claim's file. So the file goes when what was prepared is no longer there, or its
 elsewhere, and no container starts with another claim's region (invariant 10). It comes back with
 the next Prepare; of a card that was only not seen yet, with the card.
 
-At the start the files are written anew: they may have been lost. That of a claim that was adopted
-stays, and none is written: what its region holds is not known (docs/architecture.md).
+At the start the files are written anew: they may have been lost. While the workloads file is wrong,
+one that is there with these devices stays as it is: what it adds to containers is not known. That
+of a claim that was adopted stays, and none is written: what its region holds is not known
+(docs/architecture.md).
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import structlog
 
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
+from fpga_plugin.dra.written import write_file
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
@@ -86,18 +89,14 @@ class KeptFiles:
             self._missing.discard(uid)
         elif not ledger.fallen(holder):
             if uid in self._missing:
-                await self._write(holder)
+                await self._write(uid)
         elif ledger.is_prepared(holder) or ledger.misled(holder):
             await self._remove(holder)
         # Else it is being prepared, or was adopted, and its containers may start again.
 
-    async def _write(self, holder: Holder) -> None:
-        claims = [self._ledger.claims[device] for device in holder.devices]
-        await asyncio.to_thread(self._files.write, holder, claims)
-        self._missing.discard(holder.uid)
-        after = self._ledger.holders.get(holder.uid)
-        if after is None or after.ended:
-            await asyncio.to_thread(self._files.remove, holder.uid)
+    async def _write(self, uid: ClaimUid) -> None:
+        await write_file(self._ledger, self._files, uid)
+        self._missing.discard(uid)
 
     async def _remove(self, holder: Holder) -> None:
         """Take a claim's file away, until its devices are what was prepared."""

@@ -28,6 +28,7 @@ from fpga_plugin.claims.wants import Wants
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.wishes import Wishes
+from fpga_plugin.dra.written import write_file
 from fpga_plugin.errors import (
     FpgaPluginError,
     NoSourceError,
@@ -171,16 +172,14 @@ class ClaimLife:
 
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         """The claim's file, and what kubelet is told."""
-        holder = self._ledger.holders.get(ref.uid)
-        if holder is None or not self._ledger.is_prepared(holder):
+        holder = await write_file(self._ledger, self._files, ref.uid)
+        known = self._ledger.holders.get(ref.uid)
+        if known is None or known.ended:
             raise _ended(ref)
-        claims = [self._ledger.claims[device] for device in holder.devices]
-        await asyncio.to_thread(self._files.write, holder, claims)
-        after = self._ledger.holders.get(ref.uid)
-        if after is None or after.ended or (why := self._ledger.fallen(after)):
-            await asyncio.to_thread(self._files.remove, ref.uid)
-            if after is None or after.ended:
-                raise _ended(ref)
+        why = "it was allocated anew" if holder is None else self._ledger.fallen(holder)
+        if holder is None or why:
+            if holder is not None:
+                await asyncio.to_thread(self._files.remove, ref.uid)
             raise NotFinishedError(
                 f"{ref}: {why}", hint="it changed after it was prepared; kubelet asks again"
             )

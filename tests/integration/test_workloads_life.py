@@ -107,6 +107,33 @@ def test_a_claims_containers_get_what_the_file_says_and_a_card_is_another_resour
         assert shown["name"] == "other"
 
 
+def test_a_file_that_is_wrong_at_the_start_takes_nothing_from_prepared_claims(file):
+    """An upgrade with a slip in it: containers that start again have their mounts as before."""
+    with DraNode("1x2", workloads=str(file)).up() as node:
+        kept, lost = node.claim("c", P0), node.claim("d", P1)
+        node.dra.prepare(kept)
+        node.dra.prepare(lost)
+        before = node.file(kept)
+        assert before["devices"][0]["containerEdits"]["mounts"]
+        node.plugin.kill()
+        for path in node.cdi.glob(f"*{lost.uid}*"):
+            path.unlink()
+        put(file, "version: 1\nworkloads: [{name: x, env: {FPGA_A: 1}}]")
+        node.restarted()
+        said = "claim's file has not what the workloads file may add"
+        assert node.plugin.logged(said, claim=lost.uid)
+        assert not node.plugin.logged(said, claim=kept.uid)
+        node.dra.prepare(kept)  # kubelet restarted
+        assert node.file(kept) == before
+        edits = node.file(lost)["devices"][0]["containerEdits"]
+        assert [one["path"] for one in edits["deviceNodes"]] == ["/dev/dfl-port.1"]
+        assert "mounts" not in edits
+        put(file, OTHER)
+        node.plugin.until_logged("workloads in force", workloads=["other"])
+        node.dra.prepare(lost)
+        assert node.env(lost)["A"] == "1"
+
+
 def test_that_nobody_is_debugged_by_dra_is_said(file):
     with DraNode(debug_namespaces="team").up() as node:
         node.plugin.until_logged("no pod is debugged with FPGA_PLUGIN_MODE=dra")

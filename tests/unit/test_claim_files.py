@@ -1,7 +1,7 @@
 """Invariant 10 by the second door: a claim's file is there while its nodes lead where they did."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,12 @@ from test_holders import A, B, holder, prepare
 
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.kept import KeptFiles
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.dra.written import write_file
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Claim, Holder
 
 ONE, TWO = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
 SWAPPED = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
@@ -152,3 +155,39 @@ def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
     monkeypatch.setattr(cdi.files, "remove", failing)
     cdi.begin(ledger, lambda: ledger.card_gone(ONE.id))
     assert cdi.shown() == {B}
+
+
+def meanwhile(
+    cdi: Directory, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]
+) -> None:
+    """What happens while the next files are written, each time before the thread is done."""
+    write, left = cdi.files.write, [*steps]
+
+    def slow(known: Holder, claims: Iterable[Claim]) -> None:
+        if left:
+            left.pop(0)()
+        write(known, claims)
+
+    monkeypatch.setattr(cdi.files, "write", slow)
+
+
+def test_the_file_of_a_claim_that_is_withdrawn_while_it_is_written_does_not_stay(
+    cdi: Directory, monkeypatch: pytest.MonkeyPatch
+):
+    ledger = again(prepared(), ONE, TWO)
+    meanwhile(cdi, monkeypatch, lambda: ledger.unprepared(A), lambda: ledger.end_holder(B))
+    cdi.begin(ledger)
+    assert cdi.shown() == set()
+
+
+def test_a_claim_that_is_prepared_anew_while_its_file_is_written_has_that_of_its_new_device(
+    cdi: Directory, monkeypatch: pytest.MonkeyPatch
+):
+    ledger = again(prepared(), ONE, TWO)
+    ledger.end_holder(B)
+    meanwhile(cdi, monkeypatch, lambda: prepare(ledger, TWO, 0, A))
+    answered = asyncio.run(write_file(ledger, cdi.files, A))
+    assert answered == ledger.holders[A]
+    (path,) = cdi.path.glob(f"*{A}.json")
+    assert device_name(device(TWO, 0)) in path.read_text()
+    assert device_name(device(ONE, 0)) not in path.read_text()
