@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import measure
-from document import write
+from document import around, write
 from features import memory
 from figures import Figure, table
 from machine import machine
@@ -44,6 +44,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.write and arguments.cards:
         parser.error("--write is for all of them: without --cards")
+    if arguments.write:
+        around()  # before minutes of work: a page that does not take the figures
     effort = measure.QUICK if arguments.quick else measure.FULL
     python = runtime()
     # The plugin watches the directories that lead to its files: these are nobody else's.
@@ -68,14 +70,15 @@ def main() -> int:
         if not arguments.cards:
             print("memory by feature ...", file=sys.stderr)
             figures += memory(python, folder, Path(store), effort.idle)
-    if arguments.write:
-        write(here, figures, time.strftime("%-d %B %Y", time.gmtime()))
     if arguments.json:
         rows = [figure.as_json() for figure in figures]
         print(json.dumps({"machine": here, "figures": rows}, indent=2))
     else:
         print("\n".join(f"{key:<11} {value}" for key, value in here.items()))
         print(table(figures))
+    if arguments.write:
+        day = time.strftime("%-d %B %Y", time.gmtime())
+        write(here, figures, f"{day} with few repetitions (--quick)" if arguments.quick else day)
     return 0
 
 

@@ -45,18 +45,27 @@ _TREND: Sequence[tuple[str, str, Callable[[Figure], str]]] = (
 )
 
 
+def around() -> tuple[str, str]:
+    """What stands in the page before the block and after it.
+
+    Raises:
+        ValueError: the page has no such block.
+    """
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        msg = f"{PAGE} has no block between {BEGIN.strip()} and {END.strip()}"
+        raise ValueError(msg)
+    return before, after
+
+
 def write(here: Mapping[str, object], figures: Sequence[Figure], day: str) -> None:
     """Replace the block in the page, and keep the figures for the next run.
 
     Raises:
         ValueError: the page has no such block.
     """
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        msg = f"{PAGE} has no block between {BEGIN.strip()} and {END.strip()}"
-        raise ValueError(msg)
+    before, after = around()
     last = json.loads(KEPT.read_text()) if KEPT.exists() else None
     PAGE.write_text(before + BEGIN + block(here, figures, day, last) + END + after)
     kept = {"day": day, "machine": here, "figures": [figure.as_json() for figure in figures]}
@@ -73,7 +82,7 @@ def block(
     machine = "; ".join(f"{key} {value}" for key, value in here.items())
     parts = [f"Measured on {day}. {machine}.\n", _trend(figures)]
     if last is not None:
-        parts.append(_slower(figures, last))
+        parts.append(_slower(figures, last) if _same(here, last) else _ELSEWHERE.format(**last))
     parts.append(f"```\n{table(figures)}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
 
@@ -92,6 +101,16 @@ def _trend(figures: Sequence[Figure]) -> str:
         cells = [shown(known[each, name]) if (each, name) in known else "-" for each in cards]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+_ELSEWHERE = "Not held against the figures of {day}: they are of another machine.\n"
+
+
+def _same(here: Mapping[str, object], last: Mapping[str, object]) -> bool:
+    """Whether the last figures are of this machine, whatever else it did then."""
+    there = last["machine"]
+    assert isinstance(there, Mapping)
+    return {**here, "load": None} == {**there, "load": None}
 
 
 def _slower(figures: Sequence[Figure], last: Mapping[str, object]) -> str:

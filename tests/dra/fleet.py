@@ -51,6 +51,9 @@ USER = "system:serviceaccount:fpga-plugin:fpga-plugin"
 MEMORY = 16 << 10
 """MiB that all of it may take together."""
 
+MINUTES = 60.0
+"""After them no pod begins, if nothing else is said."""
+
 INOTIFY = 3
 """Instances of one plugin."""
 
@@ -278,6 +281,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "nodes": len(nodes),
         "pods": fleet.ended,
         "begun": fleet.begun,
+        "asked": arguments.pods,
         "hardware": arguments.hardware,
         "lost": lost,
         "refused": [one for node in nodes.values() for one in node.refused],
@@ -336,7 +340,8 @@ async def _pods(
     following = [asyncio.create_task(one.run()) for one in (pods, claims)]
     fleet = Fleet(cluster, nodes, server, pods, claims)
     turn = asyncio.Semaphore(arguments.alive or max(10, len(nodes) // 2))
-    until = time.monotonic() + 60 * arguments.minutes
+    minutes = MINUTES if arguments.minutes is None else arguments.minutes
+    until = time.monotonic() + 60 * minutes
     rng = random.Random(arguments.seed)
     kinds, weights = zip(*KINDS, strict=True)
 
@@ -390,9 +395,10 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def report(found: dict[str, Any], *, of: int = 5000, rate: float = 10.0) -> str:
     """The table, and what so many nodes with so many pods a second would ask for."""
     start, each = sum(found["start"].values()), sum(found["life"].values())
+    pods = f"{found['pods']} of the {found['asked']} that were asked for"
     watches = of / 570  # a watch is asked for anew after api.mirror.WATCH_SECONDS
     rows = [
-        ("plugins, pods", f"{found['nodes']} ({found['hardware']}), {found['pods']}"),
+        ("plugins, pods", f"{found['nodes']} ({found['hardware']}), {pods}"),
         ("lost", str(len(found["lost"]))),
         ("calls that were refused and tried again", str(len(found["refused"]))),
         ("answers of the API server, by code", _listed(found["answers"], "{:.0f}")),
@@ -422,6 +428,13 @@ def report(found: dict[str, Any], *, of: int = 5000, rate: float = 10.0) -> str:
 
 def _listed(values: dict[str, float], form: str = "{:.2f}") -> str:
     return ", ".join(f"{name} {form.format(value)}" for name, value in values.items())
+
+
+def failed(found: dict[str, Any], *, may_be_cut_short: bool) -> bool:
+    """Whether something was lost or too much was taken, or the run says less than was asked."""
+    enough = found["begun"] == found["asked"] or may_be_cut_short
+    whole = found["pods"] == found["begun"] and enough
+    return bool(found["lost"]) or not whole or found["all_mib"] > MEMORY
 
 
 @contextlib.contextmanager
@@ -460,7 +473,11 @@ def main() -> int:
     parser.add_argument(
         "--alive", type=int, default=0, help="pods at a time (half as many as nodes)"
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no pod after that")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help=f"begin no pod after that ({MINUTES:g}: then it fails if pods are left)",
+    )
     parser.add_argument("--step", type=int, default=4, help="plugins that start at a time")
     parser.add_argument("--quiet", type=float, default=15.0, help="seconds until all is at rest")
     parser.add_argument(
@@ -484,7 +501,7 @@ def main() -> int:
     except BaseException:
         print(f"fleet: the logs are in {folder}", file=sys.stderr)
         raise
-    bad = bool(found["lost"]) or found["pods"] != found["begun"] or found["all_mib"] > MEMORY
+    bad = failed(found, may_be_cut_short=arguments.minutes is not None)
     print(json.dumps(found, indent=2) if arguments.json else report(found))
     if not bad:
         shutil.rmtree(folder)

@@ -8,7 +8,7 @@ The second form tries those that lived against the integration tests of their ar
 
 Results stay in .cache/mutants: the same command goes on where it ended, and tries again what
 survived as soon as a test that touches it has changed. Ends with 1 if a mutant lives that
-tests/mutants/equivalent.toml does not judge.
+tests/mutants/equivalent.toml does not judge, or if that judges one that is not there any more.
 """
 # ruff: noqa: T201 - a command prints
 
@@ -47,7 +47,8 @@ def main() -> int:
         print(*(each.key for mutants in found.values() for each in mutants), sep="\n")
         return 0
     judged = equivalent()
-    for key in stale(judged):
+    gone = stale(judged)
+    for key in gone:
         print(f"judged, and not there any more: {key}")
     wanted = [each for mutants in found.values() for each in mutants if each.key not in judged]
     if not options.table:
@@ -57,7 +58,7 @@ def main() -> int:
     known = results()
     print(table(found, known, judged))
     alive = [each.key for each in wanted if each.key in known and not known[each.key].dead]
-    return 1 if alive else 0
+    return 1 if alive or gone else 0
 
 
 def run(wanted: list[Mutant], options: argparse.Namespace) -> int:

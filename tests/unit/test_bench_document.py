@@ -67,7 +67,27 @@ def test_a_page_without_the_block_is_left_alone(document):
     document.PAGE.write_text("nothing")
     with pytest.raises(ValueError, match="has no block between"):
         document.write({}, figures(document), "today")
+    with pytest.raises(ValueError, match="has no block between"):
+        document.around()
     assert document.PAGE.read_text() == "nothing"
+
+
+def test_figures_of_another_machine_are_not_held_against_each_other(document):
+    document.write({"cpu": "a", "load": 1.0}, figures(document), "the first day")
+    document.write({"cpu": "a", "load": 9.0}, figures(document, rss=60.0), "the second day")
+    assert "| slower or larger | the first day | now |" in document.PAGE.read_text()
+    document.write({"cpu": "b", "load": 9.0}, figures(document, rss=99.0), "the third day")
+    text = document.PAGE.read_text()
+    assert "slower or larger" not in text
+    assert "Not held against the figures of the second day: they are of another machine." in text
+
+
+def test_what_the_trend_names_is_measured(document):
+    """It names figures by their text, and has `-` for one that is not there."""
+    text = (ROOT / "docs" / "performance.md").read_text()
+    block = text.partition(document.BEGIN)[2].partition(document.END)[0]
+    for _, name, _ in document._TREND:
+        assert f"\n  {name}  " in block, name
 
 
 def test_the_projects_page_has_the_block(document):

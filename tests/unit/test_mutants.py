@@ -92,6 +92,24 @@ def test_a_judgement_about_what_is_no_longer_there_is_told(monkeypatch):
     assert core.stale({there + " once": "so"}) == [there + " once"]
 
 
+@pytest.mark.parametrize(("there", "code"), [(True, 0), (False, 1)])
+def test_a_judgement_about_what_is_no_longer_there_fails(there, code, tmp_path):
+    key = next(iter(core.chosen(["policy"], ["Policy.judge"])["policy"])).key
+    judged = {key if there else f"{key} once": "a reason that is long enough"}
+    run = (
+        f"import sys, runpy; sys.path.insert(0, {str(TOOL)!r}); import core\n"
+        f"core.equivalent = lambda: {judged!r}\n"
+        "sys.argv = ['mutants', '--table', 'policy']\n"
+        f"runpy.run_path({str(TOOL)!r}, run_name='__main__')"
+    )
+    environment = {**os.environ, "MUTANTS_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", run], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert ("judged, and not there any more: " in done.stdout) != there
+
+
 SECOND_TIER = """
 from fpga_plugin.thing import double
 def test_it(): assert double(2) == 4
