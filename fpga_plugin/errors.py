@@ -5,7 +5,6 @@ can do about it (`hint`), and the gRPC status with which kubelet hears of it. Th
 `str(e)`; the command line prints message and hint on two lines.
 """
 
-import copy
 import re
 from collections.abc import Callable
 from typing import ClassVar, Self
@@ -63,7 +62,9 @@ class FpgaPluginError(Exception):
 
     def reworded(self, words: Callable[[str], str]) -> Self:
         """The same error with other words for its message and hint."""
-        other = copy.copy(self)
+        # Not by `copy`: it calls the constructor, which may want more than the message.
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__.update(self.__dict__)
         other.message, other.hint = words(self.message), words(self.hint)
         return other
 

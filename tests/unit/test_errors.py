@@ -1,9 +1,13 @@
 """What a user or an operator is told always arrives: it is short, and it can be encoded."""
 
 import asyncio
+import importlib
+import inspect
+import pkgutil
 
 import pytest
 
+import fpga_plugin
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
@@ -23,6 +27,35 @@ def test_a_name_that_is_not_utf8_makes_a_printable_error(text):
 def test_a_message_stays_under_one_kib_whatever_it_is_made_of(character):
     told = str(FpgaPluginError(character * 5000, hint=character * 5000)).encode()
     assert len(told) <= MAX_MESSAGE_BYTES + 3
+
+
+def every_error() -> list[type[FpgaPluginError]]:
+    for module in pkgutil.walk_packages(fpga_plugin.__path__, "fpga_plugin."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, new = {FpgaPluginError}, [FpgaPluginError]
+    while new:
+        below = [each for each in new.pop().__subclasses__() if each not in found]
+        found.update(below)
+        new += below
+    return sorted((each for each in found if each.__module__.startswith("fpga_plugin.")), key=str)
+
+
+def test_each_error_can_have_other_words_and_is_else_the_same():
+    errors = every_error()
+    assert len(errors) > 40
+    for kind in errors:
+        wanted = {
+            name: f"its {name}"
+            for name, one in inspect.signature(kind).parameters.items()
+            if one.default is inspect.Parameter.empty
+        }
+        error = kind(**wanted)
+        error.message, error.hint = "m", "h"
+        told = error.reworded(str.upper)
+        assert (type(told), str(told), str(error), told.args) == (kind, "M: H", "m: h", error.args)
+        rest = {**error.__dict__, "message": "M", "hint": "H"}
+        assert told.__dict__ == rest
 
 
 def index(tmp_path) -> tuple[StoreIndex, Library]:
