@@ -17,10 +17,10 @@ from fpga_plugin.ids import BitstreamId, InterfaceId
 E = TypeVar("E", bound=FpgaPluginError)
 
 _ID = re.compile(
-    r"(?<![\w/.'(=-])(?:[0-9a-f]{40}|[0-9a-f]{32})(?![\w/'=-])(?!\.\w)",
+    r"(?<!\w)'[^']*'(?!\w)|(?<![\w/.'(=-])([0-9a-f]{40}|[0-9a-f]{32})(?![\w/'=-])(?!\.\w)",
     re.ASCII,
 )
-"""An id that stands by itself, in the spelling that messages have."""
+"""What is quoted, as a whole; or an id that stands by itself, in the spelling of messages."""
 
 _MOST = 3
 """Names of one bitstream id that are shown: each interface id may call it something else."""
@@ -46,7 +46,7 @@ class Names:
 
     def put(self, text: str) -> str:
         """The same text with names beside the ids that have one."""
-        return _ID.sub(lambda found: self._with_name(found[0]), text)
+        return _ID.sub(lambda found: self._with_name(found[1]) if found[1] else found[0], text)
 
     def error(self, error: E) -> E:
         """The same error in these words; of work that goes on, itself."""

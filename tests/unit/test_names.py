@@ -41,6 +41,8 @@ def test_an_id_at_the_end_of_a_sentence_has_its_name():
         f"fpga.intel.com/region-{CARDS} has no device",
         f"FPGA_AFU_1='{AFU}': no",
         f"FPGA_AFU_1={AFU}",
+        f"FPGA_AFU_1='a {AFU} b': no",
+        f"FPGA_AFU_1='{AFU} is what a tenant wrote",
         f"x{AFU}",
         f"{AFU}0",
         AFU.upper(),
@@ -49,6 +51,11 @@ def test_an_id_at_the_end_of_a_sentence_has_its_name():
 )
 def test_what_is_part_of_something_else_or_quoted_stays(text: str):
     assert NAMES.put(text) == text
+
+
+def test_what_stands_between_two_quotations_is_none():
+    said = f"the pod's 'a {AFU} b' is not {AOCX}, the card's, nor 'x {AFU}'"
+    assert NAMES.put(said) == said.replace(AOCX, f"kernel ({AOCX})")
 
 
 def test_names_are_not_put_twice():
