@@ -209,9 +209,9 @@ def _functions(backend: Backend, card: Card) -> list[str]:
         ]
     except FpgaPluginError as error:
         return [f"not know its PCI functions: {error}"]
-    return [f"bind to vfio-pci, and unbind when nobody has it: {', '.join(unbound)}"] * bool(
-        unbound
-    )
+    if not unbound:
+        return []
+    return [f"bind to vfio-pci, and unbind when nobody has it: {', '.join(unbound)}"]
 
 
 def report(found: Check) -> str:

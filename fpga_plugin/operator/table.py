@@ -432,7 +432,8 @@ def programmed_words(done: ProgrammedView) -> str:
     clock = done["clock"]
     said = "" if clock is None else f"{clock['state']}: {clock['detail']}"
     mark = "! " if clock is not None and clock["state"] == "not checked" else ""
-    shown = done.get("name") or done["afu_id"]
+    name = done.get("name")
+    shown = f"{name} ({done['afu_id']})" if name else done["afu_id"]
     lines = [
         f"region {done['region']} is programmed, and reads AFU {shown}",
         *(f"  {name}  {seconds:.3f} s" for name, seconds in done["steps"].items()),

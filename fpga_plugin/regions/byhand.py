@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.bounded import BoundedDict
@@ -127,8 +126,8 @@ class HandProgrammer:
     async def _program(self, card: str, region: str, bitstream: str) -> Programmed:
         operations = self._operations
         found, chosen = self._chosen(card, region)
+        bitstream_id = await self._named(bitstream, found.interface_id)
         names = await self._store.names()
-        bitstream_id = _named(bitstream, found.interface_id, names)
         try:
             self._check(found.id, chosen)
             loaded = await self._store.load(found.interface_id, bitstream_id)
@@ -140,6 +139,25 @@ class HandProgrammer:
         except FpgaPluginError as error:
             raise names.error(error) from error.__cause__
         return replace(done, name=names.bitstream(found.interface_id, bitstream_id))
+
+    async def _named(self, text: str, interface_id: InterfaceId) -> BitstreamId:
+        """Which bitstream is meant by an id, or by a name that the store's manifest gives.
+
+        Raises:
+            InvalidRequestError: none.
+            FpgaPluginError: the manifest, which says what bitstreams are called, cannot be read.
+        """
+        try:
+            return parse_bitstream_id(text)
+        except ValueError as error:
+            why = error
+        with contextlib.suppress(ValueError, KeyError):
+            alias = parse_alias(text)
+            return (await self._store.aliases())[interface_id, alias]
+        raise InvalidRequestError(
+            f"{quote(text)} is no bitstream id, and no name of one: {why}",
+            hint="`fpga-plugin bitstream list` shows ids and names",
+        )
 
     def _chosen(self, card: str, region: str) -> tuple[Card, Region]:
         ledger = self._operations.ledger
@@ -259,20 +277,3 @@ class HandProgrammer:
 
         await operations.step(card, report, program, pr=True)
         return clock
-
-
-def _named(text: str, interface_id: InterfaceId, names: Names) -> BitstreamId:
-    """Which bitstream is meant by an id, or by a name that the store's manifest gives.
-
-    Raises:
-        InvalidRequestError: none.
-    """
-    try:
-        return parse_bitstream_id(text)
-    except ValueError as error:
-        with contextlib.suppress(ValueError, KeyError):
-            return names.bitstreams[interface_id, parse_alias(text)]
-        raise InvalidRequestError(
-            f"{quote(text)} is no bitstream id, and no name of one: {error}",
-            hint="`fpga-plugin bitstream list` shows ids and names",
-        ) from None

@@ -89,12 +89,18 @@ def test_a_bitstream_may_be_named_and_is_shown_by_its_name():
         assert done.returncode == 0, done.stderr
         node.up()
         card(node, "drain")
-        assert f"region {P0} is programmed, and reads AFU gzip\n" in program(node, CARD, P0, "gzip")
+        assert f"region {P0} is programmed, and reads AFU gzip ({AFU})\n" in program(
+            node, CARD, P0, "gzip"
+        )
         assert node.afu(P0) == AFU
         found = json.loads(program(node, CARD, P0, AFU, "--json"))
         assert (found["afu_id"], found["name"]) == (AFU, "gzip")
         assert json.loads(program(node, CARD, P0, AFU_2, "--json"))["name"] == ""
         assert "no name of one" in program(node, CARD, P0, "gzpi", ok=False)
+        (node.store / "manifest.json").write_text("{")
+        text = program(node, CARD, P0, "gzip", ok=False)
+        assert "manifest.json" in text
+        assert "no name of one" not in text
 
 
 def test_a_card_in_service_is_refused_and_not_touched(node: Node):

@@ -1,12 +1,25 @@
 """A region that an operator programmed has no owner, and comes to nobody before a scrub."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from doubles.cards import AFU, REGIONS, device, make_card
 from ledger_support import found, make_ledger, make_lists, reopened, shown
 
-from fpga_plugin.errors import NotFinishedError
+from fpga_plugin.bitstream.names import Names
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    InvalidRequestError,
+    NotFinishedError,
+    NotPermittedError,
+    RefusedError,
+    StoreUnavailableError,
+)
 from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.records import Condition
+from fpga_plugin.regions.byhand import HandProgrammer
 
 CARD = make_card(1)
 P0 = device(CARD, 0)
@@ -68,3 +81,25 @@ def test_an_owners_image_stays_when_its_card_is_drained_and_brought_back():
     ledger.set_drained(CARD.id, drained=True)
     ledger.set_drained(CARD.id, drained=False)
     assert ledger.record(R0).condition is Condition.PROGRAMMED
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("it hangs"), NotPermittedError("broken")])
+def test_a_name_that_cannot_be_looked_up_is_refused_for_that_reason(error: FpgaPluginError):
+    class Store:
+        async def aliases(self):
+            raise error
+
+        async def names(self):
+            return Names()
+
+    async def program(bitstream: str) -> None:
+        operations = SimpleNamespace(ledger=make_ledger(CARD)[0])
+        programmer: Any = HandProgrammer(operations, Store(), None)  # type: ignore[arg-type]
+        await programmer.program("n", card=CARD.id, region="0", bitstream=bitstream)
+
+    with pytest.raises(type(error), match=error.message):
+        asyncio.run(program("gzip"))
+    with pytest.raises(InvalidRequestError, match="no name of one"):
+        asyncio.run(program("../x"))
+    with pytest.raises(RefusedError, match="in service"):
+        asyncio.run(program("a" * 32))
