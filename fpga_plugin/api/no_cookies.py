@@ -3,6 +3,9 @@
 The API server sets none. One that a proxy before it sets is not sent back: kubectl and Kubernetes'
 own clients send none back either. httpx2 imports the machinery for them nevertheless, with urllib's
 client, http's, email, tempfile and two compressors.
+
+Whoever binds one of these names while httpx2 is imported, in another thread too, has that of here
+for good: a jar that keeps nothing. So nothing below fpga_plugin imports them (a test holds it).
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,9 @@ were such modules of the standard library: imported by asyncio, dataclasses, str
 grpclib for a function that nobody calls here. While those are imported, each of these modules is a
 stand-in that knows the few names that are used at import. Asked for any other name, now or later,
 it imports the module itself: a library does the same as ever, only later. (But msgspec knows no
-decimals and UUIDs.) As soon as the `with` block ends, everybody else who imports the module gets
-the module.
+decimals and UUIDs. And a name that another thread binds meanwhile, it keeps: one of the few that
+are known is then the stand-in's for good.) As soon as the `with` block ends, everybody else who
+imports the module gets the module.
 """
 
 import contextlib

@@ -1,9 +1,14 @@
 """Modules that the plugin never needs; each test in a new interpreter, which has none of them."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import fpga_plugin
+from fpga_plugin.api.no_cookies import NO_COOKIES
 
 
 def fresh(code):
@@ -169,3 +174,19 @@ def test_grpclib_still_writes_hosts():
         "        assert Channel(host, 1)._authority == text\n"
         "asyncio.run(main())"
     )
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Modules, and names of modules, that a source imports anywhere."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
+    return found
+
+
+def test_nothing_of_ours_could_be_left_with_a_jar_that_keeps_no_cookies():
+    for path in Path(fpga_plugin.__file__).parent.rglob("*.py"):
+        assert not imported(ast.parse(path.read_text())) & NO_COOKIES.keys(), path
