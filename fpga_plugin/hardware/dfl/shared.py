@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import children, optional
 from fpga_plugin.hardware.model import Iommu
+from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
 
 _TYPES = {
     "DMA": Iommu.TRANSLATE,
@@ -59,8 +60,8 @@ def _of_function(kernel: Kernel, function: str) -> Iommu:
     try:
         if not kernel.exists(group):
             return Iommu.NONE
-        if optional(kernel, f"{group}/name") == "vfio-noiommu":
-            return Iommu.NONE  # a group that VFIO made up (drivers/vfio/group.c)
+        if optional(kernel, f"{group}/name") == NO_IOMMU_GROUP:
+            return Iommu.NONE
         return _TYPES.get(optional(kernel, f"{group}/type") or "", Iommu.UNKNOWN)
     except OSError:
         return Iommu.UNKNOWN

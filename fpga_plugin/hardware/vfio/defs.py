@@ -7,6 +7,9 @@ CONTAINER = "/dev/vfio/vfio"
 
 DRIVER = "vfio-pci"
 
+NO_IOMMU_GROUP = "vfio-noiommu"
+"""The name of a group that VFIO made up, where nothing translates (drivers/vfio/group.c)."""
+
 GET_API_VERSION = 0x3B64
 """VFIO_GET_API_VERSION: 0."""
 

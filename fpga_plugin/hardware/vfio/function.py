@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fpga_plugin.errors import HardwareError, quote
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.sysfs import optional
+from fpga_plugin.hardware.vfio.defs import NO_IOMMU_GROUP
 from fpga_plugin.ids import PciAddress
 
 PCI = "/sys/bus/pci/devices"
@@ -19,9 +20,6 @@ GROUPS = "/sys/kernel/iommu_groups"
 
 _BRIDGE = "0x0604"
 """The class of PCI bridges: VFIO does not mind one in a group (pcieport's driver_managed_dma)."""
-
-_MADE_UP = "vfio-noiommu"
-"""The name of a group that VFIO made up, where nothing translates (drivers/vfio/group.c)."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -73,7 +71,7 @@ def read_function(kernel: Kernel, address: PciAddress) -> Function:
         raise _no_iommu(address) from error
     if not _NUMBER.fullmatch(group):
         raise HardwareError(f"function {address} is in IOMMU group {quote(group)}")
-    if optional(kernel, f"{GROUPS}/{group}/name") == _MADE_UP:
+    if optional(kernel, f"{GROUPS}/{group}/name") == NO_IOMMU_GROUP:
         raise _no_iommu(address)
     return Function(address, int(group), instance)
 
