@@ -337,3 +337,8 @@ def parse_alias(text: str) -> Alias:
         msg = "no name (at most 31 of a-z, 0-9 and '-', one of g-z among them; not 'blank')"
         raise ValueError(msg)
     return Alias(text)
+
+
+def with_name(of: str, name: str) -> str:
+    """An id with its name, if it has one: who reads it may have neither store nor manifest."""
+    return f"{name} ({of})" if name else of

@@ -27,8 +27,9 @@ from fpga_plugin.bitstream.files import (
 from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
-from fpga_plugin.bitstream.manifest import Aliases, InterfaceAliases, in_utc
+from fpga_plugin.bitstream.manifest import in_utc
 from fpga_plugin.bitstream.metadata import Metadata, read_json
+from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import ENDING, is_blank
@@ -65,14 +66,13 @@ def show_store(args: argparse.Namespace) -> int:
     store = Store(args.dir)
     judged = [_judged(store, entry, args) for entry in store.list()]
     entries = [entry for entry, _ in judged]
-    aliases = _aliases(store, args)
-    interfaces = _interfaces(store, args)
+    names = _names(store, args)
     if args.json:
         shown = [
             {
                 **_entry_json(entry),
-                "alias": _alias(entry, aliases),
-                "interface_alias": interfaces.get(InterfaceId(entry.interface_id or "")),
+                "alias": _alias(entry, names),
+                "interface_alias": names.interfaces.get(InterfaceId(entry.interface_id or "")),
                 "trust": trust,
             }
             for entry, trust in judged
@@ -84,9 +84,7 @@ def show_store(args: argparse.Namespace) -> int:
         return DONE
     rows = [("INTERFACE ID", "BITSTREAM", "BYTES", "NAME", "TRUST")]
     rows += [
-        (*_row(entry, aliases, interfaces), trust or "-")
-        for entry, trust in judged
-        if entry.problem is None
+        (*_row(entry, names), trust or "-") for entry, trust in judged if entry.problem is None
     ]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -494,40 +492,25 @@ def _read(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
         raise no_file(path) from None
 
 
-def _aliases(store: Store, args: argparse.Namespace) -> Aliases:
-    """What the manifest calls bitstreams; nothing where it cannot be used, as the list tells."""
+def _names(store: Store, args: argparse.Namespace) -> Names:
+    """What the manifest calls ids; nothing where it cannot be used, as the list tells."""
     try:
-        return _trust(store, args).aliases()
+        return _trust(store, args).names()
     except FpgaPluginError:
-        return {}
+        return Names()
 
 
-def _interfaces(store: Store, args: argparse.Namespace) -> InterfaceAliases:
-    """What it calls interface ids."""
-    try:
-        return _trust(store, args).interface_aliases() or {}
-    except FpgaPluginError:
-        return {}
+def _alias(entry: StoreEntry, names: Names) -> str | None:
+    if entry.interface_id is None or entry.bitstream_id is None:
+        return None
+    return names.bitstream(entry.interface_id, entry.bitstream_id) or None
 
 
-def _alias(entry: StoreEntry, aliases: Aliases) -> str | None:
-    return next(
-        (
-            alias
-            for (interface_id, alias), bitstream_id in aliases.items()
-            if (interface_id, bitstream_id) == (entry.interface_id, entry.bitstream_id)
-        ),
-        None,
-    )
-
-
-def _row(
-    entry: StoreEntry, aliases: Aliases, interfaces: InterfaceAliases
-) -> tuple[str, str, str, str]:
+def _row(entry: StoreEntry, names: Names) -> tuple[str, str, str, str]:
     name = quote(entry.metadata.clusters[0].name) if entry.metadata else ""
-    name = _alias(entry, aliases) or name
+    name = _alias(entry, names) or name
     return (
-        interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
+        names.interfaces.get(InterfaceId(entry.interface_id or "")) or entry.interface_id or "",
         BLANK if entry.blank else entry.bitstream_id or "",
         str(entry.size),
         name,

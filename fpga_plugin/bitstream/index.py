@@ -144,6 +144,7 @@ class StoreIndex:
         self._waiting.set()
 
     async def _all(self) -> None:
+        await self._reader.names()  # for refusals, which wait for no store
         try:
             entries = await self._reader.list()
         except (BitstreamError, BitstreamNotFoundError, StoreUnavailableError) as error:

@@ -6,15 +6,16 @@ part of something else, such as a path or a resource's name, and what a message 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
 from fpga_plugin.bitstream.manifest import Aliases, InterfaceAliases
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError
-from fpga_plugin.ids import BitstreamId, InterfaceId
+from fpga_plugin.ids import Alias, BitstreamId, InterfaceId, with_name
 
 E = TypeVar("E", bound=FpgaPluginError)
+
 
 _ID = re.compile(
     r"(?<!\w)'[^']*'(?!\w)|(?<![\w/.'(=-])([0-9a-f]{40}|[0-9a-f]{32})(?![\w/'=-])(?!\.\w)",
@@ -33,16 +34,29 @@ class Names:
     Attributes:
         bitstreams: by interface id and name.
         interfaces: by interface id.
+        by_id: what bitstreams are called, by interface id and bitstream id.
     """
 
     bitstreams: Aliases = field(default_factory=dict)
     interfaces: InterfaceAliases = field(default_factory=dict)
+    by_id: Mapping[tuple[InterfaceId, BitstreamId], Alias] = field(init=False, compare=False)
+    _shown: Mapping[str, str] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_id: dict[tuple[InterfaceId, BitstreamId], Alias] = {}
+        names: dict[str, list[str]] = {}
+        for (interface_id, name), bitstream_id in self.bitstreams.items():
+            by_id.setdefault((interface_id, bitstream_id), name)
+            of_id = names.setdefault(bitstream_id, [])
+            if name not in of_id and len(of_id) < _MOST:
+                of_id.append(name)
+        shown = {of: " / ".join(some) for of, some in names.items()}
+        object.__setattr__(self, "by_id", by_id)
+        object.__setattr__(self, "_shown", shown | dict(self.interfaces))
 
     def bitstream(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> str:
         """What a bitstream is called; empty: nothing."""
-        wanted = (interface_id, bitstream_id)
-        found = (name for (of, name), id_ in self.bitstreams.items() if (of, id_) == wanted)
-        return next(found, "")
+        return self.by_id.get((interface_id, bitstream_id), "")
 
     def put(self, text: str) -> str:
         """The same text with names beside the ids that have one."""
@@ -53,8 +67,4 @@ class Names:
         return error if isinstance(error, NotFinishedError) else error.reworded(self.put)
 
     def _with_name(self, of: str) -> str:
-        name = self.interfaces.get(InterfaceId(of), "")
-        if not name:
-            names = dict.fromkeys(each for (_, each), id_ in self.bitstreams.items() if id_ == of)
-            name = " / ".join(islice(names, _MOST))
-        return f"{name} ({of})" if name else of
+        return with_name(of, self._shown.get(of, ""))

@@ -7,7 +7,6 @@ store, as long as nothing said that it has changed.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from fpga_plugin.bitstream.manifest import MANIFEST, Aliases, InterfaceAliases
 from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
 from fpga_plugin.bitstream.verdicts import Verdict
-from fpga_plugin.errors import FpgaPluginError, StoreUnavailableError
+from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
 from fpga_plugin.ids import BitstreamId, InterfaceId
 from fpga_plugin.process.threads import LateError, Threads
 
@@ -146,12 +145,22 @@ class StoreReader:
     async def names(self) -> Names:
         """What the manifest calls ids, for people; never raises.
 
-        While the store does not answer, it is what was known before.
+        While the store does not answer, it is what was known before. Of a manifest that cannot be
+        used nothing is taken.
         """
-        with contextlib.suppress(FpgaPluginError, LateError):
+        try:
             self._names = await self._threads.run(
                 MANIFEST, self.library.trust.names, seconds=LOOK_SECONDS
             )
+        except NotPermittedError:
+            self._names = Names()
+        except (FpgaPluginError, LateError):
+            pass
+        return self._names
+
+    @property
+    def known_names(self) -> Names:
+        """The same as it was read last, at once: the index reads it whenever it may change."""
         return self._names
 
     async def examine(self, relative: str) -> Verdict | None:

@@ -190,13 +190,9 @@ class PreStarts:
                 )
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
-            told = error
-            try:
-                told = await self._wants.named(error)
-            finally:
-                # Whoever called may be gone meanwhile: those that follow the pod are told.
-                self._envs.refused(identity, devices, str(told))
-                self._recorder.refused(identity, devices, told)
+            told = self._wants.named(error)
+            self._envs.refused(identity, devices, str(told))
+            self._recorder.refused(identity, devices, told)
             raise told from error.__cause__
         finally:
             if caller is not None:

@@ -16,7 +16,6 @@ from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     InvalidRequestError,
-    NotFinishedError,
 )
 from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.ids import (
@@ -91,11 +90,12 @@ class Wants:
         """What the pod wants of its regions should the container fail."""
         return None if self._debugging is None else await self._debugging.wish(identity, devices)
 
-    async def named(self, error: FpgaPluginError) -> FpgaPluginError:
-        """The same error for people: with what the store's manifest calls the ids in it."""
-        if isinstance(error, NotFinishedError):
-            return error  # the call's time is up, and it is no news
-        return (await self._store.names()).error(error)
+    def named(self, error: FpgaPluginError) -> FpgaPluginError:
+        """The same error for people: with what the store's manifest calls the ids in it.
+
+        By the names that were read last: the call's time may be up, and no store is waited for.
+        """
+        return self._store.known_names.error(error)
 
     async def requests(
         self, identity: Identity, devices: Sequence[DeviceId], env: Mapping[str, str]

@@ -18,7 +18,7 @@ from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings, defaul
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Verdict
-from fpga_plugin.ids import CardId, functions_variable
+from fpga_plugin.ids import CardId, functions_variable, with_name
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import FUNCTIONS_HINT
 from fpga_plugin.operator.node import Node, NodeCard, look, resources
@@ -229,9 +229,9 @@ def report(found: Check) -> str:
     for card in found["cards"]:
         lines += ["", f"card {card['card']}  {card['description']}".rstrip()]
         if card["interface_id"]:
-            lines.append(f"  interface {_called(card['interface_id'], card['interface_alias'])}")
+            lines.append(f"  interface {with_name(card['interface_id'], card['interface_alias'])}")
         for held in card["holds"]:
-            shown = f"shows {_called(held['afu_id'], held['name'])}"
+            shown = f"shows {with_name(held['afu_id'], held['name'])}"
             lines.append(f"  {held['region']}: {shown if held['afu_id'] else held['error']}")
         if card["problem"]:
             lines += _item("!", f"not served: {card['problem']}")
@@ -243,11 +243,6 @@ def report(found: Check) -> str:
             mark = _MARKS[Verdict(assumed["verdict"])]
             lines += _item(mark, f"{assumed['says']}: {assumed['seen']}")
     return "\n".join(printable(line) for line in lines)
-
-
-def _called(of: str, name: str) -> str:
-    """A name with its id: who reads the report has neither the store nor its manifest."""
-    return f"{name} ({of})" if name else of
 
 
 def _item(mark: str, text: str) -> list[str]:

@@ -229,7 +229,7 @@ class ClaimLife:
                     self.doubted(error.holder)
             except FpgaPluginError as error:
                 log.warning("claim not prepared", **ref.logged, error=str(error))
-                raise await self._wants.named(error) from error.__cause__
+                raise self._wants.named(error) from error.__cause__
             except Exception as error:
                 log.exception("preparation failed", **ref.logged)
                 raise FpgaPluginError(

@@ -77,30 +77,17 @@ class Catalogue:
     async def _read(self, reader: StoreReader) -> None:
         try:
             entries = await reader.headers()
-            aliases = await self._aliases(reader)
+            names = await reader.names()
+            aliases = names.by_id
             self._listed = tuple(_listed(reader, entry, aliases) for entry in entries[:MOST])
             self._names = _names(entries, aliases)
-            self._interfaces = await self._interface_aliases(reader)
+            self._interfaces = names.interfaces
         except FpgaPluginError:
             # The log has said so; there is no bitstream to be named.
             self._listed, self._names, self._interfaces = (), {}, {}
         finally:
             self._read_at = time.monotonic()
             self._reading = None
-
-    async def _aliases(self, reader: StoreReader) -> _Aliases:
-        """What the manifest calls bitstreams, by interface id and bitstream id."""
-        try:
-            found = await reader.aliases()
-        except FpgaPluginError:  # the log has said so
-            return {}
-        return {(interface_id, of): alias for (interface_id, alias), of in found.items()}
-
-    async def _interface_aliases(self, reader: StoreReader) -> InterfaceAliases:
-        try:
-            return await reader.interface_aliases() or {}
-        except FpgaPluginError:  # the log has said so
-            return {}
 
     @property
     def listed(self) -> tuple[Listed, ...]:

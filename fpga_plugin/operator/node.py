@@ -160,10 +160,10 @@ def _checkpoint(settings: Settings) -> tuple[Checkpoint, str]:
 
 def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
     try:
-        found = open_trust(settings, owner=False).aliases()
+        found = open_trust(settings, owner=False).names()
     except FpgaPluginError:  # nothing of such a store is used, which is told elsewhere
         return {}
-    return {(interface_id, of): alias for (interface_id, alias), of in found.items()}
+    return dict(found.by_id.items())
 
 
 def _interfaces(settings: Settings) -> InterfaceAliases:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Final
 
+from fpga_plugin.ids import with_name
 from fpga_plugin.operator.schema import (
     CardStateView,
     CardView,
@@ -432,8 +433,7 @@ def programmed_words(done: ProgrammedView) -> str:
     clock = done["clock"]
     said = "" if clock is None else f"{clock['state']}: {clock['detail']}"
     mark = "! " if clock is not None and clock["state"] == "not checked" else ""
-    name = done.get("name")
-    shown = f"{name} ({done['afu_id']})" if name else done["afu_id"]
+    shown = with_name(done["afu_id"], done.get("name") or "")
     lines = [
         f"region {done['region']} is programmed, and reads AFU {shown}",
         *(f"  {name}  {seconds:.3f} s" for name, seconds in done["steps"].items()),

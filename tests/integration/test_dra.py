@@ -436,7 +436,8 @@ def test_a_refused_claim_hears_what_people_call_the_bitstream():
         node.set(policy_file=str(policy))
         node.up()
         claim = node.claim("c", P0, bitstream=AFU)
-        assert f"with bitstream gzip ({AFU})" in node.dra.refused(claim)
+        # Until the index has read the manifest, the id has to do.
+        eventually(lambda: f"with bitstream gzip ({AFU})" in node.dra.refused(claim))
 
 
 def test_a_forced_deletion_does_not_give_the_device_to_two():

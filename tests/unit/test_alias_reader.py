@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from fpga_plugin.bitstream import reader
+from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.reader import StoreReader
-from fpga_plugin.errors import StoreUnavailableError
+from fpga_plugin.claims.wants import Wants
+from fpga_plugin.errors import NotPermittedError, RefusedError, StoreUnavailableError
 
 NAMES = {("0" * 32, "gzip"): "1" * 32}
 
@@ -19,6 +21,7 @@ class Manifest:
     def __init__(self) -> None:
         self.answers = threading.Event()
         self.answers.set()
+        self.broken = False
 
     def aliases(self):
         self.answers.wait(60)
@@ -27,6 +30,12 @@ class Manifest:
     def interface_aliases(self):
         self.answers.wait(60)
         return {"0" * 32: "board"}
+
+    def names(self):
+        self.answers.wait(60)
+        if self.broken:
+            raise NotPermittedError("manifest.json is no manifest")
+        return Names(NAMES, {"0" * 32: "board"})
 
 
 @pytest.fixture
@@ -75,5 +84,27 @@ def test_names_of_interface_ids_are_not_known_while_the_store_hangs(manifest, mo
         with pytest.raises(StoreUnavailableError, match=r"/store/manifest\.json: not read within"):
             await store.interface_aliases()
         manifest.answers.set()
+
+    asyncio.run(steps())
+
+
+def test_a_refusal_has_the_names_that_were_read_last_and_waits_for_no_store(manifest):
+    library = SimpleNamespace(trust=manifest, store=SimpleNamespace(root="/store"))
+    nothing = SimpleNamespace(ledger=None, backend=None)
+    error = RefusedError(f"no {'1' * 32}")
+
+    async def steps() -> None:
+        store = StoreReader(library)
+        wants = Wants(nothing, store, None, recorder=None)
+        assert str(wants.named(error)) == str(error), "nothing was read yet"
+        await store.names()
+        manifest.answers.clear()
+        before = threading.active_count()
+        assert str(wants.named(error)) == f"no gzip ({'1' * 32})"
+        assert threading.active_count() == before
+        manifest.answers.set()
+        manifest.broken = True
+        await store.names()
+        assert str(wants.named(error)) == str(error), "nothing of such a manifest counts"
 
     asyncio.run(steps())
