@@ -340,6 +340,11 @@ def uninstalled(cluster: Cluster) -> None:
     until(lambda: gone(cluster), "the namespace is gone")
 
 
+def offers_nothing(cluster: Cluster) -> bool:
+    """What a plugin before offered goes when kubelet next tells of its devices."""
+    return not any(int(count) for count in cluster.allocatable().values())
+
+
 def looked(cluster: Cluster, look: str) -> str:
     """What the plugin saw; it takes a second from its start, which a person does not notice."""
     logs = look[look.index("POD=") if "POD=" in look else look.rindex("kubectl") :]
@@ -362,7 +367,7 @@ def test_the_ten_minutes_of_the_install(cluster: Cluster) -> None:
     cluster.types(look)
     told = looked(cluster, look)
     assert "would_wipe" in told
-    assert not any(int(count) for count in cluster.allocatable().values())
+    until(lambda: offers_nothing(cluster), "nothing is offered")
     told = cluster.types(serve)
     assert "Phase:          Succeeded" in told
     # Kubelet tells the API server some seconds later, as the document says.
@@ -412,7 +417,7 @@ def test_the_install_without_helm(cluster: Cluster) -> None:
     cluster.types(f"{label} --overwrite")
     cluster.types(look)
     assert "would_wipe" in looked(cluster, look)
-    assert not any(int(count) for count in cluster.allocatable().values())
+    until(lambda: offers_nothing(cluster), "nothing is offered")
     cluster.types(serve)
     until(lambda: cluster.allocatable().get(REGIONS) == "2", "its regions are allocatable")
     cluster.types(remove)
