@@ -505,6 +505,7 @@ class Images:
     """`StoreReader` with every accelerator and, unless it was taken away, a blank."""
 
     has_blank = True
+    known_names = Names()
 
     async def load(self, interface_id: InterfaceId, bitstream_id: BitstreamId) -> Bitstream:
         return await asyncio.to_thread(lambda: _bitstream(interface_id, AfuId(bitstream_id)))
@@ -516,9 +517,6 @@ class Images:
 
     def blank_path(self, interface_id: InterfaceId) -> str:
         return f"/srv/{interface_id}/blank.gbs"
-
-    async def names(self) -> Names:
-        return Names()
 
 
 def _bitstream(interface_id: InterfaceId, afu: AfuId) -> Bitstream:
