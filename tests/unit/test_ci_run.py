@@ -104,6 +104,12 @@ def test_every_tier_runs_with_the_same_examples_and_one_that_is_not_there_is_lef
     assert verdict(run, "test-kubelet") == "ok"
 
 
+def test_the_plugin_is_killed_at_every_door_for_five_minutes_of_the_same_seed(tmp_path):
+    run = _run(tmp_path, targets={"campaign": "@echo asked: $$CAMPAIGN_ARGS"}, CAMPAIGN_ARGS="")
+    (asked,) = re.findall("^asked: (.*)$", run.stdout, re.MULTILINE)
+    assert asked == "--seed 20261121 --door all --minutes 5 --kills 30 --short"
+
+
 def test_a_real_kubelet_and_what_computes_run_side_by_side_and_their_output_is_not_mixed(tmp_path):
     # Each waits until the other is there: one after the other, none would end.
     meet = "@echo $@ begins; touch $@.there; until [ -e {}.there ]; do sleep 0.1; done; echo ends"
