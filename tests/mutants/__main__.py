@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Small changes of the core, one at a time: does a fast test notice?
 
-    .venv/bin/python tests/mutants [AREA ...] [--only TEXT] [--minutes N] [--table]
+    .venv/bin/python tests/mutants [AREA ...] [--only TEXT] [--minutes N] [--sample N] [--table]
     .venv/bin/python tests/mutants [AREA ...] --integration [--minutes N] [--sample N]
 
 The second form tries those that lived against the integration tests of their area.
@@ -14,6 +14,7 @@ tests/mutants/equivalent.toml does not judge, or if that judges one that is not 
 
 import argparse
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ def main() -> int:
     arguments.add_argument("--minutes", type=float, default=600, help="begin no mutant after that")
     arguments.add_argument("--processes", type=int, default=os.cpu_count() or 2)
     arguments.add_argument("--integration", action="store_true", help="the second tier")
-    arguments.add_argument("--sample", type=int, default=0, help="so many of an area there")
+    arguments.add_argument("--sample", type=int, default=0, help="so many of those of an area")
     arguments.add_argument("--seed", type=int, default=0, help="which ones")
     arguments.add_argument("--again", action="store_true", help="believe no earlier result")
     arguments.add_argument("--table", action="store_true", help="only print what is known")
@@ -51,6 +52,8 @@ def main() -> int:
     for key in gone:
         print(f"judged, and not there any more: {key}")
     wanted = [each for mutants in found.values() for each in mutants if each.key not in judged]
+    if options.sample and not options.integration:
+        wanted = sample(found, judged, options.sample, options.seed)
     if not options.table:
         code = second_tier(wanted, options) if options.integration else run(wanted, options)
         if code:
@@ -59,6 +62,19 @@ def main() -> int:
     print(table(found, known, judged))
     alive = [each.key for each in wanted if each.key in known and not known[each.key].dead]
     return 1 if alive or gone else 0
+
+
+def sample(
+    found: dict[str, list[Mutant]], judged: dict[str, str], most: int, seed: int
+) -> list[Mutant]:
+    """So many of those of each area that are not judged equivalent, in their order."""
+    chance = random.Random(seed)
+    chosen = []
+    for mutants in found.values():
+        here = [each for each in mutants if each.key not in judged]
+        picked = set(chance.sample(range(len(here)), min(most, len(here))))
+        chosen += [each for number, each in enumerate(here) if number in picked]
+    return chosen
 
 
 def run(wanted: list[Mutant], options: argparse.Namespace) -> int:

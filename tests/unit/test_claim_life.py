@@ -1,0 +1,714 @@
+"""A ResourceClaim's Prepare and Unprepare, and what happens to it between any two of their steps.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. The
+orders of the checked model are in test_claims_model.py, the door as kubelet sees it in
+tests/integration/test_dra.py.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles.cards import AFU, BLANK, INTERFACE, TOO_HOT
+from ledger_scene import RememberedImages, Scene, scenes
+from ledger_support import MemoryJournal
+from ledger_world import Plugin, Pod, Rack, make_boards
+
+from fpga_plugin.config.settings import Mode, RecoveryPolicy, ScrubPolicy
+from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.life import ANSWER_SECONDS
+from fpga_plugin.dra.regionconfig import RegionConfig
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    NoSourceError,
+    NotFinishedError,
+    NotPermittedError,
+    RefusedError,
+)
+from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Condition
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.regions.prepare import FormerOwnerRunsError
+
+A = ClaimUid("00000000-0000-4000-8000-00000000000a")
+B = ClaimUid("00000000-0000-4000-8000-00000000000b")
+OTHER = AfuId("a" * 32)
+
+
+def ref(uid: ClaimUid) -> ClaimRef:
+    return ClaimRef(uid, "space", f"claim-{uid[-1]}")
+
+
+class Server:
+    """The API server, as far as claims are read there.
+
+    Attributes:
+        claims: as they are now.
+        failing: what the next reads end with.
+        asked: whose were read.
+    """
+
+    def __init__(self) -> None:
+        self.claims: dict[ClaimUid, ResourceClaim] = {}
+        self.failing: list[FpgaPluginError] = []
+        self.asked: list[ClaimUid] = []
+
+    async def get(self, asked: ClaimRef) -> ResourceClaim:
+        return await asyncio.to_thread(functools.partial(self._read, asked))
+
+    def _read(self, asked: ClaimRef) -> ResourceClaim:
+        self.asked.append(asked.uid)
+        if self.failing:
+            raise self.failing.pop(0)
+        if (claim := self.claims.get(asked.uid)) is None:
+            raise NoSuchClaimError(f"{asked} is not there any more")
+        return claim
+
+
+class Anything:
+    """A policy that notes what it is asked, and allows it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    async def check(self, *of: object) -> None:
+        self.asked.append(of)
+
+
+class ClaimScene(Scene):
+    """As `Scene`, with the door of DRA."""
+
+    def __init__(
+        self, folder: Path, *, cards: tuple[int, ...] = (2, 1), memory: bool = False
+    ) -> None:
+        self.folder = folder
+        self.pods: list[Pod] = []
+        self.touched: list[RegionId] = []
+        self.on_touch: Callable[[], object] = lambda: None
+        self.images = RememberedImages()
+        self.logged: list[str] = []
+        self.server, self.policy = Server(), Anything()
+        boards = make_boards([(n, memory and not number) for number, n in enumerate(cards)])
+        self.rack = Rack(boards, self._touch)
+        self.journal = MemoryJournal()
+        self.live()
+
+    def live(self) -> None:
+        """A life of the plugin's process."""
+        self.plugin = Plugin(
+            self.rack,
+            self.pods,
+            self.images,
+            self.journal,
+            scrub=ScrubPolicy.REQUIRED,
+            recovery=RecoveryPolicy.NONE,
+            door={
+                "mode": Mode.DRA,
+                "node_name": "node-a",
+                "cdi_dir": str(self.folder / "cdi"),
+                "kubelet_root": str(self.folder),
+            },
+        )
+        self.ledger, self.operations = self.plugin.ledger, self.plugin.operations
+        door = self.plugin.door
+        assert door is not None
+        self.life, self.reconciler, self.kept = door.life, door.reconciler, door._kept
+        server: Any = self.server
+        permission: Any = self.policy
+        self.life._claims = self.reconciler._claims = server
+        self.life._permission = permission
+
+    # what others do
+
+    def pod(self, uid: str, *, running: bool = True) -> Pod:
+        pod = Pod(PodUid(uid), None, (), {}, running=running)  # type: ignore[arg-type]
+        self.pods.append(pod)
+        return pod
+
+    def allocated(
+        self,
+        uid: ClaimUid,
+        *devices: RegionId | CardId,
+        wants: AfuId | None = AFU,
+        pods: tuple[str, ...] = ("pod-1",),
+        request: str = "fpga",
+    ) -> ResourceClaim:
+        """The scheduler gives a claim devices."""
+        config = (
+            ()
+            if wants is None
+            else (Config(False, frozenset(), RegionConfig(bitstream=BitstreamId(wants))),)
+        )
+        claim = self.server.claims[uid] = ResourceClaim(
+            ref(uid),
+            tuple(Allocated(request, request, DeviceId(one)) for one in devices),
+            config,
+            frozenset(map(PodUid, pods)),
+        )
+        return claim
+
+    # kubelet's calls
+
+    def prepare(self, uid: ClaimUid = A) -> "asyncio.Task[Any]":
+        return self.plugin.begin(self.life.prepare(ref(uid)))
+
+    def prepared(self, uid: ClaimUid = A) -> Any:
+        """A Prepare that succeeds."""
+        task = self.prepare(uid)
+        self.plugin.work()
+        return task.result()
+
+    def unprepare(self, uid: ClaimUid = A) -> "asyncio.Task[Any]":
+        return self.plugin.begin(self.life.unprepare(ref(uid)))
+
+    # what is to be seen
+
+    def file(self, uid: ClaimUid = A) -> str:
+        """What the container runtime reads; empty: there is none."""
+        found = [*(self.folder / "cdi").glob(f"*{uid}.json")]
+        return found[0].read_text() if found else ""
+
+    def afu(self, region: RegionId) -> AfuId | None:
+        return self.rack.slot(region).afu
+
+    def pass_time(self, until: Callable[[], bool]) -> None:
+        """Let timers end, and the threads that they begin."""
+        for _ in range(200):
+            self.plugin.work()
+            if until():
+                return
+            self.plugin.loop.pass_time()
+        raise AssertionError("it does not happen")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., ClaimScene]]:
+    with scenes(functools.partial(ClaimScene, tmp_path)) as make:  # type: ignore[arg-type]
+        yield make  # type: ignore[misc]
+
+
+@pytest.fixture
+def scene(make: Callable[..., ClaimScene]) -> ClaimScene:
+    return make()
+
+
+# ------------------------------------------------------------------ prepare
+
+
+def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    (answer,) = scene.prepared()
+    assert answer.requests == ("fpga",)
+    assert answer.device == region
+    assert scene.afu(region) == AFU
+    assert scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.record(region).condition is Condition.PROGRAMMED
+    assert answer.cdi_id.rpartition("=")[2] in scene.file()
+    assert "claim prepared" in scene.logged
+
+
+def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: ClaimScene) -> None:
+    """Kubelet asks for every pod that uses a claim; a pod may run with it by then."""
+    scene.allocated(A, scene.regions[0])
+    first = scene.prepared()
+    scene.pod("pod-1")
+    scene.rack.done.clear()
+    scene.touched.clear()
+    scene.allocated(A, scene.regions[0], pods=("pod-1", "pod-2"))
+    assert scene.prepared() == first
+    assert (scene.rack.done, scene.touched) == ([], [])
+    assert scene.ledger.holders[A].pods == {"pod-1", "pod-2"}, "both are waited for at its end"
+
+
+@pytest.mark.parametrize("words", ["failing", "faulted"])
+def test_a_region_in_trouble_is_not_answered_as_prepared(scene: ClaimScene, words: str) -> None:
+    """Invariant 4: it was prepared well, and has failed since."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    card = card_of(region)
+    if words == "failing":
+        scene.plugin.call(lambda: scene.ledger.set_failing(card, {region: TOO_HOT}))
+    else:
+        scene.plugin.call(lambda: scene.ledger.faulted(region, "it does not answer"))
+    task = scene.prepare()
+    scene.plugin.work()
+    with pytest.raises(FpgaPluginError):
+        task.result()
+
+
+def test_an_image_that_reads_as_another_one_is_not_prepared(scene: ClaimScene) -> None:
+    """Invariant 2: the kernel reports success on a poisoned port."""
+    scene.images.mislabelled = OTHER
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert task.exception() is not None
+    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.file() == ""
+
+
+def test_what_changes_under_the_last_look_is_not_prepared(scene: ClaimScene) -> None:
+    """Another image, after the work and before kubelet hears of it."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    task = scene.prepare()
+    scene.until(lambda: scene.afu(region) == AFU)
+    scene.rack.slot(region).afu = OTHER
+    scene.plugin.work()
+    assert not task.done()
+    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.file() == ""
+    scene.pass_time(task.done)
+    assert task.result()
+    assert scene.afu(region) == AFU, "it is programmed anew"
+
+
+def test_nothing_is_given_out_before_kubelets_record_was_read(scene: ClaimScene) -> None:
+    """A claim that the journal lost may have the device (invariant 1)."""
+    scene.plugin.queue.unsync()
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert not scene.ledger.claims
+    scene.plugin.call(scene.plugin.queue.sync)
+    scene.pass_time(task.done)
+    assert task.result()
+
+
+def test_a_server_that_is_away_for_a_moment_fails_nothing(scene: ClaimScene) -> None:
+    scene.server.failing = [NoSourceError("it is away"), NoSourceError("it is away")]
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert task.result()
+    assert len(scene.server.asked) == 3
+
+
+def test_an_error_that_does_not_pass_is_told_at_once(scene: ClaimScene) -> None:
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), NoSuchClaimError)
+    assert scene.server.asked == [A]
+
+
+def test_an_unexpected_error_is_told_as_one_and_the_next_call_works(scene: ClaimScene) -> None:
+    scene.allocated(A, scene.regions[0])
+    scene.server.failing = [ZeroDivisionError("a bug")]  # type: ignore[list-item]
+    task = scene.prepare()
+    scene.plugin.work()
+    error = task.exception()
+    assert isinstance(error, FpgaPluginError)
+    assert "unexpected" in str(error)
+    assert "preparation failed" in scene.logged
+    assert scene.prepared()
+
+
+def test_work_that_takes_too_long_goes_on_and_the_next_call_has_its_result(
+    scene: ClaimScene,
+) -> None:
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    assert scene.plugin.jobs, "the claim is being read"
+    scene.plugin.loop.pass_time()
+    scene.plugin.loop.settle()
+    with pytest.raises(NotFinishedError, match="not finished after 40 s"):
+        task.result()
+    again = scene.prepare()
+    scene.plugin.work()
+    assert again.result()
+    assert [what[0] for what in scene.rack.done].count("program") == 1
+
+
+def test_what_has_to_pass_is_waited_for_no_longer_than_kubelet_waits(scene: ClaimScene) -> None:
+    """A pod of a claim that ended runs on: its memory is not wiped under it (invariant 7)."""
+    region = scene.regions[0]
+    scene.allocated(B, region, pods=("pod-b",))
+    scene.prepared(B)
+    former = scene.pod("pod-b")
+    scene.unprepare(B)
+    scene.allocated(A, region)
+    scene.rack.done.clear()
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert scene.plugin.loop.time() <= ANSWER_SECONDS
+    with pytest.raises(FpgaPluginError, match="pod-b"):
+        task.result()
+    assert not [what for what in scene.rack.done if what[0] in {"program", "reset"}]
+    former.running = False
+    again = scene.prepare()
+    scene.pass_time(again.done)
+    assert again.result()
+
+
+def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
+    scene: ClaimScene,
+) -> None:
+    """Invariant 1. Kubelet may have forgotten the one that has the device."""
+    region = scene.regions[0]
+    scene.allocated(B, region)
+    scene.prepared(B)
+    doubted: list[ClaimUid] = []
+    scene.life.doubted = doubted.append
+    scene.allocated(A, region)
+    task = scene.prepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert doubted == [B]
+    assert scene.ledger.holder_of(DeviceId(region)).uid == B  # type: ignore[union-attr]
+    ended = scene.unprepare(B)
+    scene.pass_time(task.done)
+    assert task.result()
+    ended.result()
+    assert scene.afu(region) == AFU
+
+
+@pytest.mark.parametrize("instant", range(12))
+def test_a_claim_that_ends_while_it_is_prepared_gets_nothing(
+    make: Callable[..., ClaimScene], instant: int
+) -> None:
+    """Kubelet gave up, and unprepares: at any instant, no file is left and no device taken."""
+    scene = make(cards=[1])
+    (region,) = scene.regions
+    scene.allocated(A, region)
+    task = scene.prepare()
+    for _ in range(instant):
+        scene.plugin.job(0)
+    was_done = task.done()
+    ended = scene.unprepare()
+    scene.plugin.work()
+    scene.pass_time(lambda: ended.done() and task.done())
+    ended.result()
+    assert was_done or isinstance(task.exception(), RefusedError | NotFinishedError)
+    assert scene.file() == ""
+    assert not scene.ledger.claims
+    assert not scene.ledger.holders
+    assert scene.afu(region) == BLANK
+    assert scene.ledger.record(region).condition is Condition.BLANK
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_file_that_is_written_when_nobody_waits_any_more_does_not_outlive_its_claim(
+    scene: ClaimScene, *, gone: bool
+) -> None:
+    """A file without a claim would let a container start with what is another's by then."""
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.until(
+        lambda: (
+            scene.ledger.holders.get(A) is not None
+            and scene.ledger.is_prepared(scene.ledger.holders[A])
+        )
+    )
+    write = scene.plugin.jobs[-1]
+    if gone:
+        task.cancel()  # kubelet's call is over
+        scene.plugin.loop.settle()
+    scene.unprepare()
+    scene.plugin.jobs.remove(write)
+    scene.plugin.work()  # the file's removal, and the scrub
+    write.run()
+    scene.plugin.loop.settle()
+    scene.plugin.work()
+    assert scene.file() == ""
+    assert task.cancelled() if gone else isinstance(task.exception(), NoSuchClaimError)
+
+
+def test_a_card_that_goes_while_the_file_is_written_leaves_no_file(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    task = scene.prepare()
+    scene.until(
+        lambda: A in scene.ledger.holders and scene.ledger.is_prepared(scene.ledger.holders[A])
+    )
+    scene.rack.boards[card_of(region)].present = False
+    scene.plugin.call(lambda: scene.ledger.card_gone(card_of(region)))
+    scene.plugin.work()
+    with pytest.raises(NotFinishedError, match="changed after it was prepared"):
+        task.result()
+    assert scene.file() == ""
+
+
+# ------------------------------------------------------------------ allocated anew
+
+
+def test_a_call_that_joins_an_earlier_ones_work_looks_at_the_claim_itself(
+    scene: ClaimScene,
+) -> None:
+    """The claim was allocated anew after that work had read it."""
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    first = scene.prepare()
+    scene.plugin.job(0)
+    scene.allocated(A, two)
+    second = scene.prepare()
+    scene.plugin.work()
+    assert first.done()
+    (answer,) = second.result()
+    assert answer.device == two
+    assert set(scene.ledger.claims) == {DeviceId(two)}
+    assert one not in scene.file()
+
+
+@pytest.mark.parametrize("change", ["device", "request", "bitstream", "more", "none"])
+def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_else(
+    scene: ClaimScene, change: str
+) -> None:
+    """Its file goes first: no container starts with it, whatever comes of the new one."""
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.rack.done.clear()
+    match change:
+        case "device":
+            scene.allocated(A, two)
+        case "request":
+            scene.allocated(A, one, request="other")
+        case "bitstream":
+            scene.allocated(A, one, wants=OTHER)
+        case "more":
+            scene.allocated(A, one, two)
+        case "none":
+            scene.allocated(A, one)
+    scene.images.has_blank = True
+    task = scene.prepare()
+    scene.plugin.job(0)  # the claim was read
+    if change == "none":
+        scene.plugin.work()
+        assert task.result()
+        assert scene.rack.done == []
+        return
+    scene.plugin.job(0)
+    assert scene.file() == ""
+    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert "claim withdrawn" in scene.logged
+    scene.plugin.work()
+    assert {answer.device for answer in task.result()} == {
+        one.device for one in scene.server.claims[A].devices
+    }
+    assert scene.file()
+    if change == "bitstream":
+        assert scene.afu(one) == OTHER
+
+
+def test_two_claims_that_swap_their_devices_do_not_wait_for_each_other(scene: ClaimScene) -> None:
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.allocated(B, two)
+    scene.prepared(A)
+    scene.prepared(B)
+    scene.allocated(A, two)
+    scene.allocated(B, one)
+    tasks = [scene.prepare(A), scene.prepare(B)]
+    scene.pass_time(lambda: all(task.done() for task in tasks))
+    assert [task.result()[0].device for task in tasks] == [two, one]
+    assert "claim left devices" in scene.logged
+
+
+def test_what_a_claim_leaves_is_scrubbed_even_if_it_never_gets_its_new_devices(
+    scene: ClaimScene,
+) -> None:
+    one, two = scene.regions[:2]
+    scene.allocated(B, two)
+    scene.prepared(B)
+    scene.allocated(A, one)
+    scene.prepared(A)
+    scene.allocated(A, two)
+    task = scene.prepare(A)
+    scene.plugin.work()
+    assert not task.done(), "B has it"
+    assert scene.afu(one) == BLANK
+    assert scene.ledger.record(one).condition is Condition.BLANK
+    assert scene.file(A) == ""
+    assert A not in scene.ledger.holders
+
+
+@pytest.mark.parametrize("change", ["device", "bitstream"])
+def test_what_a_living_pod_of_the_claim_has_is_left_alone(scene: ClaimScene, change: str) -> None:
+    """Invariant 7: not scrubbed, not programmed, not given to anybody under it."""
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.rack.done.clear()
+    scene.touched.clear()
+    scene.allocated(A, two if change == "device" else one, wants=OTHER)
+    task = scene.prepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert (scene.rack.done, scene.touched) == ([], [])
+    assert scene.afu(one) == AFU
+    assert DeviceId(one) in scene.ledger.claims
+    scene.pass_time(task.done)
+    assert isinstance(task.exception(), FormerOwnerRunsError)
+    assert "pod-1" in str(task.exception())
+
+
+def test_the_pod_that_comes_with_a_prepared_claim_is_one_of_its_users_before_it_is_answered(
+    scene: ClaimScene,
+) -> None:
+    """No call comes for a further pod of a claim where kubelet restarts: the read claim tells."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.allocated(A, scene.regions[0], wants=OTHER, pods=("pod-2",))
+    scene.pod("pod-2")
+    task = scene.prepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert scene.ledger.holders[A].pods == {"pod-1", "pod-2"}
+    assert scene.afu(scene.regions[0]) == AFU, "pod-2 runs with it"
+
+
+# ------------------------------------------------------------------ policy
+
+
+def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: ClaimScene) -> None:
+    one, two, other = scene.regions
+    scene.allocated(A, one, two, other)
+    scene.prepared()
+    ((identity, resource, devices, requests, _),) = scene.policy.asked
+    assert identity.name == PodName("space", ref(A).name)
+    assert (resource.interface_id, list(devices)) == (INTERFACE, [one, two, other])
+    assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
+
+
+def test_what_the_policy_refuses_gets_no_device(scene: ClaimScene) -> None:
+    async def refuse(*_: object) -> None:
+        raise NotPermittedError("rule 1 says no")
+
+    scene.policy.check = refuse  # type: ignore[method-assign]
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), NotPermittedError)
+    assert not scene.ledger.claims
+    assert not scene.rack.done
+
+
+def test_a_card_that_is_gone_is_told_and_nothing_is_taken(scene: ClaimScene) -> None:
+    card = card_of(scene.regions[0])
+    scene.plugin.call(lambda: scene.ledger.card_gone(card))
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), FpgaPluginError)
+    assert not scene.ledger.holders
+
+
+# ------------------------------------------------------------------ unprepare
+
+
+def test_unprepare_is_answered_when_the_region_is_clean(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    task = scene.unprepare()
+    assert not task.done()
+    scene.plugin.work()
+    task.result()
+    assert scene.afu(region) == BLANK
+    assert scene.file() == ""
+    assert not scene.ledger.holders
+    assert not scene.ledger.claims
+    assert scene.life.read(A) is None
+
+
+def test_a_whole_card_is_given_back_when_all_of_it_is_clean(
+    make: Callable[..., ClaimScene],
+) -> None:
+    scene = make(cards=[2, 1], memory=True)
+    card = card_of(scene.regions[0])
+    scene.allocated(A, card)
+    scene.prepared()
+    task = scene.unprepare()
+    scene.until(lambda: scene.afu(scene.regions[0]) == BLANK)
+    assert not task.done()
+    scene.plugin.work()
+    task.result()
+    assert [scene.afu(region) for region in scene.regions] == [BLANK] * 3
+
+
+def test_unprepare_waits_for_a_pod_that_runs_and_tells_that_it_does(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    pod = scene.pod("pod-1")
+    scene.rack.done.clear()
+    task = scene.unprepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert scene.file() == "", "but no container starts with it any more"
+    scene.pass_time(task.done)
+    assert scene.plugin.loop.time() == pytest.approx(ANSWER_SECONDS)
+    with pytest.raises(NotFinishedError, match="not scrubbed after 40 s"):
+        task.result()
+    assert scene.rack.done == []
+    assert scene.ledger.holders[A].ended
+    pod.running = False
+    again = scene.unprepare()
+    scene.pass_time(again.done)
+    again.result()
+    assert not scene.ledger.holders
+
+
+def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.plugin.call(lambda: scene.ledger.faulted(region, "it does not answer"))
+    task = scene.unprepare()
+    scene.plugin.work()
+    task.result()
+    assert not scene.ledger.holders
+
+
+def test_without_a_blank_the_region_is_kept_back_and_the_pod_is_not(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.images.has_blank = False
+    task = scene.unprepare()
+    scene.plugin.work()
+    scene.pass_time(task.done)
+    task.result()
+    assert scene.ledger.record(region).condition is Condition.DIRTY
+
+
+def test_a_neighbour_that_is_dirty_does_not_hold_up_the_end(scene: ClaimScene) -> None:
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.allocated(B, two, pods=("pod-b",))
+    scene.prepared(A)
+    scene.prepared(B)
+    scene.pod("pod-b")
+    scene.unprepare(B)
+    task = scene.unprepare(A)
+    scene.plugin.work()
+    task.result()
+    assert set(scene.ledger.holders) == {B}
+
+
+def test_the_end_of_an_unknown_claim_is_nothing(scene: ClaimScene) -> None:
+    task = scene.unprepare()
+    scene.plugin.work()
+    task.result()
+    assert "claim ended" not in scene.logged
+    assert scene.journal.snapshot.holders == {}
+
+
+def test_a_process_that_ends_waits_for_what_it_does_and_begins_nothing(scene: ClaimScene) -> None:
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    closed = scene.plugin.begin(scene.life.close())
+    assert not closed.done()
+    scene.plugin.work()
+    closed.result()
+    assert task.exception() is not None
+    assert not scene.rack.done
+    assert not scene.ledger.claims
