@@ -6,13 +6,13 @@ import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
 from ledger_support import MemoryJournal, make_ledger, reopened, scrub
 
-from fpga_plugin.errors import RefusedError
+from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Condition, Holder
+from fpga_plugin.ledger.records import Change, Condition, Holder
 
 A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")
@@ -219,3 +219,156 @@ def test_the_journal_of_a_claim_is_whole_or_not_there():
     assert not any(journal.snapshot.claims.values())
     ledger.forget_holder(A)
     assert not any(journal.snapshot.holders.values())
+
+
+# ------------------------------------------------------------------ what `make mutants` found
+
+
+def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    prepare(ledger, card, 0)
+    known = ledger.holders[A]
+    assert ledger.is_prepared(known)
+    assert not ledger.is_prepared(replace(known, ended=True)), "whatever else its row says"
+    nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
+    nowhere.take(holder(A, device(card, 0)))
+    assert not nowhere.is_prepared(nowhere.holders[A])
+    nowhere.prepared(A)
+    assert not nowhere.is_prepared(nowhere.holders[A]), "it may have been in another boot"
+
+
+def test_of_a_prepared_claim_whose_row_was_lost_nothing_stands():
+    card = make_card()
+    ledger, journal = make_ledger(card)
+    prepare(ledger, card, 0)
+    del journal.snapshot.claims[device(card, 0)]
+    again = reopened(journal, card)
+    assert again.fallen(again.holders[A]) == f"it does not have {device(card, 0)}"
+
+
+def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_next():
+    """Invariant 1: what it had then is somebody else's now."""
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    prepare(ledger, card, 0)
+    ledger.end_holder(A)
+    scrub(ledger, card)
+    ledger.take(holder(B, device(card, 0)))
+    ledger.take(holder(A, device(card, 1), pods=(LATER,)))
+    assert ledger.holder_of(device(card, 0)).uid == B
+    assert set(ledger.claims) == {device(card, 0), device(card, 1)}
+    assert ledger.holders[A].pods == {LATER}
+
+
+def test_a_device_that_is_not_there_is_given_to_nobody():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    with pytest.raises(UnknownDeviceError):
+        ledger.take(holder(A, DeviceId(f"{card.id}-p7")))
+    ledger.card_gone(card.id)
+    with pytest.raises(UnknownDeviceError):
+        ledger.take(holder(A, device(card, 0)))
+    assert (ledger.claims, ledger.holders) == ({}, {})
+
+
+@pytest.mark.parametrize("why", ["drained", "foreign"])
+def test_a_card_that_is_out_of_service_goes_to_nobody_new(why):
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    prepare(ledger, card, 0)
+    if why == "drained":
+        ledger.set_drained(card.id, drained=True)
+    else:
+        ledger.set_foreign({card.id: "another plugin's pods have it"})
+    with pytest.raises(RefusedError):
+        ledger.take(holder(B, device(card, 1)))
+    if why == "drained":
+        ledger.take(holder(A, device(card, 0)))  # who has it keeps it
+
+
+def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
+    """Invariant 10: the cards came back with their numbers swapped."""
+    one, two = make_card(1, nodes=(0,)), make_card(2, nodes=(1,))
+    ledger, journal = make_ledger(one, two)
+    prepare(ledger, one, 0)
+    now = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
+    again = reopened(journal, *now)
+    with pytest.raises(RefusedError, match="also open to the pod that was given"):
+        again.take(holder(B, device(now[1], 0)))
+    assert B not in again.holders
+
+
+def test_the_end_of_a_claim_is_counted():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    ledger.take(holder(A, device(card, 0), device(card, 1)))
+    ledger.end_holder(A)
+    assert ledger.ends["released"] == 2
+
+
+def test_a_claim_may_have_one_card_as_a_whole_and_a_region_of_another():
+    one, two = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
+    ledger, _ = make_ledger(one, two)
+    ledger.take(holder(A, device(one), device(two, 0)))
+    assert set(ledger.claims) == {device(one), device(two, 0)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Condition.BLANK, Condition.DIRTY),
+        (Condition.FAULTED, Condition.FAULTED),
+    ],
+)
+def test_what_is_adopted_is_believed_less_and_never_more(before, after):
+    """Invariant 4: a region that cannot be cleaned is not one that is only dirty."""
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    region = card.regions[0].id
+    if before is Condition.FAULTED:
+        ledger.working([region])
+        ledger.faulted(region, "it does not answer")
+    ledger.adopt_holder(holder(A, DeviceId(region)))
+    assert ledger.record(region).condition is after
+
+
+def test_a_device_that_is_not_there_is_not_adopted():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    with pytest.raises(UnknownDeviceError):
+        ledger.adopt_holder(holder(A, DeviceId(f"{card.id}-p7")))
+    assert (ledger.claims, ledger.holders) == ({}, {})
+
+
+def test_pods_of_a_claim_that_is_not_known_are_nobodys():
+    ledger, journal = make_ledger(make_card())
+    ledger.users(A, [POD])
+    assert (ledger.holders, journal.snapshot.holders) == ({}, {})
+
+
+def test_what_a_claim_leaves_is_counted_as_released():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    ledger.take(holder(A, device(card, 0), device(card, 1)))
+    ledger.leave(A, {device(card, 1)})
+    assert ledger.ends["released"] == 1
+
+
+def test_poststops_of_the_other_doors_claims_are_none_of_a_claims():
+    """A node that changes its door: what may still come is not kept for whoever comes later."""
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    one = device(card, 0)
+    ledger._commit(Change(strays={one: 2}))
+    ledger.take(holder(A, one))
+    assert one not in ledger.strays
+
+
+def test_only_what_has_ended_is_forgotten():
+    card = make_card()
+    ledger, _ = make_ledger(card)
+    prepare(ledger, card, 0)
+    ledger.forget_holder(A)
+    ledger.forget_holder(B)
+    assert set(ledger.holders) == {A}, "its devices are its own"

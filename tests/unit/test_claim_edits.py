@@ -1,0 +1,262 @@
+"""What a claim's file tells the container runtime: its own nodes, to those who asked for them.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. When
+the file is there at all is in test_claim_files.py.
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doubles.cards import device, make_card
+from ledger_support import make_ledger
+from structlog.testing import capture_logs
+from test_holders import A, B, holder
+
+from fpga_plugin.dra.cdi import CdiError, CdiFiles, request_variable
+from fpga_plugin.ids import ClaimUid, DeviceId
+from fpga_plugin.ledger.records import Claim, Holder
+from fpga_plugin.workloads.rules import Extras
+from fpga_plugin.workloads.rules import Mount as ExtraMount
+
+ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, nodes=(2, 3))
+DRIVER = "fpga.intel.com"
+
+
+def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[Holder, Any]:
+    ledger, _ = make_ledger(ONE, TWO)
+    asked = replace(holder(A, *devices), requests=requests)
+    claims = ledger.take(asked)
+    return ledger.holders[A], claims
+
+
+@pytest.fixture
+def region() -> tuple[Holder, tuple[Claim, ...]]:
+    return taken(device(ONE, 0), requests={device(ONE, 0): ("fpga",)})
+
+
+class Workloads:
+    """What the operator adds, as `WorkloadsFile` says it."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.entries: tuple[object, ...] = (object(),)
+        self.extras = Extras(env={"OPENCL": "1"})
+
+    @property
+    def content(self) -> Any:
+        return SimpleNamespace(
+            entries=self.entries, extras=lambda _: self.extras if self.entries else Extras()
+        )
+
+
+def written(path: Path) -> dict[str, Any]:
+    (file,) = path.glob("*.json")
+    return json.loads(file.read_text())  # type: ignore[no-any-return]
+
+
+def env(edits: Any) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in edits["env"])
+
+
+def test_a_container_gets_the_nodes_of_its_requests_and_no_others(tmp_path: Path) -> None:
+    region, card = device(ONE, 0), device(TWO)
+    files = CdiFiles(str(tmp_path), DRIVER)
+    files.write(*taken(region, card, requests={region: ("fast", "any-1"), card: ("any-1",)}))
+    told = written(tmp_path)
+    assert (told["cdiVersion"], told["kind"]) == ("0.5.0", f"k8s.{DRIVER}/claim")
+    first, second = told["devices"]
+    assert [first["name"], second["name"]] == [
+        files.device_id(A, one).removeprefix(f"k8s.{DRIVER}/claim=") for one in (region, card)
+    ]
+    nodes = [
+        [node["path"] for node in one["containerEdits"]["deviceNodes"]] for one in (first, second)
+    ]
+    assert nodes == [
+        ["/dev/vfio/vfio", "/dev/dfl-port.0"],
+        ["/dev/dfl-port.2", "/dev/dfl-port.3"],
+    ]
+    assert all(
+        node == {"path": node["path"], "hostPath": node["path"], "permissions": "rw"}
+        for node in first["containerEdits"]["deviceNodes"]
+    )
+    mine, theirs = env(first["containerEdits"]), env(second["containerEdits"])
+    assert mine["FPGA_REQUEST_FAST"] == "/dev/dfl-port.0"
+    assert mine["FPGA_REQUEST_ANY_1"] == "/dev/dfl-port.0,/dev/dfl-port.2,/dev/dfl-port.3"
+    assert theirs["FPGA_REQUEST_ANY_1"] == mine["FPGA_REQUEST_ANY_1"]
+    assert "FPGA_REQUEST_FAST" not in theirs
+    by_number = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*")
+    assert not [name for name in mine if by_number.fullmatch(name)], "another device's hides it"
+    assert any(name.startswith("FPGA_DEVICE_0000") for name in mine), "by the region's id"
+    assert "mounts" not in first["containerEdits"]
+
+
+def test_two_devices_of_one_request_are_one_list_without_repetition(tmp_path: Path) -> None:
+    one, two = device(ONE, 0), device(ONE, 1)
+    CdiFiles(str(tmp_path), DRIVER).write(
+        *taken(one, two, requests={one: ("fpga",), two: ("fpga",)})
+    )
+    assert {
+        env(each["containerEdits"])["FPGA_REQUEST_FPGA"] for each in written(tmp_path)["devices"]
+    } == {"/dev/dfl-port.0,/dev/dfl-port.1"}
+
+
+@pytest.mark.parametrize(
+    ("request_name", "variable"),
+    [
+        ("fpga", "FPGA_REQUEST_FPGA"),
+        ("a-b.c", "FPGA_REQUEST_A_B_C"),
+        ("stra\u00dfe", "FPGA_REQUEST_STRASSE"),
+        ("\u0661", "FPGA_REQUEST__"),
+    ],
+)
+def test_a_requests_name_becomes_a_variables(request_name: str, variable: str) -> None:
+    assert request_variable(request_name) == variable
+
+
+def test_what_the_operator_adds_is_added_and_takes_nothing_away(
+    tmp_path: Path, region: Any
+) -> None:
+    workloads = Workloads()
+    workloads.extras = Extras(
+        env={"OPENCL": "1"},
+        mounts=(
+            ExtraMount("/host/a", "/a", read_only=True),
+            ExtraMount("/host/b", "/b", read_only=False),
+        ),
+    )
+    CdiFiles(str(tmp_path), DRIVER, workloads).write(*region)  # type: ignore[arg-type]
+    (one,) = written(tmp_path)["devices"]
+    edits = one["containerEdits"]
+    assert env(edits)["OPENCL"] == "1"
+    assert [
+        (each["hostPath"], each["containerPath"], each["options"]) for each in edits["mounts"]
+    ] == [
+        ("/host/a", "/a", ["rbind", "rprivate", "ro"]),
+        ("/host/b", "/b", ["rbind", "rprivate", "rw"]),
+    ]
+
+
+# ------------------------------------------------------------------ a wrong workloads file
+
+
+def test_a_file_that_is_right_is_not_written_anew_without_what_the_operator_adds(
+    tmp_path: Path, region: Any
+) -> None:
+    """Each container that starts again would lose it."""
+    workloads = Workloads()
+    files = CdiFiles(str(tmp_path), DRIVER, workloads)  # type: ignore[arg-type]
+    files.write(*region)
+    before = written(tmp_path)
+    workloads.problem, workloads.entries = "line 3 is wrong", ()
+    with capture_logs() as told:
+        files.write(*region)
+    assert written(tmp_path) == before
+    assert told == []
+
+
+@pytest.mark.parametrize("there", ["nothing", "other devices", "other nodes", "nonsense"])
+def test_a_file_that_is_not_right_is_written_all_the_same_and_that_is_told(
+    tmp_path: Path, region: Any, there: str
+) -> None:
+    """Invariant 10: nodes that lead elsewhere never stay for the sake of a variable."""
+    workloads = Workloads()
+    files = CdiFiles(str(tmp_path), DRIVER, workloads)  # type: ignore[arg-type]
+    files.write(*region)
+    good = written(tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    other = json.loads(json.dumps(good))
+    match there:
+        case "nothing":
+            path.unlink()
+        case "other devices":
+            other["devices"][0]["name"] = "another"
+            path.write_text(json.dumps(other))
+        case "other nodes":
+            env_of = other["devices"][0]["containerEdits"]["env"]
+            other["devices"][0]["containerEdits"]["env"] = [
+                line.replace("dfl-port.0", "dfl-port.9") for line in env_of
+            ]
+            path.write_text(json.dumps(other))
+        case _:
+            path.write_text("{")
+    workloads.problem, workloads.entries = "line 3 is wrong", ()
+    with capture_logs() as told:
+        files.write(*region)
+    (one,) = written(tmp_path)["devices"]
+    assert one["name"] == good["devices"][0]["name"]
+    assert "dfl-port.9" not in path.read_text()
+    assert "OPENCL" not in env(one["containerEdits"])
+    assert [line["error"] for line in told] == ["line 3 is wrong"]
+
+
+def test_the_last_good_workloads_file_counts_while_a_new_one_is_wrong(
+    tmp_path: Path, region: Any
+) -> None:
+    workloads = Workloads()
+    files = CdiFiles(str(tmp_path), DRIVER, workloads)  # type: ignore[arg-type]
+    files.write(*region)
+    workloads.problem = "the new one is wrong"
+    workloads.extras = Extras(env={"OPENCL": "2"})
+    with capture_logs() as told:
+        files.write(*region)
+    assert env(written(tmp_path)["devices"][0]["containerEdits"])["OPENCL"] == "2"
+    assert told == []
+
+
+# ------------------------------------------------------------------ the directory
+
+
+def test_only_files_of_claims_that_are_kept_stay_and_other_drivers_stay_too(
+    tmp_path: Path, region: Any
+) -> None:
+    files = CdiFiles(str(tmp_path), DRIVER)
+    files.write(*region)
+    others = ["gpu.json", f"k8s.{DRIVER}-claim_x.yaml", f"k8s.gpu.example.com-claim_{B}.json"]
+    for name in (*others, f"k8s.{DRIVER}-claim_{B}.json", f"k8s.{DRIVER}-claim_{A}.json.new"):
+        (tmp_path / name).write_text("{}")
+    files.keep({A})
+    assert {path.name for path in tmp_path.iterdir()} == {*others, f"k8s.{DRIVER}-claim_{A}.json"}
+    files.keep(())
+    assert {path.name for path in tmp_path.iterdir()} == {*others}
+    CdiFiles(str(tmp_path / "gone"), DRIVER).keep({A})
+
+
+def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(
+    tmp_path: Path, region: Any
+) -> None:
+    """A file that stays lets containers start with what became somebody else's."""
+    files = CdiFiles(str(tmp_path), DRIVER)
+    files.remove(A)
+    files.write(*region)
+    files.remove(A)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / f"k8s.{DRIVER}-claim_{A}.json").mkdir()
+    with pytest.raises(CdiError, match="cannot be removed"):
+        files.remove(A)
+
+
+def test_a_directory_is_made_and_what_cannot_be_written_is_told(
+    tmp_path: Path, region: Any
+) -> None:
+    files = CdiFiles(str(tmp_path / "run" / "cdi"), DRIVER)
+    files.write(*region)
+    assert written(tmp_path / "run" / "cdi")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CdiError, match="cannot be written"):
+        CdiFiles(str(tmp_path / "file"), DRIVER).write(*region)
+
+
+@pytest.mark.parametrize("uid", ["../x", "", "a/b"])
+def test_no_path_is_made_of_what_is_no_uid(tmp_path: Path, region: Any, uid: str) -> None:
+    """Invariant 11."""
+    files = CdiFiles(str(tmp_path), DRIVER)
+    known, claims = region
+    with pytest.raises(ValueError, match="uid"):
+        files.remove(ClaimUid(uid))
+    with pytest.raises(ValueError, match="uid"):
+        files.write(replace(known, uid=ClaimUid(uid)), claims)

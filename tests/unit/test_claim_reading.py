@@ -1,0 +1,263 @@
+"""What a ResourceClaim's object says: whose it is, what it has of this node, and for whom.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fpga_plugin.api.rest import ApiServerError
+from fpga_plugin.dra import claim as claim_module
+from fpga_plugin.dra.claim import (
+    EXTENDED,
+    MAX_RESULTS,
+    AllocatedElsewhereError,
+    ClaimRef,
+    Claims,
+    NoSuchClaimError,
+    ResourceClaim,
+    UnreadableClaimError,
+    read_claim,
+)
+from fpga_plugin.dra.regionconfig import API_VERSION, KIND
+from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError
+from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.pods.names import PodName
+
+DRIVER, NODE = "fpga.intel.com", "node-a"
+REF = ClaimRef(ClaimUid("claim-a"), "space", "claim")
+DEVICE, NAME = "0000-3b-00.0-p0", "0000-3b-00-0-p0"
+AFU = "d8424dc4a4a3c413f89e433683f9040b"
+
+Json = dict[str, Any]
+
+
+def result(**rest: Any) -> Json:
+    return {"request": "fpga", "driver": DRIVER, "pool": NODE, "device": NAME} | rest
+
+
+def config(source: str = "FromClaim", driver: str = DRIVER, requests: Any = None) -> Json:
+    parameters = {"apiVersion": API_VERSION, "kind": KIND, "bitstream": AFU}
+    return {
+        "source": source,
+        "requests": requests,
+        "opaque": {"driver": driver, "parameters": parameters},
+    }
+
+
+def pod(uid: str = "pod-1", **rest: Any) -> Json:
+    return {"resource": "pods", "name": f"name-of-{uid}", "uid": uid} | rest
+
+
+def claim(
+    *results: Json, uid: str = "claim-a", configs: Any = (), pods: Any = (), **metadata: Any
+) -> Json:
+    devices = {"results": [*results], "config": [*configs]}
+    return {
+        "metadata": {"uid": uid} | metadata,
+        "status": {"allocation": {"devices": devices}, "reservedFor": [*pods]},
+    }
+
+
+def read(body: Json) -> ResourceClaim:
+    return read_claim(json.dumps(body).encode(), REF, driver=DRIVER, node=NODE)
+
+
+def test_a_claims_devices_are_those_of_this_driver_in_their_order() -> None:
+    told = read(
+        claim(
+            result(driver="gpu.example.com", pool="elsewhere", device="gpu-0"),
+            result(request="main/sub"),
+            result(device="0000-3b-00-0"),
+        )
+    )
+    assert [(one.request, one.subrequest, one.device) for one in told.devices] == [
+        ("main", "main/sub", DEVICE),
+        ("fpga", "fpga", "0000-3b-00.0"),
+    ]
+    assert (told.ref, told.configs, told.pods, told.pod) == (REF, (), frozenset(), None)
+
+
+def _not_allocated() -> Json:
+    return {"metadata": {"uid": "claim-a"}, "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (claim(result(), uid="claim-b"), NoSuchClaimError, "another one by now"),
+        (_not_allocated(), NoSuchClaimError, "not allocated"),
+        (claim(), AllocatedElsewhereError, "0 devices"),
+        (claim(result(driver="gpu.example.com")), AllocatedElsewhereError, "0 devices"),
+        (claim(result(pool="b"), result(pool="b")), AllocatedElsewhereError, "pool 'b'"),
+        (claim(result(), result(pool="b")), RefusedError, "of pool 'b' and of node node-a"),
+        (claim(result(pool="b"), result()), RefusedError, "of pool 'b' and of node node-a"),
+        (claim(result(adminAccess=True)), RefusedError, "adminAccess"),
+        (claim(result(device="../../x")), UnknownDeviceError, "not a device's name"),
+        (claim(*[result()] * (MAX_RESULTS + 1)), RefusedError, "33 devices"),
+        (claim(result(), pods=[pod("a/b")]), UnreadableClaimError, "no pod uid"),
+        ({}, UnreadableClaimError, "not understood"),
+        ({"metadata": {"uid": 7}}, UnreadableClaimError, "not understood"),
+    ],
+)
+def test_what_is_not_this_nodes_or_not_this_claim_is_refused(
+    body: Json, kind: type[Exception], words: str
+) -> None:
+    """A claim that is over may be ended by this word alone, so which word it is matters."""
+    with pytest.raises(kind, match=words) as caught:
+        read(body)
+    assert type(caught.value) is kind
+
+
+def test_as_many_devices_as_an_allocation_has_are_read() -> None:
+    assert len(read(claim(*[result(adminAccess=False)] * MAX_RESULTS)).devices) == MAX_RESULTS
+
+
+@pytest.mark.parametrize("raw", [b"", b"[", b"[" * 100_000, b"\xff", b"null"])
+def test_an_answer_that_is_no_claim_says_nothing_of_it(raw: bytes) -> None:
+    with pytest.raises(UnreadableClaimError):
+        read_claim(raw, REF, driver=DRIVER, node=NODE)
+
+
+def test_only_our_own_config_counts_and_for_its_requests() -> None:
+    told = read(
+        claim(
+            result(request="main/sub"),
+            configs=[
+                config("FromClass"),
+                config(driver="gpu.example.com"),
+                {"source": "FromClaim"},
+                config(requests=["main/sub"]),
+                config(requests=["main"]),
+                config(requests=["other"]),
+            ],
+        )
+    )
+    assert [(one.from_class, one.requests) for one in told.configs] == [
+        (True, frozenset()),
+        (False, {"main/sub"}),
+        (False, {"main"}),
+        (False, {"other"}),
+    ]
+    (one,) = told.devices
+    assert len(told.of(one, from_class=True)) == 1
+    assert len(told.of(one, from_class=False)) == 2
+
+
+def test_a_claims_pods_are_known_by_their_uids_and_called_as_far_as_they_can_be() -> None:
+    """Its regions are cleared under nobody: no pod may be missing; a name is only shown."""
+    told = read(
+        claim(
+            result(),
+            pods=[
+                pod("pod-1"),
+                pod("pod-2", name="../../x"),
+                pod("job-1", resource="jobs"),
+                pod("pod-3", apiGroup="example.com"),
+            ],
+        )
+    )
+    assert told.pods == {PodUid("pod-1"), PodUid("pod-2")}
+    assert told.names == {"pod-1": PodName("space", "name-of-pod-1")}
+
+
+OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "compress", "uid": "pod-1"}
+OTHER_OWNERS = [
+    OWNER | {"kind": "Job", "name": "job"},
+    OWNER | {"apiVersion": "example.com/v1", "name": "theirs"},
+]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "owners", "found"),
+    [
+        ({EXTENDED: "true"}, [*OTHER_OWNERS, OWNER], True),
+        ({EXTENDED: "true"}, OTHER_OWNERS, False),
+        ({EXTENDED: "true"}, None, False),
+        ({EXTENDED: "false"}, [OWNER], False),
+        ({}, [OWNER], False),
+        (None, [OWNER], False),
+    ],
+)
+def test_a_claim_of_extended_resources_stands_for_the_pod_that_owns_it(
+    annotations: Any, owners: Any, *, found: bool
+) -> None:
+    told = read(claim(result(), annotations=annotations, ownerReferences=owners))
+    expected = (PodName("space", "compress"), PodUid("pod-1")) if found else None
+    assert told.pod == expected
+
+
+def test_an_owner_without_a_proper_name_is_not_asked_for() -> None:
+    """Invariant 11: it would become part of a path of the API server's."""
+    body = claim(
+        result(), annotations={EXTENDED: "true"}, ownerReferences=[OWNER | {"name": "../x"}]
+    )
+    with pytest.raises(UnreadableClaimError, match="no name"):
+        read(body)
+
+
+# ------------------------------------------------------------------ the API server
+
+
+class Server:
+    def __init__(self, answer: object) -> None:
+        self.answer, self.asked = answer, []  # type: ignore[var-annotated]
+
+    async def call(self, method: str, path: str) -> bytes:
+        self.asked.append((method, path))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return json.dumps(self.answer).encode()
+
+
+def ask(
+    monkeypatch: pytest.MonkeyPatch, answer: object, ref: ClaimRef = REF
+) -> tuple[Server, ResourceClaim | Exception, list[Any]]:
+    server, named = Server(answer), []  # type: ignore[var-annotated]
+
+    @asynccontextmanager
+    async def session(_: object, *, seconds: float) -> AsyncIterator[Server]:
+        assert seconds > 0
+        yield server
+
+    monkeypatch.setattr(claim_module, "session", session)
+    claims = Claims(None, driver=DRIVER, node=NODE, named=named.append)
+    try:
+        return server, asyncio.run(claims.get(ref)), named
+    except NoSourceError as error:
+        return server, error, named
+    except RefusedError as error:
+        return server, error, named
+
+
+def test_a_claim_is_asked_for_by_its_name_and_its_pods_names_are_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odd = ClaimRef(REF.uid, "a/b", "c/../d")
+    server, told, named = ask(monkeypatch, claim(result(), pods=[pod()]), odd)
+    path = "/apis/resource.k8s.io/v1/namespaces/a%2Fb/resourceclaims/c%2F..%2Fd"
+    assert server.asked == [("GET", path)]
+    assert isinstance(told, ResourceClaim)
+    assert named == [told.names]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (404, "NotFound", NoSuchClaimError),
+        (404, "", ApiServerError),
+        (403, "NotFound", ApiServerError),
+        (503, "ServiceUnavailable", ApiServerError),
+    ],
+)
+def test_only_the_api_servers_own_word_says_that_a_claim_is_gone(
+    monkeypatch: pytest.MonkeyPatch, code: int, reason: str, kind: type[Exception]
+) -> None:
+    """What a proxy says must not end a claim that pods use."""
+    _, told, _ = ask(monkeypatch, ApiServerError("no", code=code, reason=reason))
+    assert type(told) is kind
