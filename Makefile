@@ -51,7 +51,7 @@ test-kernel: ## the real DFL drivers in a virtual machine (KERNEL_ARGS="tests/ke
 	@$(PYTHON) tests/kernel $(KERNEL_ARGS)
 
 .PHONY: test-kubelet
-test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32, PYTEST_ARGS="-k life")
+test-kubelet: ## the real kubelet with real containers, as root (K8S=1.32 or 1.37, PYTEST_ARGS="-k life")
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
 	@$(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest tests/kubelet -q $(PYTEST_ARGS)
@@ -62,11 +62,11 @@ test-kubelet-1.32: ## where an older kubelet may differ: re-registration, and wh
 	  PYTEST_ARGS="-k 'restart or finished or deleted or away' $(PYTEST_ARGS)"
 
 .PHONY: test-dra
-test-dra: ## claims with the real scheduler, kubelet and containerd 2, as root (takes Go; PYTEST_ARGS="-k taint")
+test-dra: ## claims with the real scheduler, kubelet and containerd 2, as root (takes Go; K8S=1.37, PYTEST_ARGS="-k taint")
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
-	@$(PYTHON) tests/dra/cluster.py $(PYTHON) -m pytest tests/dra --ignore-glob='*/test_pods*' -q $(PYTEST_ARGS) || [ $$? = 5 ]
-	@$(PYTHON) tests/dra/pods_namespace.py $(PYTHON) -m pytest -q $(PYTEST_ARGS)
+	@$(PYTHON) tests/dra/cluster.py $${K8S:-1.36} $(PYTHON) -m pytest tests/dra --ignore-glob='*/test_pods*' -q $(PYTEST_ARGS) || [ $$? = 5 ]
+	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} $(PYTHON) -m pytest -q $(PYTEST_ARGS)
 
 .PHONY: fleet
 fleet: ## hundreds of plugins with one real API server and scheduler (takes Go; FLEET_ARGS="--nodes 20 --pods 200")
@@ -103,7 +103,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	@bash tests/image/build
 	@bash tests/deploy/build
 	@bash tests/deploy/kubectl/build
-	@bash tests/kubelet/build 1.36 kube-scheduler kube-controller-manager
+	@bash tests/kubelet/build $$(printf "%s\n" 1.36 $${K8S:-1.36} | sort -V | tail -1) kube-scheduler kube-controller-manager
 	@$(PYTHON) -m pytest tests/image -q
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
 	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
@@ -168,7 +168,7 @@ bench: ## what is fast, measured on this machine (BENCH_ARGS)
 bench-doors: ## a pod's start and end by both doors, with the real kubelet, as root (BENCH_ARGS="--rounds 5")
 	@bash .ci/setup dev
 	@bash .ci/deps --ci kubelet
-	@$(PYTHON) tests/dra/pods_namespace.py --one $(PYTHON) tests/dra/doors.py $(BENCH_ARGS)
+	@$(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one $(PYTHON) tests/dra/doors.py $(BENCH_ARGS)
 
 .PHONY: bench-kernel
 bench-kernel: ## PreStart beside the bare ioctl, on the real drivers (BENCH_ARGS="--rounds 5")

@@ -11,9 +11,11 @@ socket. This order serves every way in which kubelets handle a second registrati
 
 - 1.25 and 1.26 answer OK for the same socket path without connecting, and refuse another path while
   the old stream is open;
-- 1.27 to 1.35 take the newest, and when the old stream ends they disconnect the new one
+- 1.27 to 1.36 take the newest, and when the old stream ends they disconnect the new one
   (kubernetes/kubernetes issues 121994 and 127803);
-- 1.36 tells them apart by their socket paths (kubernetes/kubernetes pull request 135437).
+- 1.37 tells them apart by their socket paths (kubernetes/kubernetes pull request 135437).
+  It refuses a path that is still connected, and then forgets to disconnect it when its stream ends:
+  the path is refused for good.
 
 A registration counts once the stream is open: Register's OK alone says little.
 """

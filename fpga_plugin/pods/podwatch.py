@@ -6,7 +6,7 @@ decides nothing: what ends a claim is read from kubelet's records, once there is
 A pod whose end was missed would be believed to live, and its devices would be lost to others. A new
 stream tells every pod that there is, so the stream is opened anew now and then: kubelet drops
 events where it has too many to send (pkg/kubelet/apis/pods, Broadcast). And while it starts, 1.36
-tells no pods at all: one that was never told does not live, as far as this goes.
+tells no pods at all (1.37 refuses): one that was never told does not live, as far as this goes.
 """
 
 import asyncio

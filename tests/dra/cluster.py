@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / ".cache/kubelet/1.36"
+PROGRAMS = ROOT / ".cache/kubelet" / os.environ.get("FPGA_DRA", "1.36")
+"""Of the Kubernetes version that `make test-dra` was told."""
+
 NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 
 LIMIT = 120.0
@@ -307,14 +309,14 @@ class Cluster:
         self.call("DELETE", path, {"gracePeriodSeconds": 0})
 
 
-def build() -> None:
+def build(version: str = PROGRAMS.name) -> None:
     """Make the programs, or say why not."""
     script = ROOT / "tests/kubelet/build"
-    if subprocess.run([script, "1.36", *NAMES], check=False).returncode != 0:
+    if subprocess.run([script, version, *NAMES], check=False).returncode != 0:
         sys.exit(f"test-dra: {', '.join(NAMES)} cannot be built")
 
 
 if __name__ == "__main__":
-    build()
-    os.environ["FPGA_DRA"] = "1"
-    os.execvp(sys.argv[1], sys.argv[1:])
+    build(sys.argv[1])
+    os.environ["FPGA_DRA"] = sys.argv[1]
+    os.execvp(sys.argv[2], sys.argv[2:])

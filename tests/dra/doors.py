@@ -144,7 +144,7 @@ def main() -> int:
     first = common | {"mode": "device-plugin", "reconcile_interval": "2"}
     doors: dict[str, tuple[Callable[[], Node], Callable[[Node], Sequence[Way]]]] = {
         "device plugin, reconciling each 2 s": (
-            lambda: Node(runtime, "1x2", cluster, **first),
+            lambda: Node(runtime, "1x2", cluster, gates={"PodsAPI": False}, **first),
             _first,
         ),
         "device plugin, kubelet streams its pods": (

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "integration"))
 
 import pod_plugin
 from control_plane import ControlPlane
-from machine import PLUGIN_IN_A_POD, VERSION, Runtime
+from machine import PLUGIN_IN_A_POD, RELEASE, Runtime
 from node import Node  # daemon_support is found by the line above
 
 
@@ -45,7 +45,7 @@ def control_plane() -> Iterator[ControlPlane]:
     control_plane.end()
 
 
-PODS_API = VERSION != "1.32"
+PODS_API = RELEASE >= (1, 36)
 """Whether this kubelet has the Pods API at all."""
 
 
@@ -63,8 +63,10 @@ def make_node(runtime: Runtime, request: pytest.FixtureRequest) -> Iterator[Call
     elif not PODS_API:
         pytest.skip("this kubelet has no Pods API")
 
-    def make(cards: str = "1x2", **settings: Any) -> Node:
-        gates = {"PodsAPI": control_plane is None} if PODS_API else {}
+    def make(
+        cards: str = "1x2", *, pods_api: bool = control_plane is None, **settings: Any
+    ) -> Node:
+        gates = {"PodsAPI": pods_api} if PODS_API else {}
         nodes.append(Node(runtime, cards, gates, control_plane, **settings))
         return nodes[-1].up()
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import grpc
 from images import write_image
-from namespace import BUSYBOX
+from namespace import BUSYBOX, USUAL, release
 
 T = TypeVar("T")
 
@@ -18,7 +18,8 @@ SCRATCH = Path(os.environ.get("FPGA_KUBELET_SCRATCH", "/nonexistent"))
 CGROUP = os.environ.get("FPGA_KUBELET_CGROUP", "")
 PROGRAMS = Path(os.environ.get("FPGA_KUBELET_BIN", "/nonexistent"))
 CONTROL_PLANE = Path(os.environ.get("FPGA_KUBELET_CONTROL_PLANE", "/nonexistent"))
-VERSION = os.environ.get("FPGA_KUBELET_VERSION", "")
+RELEASE = release(os.environ.get("FPGA_KUBELET_VERSION", USUAL))
+"""Kubelet's version."""
 
 PLUGIN_IN_A_POD = os.environ.get("FPGA_KUBELET_PLUGIN") == "pod"
 """Whether the plugin is the chart's pod and not a process: `make test-image`."""

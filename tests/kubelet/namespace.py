@@ -28,8 +28,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NEWEST = max((path.name for path in HERE.glob("go/*")), key=lambda v: [*map(int, v.split("."))])
-"""Of the Kubernetes versions that there is a go.mod for."""
+USUAL = "1.36"
+"""The Kubernetes version that the tests run with unless they are told another (K8S=1.37)."""
 
 BUILT = ROOT / ".cache/kubelet"
 
@@ -66,6 +66,19 @@ ADDRESS = "10.99.0.1"
 
 _SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 1
 _PR_SET_PDEATHSIG = 1
+
+
+def release(version: str) -> tuple[int, ...]:
+    """A Kubernetes version, to be compared."""
+    return tuple(map(int, version.split(".")))
+
+
+def control_plane(kubelet: str) -> str:
+    """Of which version a kubelet's API server is.
+
+    No kubelet is newer than its API server; those of older kubelets are not worth their builds.
+    """
+    return max(USUAL, kubelet, key=release)
 
 
 def missing() -> str:
@@ -171,7 +184,7 @@ class Node:
             "FPGA_KUBELET_SCRATCH": str(self._scratch),
             "FPGA_KUBELET_CGROUP": name,
             "FPGA_KUBELET_BIN": str(BUILT / version),
-            "FPGA_KUBELET_CONTROL_PLANE": str(BUILT / NEWEST),
+            "FPGA_KUBELET_CONTROL_PLANE": str(BUILT / control_plane(version)),
             "FPGA_KUBELET_VERSION": version,
             "FPGA_KUBELET_PART": part,
         }
@@ -207,8 +220,7 @@ def outside(version: str, command: list[str]) -> int:
         sys.exit(f"test-kubelet: {why}")
     if running := kubelets():
         sys.exit(f"test-kubelet: a kubelet is running here (pid {running[0]}), and stays alone")
-    # Any kubelet's API server is the newest one: older ones are not worth their builds.
-    for programs in ((version, "kubelet"), (NEWEST, "etcd", "kube-apiserver")):
+    for programs in ((version, "kubelet"), (control_plane(version), "etcd", "kube-apiserver")):
         if subprocess.run([HERE / "build", *programs], check=False).returncode != 0:
             sys.exit(f"test-kubelet: {' and '.join(programs[1:])} cannot be built")
     sweep()

@@ -327,6 +327,12 @@ class Node:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {allocatable().get(resource)}") from None
 
+    def polls_nothing(self) -> bool:
+        """Whether PodResources are not asked for some intervals: seen by waiting only."""
+        before = self.kubelet.podresources_calls()
+        time.sleep(4 * INTERVAL)
+        return self.kubelet.podresources_calls() == before
+
     def pod(
         self, name: str, *containers: Mapping[str, Any], static: bool = False, **spec: Any
     ) -> Pod:

@@ -78,15 +78,8 @@ def test_nothing_is_polled_while_nothing_is_owned(make_node: Callable[..., Node]
     pod.until_running()
     pod.delete()
     node.until_offered(CARDS, [CARD])
-
-    def quiet() -> bool:
-        """That nothing happens is seen by waiting only."""
-        before = node.kubelet.podresources_calls()
-        time.sleep(4 * INTERVAL)
-        return node.kubelet.podresources_calls() == before
-
-    until(quiet, "the lists' last changes are looked after")
-    assert quiet()
+    until(node.polls_nothing, "the lists' last changes are looked after")
+    assert node.polls_nothing()
 
 
 def test_card_and_region_exclude_each_other_and_both_get_their_turn(

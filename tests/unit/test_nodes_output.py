@@ -28,7 +28,10 @@ class Part:
     ("run", "parts"),
     [
         (lambda _: kubelet.outside("1.36", ["x"]), kubelet.PARTS),
-        (lambda tmp: dra._run({n: (["x"], tmp / n) for n in ("one", "two")}), ("one", "two")),
+        (
+            lambda tmp: dra._run("1.36", {n: (["x"], tmp / n) for n in ("one", "two")}),
+            ("one", "two"),
+        ),
     ],
 )
 def test_a_signal_ends_the_nodes_after_their_output_was_shown(
