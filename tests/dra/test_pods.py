@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1, request
 from doubles.samples import copy_samples
-from machine import SCRATCH, STAY, until
+from machine import RELEASE, SCRATCH, STAY, until
 from node import container as by_limits
 from pods_node import API, Node, asking, by_claim, by_template, config, container, health, waiting
 
@@ -220,6 +220,9 @@ def test_a_pod_whose_region_breaks_is_told_so_in_its_status(make_node: Callable[
     until(lambda: health(pod) == ["Unhealthy"], "it is not")
     fault.unlink()
     until(lambda: health(pod) == ["Healthy"], "it is well again")
+    if RELEASE >= (1, 37):  # before, kubelet has v1alpha1 only, and does not say so
+        log = (SCRATCH / "kubelet.log").read_text(errors="replace")
+        assert 'healthService="v1.DRAResourceHealth"' in log, "of what it is offered the newest"
 
 
 def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted(
