@@ -17,7 +17,13 @@ from fpga_plugin.claims import prestart, wants
 from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.prestart import answer_within
 from fpga_plugin.config.values import UnknownVariables
-from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, ProgrammingError, RefusedError
+from fpga_plugin.errors import (
+    FpgaPluginError,
+    InvalidRequestError,
+    NotFinishedError,
+    ProgrammingError,
+    RefusedError,
+)
 from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
@@ -25,6 +31,8 @@ from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Ownership
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
+from fpga_plugin.regions.prepare import Preparer
+from fpga_plugin.regions.reads import SilentCardError
 
 OTHER_AFU = AFUS[1]
 NOT_A_REQUEST = {"FPGA_NONSENSE": "1"}
@@ -174,6 +182,19 @@ def test_the_last_poststop_has_the_region_scrubbed(scene: Scene):
     assert scene.ledger.ownership(region) is not Ownership.FREE
 
 
+def test_a_poststop_is_seen_though_its_card_is_being_looked_at(scene: Scene):
+    """What works on a card hears of no change: without more the region would stay as it is."""
+    first, other, _ = scene.regions
+    pod = scene.admit(other)
+    scene.start(pod, AFU)
+    scene.rack.lent = {first}
+    scene.plugin.call(lambda: scene.plugin.queue.add(card_of(first)))
+    assert scene.plugin.queue.busy(card_of(first)), "drivers are given back"
+    scene.plugin.call(lambda: scene.plugin.claims.poststop(REGIONS, [other]))
+    scene.plugin.work()
+    assert scene.rack.slot(other).afu == BLANK
+
+
 # ------------------------------------------------------------------ who asks, and for what
 
 
@@ -223,6 +244,35 @@ def test_a_claim_that_ends_while_the_pods_spec_is_read_ends_the_call(scene: Scen
 
     with_envs(scene, Envs(env_for([AFU]), deallocate))
     scene.refused(call(scene, scene.admit(region), {}), RefusedError, "ended before its container")
+
+
+def test_a_successor_that_comes_while_the_pods_spec_is_read_ends_the_call(scene: Scene):
+    """What the spec says is the predecessor's: nothing is done for it any more."""
+    region = scene.regions[0]
+
+    def another_owner() -> None:
+        scene.ledger.release([DeviceId(region)])
+        scene.ledger.allocate(REGIONS, [region])
+
+    with_envs(scene, Envs(env_for([AFU]), another_owner))
+    scene.refused(call(scene, scene.admit(region), {}), NotFinishedError, "got another owner while")
+    assert not scene.rack.slot(region).data
+    assert ("program", region, AFU) not in scene.rack.done
+
+
+def test_a_claim_of_which_one_region_was_used_is_not_the_pods_first(scene: Scene):
+    """An init container had the first; who comes first now is not known by that."""
+    first, other, _ = scene.regions
+    envs = with_envs(scene, Envs(env_for([AFU])))
+    pod = scene.admit(first)
+    scene.plugin.call(lambda: scene.plugin.claims.allocate(REGIONS, [first, other]))
+    for devices, fresh in [((first,), True), ((first, other), False)]:
+        pod.devices = tuple(map(DeviceId, devices))
+        envs.told.clear()
+        task = call(scene, pod, {})
+        scene.plugin.work()
+        task.result()
+        assert envs.told[0] == ("asked", pod.uid, devices, fresh)
 
 
 def test_a_claim_that_kubelets_records_show_and_the_ledger_lacks_is_made(scene: Scene):
@@ -282,7 +332,11 @@ def test_what_failed_is_told_though_the_card_cannot_be_read_any_more(scene: Scen
         scene.rack.boards[card_of(region)].present = False
         raise ProgrammingError("PR failed")
 
-    with mock.patch("ledger_world.Hand.program", broken):
+    silent = SilentCardError(f"card {card_of(region)} does not answer")
+    with (
+        mock.patch("ledger_world.Hand.program", broken),
+        mock.patch.object(Preparer, "read_back", side_effect=silent),
+    ):
         task = scene.prestart(pod, AFU)
         scene.refused(task, ProgrammingError, "PR failed")
     assert scene.rack.programs == program
@@ -334,6 +388,28 @@ def test_to_close_is_to_wait_for_the_preparations_that_run(scene: Scene):
     task.cancel()
     assert scene.plugin.claims._prestarts._tasks == set()
     assert scene.plugin.claims._prestarts._preparations == {}
+
+
+def test_to_close_is_nothing_where_nothing_runs(scene: Scene):
+    closing = scene.plugin.begin(scene.plugin.claims.close())
+    assert closing.done()
+    closing.result()
+
+
+def test_a_preparation_that_nobody_wants_any_more_does_not_expire_its_successors(scene: Scene):
+    """The time that a result is kept counts from its own end."""
+    region, loop = scene.regions[0], scene.plugin.loop
+    task = scene.prestart(scene.admit(region), AFU)
+    scene.until(lambda: scene.condition(region) is Condition.SCRUBBING)
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [region]))
+    scene.refused(task, RefusedError)
+    loop._now += prestart.UNCLAIMED_FOR / 2
+    begun = loop.time()
+    scene.prepare(scene.admit(region), AFU).cancel()
+    scene.plugin.work()
+    while "a preparation expired unused" not in scene.logged:
+        assert loop.pass_time()
+    assert loop.time() >= begun + prestart.UNCLAIMED_FOR
 
 
 def test_an_expired_result_leaves_alone_what_changed_since(scene: Scene):

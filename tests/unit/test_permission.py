@@ -14,7 +14,13 @@ from test_holders import A, prepare
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
 from fpga_plugin.dra.life import ClaimLife
-from fpga_plugin.errors import NotFinishedError, NotPermittedError, RefusedError, UnknownDeviceError
+from fpga_plugin.errors import (
+    NoSourceError,
+    NotFinishedError,
+    NotPermittedError,
+    RefusedError,
+    UnknownDeviceError,
+)
 from fpga_plugin.ids import BitstreamId, PodUid, RegionId, Resource
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
@@ -68,6 +74,19 @@ def test_the_successors_namespace_permits_the_caller_nothing(policy: PolicyFile)
     with pytest.raises(NotPermittedError, match="team-b"):
         asyncio.run(ask())  # a pod keeps its namespace, so it was asked for once
     assert kubelet.calls == 2
+
+
+def test_what_depends_on_a_namespace_that_nobody_tells_is_not_permitted(policy: PolicyFile):
+    """Invariant 4: kubelet asks again, and the message says what is missing."""
+
+    class Nobody:
+        async def name(self, *_: object) -> None:
+            raise NoSourceError("kubelet's socket is not mounted")
+
+    permission = Permission(policy, Nobody())  # type: ignore[arg-type]
+    lease = SimpleNamespace(check=same)
+    with pytest.raises(NoSourceError, match="depends on the pod's namespace, and nothing tells it"):
+        asyncio.run(permission.check(CALLER, Resource.parse(REGIONS), [P0], [], lease))  # type: ignore[arg-type]
 
 
 def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(policy: PolicyFile):
