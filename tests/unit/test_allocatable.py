@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import structlog
+from doubles import LIMIT
 from doubles.cards import PREFIX, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import WHOLE as OTHER
 from doubles.kubelet import POD as UID
-from doubles.kubelet import Kubelet, entry, write_checkpoint
+from doubles.kubelet import Kubelet, entry, write_checkpoint, write_text
 
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName
@@ -21,6 +24,7 @@ from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.pod import Phase, Pod, State
 from fpga_plugin.pods.podresources import NoListReason, PodResourcesError
 from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.stock import missed_prestarts
 from fpga_plugin.stock.allocatable import GIVE_UP, LASTING, QUIET, AllocatableCheck
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 
@@ -138,6 +142,56 @@ def test_a_kubelet_that_does_not_tell_is_not_asked_again():
     assert sent.standing.due
 
 
+RATE_LIMITED = PodResourcesError("often", reason=NoListReason.RATE_LIMITED)
+
+
+def test_a_kubelet_that_the_journal_knows_is_asked_as_soon_as_something_changes():
+    """The plugin restarted, kubelet did not: it is told of no other kubelet."""
+    sent = Sent()
+    sent.standing = AllocatableCheck(sent.standing._link, sent.standing._podresources)
+    assert not sent.standing.due
+    sent.kubelet.error = RATE_LIMITED
+    sent.look()
+    sent.standing.changed()
+    assert sent.standing.due
+
+
+def test_another_kubelet_begins_with_nothing_to_its_account():
+    sent = Sent()
+    sent.kubelet.known[RESOURCE] = frozenset()
+    sent.look(LASTING)
+    assert len(sent.renewed) == 1
+    sent.look(LASTING - 1)
+    sent.kubelet.known[RESOURCE] = BOTH
+    sent.standing.new_kubelet()
+    assert sent.standing.due
+    sent.kubelet.known[RESOURCE] = frozenset()
+    sent.look(LASTING - 1)
+    assert len(sent.renewed) == 1, "what the one before lacked"
+    sent.look()
+    assert len(sent.renewed) == 2, "the first try with this one"
+    assert sent.standing.mended == 2
+
+
+@pytest.mark.parametrize("reason", ["a change", "an answer"])
+def test_the_looks_without_an_answer_are_counted_anew_after(reason: str):
+    sent = Sent()
+    sent.kubelet.known[RESOURCE] = frozenset()
+    sent.kubelet.error = RATE_LIMITED
+    sent.look(GIVE_UP - 1)
+    assert sent.standing.due
+    if reason == "a change":
+        sent.standing.changed()
+    else:
+        sent.kubelet.error = None
+        sent.look()
+        sent.kubelet.error = RATE_LIMITED
+    sent.look(GIVE_UP - 1)
+    assert sent.standing.due
+    sent.look()
+    assert not sent.standing.due
+
+
 # -------------------------------------------------------------------- ungated
 
 
@@ -174,7 +228,7 @@ class World:
 
     def __init__(self, directory: str) -> None:
         self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
-        card = make_card(0, nodes=(0,))
+        card = make_card(0, nodes=(0, 1))
         self.ledger.card_found(card, {}, None)
         self.ledger.reconciled([card.id])
         self.ledger.kubelet_epoch("k1")
@@ -184,6 +238,7 @@ class World:
         self.socket = os.path.join(directory, "kubelet.sock")
         self.started = 0
         self.asked = 0
+        self.on_ask: Callable[[], object] = lambda: None
         self.error: NoSourceError | None = None
         self.told: list[tuple[str, str, frozenset[str], frozenset[str]]] = []
         self.checkpoint()
@@ -204,12 +259,24 @@ class World:
             looks=(0.0, 0.001),
         )
 
-    def checkpoint(self) -> None:
-        write_checkpoint(self.directory, entry(REGION, pod=UID))
+    def checkpoint(self, *entries: object) -> None:
+        write_checkpoint(self.directory, *(entries or [entry(REGION, pod=UID)]))
+
+    def restart_again(self, epoch: str, *, opens: float = 5) -> float:
+        """The same plugin sees kubelet's next life; returns when that began."""
+        os.unlink(self.socket)
+        open(self.socket, "w").close()
+        assert self.ledger.kubelet_epoch(epoch)
+        self.ungated.new_kubelet()
+        birth = os.stat(self.socket).st_ctime
+        self.stream_opens(birth + opens)
+        return birth
 
     async def pod(self, uid: PodUid, held: frozenset[str]) -> Pod:
-        assert (uid, held) == (UID, {REGION})
+        assert uid == UID
+        assert held <= BOTH
         self.asked += 1
+        self.on_ask()
         if self.error is not None:
             raise self.error
         state = State(Phase.RUNNING, started=self.started) if self.started else State()
@@ -221,10 +288,13 @@ class World:
         self.ungated = self.plugin()
         if self.ledger.kubelet_epoch(epoch):
             self.ungated.new_kubelet()
-        self.ungated.stream_opened(RESOURCE)
         birth = os.stat(self.socket).st_ctime
-        self.ungated._opened[RESOURCE] = birth + 5
+        self.stream_opens(birth + 5)
         return birth
+
+    def stream_opens(self, at: float) -> None:
+        with mock.patch.object(missed_prestarts.time, "time", return_value=at):
+            self.ungated.stream_opened(RESOURCE)
 
     def look(self) -> list[dict]:
         async def run() -> None:
@@ -283,8 +353,9 @@ def test_a_container_that_began_before_kubelet_or_after_the_stream_is_not_report
 
 
 def test_no_container_of_a_kubelet_that_did_not_restart_is_reported(world: World):
-    """The plugin restarted, and kubelet did not."""
+    """The plugin restarted, and kubelet did not: the life before saw all PreStarts."""
     world.started = int(world.restart_kubelet(epoch="k1")) + 2
+    world.ledger.activity.clear()
     assert world.look() == []
     assert world.asked == 0
 
@@ -314,11 +385,112 @@ def test_a_pod_that_is_not_told_yet_is_asked_for_again_and_then_reported(world: 
     assert len(world.look()) == 1
 
 
+def test_kubelets_records_that_cannot_be_read_are_told(world: World):
+    world.restart_kubelet()
+    write_text(world.directory, "{")
+    (line,) = world.look()
+    assert "is not understood" in line["error"]
+    assert world.asked == 0
+
+
 def test_without_a_claim_nobody_is_asked(world: World):
     world.ledger.release([REGION])
     world.started = int(world.restart_kubelet()) + 2
+    with mock.patch.object(Directory, "checkpoint", side_effect=AssertionError):
+        assert world.look() == []
+    assert world.asked == 0
+
+
+def test_nobody_is_asked_of_pods_whose_devices_are_not_ours_or_had_a_prestart(world: World):
+    """Each of a node's pods may cost a question to the API server."""
+    other = "0000-10-00.0-p1"
+    world.ledger.allocate(RESOURCE, [other])
+    world.restart_kubelet()
+    world.ledger.prestart_seen([REGION])
+    world.checkpoint(entry(REGION), entry("dfl-port.0"))
     assert world.look() == []
     assert world.asked == 0
+    world.checkpoint(entry(other), entry(REGION))
+    assert world.look() == []
+    assert world.asked > 0
+
+
+def test_a_claim_that_kubelets_records_showed_only_now_may_have_run(world: World):
+    world.ledger.release([REGION])
+    world.ledger.activity.clear()
+    world.started = int(world.restart_kubelet()) + 2
+    world.ledger.adopt(RESOURCE, DeviceId(REGION), UID, {})
+    assert len(world.look()) == 1
+
+
+@pytest.mark.parametrize("meanwhile", [[REGION], sorted(BOTH)])
+def test_a_container_that_has_its_prestart_while_its_pod_is_asked_for_is_not_reported(
+    world: World, meanwhile: list[str]
+):
+    world.ledger.allocate(RESOURCE, ["0000-10-00.0-p1"])
+    world.checkpoint(entry(*BOTH))
+    world.started = int(world.restart_kubelet()) + 2
+    world.on_ask = lambda: world.ledger.prestart_seen(meanwhile)
+    assert world.look() == []
+    assert world.told == []
+
+
+def test_a_whole_card_of_which_one_region_was_not_scrubbed_is_told_as_such(world: World):
+    card = DeviceId("0000-10-00.0")
+    world.ledger.release([REGION])
+    for region in sorted(BOTH):
+        world.ledger.working([RegionId(region)])
+        world.ledger.clean(RegionId(region), None, blank=True)
+    world.ledger.set_debt(card, open_=False)
+    world.ledger.allocate(OTHER, [card])
+    world.ledger.dirty([RegionId(REGION)], "found so")
+    world.restart_kubelet()
+    assert world.ungated._unscrubbed == {card}
+
+
+def test_what_began_before_the_stream_is_told_by_the_first_stream_of_this_kubelet(world: World):
+    world.restart_kubelet()
+    birth = world.restart_again("k3")
+    world.stream_opens(birth + 60)  # kubelet asks anew for the list; it has our options long since
+    world.started = int(birth) + 30
+    assert world.look() == []
+    birth = world.restart_again("k4", opens=100)
+    world.started = int(birth) + 30
+    assert len(world.look()) == 1, "the stream of the kubelet before opened earlier"
+
+
+def test_a_resource_whose_stream_is_not_open_is_looked_at_later(world: World):
+    world.started = int(world.restart_kubelet()) + 2
+    world.ungated._opened.clear()
+    assert world.look() == []
+    assert world.told == []
+
+
+@pytest.mark.parametrize("who", ["new kubelet", "look", "close"])
+def test_looks_for_the_kubelet_before_end_with_it(world: World, who: str):
+    """Its birth is not the new one's, and two would report everything twice."""
+    world.restart_kubelet()
+    world.ungated._looks = (0.0, 1000.0)
+
+    async def run() -> None:
+        world.ungated.look()
+        first = world.ungated._task
+        assert first is not None
+        async with asyncio.timeout(LIMIT):
+            while not world.asked:  # noqa: ASYNC110  # nobody announces it
+                await asyncio.sleep(0.001)
+            assert not first.done(), "the next look is not now"
+            {
+                "new kubelet": world.ungated.new_kubelet,
+                "look": world.ungated.look,
+                "close": world.ungated.close,
+            }[who]()
+            await asyncio.wait({first})
+        assert first.cancelled()
+        world.ungated.close()
+
+    asyncio.run(run())
+    assert world.asked == 1
 
 
 def test_a_kubelet_that_is_gone_again_is_not_looked_at(world: World):

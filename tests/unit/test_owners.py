@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
@@ -168,6 +169,40 @@ def test_what_cannot_be_read_or_written_down_is_said_once_and_tried_again(world:
     assert world.pod() == A
 
 
+def test_a_claim_that_ended_while_the_file_was_read_is_nobodys(world: World) -> None:
+    world.allocate()
+    world.write((A, P0))
+    asked = world.owners.unknown()
+    checkpoint = asyncio.run(world.owners._pods.checkpoint())
+    world.ledger.release([P0])
+    world.owners.learn(asked, checkpoint)
+    assert not world.ledger.claims
+
+
+def test_a_pod_that_a_prestart_told_while_the_file_was_read_stays(world: World) -> None:
+    """To bind another one is to end the claim: its container would run on a region of nobody's."""
+    world.allocate()
+    world.write((A, P0))
+    asked = world.owners.unknown()
+    checkpoint = asyncio.run(world.owners._pods.checkpoint())
+    world.ledger.bind_pod([P0], B)
+    claim = world.ledger.claims[P0]
+    world.owners.learn(asked, checkpoint)
+    assert world.ledger.claims[P0] is claim
+
+
+def test_what_could_be_read_again_is_said_again_when_it_cannot(world: World) -> None:
+    world.allocate()
+    with capture_logs() as logs:
+        for text in ("{", None, "{"):
+            if text is None:
+                world.write()
+            else:
+                world.path.write_text(text)
+            world.look()
+    assert len(logs) == 2
+
+
 def test_claims_that_ended_are_forgotten(world: World) -> None:
     world.allocate()
     world.ledger.release([P0])
@@ -213,6 +248,66 @@ def test_another_kubelet_is_reason_to_look_at_once(world: World, monkeypatch) ->
         world.owners.new_kubelet()
         await until(lambda: world.pod() == A)
 
+    play(world, story)
+
+
+def counted_reads(world: World, monkeypatch) -> list[None]:
+    reads: list[None] = []
+
+    async def read() -> object:
+        reads.append(None)
+        return await PodDirectory.checkpoint(world.owners._pods)
+
+    monkeypatch.setattr(world.owners._pods, "checkpoint", read)
+    return reads
+
+
+async def spin() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_only_another_kubelet_is_such_a_reason_and_only_once(world: World, monkeypatch) -> None:
+    """Kubelet writes its file after Allocate was answered: at once there is nothing to see."""
+    monkeypatch.setattr(owners, "FIRST_LOOK", 1000.0)
+    reads = counted_reads(world, monkeypatch)
+
+    async def story() -> None:
+        world.owners.new_kubelet()
+        await spin()
+        assert len(reads) == 0, "every pod is known"
+        world.allocate()
+        await spin()
+        world.owners.new_kubelet()
+        await until(lambda: reads)
+        world.allocate(P1)
+        await spin()
+        assert len(reads) == 1
+
+    play(world, story)
+
+
+def test_it_looks_ever_less_often_until_an_allocate(world: World, monkeypatch) -> None:
+    """A node with a pod that cannot be known is not kept busy."""
+    waits: list[float | None] = []
+
+    def noted(seconds: float | None):
+        waits.append(seconds)
+        return asyncio.timeout(None if seconds is None else 0)
+
+    async def story() -> None:
+        await until(lambda: waits)
+        await spin()
+        assert waits == [None], "nothing is owned: nothing wakes it"
+        world.allocate()
+        await until(lambda: len(waits) > 13)
+        assert waits[1:13] == [0.05 * 2**n for n in range(10)] + [30.0, 30.0]
+        world.allocate(P1)
+        before = len(waits)
+        await until(lambda: len(waits) > before + 2)
+        assert 0.05 in waits[before:]
+
+    monkeypatch.setattr(owners, "asyncio", SimpleNamespace(timeout=noted))
     play(world, story)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from doubles.cards import BLANK, PREFIX, WHOLE, make_card
 from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
 from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
+from doubles.loops import beside, until
 from structlog.testing import capture_logs
 
 from fpga_plugin.errors import NoSourceError
@@ -20,11 +21,14 @@ from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
+from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import (
     NoListReason,
     PodResourcesError,
 )
+from fpga_plugin.pods.podwatch import PodWatch
+from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
 
@@ -62,10 +66,13 @@ class Linked(Kubelet):
 
 
 class Nobody:
-    """Takes every word and does nothing."""
+    """Takes every word, remembers it, and does nothing."""
 
-    def __getattr__(self, _name: str) -> Callable[..., None]:
-        return lambda *_: None
+    def __init__(self) -> None:
+        self.words: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *words: self.words.append((name, *words))
 
 
 class World:
@@ -76,6 +83,7 @@ class World:
         fresh: bool = False,
         polled: bool = True,
         journal: NoJournal | None = None,
+        pods_socket: str | None = None,
     ) -> None:
         journal = journal or NoJournal()
         self.ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=Change(), boot_id="b")
@@ -93,6 +101,7 @@ class World:
             podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
         )
         self.owners = Owners(self.ledger, pods)
+        self.missed = Nobody()
         self.reconciler = Reconciler(
             ledger=self.ledger,
             queue=self.queue,  # type: ignore[arg-type]
@@ -100,7 +109,8 @@ class World:
             pods=pods,
             owners=self.owners,
             envs=Nobody(),  # type: ignore[arg-type]
-            missed=Nobody(),  # type: ignore[arg-type]
+            missed=self.missed,  # type: ignore[arg-type]
+            pods_socket=pods_socket,
         )
         self.ledger.subscribe(self._note_released)
 
@@ -520,6 +530,26 @@ def test_an_owner_that_cannot_be_adopted_keeps_its_card_from_being_given_out(
     world.play(lambda: not world.ledger.unreconciled)
 
 
+def test_a_card_that_changes_is_asked_about_though_kubelet_writes_nothing_new(
+    directory: str,
+) -> None:
+    """What could not be adopted of it, perhaps can be now."""
+    world = World(directory, fresh=True)
+    away = f"{CARD.id}-p7"
+    world.kubelet.write([away])
+    world.kubelet.show(away)
+    world.kubelet.rewrites = False
+
+    async def story() -> None:
+        assert world.ledger.unreconciled == {CARD.id}
+        region = Region(CARD.id, 7, Grant(("/dev/dfl-port.7",)))
+        world.ledger.card_found(replace(CARD, regions=(*CARD.regions, region)), {}, BLANK)
+        await until(lambda: not world.ledger.unreconciled)
+
+    during(world, story)
+    assert set(world.ledger.claims) == {away}
+
+
 class FullDisk(NoJournal):
     """Takes no more once it is full."""
 
@@ -764,3 +794,254 @@ def test_records_that_kubelet_streams_are_as_old_as_the_stream(directory: str) -
     assert world.reconciler.last_read == read + 5.0
     watch.living.clear()
     assert world.reconciler.last_read == read
+
+
+# -------------------------------------------------------------------- what wakes it, and its end
+
+
+async def idle(world: World) -> None:
+    """Until it has nothing to do: it waits for a word, and asks nobody."""
+    calls = -1
+    async with asyncio.timeout(LIMIT):
+        while calls != world.kubelet.calls:
+            calls = world.kubelet.calls
+            await asyncio.sleep(10 * Queue.interval)
+
+
+def during(world: World, story: Callable[[], Awaitable[None]], *, stream: bool = True) -> None:
+    """Play a story while it runs, from its first wait; what ends the reconciler ends the test."""
+
+    async def run() -> None:
+        async with beside(world.reconciler.run()):
+            await asyncio.sleep(0)
+            if stream:
+                world.reconciler.stream_opened(RESOURCE)
+            await idle(world)
+            await story()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("polled", [True, False])
+def test_nothing_is_asked_or_scrubbed_before_a_stream_is_open(
+    directory: str, *, polled: bool
+) -> None:
+    world = World(directory, polled=polled)
+    assert world.reconciler.last_read == 0
+
+    async def story() -> None:
+        assert world.kubelet.calls == 0
+        assert world.queue.told == []
+        world.reconciler.stream_opened(RESOURCE)
+        await until(lambda: world.queue.told)
+
+    during(world, story, stream=False)
+    assert world.missed.words[0] == ("stream_opened", RESOURCE)
+    assert world.reconciler.last_read > 0
+
+
+def test_an_allocate_is_reason_to_ask(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([REGION])
+
+    async def story() -> None:
+        world.ledger.allocate(RESOURCE, [REGION])
+        await until(lambda: world.released)
+
+    during(world, story)
+    assert world.released == [REGION]
+    assert world.reconciler.released == 1
+
+
+def test_a_card_that_comes_is_reason_to_ask(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([REGION])
+    late = make_card(1, nodes=(7,))
+
+    async def story() -> None:
+        world.ledger.card_found(late, {}, BLANK)
+        await until(lambda: not world.ledger.unreconciled)
+
+    during(world, story)
+
+
+@pytest.mark.parametrize("polled", [True, False])
+def test_whatever_changes_has_the_lists_compared_where_kubelet_can_be_asked(
+    directory: str, monkeypatch: pytest.MonkeyPatch, *, polled: bool
+) -> None:
+    world = World(directory, polled=polled)
+    looks: list[None] = []
+
+    async def look(_check: object) -> None:
+        looks.append(None)
+
+    monkeypatch.setattr(AllocatableCheck, "look", look)
+
+    async def story() -> None:
+        for change in (
+            lambda: world.reconciler.stream_opened(RESOURCE),
+            lambda: world.ledger.set_foreign({CARD.id: "drain the node"}),
+        ):
+            if world.reconciler._allocatable is not None:
+                world.reconciler._allocatable._left = 0
+            await idle(world)
+            before = len(looks)
+            await idle(world)
+            assert len(looks) == before, "nothing has changed"
+            change()
+            if polled:
+                await until(lambda before=before: len(looks) > before)
+        await idle(world)
+
+    during(world, story)
+    assert bool(looks) is polled
+
+
+def test_with_each_question_about_owners_the_lists_are_compared(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(directory)
+    world.kubelet.show(REGION)
+    looks: list[None] = []
+
+    async def look(check: AllocatableCheck) -> None:
+        check._left = 0
+        looks.append(None)
+
+    monkeypatch.setattr(AllocatableCheck, "look", look)
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.play(lambda: len(looks) > 3)
+
+
+def test_the_first_answer_tells_whose_the_claims_are(directory: str) -> None:
+    """Containers may start without a PreStart after kubelet's restart: none would tell it."""
+    world = World(directory)
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.kubelet.write([REGION])
+    world.kubelet.show(REGION)
+    world.play(lambda: bool(world.queue.told))
+    assert world.ledger.claims[DeviceId(REGION)].pod == POD
+
+
+def test_its_end_is_the_end_of_all_that_it_set_off(directory: str) -> None:
+    world = World(directory)
+
+    async def nothing() -> None:
+        pass
+
+    during(world, nothing)
+    assert world.missed.words[-1] == ("close",)
+    world.reconciler._wake.clear()
+    world.ledger.set_foreign({CARD.id: "drain the node"})
+    assert not world.reconciler._wake.is_set(), "it hears of no change any more"
+
+
+def test_containers_without_a_prestart_are_looked_for_where_the_journal_knows_the_claims(
+    directory: str,
+) -> None:
+    for fresh in (False, True):
+        world = World(directory, fresh=fresh)
+        world.play(lambda world=world: bool(world.queue.told))
+        assert (("look",) in world.missed.words) is not fresh
+
+
+def test_kubelets_stream_of_pods_is_used_where_its_socket_is_known(directory: str) -> None:
+    assert World(directory).reconciler.watch is None
+    watch = World(directory, pods_socket=f"{directory}/pods.sock").reconciler.watch
+    assert isinstance(watch, PodWatch)
+
+
+def test_kubelet_is_not_asked_to_stream_while_nothing_is_owned(directory: str) -> None:
+    world = World(directory)
+    watch = Watch(world.reconciler)
+
+    async def story() -> None:
+        assert not watch.wanted
+        assert world.kubelet.calls == 1, "its first answer, and nothing since"
+        assert world.kubelet.resends == 0
+        world.ledger.allocate(RESOURCE, [REGION])
+        await until(lambda: watch.wanted)
+
+    during(world, story)
+
+
+@pytest.mark.parametrize("polled", [True, False])
+def test_kubelet_is_asked_at_intervals_and_not_all_the_time(
+    directory: str, *, polled: bool
+) -> None:
+    """Its API has a limit of its own, and each question costs it a walk over all pods."""
+    for fresh, error in [(False, None), (True, None), (True, NO_ANSWER)]:
+        world = World(directory, fresh=True, polled=polled)
+        world.kubelet.checkpoint = {f"{CARD.id}-p7"} if fresh else set()
+        world.kubelet.write(world.kubelet.checkpoint)
+        world.kubelet.show(REGION)
+        world.kubelet.error = error
+        reads = counted(world)
+
+        async def story(world: World = world, reads: list[None] = reads) -> None:
+            if not world.ledger.unreconciled:
+                world.ledger.allocate(RESOURCE, [REGION])
+            begin, before = asyncio.get_running_loop().time(), len(reads) + world.kubelet.calls
+            await asyncio.sleep(10 * Queue.interval)
+            rounds = (asyncio.get_running_loop().time() - begin) / Queue.interval
+            # A round has a List, what is allocatable, and a checkpoint.
+            assert len(reads) + world.kubelet.calls - before <= 3 * (rounds + 2)
+
+        asyncio.run(ran_with(world, story))
+
+
+def counted(world: World) -> list[None]:
+    """How often the checkpoint was read."""
+    reads: list[None] = []
+    read = world.pods.checkpoint
+
+    async def checkpoint() -> Checkpoint:
+        reads.append(None)
+        return await read()
+
+    world.pods.checkpoint = checkpoint  # type: ignore[method-assign]
+    return reads
+
+
+async def ran_with(world: World, story: Callable[[], Awaitable[None]]) -> None:
+    async with beside(world.reconciler.run()):
+        world.reconciler.stream_opened(RESOURCE)
+        await asyncio.sleep(5 * Queue.interval)
+        await story()
+
+
+def test_without_podresources_what_keeps_a_card_back_is_looked_at_again(directory: str) -> None:
+    world = World(directory, fresh=True, polled=False)
+    away = f"{CARD.id}-p7"
+    world.kubelet.checkpoint = {away}
+    world.kubelet.write([away])
+    world.play(lambda: world.kubelet.resends > 1)
+    assert world.ledger.unreconciled == {CARD.id}
+    world.kubelet.checkpoint = set()
+    world.play(lambda: not world.ledger.unreconciled)
+
+
+# -------------------------------------------------------------------- how old the records are
+
+
+def test_records_are_as_old_as_the_last_answer_wherever_kubelet_does_not_stream(
+    directory: str,
+) -> None:
+    """A node's staleness is a metric, and an alarm."""
+    world = owned(directory)
+    reconciler = world.reconciler
+    watch = Watch(reconciler, POD)
+    watch.told_at = 1e10
+    assert reconciler.last_read == 0, "nothing was read yet, whatever kubelet streams"
+    reconciler._last_read = 100.0
+    assert reconciler.last_read == 100.0, "this kubelet has not answered"
+    reconciler._answered = True
+    assert reconciler.last_read == 1e10
+    reconciler.watch = None
+    assert reconciler.last_read == 100.0
+    reconciler.watch = watch  # type: ignore[assignment]
+    reconciler._podresources = None
+    assert reconciler.last_read == 100.0
+    reconciler._podresources = world.kubelet  # type: ignore[assignment]
+    world.ledger.release([DeviceId(REGION)])
+    assert reconciler.last_read == 100.0, "with nothing owned nothing is streamed"

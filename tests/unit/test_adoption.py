@@ -1,0 +1,118 @@
+"""What kubelet's records show and the journal does not: owners of cards, and other plugins' pods.
+
+Each of these broke without a fast test noticing (`make mutants`).
+"""
+
+import pytest
+from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
+from doubles.kubelet import POD
+from ledger_support import make_ledger
+from structlog.testing import capture_logs
+
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.ledger.journal import JournalError, NoJournal
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Change
+from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
+from fpga_plugin.stock.adoption import Adoption
+
+CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3))
+P0, P1 = device(CARD, 0), device(CARD, 1)
+AWAY = f"{CARD.id}-p7"
+"""A region that the card does not show, of which kubelet kept no grant: it cannot be adopted."""
+
+
+def without_journal(*cards: Card) -> Ledger:
+    """Nothing is known of who has these cards."""
+    ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
+    ledger.kubelet_epoch("k1")
+    for card in cards:
+        ledger.card_found(card, {}, None)
+    return ledger
+
+
+def held(*ids: str, pod: str = POD, resource: ResourceName = REGIONS) -> CheckpointEntry:
+    return CheckpointEntry(PodUid(pod), "app", resource, frozenset(ids))
+
+
+def records(*entries: CheckpointEntry) -> Checkpoint:
+    return Checkpoint(entries=entries)
+
+
+def test_records_are_read_anew_when_the_card_changes_that_could_not_be_adopted() -> None:
+    adoption = Adoption(without_journal(CARD))
+    assert adoption.new_cards
+    adoption.adopt(records(held(AWAY)))
+    assert adoption.doubtful
+    assert not adoption.new_cards, "it is looked at with the rest"
+    adoption.card_changed(CARD.id)
+    assert adoption.new_cards
+
+
+def test_a_card_that_is_away_stays_one_of_which_nothing_is_known() -> None:
+    """Else its pods' regions are given out when it comes back."""
+    ledger = without_journal(CARD, OTHER)
+    ledger.card_gone(OTHER.id)
+    Adoption(ledger).adopt(records())
+    assert ledger.unreconciled == {OTHER.id}
+
+
+def test_what_cannot_be_adopted_of_a_card_that_is_away_keeps_nothing_waiting() -> None:
+    """It is asked about when the card comes; until then there would be no end of asking."""
+    ledger = without_journal(CARD, OTHER)
+    ledger.card_gone(OTHER.id)
+    adoption = Adoption(ledger)
+    adoption.adopt(records(held(f"{OTHER.id}-p7")))
+    assert not adoption.doubtful
+    assert ledger.unreconciled == {OTHER.id}
+
+
+def test_an_owner_that_the_ledger_knows_does_not_keep_the_card_back() -> None:
+    ledger = without_journal(CARD)
+    ledger.adopt(REGIONS, P0, POD, {})
+    adoption = Adoption(ledger)
+    adoption.adopt(records(held(P0), held(P1, pod="b")))
+    assert not adoption.doubtful
+    assert not ledger.unreconciled
+    assert {d: claim.pod for d, claim in ledger.claims.items()} == {P0: POD, P1: "b"}
+
+
+def test_what_keeps_a_card_back_is_told_once() -> None:
+    ledger = without_journal(CARD)
+    adoption = Adoption(ledger)
+    told = []
+    for entry in (held(AWAY), held(AWAY), held(AWAY, pod="b"), held(AWAY, pod="b")):
+        with capture_logs() as logs:
+            adoption.adopt(records(entry))
+        told.append([line["error"].partition(":")[0] for line in logs])
+    assert told == [[f"{AWAY} of pod {POD}"], [], [f"{AWAY} of pod b"], []]
+
+
+def test_a_card_left_alone_is_told_once_and_changes_nothing_again() -> None:
+    ledger, _ = make_ledger(CARD)
+    adoption = Adoption(ledger)
+    changes = []
+    ledger.subscribe(changes.append)
+    with capture_logs() as logs:
+        for _ in range(2):
+            adoption.adopt(records(held("dfl-fme.0", resource=WHOLE)))
+    assert [line["event"] for line in logs] == ["card left alone"]
+    assert changes == [CARD.id]
+
+
+def test_an_owner_that_cannot_be_written_down_is_no_reason_to_call_the_card_known() -> None:
+    """Its records are read again; until then nothing of the card is given out."""
+    ledger, journal = make_ledger()
+    ledger.card_found(CARD, {}, None)
+    journal.failing = 1
+    with pytest.raises(JournalError):
+        Adoption(ledger).adopt(records(held(P0)))
+    assert ledger.unreconciled == {CARD.id}
+
+
+@pytest.mark.parametrize("ids", [["dfl-port.0"], ["dfl-port.0", P0]], ids=["alone", "beside ours"])
+def test_a_pod_with_any_device_of_another_plugin_leaves_the_card_alone(ids: list[str]) -> None:
+    ledger, _ = make_ledger(CARD)
+    Adoption(ledger).adopt(records(held(*ids)))
+    assert set(ledger.foreign) == {CARD.id}
