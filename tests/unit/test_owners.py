@@ -278,6 +278,7 @@ def test_only_another_kubelet_is_such_a_reason_and_only_once(world: World, monke
         assert len(reads) == 0, "every pod is known"
         world.allocate()
         await spin()
+        assert len(reads) == 0
         world.owners.new_kubelet()
         await until(lambda: reads)
         world.allocate(P1)

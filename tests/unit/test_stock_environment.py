@@ -1,0 +1,239 @@
+"""Which variables count where several containers hold the same devices, and what proves nothing.
+
+Each of these broke without a test noticing (`make mutants`). A pod's life, as its sources tell it,
+is in tests/integration/test_pod_sources.py.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from doubles.cards import AFU, INTERFACE, PREFIX, device, make_card
+from doubles.kubelet import POD
+
+from fpga_plugin.errors import NoSourceError
+from fpga_plugin.ids import PodUid
+from fpga_plugin.pods.directory import PodAnswer, PodDirectory
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State, Variable
+from fpga_plugin.stock import environment, next_container
+from fpga_plugin.stock.environment import StockEnvironment
+
+P0, P1 = (device(make_card(), port) for port in range(2))
+ASKS = {"FPGA_REGION_0": INTERFACE, "FPGA_BITSTREAM_ID_0": AFU}
+OTHER = ASKS | {"FPGA_BITSTREAM_ID_0": "a" * 32}
+BOTH = Identity(POD, frozenset({"init", "app"}), held=frozenset({P0}))
+
+
+class Pods(PodDirectory):
+    """Tells one pod, with the variables of an init container and of the app after it."""
+
+    def __init__(self, init: Mapping[str, str], app: Mapping[str, str]) -> None:
+        super().__init__(kubelet_dir="/nowhere", prefix=PREFIX)
+        self.reads = 0
+        self.exact = True
+        self.on_read: Callable[[], None] = lambda: None
+        self._first, self._then = (
+            Container(name, tuple(Variable(key, value) for key, value in env.items()))
+            for name, env in (("init", init), ("app", app))
+        )
+        self.shows()
+
+    def shows(self, *, sandbox: bool | None = True, **states: State) -> None:
+        """What kubelet says of its containers from now on."""
+        self._pod = Pod(
+            namespace="n",
+            name="p",
+            uid=POD,
+            init=(self._first,),
+            containers=(self._then,),
+            sandbox=sandbox,
+            states=states,
+        )
+
+    async def read(self, uid: PodUid, held: frozenset[str]) -> PodAnswer:
+        assert (uid, held) == (POD, BOTH.held)
+        self.reads += 1
+        self.on_read()
+        return PodAnswer(pod=self._pod, source="pods-api", exact=self.exact)
+
+
+@pytest.mark.parametrize(
+    ("app", "container", "told"),
+    [
+        (ASKS, "", {"FPGA_INIT", "FPGA_APP"}),  # either may start: what neither means is told
+        (OTHER, "init", {"FPGA_INIT"}),  # the app's is the app's own matter, and may be refused
+    ],
+    ids=["the same", "different"],
+)
+def test_the_variables_without_a_meaning_are_those_of_whoever_may_start(
+    app: Mapping[str, str], container: str, told: set[str]
+) -> None:
+    source = StockEnvironment(Pods(ASKS | {"FPGA_INIT": "1"}, app | {"FPGA_APP": "1"}))
+    who, env = asyncio.run(source.ask(BOTH, [P0], fresh=True))
+    assert who.container == container
+    assert env.keys() - ASKS.keys() == told
+
+
+def test_two_first_questions_at_once_have_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the one remembers the other one knows: else a refusal is quoted that nobody knows."""
+    source = StockEnvironment(Pods(ASKS, ASKS))
+    make = environment._open
+    first = make(source._pods, None, 0.0)
+
+    def opened(*parts: object) -> object:
+        source._next = first  # the other question was answered meanwhile
+        return make(*parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(environment, "_open", opened)
+    asyncio.run(source.ask(BOTH, [P0], fresh=True))
+    assert source._next is first
+
+
+def test_nothing_is_remembered_where_nothing_will_be_asked() -> None:
+    """Memory is for pods whose containers differ; a node's other pods must not push them out."""
+    source = StockEnvironment(Pods(ASKS, ASKS))
+    who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=True))
+    source.started(who, [P0])
+    source.refused(replace(BOTH, containers=frozenset({"app"})), [P0], "words")
+    source.refused(Identity(), [P0], "words")
+    source.started(Identity(), [P0])
+    assert source._next is not None
+    assert not list(source._next._trails)
+
+
+# ------------------------------------------------------------------ whose turn it is
+
+
+class Cgroups:
+    """Containers of the pod that run, its sandbox's among them."""
+
+    def __init__(self, *running: str) -> None:
+        self.running = frozenset(running)
+
+    def containers(self, _uid: PodUid) -> frozenset[str]:
+        return self.running
+
+
+def waits(words: str) -> State:
+    return State(Phase.WAITING, f"PreStartContainer failed: {words}")
+
+
+def starts(source: StockEnvironment) -> str:
+    """Who starts now on the devices; empty: it is not known."""
+    try:
+        who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=False))
+    except NoSourceError:
+        return ""
+    return who.container
+
+
+@pytest.fixture
+def pods() -> Pods:
+    return Pods(ASKS, OTHER)
+
+
+def of(pods: Pods, cgroups: Cgroups) -> StockEnvironment:
+    return StockEnvironment(pods, cgroups=cgroups)  # type: ignore[arg-type]
+
+
+def test_no_status_is_read_where_it_could_prove_nothing(pods: Pods) -> None:
+    """One that lags would be read for seconds, of the time that the PreStart has."""
+    source = of(pods, Cgroups("pause"))
+    for _ in range(2):
+        assert not starts(source)
+    assert pods.reads == 1, "its spec"
+
+
+def test_the_words_for_these_devices_count_before_later_ones_for_others(pods: Pods) -> None:
+    source = of(pods, Cgroups("pause"))
+    assert not starts(source), "nothing is known yet"
+    source.refused(BOTH, [P1], "words for others")
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(init=waits("words for others"), app=waits("own words"))
+    assert starts(source) == "app"
+
+
+def test_while_a_new_sandbox_is_made_no_quote_proves_anything(pods: Pods) -> None:
+    """Invariant 2: its init container starts first, whatever the status still quotes."""
+    source = of(pods, Cgroups("pause"))
+    assert not starts(source)
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(app=waits("own words"))
+    pods.reads = 0
+    assert starts(source) == "app"
+    assert pods.reads == 1, "an exact status is believed at once"
+    pods.shows(app=waits("own words"), sandbox=False)
+    assert not starts(source)
+
+
+def test_no_words_of_an_older_sandbox_prove_anything_ever(pods: Pods) -> None:
+    """Invariant 2: words for other devices of the pod are as old as those for these."""
+    cgroups = Cgroups("pause-1")
+    source = of(pods, cgroups)
+    assert not starts(source)
+    source.refused(BOTH, [P1], "words for others")
+    pods.shows(app=waits("words for others"), sandbox=None)
+    assert starts(source) == "app"
+    cgroups.running = frozenset({"pause-2"})
+    assert not starts(source)
+    assert not starts(source), "the status still quotes them, and the init container starts"
+
+
+def test_what_was_known_before_a_question_without_an_answer_is_known_after_it(pods: Pods) -> None:
+    """Kubelet may quote another refusal by then, or none."""
+    source = of(pods, Cgroups("pause"))
+    who, _ = asyncio.run(source.ask(BOTH, [P0], fresh=True))
+    source.started(who, [P0])
+    began = int(time.time()) + 1
+    pods.shows(init=State(Phase.RUNNING, started=began))
+    assert not starts(source)
+    pods.shows(init=State(Phase.TERMINATED, ended=Run(0, began)))
+    assert starts(source) == "app"
+
+
+SETTLE = 0.02
+
+
+@pytest.fixture
+def lagging(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> Pods:
+    """The API server tells it, some time after kubelet."""
+    monkeypatch.setattr(next_container, "PATIENCE", 0.1)
+    pods.exact = False
+    return pods
+
+
+def asked_about(pods: Pods, **states: State) -> StockEnvironment:
+    """A plugin whose last refusal kubelet quotes at the app."""
+    source = StockEnvironment(pods, cgroups=Cgroups("pause"), settle=SETTLE)  # type: ignore[arg-type]
+    assert not starts(source)
+    source.refused(BOTH, [P0], "own words")
+    pods.shows(app=waits("own words"), **states)
+    pods.reads = 0
+    return source
+
+
+def test_a_status_that_still_changes_proves_nothing(lagging: Pods) -> None:
+    """Invariant 2: it is on its way to show that the other container runs."""
+    source = asked_about(lagging)
+    on_their_way = [waits("PodInitializing"), State(Phase.RUNNING, started=9)]
+
+    def goes_on() -> None:
+        if lagging.reads > 1 and on_their_way:
+            lagging.shows(app=waits("own words"), init=on_their_way.pop(0))
+
+    lagging.on_read = goes_on
+    assert not starts(source)
+    lagging.on_read = lambda: None
+    lagging.shows(app=waits("own words"))
+    begin = time.monotonic()
+    assert starts(source) == "app", "it stays as it is"
+    assert time.monotonic() - begin >= SETTLE
+
+
+def test_a_status_that_lags_is_not_asked_for_all_the_time(lagging: Pods) -> None:
+    source = asked_about(lagging, init=State(Phase.RUNNING, started=9))
+    assert not starts(source)
+    assert lagging.reads == 1
