@@ -531,6 +531,12 @@ def test_kubelet_quotes_a_refusal_at_the_container_that_was_refused(told, expect
     assert refused(told, [INIT_1, APP], [WORDS]) == expected
 
 
+def test_a_quote_proves_nothing_while_any_other_holder_runs():
+    told = status(init_1=ended(0, 8), init_2=RUNNING, app=waiting(QUOTED))
+    assert refused(told, [INIT_1, INIT_2, APP], [WORDS]) is None
+    assert refused(told, [INIT_1, APP], [WORDS]) == "app"
+
+
 def test_a_refusal_for_these_devices_counts_before_one_for_others():
     told = status(init_1=waiting("own words"), app=waiting("other words"))
     assert refused(told, [INIT_1, APP], ["own words", "other words"]) == "init-1"
@@ -578,12 +584,36 @@ AT = 1000.7
         ("init-2", status(init_2=ended(0, 1001)), None),
         # It succeeded, and is to start again all the same.
         ("init-1", status(init_1=waiting("", Run(0, 1001))), None),
+        # An init container is about to run anew, or what it did is not known.
+        (
+            "app",
+            status(init_1=waiting("", Run(0, 8)), init_2=ended(0, 9), app=ended(137, 1001)),
+            None,
+        ),
+        (
+            "app",
+            status(init_1=State(Phase.TERMINATED), init_2=ended(0, 9), app=ended(1, 1001)),
+            None,
+        ),
+        # All of them began within one second.
+        ("app", status(init_1=ended(0, 1001), init_2=ended(0, 1001), app=ended(1, 1001)), "app"),
         # Not one that holds the devices (any more).
         ("other", status(other=ended(0, 1001)), None),
+        ("other", status(init_1=ended(0, 8), init_2=ended(0, 9), other=ended(0, 1001)), None),
     ],
 )
 def test_the_container_that_starts_after_a_run_that_ended_is_known(last, told, expected):
     assert follows(told, [INIT_1, INIT_2, APP], Start(last, AT)) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [(ended(1, 1001), None), (RUNNING, None), (waiting(), None), (ended(1, 1002), "init-1")],
+    ids=["the run of before", "it runs", "no run is known", "another run"],
+)
+def test_the_run_that_a_prestart_saw_is_not_the_one_that_it_began(now, expected):
+    last = Start("init-1", AT, before=Run(1, 1001))
+    assert follows(status(init_1=now), [INIT_1, APP], last) == expected
 
 
 def test_no_container_starts_after_the_last_that_holds_the_device():
