@@ -226,10 +226,10 @@ class Cluster:
             text = answer.read()
         return text if raw else json.loads(text)
 
-    def add_node(self, name: str) -> str:
+    def add_node(self, name: str, **labels: str) -> str:
         """A node that is ready and has room; its uid."""
         made = self.call("POST", "/api/v1/nodes", {
-            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
         })  # fmt: skip
         room = {"cpu": "1000", "memory": "1000Gi", "pods": "10000"}
         status = {"capacity": room, "allocatable": room,

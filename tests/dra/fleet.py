@@ -57,6 +57,9 @@ MINUTES = 60.0
 INOTIFY = 3
 """Instances of one plugin."""
 
+POOL = "pool"
+"""The label that says which pool of nodes a node is of."""
+
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
 """How many a user may have, and root may write."""
 
@@ -114,8 +117,8 @@ async def until(look: Callable[[], Any], what: str) -> Any:
     return found
 
 
-async def life(fleet: Fleet, name: str, kind: str, dwell: float) -> None:
-    """A pod, from its creation to the end of its claim."""
+async def life(fleet: Fleet, name: str, kind: str, dwell: float, *, pool: str) -> None:
+    """A pod of a pool of nodes, from its creation to the end of its claim."""
     began = time.monotonic()
     await fleet.server.call(
         "POST",
@@ -123,6 +126,7 @@ async def life(fleet: Fleet, name: str, kind: str, dwell: float) -> None:
         body={
             "metadata": {"name": name},
             "spec": {
+                "nodeSelector": {POOL: pool},
                 "resourceClaims": [{"name": "it", "resourceClaimTemplateName": kind}],
                 "containers": [
                     {"name": "main", "image": "none", "resources": {"claims": [{"name": "it"}]}}
@@ -283,6 +287,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "begun": fleet.begun,
         "asked": arguments.pods,
         "hardware": arguments.hardware,
+        "pools": arguments.pools,
         "lost": lost,
         "refused": [one for node in nodes.values() for one in node.refused],
         "start": _per(at_start, len(nodes)),
@@ -310,7 +315,7 @@ async def _start(
     async def one(number: int) -> None:
         name = f"node-{number}"
         async with turn:
-            await asyncio.to_thread(cluster.add_node, name)
+            await asyncio.to_thread(cluster.add_node, name, **{POOL: str(number % arguments.pools)})
             token = await asyncio.to_thread(cluster.plugin_token, name)
             here = folder / f"n{number}"
             here.mkdir()
@@ -350,7 +355,8 @@ async def _pods(
             if time.monotonic() > until:
                 return
             fleet.begun += 1
-            await life(fleet, f"pod-{number}", kind, dwell)
+            pool = str(number % arguments.pools)
+            await life(fleet, f"pod-{number}", kind, dwell, pool=pool)
             if fleet.ended % 100 == 0:
                 print(f"{fleet.ended} pods", file=sys.stderr, flush=True)
 
@@ -398,7 +404,8 @@ def report(found: dict[str, Any], *, of: int = 5000, rate: float = 10.0) -> str:
     pods = f"{found['pods']} of the {found['asked']} that were asked for"
     watches = of / 570  # a watch is asked for anew after api.mirror.WATCH_SECONDS
     rows = [
-        ("plugins, pods", f"{found['nodes']} ({found['hardware']}), {pods}"),
+        ("plugins, pools", f"{found['nodes']} ({found['hardware']}), {found['pools']}"),
+        ("pods", pods),
         ("lost", str(len(found["lost"]))),
         ("calls that were refused and tried again", str(len(found["refused"]))),
         ("answers of the API server, by code", _listed(found["answers"], "{:.0f}")),
@@ -473,6 +480,10 @@ def main() -> int:
     parser.add_argument(
         "--alive", type=int, default=0, help="pods at a time (half as many as nodes)"
     )
+    # The scheduler looks at the devices of each node that a pod may have.
+    parser.add_argument(
+        "--pools", type=int, default=20, help="node pools, one of which a pod selects"
+    )
     parser.add_argument(
         "--minutes",
         type=float,
@@ -491,6 +502,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     arguments = parser.parse_args()
+    arguments.pools = max(1, min(arguments.pools, arguments.nodes))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was raised is put back
     build()
     folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: the path of a socket has 107 bytes
