@@ -739,7 +739,7 @@ inline read_record()
 #define ALLOCATE(p, d) \
   :: d_step { !claim[p].api && PREVIOUS(p) && FREE(p, d) -> \
      claim[p].api = ALLOCATED; claim[p].dev = d; pods = pods | POD(p, 1); TOLD(allocate, p, d) } \
-  :: d_step { claim[p].api == FREED && !claim[p].rec && !(pods & BOTH(p)) && again < AGAIN && FREE(p, d) -> \
+  :: d_step { claim[p].api == FREED && !claim[p].rec && !(pods & BOTH(p)) && again < AGAIN && FREE(p, d) && ANOTHER(p, d) -> \
      again++; claim[p].api = ALLOCATED; claim[p].dev = d; pods = pods | POD(p, 1); TOLD(allocate, p, d) }
 
 #ifdef BUG_UNASKED
@@ -755,7 +755,7 @@ inline read_record()
 
 /* For random traces: what ends things seldom comes before they began, and nothing waits for a deadline. */
 #ifdef PATIENT
-#define LONG_ENOUGH(p, n) (runs & POD(p, n))
+#define LONG_ENOUGH(p, n) ((runs & POD(p, n)) || FORGOTTEN(p))
 #define SOMETHING_GOES_ON (work[0].kind && (runs || work[0].pc > OPEN))
 #define GIVES_UP(p) false
 #define FIRST_LOSS (lost == 0)
@@ -766,6 +766,15 @@ inline read_record()
 #define GIVES_UP(p) (claim[p].work == TRIES)
 #define FIRST_LOSS true
 #define LEAVES(p) true
+#endif
+
+/* And for those in which claims are allocated anew while the plugin has them: nothing ends or revives them before. */
+#ifdef ANEW
+#define ANOTHER(p, d) (!HAS(p) || claim[p].has != d)
+#define FORGOTTEN(p) (HAS(p) && !claim[p].rec && again < AGAIN)
+#else
+#define ANOTHER(p, d) true
+#define FORGOTTEN(p) false
 #endif
 
 inline unprepared(p, arrives)
@@ -808,7 +817,8 @@ inline unprepared(p, arrives)
      joins++; pods = pods | POD(p, 2); TOLD(join, p, 0) } \
   :: d_step { claim[p].api == ALLOCATED && !(pods & BOTH(p)) && !claim[p].call && again < AGAIN -> \
      again++; pods = pods | POD(p, 1); TOLD(again, p, 0) } \
-  :: d_step { (pods & BOTH(p)) && claim[p].api == ALLOCATED && !claim[p].ready && !claim[p].call -> \
+  :: d_step { (pods & BOTH(p)) && claim[p].api == ALLOCATED && !claim[p].ready && !claim[p].call && \
+     (!FORGOTTEN(p) || claim[p].dev != claim[p].has) -> \
      claim[p].rec = 1; claim[p].call = PREPARE_CALL; \
      if \
      :: !claim[p].work -> claim[p].work = READS; claim[p].joined = 0 \
@@ -823,10 +833,11 @@ inline unprepared(p, arrives)
   :: d_step { claim[p].call && lost < LOST && LEAVES(p) -> lost++; claim[p].call = 0; TOLD(kubelet_gives_up, p, 0) } \
   /* the plugin */ \
   :: d_step { claim[p].work == READS -> claim_read(p); TOLD(claim_read, p, 0) } \
-  :: d_step { claim[p].work == TRIES && synced && !(HAS(p) && (runs & known & BOTH(p))) && CAN_TAKE(p) -> \
+  /* first it lets go of what it is no longer allocated, whether it gets the other or not */ \
+  :: d_step { claim[p].work == TRIES && synced && !FORMER(p) && !(HAS(p) && (runs & known & BOTH(p))) && CAN_TAKE(p) -> \
      take(p); TOLD(take, p, 0) } \
-  :: d_step { claim[p].work == TRIES && synced && HAS(p) && claim[p].has != claim[p].read && !(runs & known & BOTH(p)) -> \
-     release(p); forget(p); known = known & (255 - BOTH(p)); TOLD(leave, p, 0) } \
+  :: d_step { claim[p].work == TRIES && synced && FORMER(p) && !(runs & known & BOTH(p)) -> \
+     LET_GO(p); forget(p); known = known & (255 - BOTH(p)); TOLD(leave, p, 0) } \
   :: d_step { GIVES_UP(p) -> \
      fails(p); TOLD(plugin_gives_up, p, 0) } \
   :: d_step { claim[p].work == LOOKS -> \
@@ -835,10 +846,16 @@ inline unprepared(p, arrives)
      lost++; claim[p].file = 1; claim[p].call = 0; TOLD(prepared_lost, p, 0) } \
   :: d_step { claim[p].call == PREPARE_CALL && !claim[p].work && claim[p].st == PREPARED -> \
      claim[p].file = 1; claim[p].call = 0; claim[p].ready = 1; TOLD(prepared, p, 0) } \
-  :: d_step { HAS(p) && !claim[p].rec && synced && (claim[p].api != ALLOCATED || !(pods & BOTH(p))) && NONE_RUNS(p) -> \
+  :: d_step { HAS(p) && !claim[p].rec && synced && (claim[p].api != ALLOCATED || !(pods & BOTH(p))) && NONE_RUNS(p) && !FORGOTTEN(p) -> \
      end_claim(p); TOLD(end_lost, p, 0) } \
   :: d_step { claim[p].st == ENDED && !claim[p].rec && synced && !LEFT(p) -> forget(p); TOLD(forget, p, 0) }
 
+#ifdef BUG_LEAVE
+#define LET_GO(p) skip
+#else
+#define LET_GO(p) release(p)
+#endif
+#define FORMER(p) (HAS(p) && claim[p].has != claim[p].read)
 #define OVERLAPS(p, q) (p != q && HAS(q) && OVERLAP(claim[q].has, claim[p].read))
 #ifdef BUG_HELD
 #define CAN_TAKE(p) true
@@ -966,8 +983,9 @@ init {
   :: d_step { NEWS || !synced -> read_record(); synced = 1; TOLD(record_read, 0, 0) }
   :: d_step { crashes < CRASHES && SOMETHING_GOES_ON -> crashes++; crash(); TOLD(crash, 0, 0) }
   :: d_step { restarts < RESTARTS && SOMETHING_GOES_ON -> restarts++; kubelet_restarts(); TOLD(kubelet_restarts, 0, 0) }
-  /* The plugin has read it before: else nothing tells of a second pod whose claim is deleted, too */
-  :: d_step { wipes < WIPES && SOMETHING_GOES_ON && !NEWS && synced -> \
+  /* Also with the plugin's process. What it has of pods was read before: else nothing tells of a second pod whose claim
+     is deleted, too */
+  :: d_step { wipes < WIPES && (SOMETHING_GOES_ON || !synced) && !NEWS -> \
      wipes++; kubelet_restarts(); \
      for (k : 1 .. CLAIMS) { claim[k].rec = 0 } \
      TOLD(record_lost, 0, 0) }

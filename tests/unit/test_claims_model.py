@@ -70,12 +70,14 @@ class ClaimJob(Job):
         name: of the function.
         of_card: it is work on a card.
         claim: whose; 0: a scrub's.
+        working: for its preparation, which goes on when the call ends.
     """
 
     kind: str
     name: str
     of_card: bool
     claim: int
+    working: bool
 
 
 async def start_job(plugin: Plugin, function: Any) -> object:
@@ -90,6 +92,7 @@ async def start_job(plugin: Plugin, function: Any) -> object:
     of_claim = name.startswith(("call ", "prepare ", "answer ")) and job.kind != "gate"
     job.of_card = not of_claim and job.kind != "last look" and job.name not in OF_CALLS
     job.claim = 0 if name.startswith("release") else caller.get()
+    job.working = name.startswith("prepare ")
     plugin.jobs.append(job)
     return await job.future
 
@@ -222,7 +225,8 @@ class Replay:
 
     def cancel(self, claim: int) -> None:
         """Kubelet does not wait; what a thread does to a file is done, and nobody hears of it."""
-        for job in [one for one in self.jobs(claim) if one.name.startswith("CdiFiles.")]:
+        files = [one for one in self.jobs(claim) if one.name.startswith("CdiFiles.")]
+        for job in [one for one in files if not one.working]:
             self.plugin.jobs.remove(job)
             if job.name == "CdiFiles.remove":
                 job.function()
@@ -233,7 +237,9 @@ class Replay:
 
     def ended(self, claim: int) -> None:
         """Let what worked for a claim notice that it is over."""
-        while jobs := [one for one in self.jobs(claim) if not one.name.startswith("CdiFiles.")]:
+        while jobs := [
+            one for one in self.jobs(claim) if one.working or not one.name.startswith("CdiFiles.")
+        ]:
             self.end_of(jobs[0])
         for job in [one for one in self.plugin.jobs if one.kind == "gate" and one.claim == claim]:  # type: ignore[attr-defined]
             self.end_of(job)
@@ -284,11 +290,30 @@ class Replay:
             self.plugin.loop.pass_time()  # kubelet's record was not read at the first try
         else:
             raise AssertionError("it does not read the claim")
-        # What it had under an earlier allocation is withdrawn.
-        while jobs := [one for one in self.jobs(claim) if one.name == "CdiFiles.remove"]:
+        # What it had under an earlier allocation is withdrawn; to let go of it is another step.
+        while self.prepared(claim) and (
+            jobs := [one for one in self.jobs(claim) if one.name == "CdiFiles.remove"]
+        ):
             self.end_of(jobs[0])
         if claim not in self.allocated and claim in self.calls:
             assert self.calls.pop(claim).exception() is not None
+
+    def prepared(self, claim: int) -> bool:
+        holder = self.plugin.ledger.holders.get(uid(claim))
+        return holder is not None and self.plugin.ledger.is_prepared(holder)
+
+    def step_leave(self, claim: int, _: int) -> None:
+        """It lets go of its only device, and goes on to where it may take the other."""
+        (had,) = self.plugin.ledger.holders[uid(claim)].devices
+        for _ in range(100):
+            if jobs := self.jobs(claim):
+                self.end_of(jobs[0])
+            else:
+                self.plugin.loop.pass_time()  # until it is tried again
+            if uid(claim) not in self.plugin.ledger.holders:
+                assert had not in self.plugin.ledger.claims
+                return
+        raise AssertionError("it does not let go of what it had")
 
     def step_take(self, claim: int, _: int) -> None:
         for _ in range(100):
