@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import measure
+import parts
 from document import around, write
 from features import memory
 from figures import Figure, table
@@ -98,6 +99,8 @@ def _node(
     node = Node(folder, store / "first", python, count=count, pr_seconds=pr_seconds)
     say("starts")
     figures = measure.starts(node, effort, lambda: Echo(python, folder / "echo.sock"))
+    if count == 1:
+        figures += parts.start(node, effort)
     (folder / "bare").mkdir()
     with (
         Echo(python, folder / "echo.sock") as echo,
@@ -110,6 +113,8 @@ def _node(
         figures += measure.metrics(node, plugin, effort)
         say("calls")
         figures += measure.calls(node, plugin, effort, echo)
+        if count == 1:
+            figures += parts.allocate(python, folder / "parts", effort)
         say("release")
         figures += measure.release(node, effort)
         say("pods' lives")

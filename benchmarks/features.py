@@ -79,8 +79,15 @@ def memory(python: Path, folder: Path, store: Path, seconds: float) -> list[Figu
     for (name, most, _), (begun, _), (rss, pss) in zip(rows, at_once, later, strict=True):
         figures += [
             Figure("memory by feature", f"{name}, RSS at once", begun, "MiB", Goal(most), bare),
-            Figure("memory by feature", f"  after {seconds:g} s", rss, "MiB", Goal(most), bare),
-            Figure("memory by feature", "  PSS then", pss, "MiB"),
+            Figure(
+                "memory by feature",
+                f"{name}, RSS after {seconds:g} s",
+                rss,
+                "MiB",
+                Goal(most),
+                bare,
+            ),
+            Figure("memory by feature", f"{name}, PSS then", pss, "MiB"),
         ]
     return figures
 

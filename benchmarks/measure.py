@@ -20,6 +20,9 @@ CLIENTS = (1, 16)
 BLOCK = 25
 """Calls of a client before it is the other server's turn."""
 
+PAUSE = 0.005
+"""Seconds between two calls that do not follow each other at once."""
+
 SIZES = (1, 8, 32)
 """MiB of an image; 32 is about the largest of the cards that are supported."""
 
@@ -165,13 +168,31 @@ def calls(node: Node, plugin: Plugin, effort: Effort, echo: Echo) -> list[Figure
                 count,
             ),
             Figure(
-                cards, "CPU a call, of these", took.cpu * 1000, "ms", Goal(), took.bare_cpu * 1000
+                cards, f"CPU a call, {name}", took.cpu * 1000, "ms", Goal(), took.bare_cpu * 1000
             ),
         ]
+    figures.append(_paced(node, effort, echo, others[0]))
     node.deallocate(REGIONS, held)
     node.kubelet.held.clear()
     node.kubelet.wait_list(CARDS, listed(node.cards[0], healthy=True))
     return figures
+
+
+def _paced(node: Node, effort: Effort, echo: Echo, region: str) -> Figure:
+    """Allocate as kubelet calls it: what is done after an answer is done before the next call."""
+    took: list[float] = []
+    bare: list[float] = []
+    for _ in range(max(effort.calls // 5, BLOCK)):
+        time.sleep(PAUSE)
+        took.append(node.allocate(REGIONS, region))
+        time.sleep(PAUSE)
+        node.deallocate(REGIONS, region)
+        time.sleep(PAUSE)
+        bare.append(echo.allocate())
+    p50, bare50 = (percentile(seconds, 50) * 1000 for seconds in (took, bare))
+    name = f"Allocate, p50, {PAUSE * 1000:g} ms after the last call"
+    cards = f"{len(node.cards)}x{PORTS}"
+    return Figure(cards, name, p50, "ms", Goal(WITHIN * bare50), bare50, len(took), BARE_STACK)
 
 
 @dataclass(slots=True)
@@ -260,7 +281,7 @@ def lives(node: Node, effort: Effort, bare: Bare) -> list[Figure]:
             ),
             Figure(
                 cards,
-                "the fastest beyond the fastest",
+                f"the fastest with {size} MiB beyond the fastest",
                 (min(prestarts) - min(hardware)) * 1000,
                 "ms",
                 Goal(4),

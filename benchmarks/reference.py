@@ -24,17 +24,19 @@ REQUEST = bytes(
 
 
 class Echo:
-    """The bare stack, as a process.
+    """The bare stack, as a process; more `arguments` of `echo.py` make it less bare.
 
     Attributes:
         ready: seconds from its start until it serves.
     """
 
-    def __init__(self, python: Path, socket: Path) -> None:
+    def __init__(self, python: Path, socket: Path, *arguments: str | Path) -> None:
         self._socket = socket
         began = time.monotonic()
         script = Path(__file__).with_name("echo.py")
-        self._process = subprocess.Popen([python, script, socket], stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [python, script, socket, *arguments], stdout=subprocess.PIPE
+        )
         assert self._process.stdout is not None
         self._process.stdout.readline()
         self.ready = time.monotonic() - began

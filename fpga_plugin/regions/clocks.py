@@ -83,6 +83,24 @@ def check_asked(region: RegionId, clock: int | None, bitstream: Bitstream) -> No
         )
 
 
+def known_without_card(
+    region: RegionId, bitstream: Bitstream, asked: DriverSettings
+) -> ClockPlan | None:
+    """What is to be done about an image's clock where nothing of the card decides it; else None.
+
+    Raises:
+        RefusedError: the container asks for more than the image was built for.
+    """
+    check_asked(region, asked.clock, bitstream)
+    if asked.clock is not None:
+        return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
+    if built_for(bitstream) is None:
+        return ClockPlan(
+            ClockState.NOT_STATED, "the bitstream does not say what it was built for", asked
+        )
+    return None
+
+
 def plan_clock(
     backend: Backend, card: Card, region: Region, bitstream: Bitstream, asked: DriverSettings
 ) -> ClockPlan:
@@ -92,14 +110,10 @@ def plan_clock(
         RefusedError: the image would run faster than it was built for.
         HardwareError: the card says nonsense about its clock.
     """
-    check_asked(region.id, asked.clock, bitstream)
+    if (known := known_without_card(region.id, bitstream, asked)) is not None:
+        return known
     built = built_for(bitstream)
-    if asked.clock is not None:
-        return ClockPlan(ClockState.SET, f"set to {asked.clock} MHz, as asked", asked)
-    if built is None:
-        return ClockPlan(
-            ClockState.NOT_STATED, "the bitstream does not say what it was built for", asked
-        )
+    assert built is not None, "else the card is not asked"
     if (limits := backend.clock_limits(card, region)) is not None:
         if built < limits.low:
             raise _too_fast(region, bitstream, f"the clock goes no lower than {limits.low} MHz")

@@ -29,7 +29,7 @@ from fpga_plugin.ledger.records import Condition
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.clocks import ClockPlan, ClockState, plan_clock
+from fpga_plugin.regions.clocks import ClockPlan, ClockState, known_without_card, plan_clock
 from fpga_plugin.regions.reports import Report, ReportObserver
 from fpga_plugin.regions.workers import CardWorkers
 
@@ -261,9 +261,11 @@ class CardOperations:
                 as it was.
         """
         try:
-            made = await self.workers.run(
-                card.id, plan_clock, self.backend, card, region, bitstream, settings
-            )
+            made = known_without_card(region.id, bitstream, settings)
+            if made is None:  # else the card's thread is not woken
+                made = await self.workers.run(
+                    card.id, plan_clock, self.backend, card, region, bitstream, settings
+                )
         except FpgaPluginError as error:
             report.failed(error)
             raise

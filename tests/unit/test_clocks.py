@@ -1,6 +1,8 @@
 """What becomes of an image's user clock: set, checked, or said to be neither."""
 
+import asyncio
 from dataclasses import dataclass, field
+from unittest.mock import Mock
 
 import pytest
 from doubles.cards import AFU, INTERFACE, make_card
@@ -10,6 +12,9 @@ from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.ids import BitstreamId
 from fpga_plugin.regions.clocks import ClockState, built_for, check_asked, plan_clock
+from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.reports import Report
+from fpga_plugin.regions.workers import CardWorkers
 
 CARD = make_card(1)
 REGION = CARD.regions[0]
@@ -112,3 +117,35 @@ def test_a_clock_that_is_asked_for_is_set_if_the_image_was_built_for_it():
         plan(backend, image(300), clock=301)
     with pytest.raises(RefusedError, match=r"built for 312\.5 MHz"):
         check_asked(REGION.id, 313, image(312.5))
+
+
+@pytest.mark.parametrize(
+    ("bitstream", "asked", "state"),
+    [
+        (image(), None, ClockState.NOT_STATED),
+        (image(200, 100), 100, ClockState.SET),
+    ],
+)
+def test_the_cards_thread_is_woken_only_where_the_card_decides(bitstream, asked, state):
+    workers = Mock(spec=CardWorkers)
+    operations = CardOperations(Mock(), Mock(), Mock(), workers, Mock(), Mock())
+
+    def planned(bitstream, asked):
+        settings = DriverSettings(clock=asked)
+        report = Report(REGION.id)
+        return asyncio.run(operations.plan_clock(CARD, REGION, bitstream, settings, report))
+
+    assert planned(bitstream, asked).state is state
+    workers.run.assert_not_called()
+    planned(image(200, 100), None)
+    workers.run.assert_called_once()
+
+
+def test_what_is_asked_above_the_image_is_in_the_report_whoever_finds_it():
+    operations = CardOperations(Mock(), Mock(), Mock(), Mock(), Mock(), Mock())
+    report = Report(REGION.id)
+    with pytest.raises(RefusedError, match="built for 200 MHz"):
+        asyncio.run(
+            operations.plan_clock(CARD, REGION, image(200, 100), DriverSettings(clock=300), report)
+        )
+    assert "built for 200 MHz" in report.error

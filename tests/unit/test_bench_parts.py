@@ -1,0 +1,34 @@
+"""What `make bench` says of imports (`benchmarks/parts.py`)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    before = set(sys.modules)
+    import parts
+
+    yield parts
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "").startswith(str(ROOT / "benchmarks")):
+            del sys.modules[name]
+
+
+def test_imports_are_summed_by_package_and_of_the_plugin_by_the_package_below(parts):
+    took, modules = parts.imports(
+        "import time: self [us] | cumulative | imported package\n"
+        "import time:      1500 |       1500 |   asyncio.events\n"
+        "import time:       500 |       2000 | asyncio\n"
+        '{"event": "import time: not of the interpreter"}\n'
+        "import time:       250 |        250 |     fpga_plugin.ledger.rows\n"
+        "import time:       750 |       1000 |   fpga_plugin.ledger\n"
+        "import time:       100 |       1100 | fpga_plugin\n"
+    )
+    assert took == {"asyncio": 2.0, "fpga_plugin.ledger": 1.0, "fpga_plugin": 0.1}
+    assert modules == {"asyncio": 2, "fpga_plugin.ledger": 2, "fpga_plugin": 1}
