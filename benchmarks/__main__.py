@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import go_peer
 import measure
 import parts
 from document import around, write
@@ -71,6 +72,8 @@ def main() -> int:
         if not arguments.cards:
             print("memory by feature ...", file=sys.stderr)
             figures += memory(python, folder, Path(store), effort.idle)
+            print("the Go peer ...", file=sys.stderr)
+            figures += go_peer.measure(python, effort)
     if arguments.json:
         rows = [figure.as_json() for figure in figures]
         print(json.dumps({"machine": here, "figures": rows}, indent=2))

@@ -1,0 +1,62 @@
+"""The Go peer of `make bench`: where it cannot be had, the table says why."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def go_peer(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    before = set(sys.modules)
+    import go_peer
+
+    monkeypatch.setattr(go_peer, "ROOT", tmp_path)
+    yield go_peer
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "").startswith(str(ROOT / "benchmarks")):
+            del sys.modules[name]
+
+
+def tool(tmp_path, monkeypatch, script):
+    """A `go` that does what the script says, and nothing else on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    if script:
+        (folder / "go").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "go").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("", "no `go` on the PATH"),
+        ('echo \'{"Error": "reading it:\\\\n\\\\t403 Forbidden"}\'; exit 1', "403 Forbidden"),
+        ("echo 'no network' >&2; exit 1", "no network"),
+    ],
+)
+def test_a_peer_that_cannot_be_built_is_a_row_that_says_why(
+    go_peer, tmp_path, monkeypatch, script, reason
+):
+    tool(tmp_path, monkeypatch, script)
+    (row,) = go_peer.measure(Path(sys.executable), None)
+    assert (row.cards, row.name) == ("Go peer", "not measured")
+    assert reason in row.note
+    assert "\n" not in row.note
+
+
+def test_a_module_that_does_not_compile_is_one_too(go_peer, tmp_path, monkeypatch):
+    (tmp_path / "module" / "cmd").mkdir(parents=True)
+    tool(
+        tmp_path,
+        monkeypatch,
+        f'case $1 in mod) echo \'{{"Dir": "{tmp_path}/module"}}\';;'
+        " *) echo 'x.go:1: undefined: y' >&2; exit 1;; esac",
+    )
+    (row,) = go_peer.measure(Path(sys.executable), None)
+    assert "does not compile: x.go:1: undefined: y" in row.note
+    assert (tmp_path / ".cache" / "go-peer" / "source" / "cmd").is_dir()
