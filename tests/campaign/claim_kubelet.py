@@ -142,6 +142,11 @@ class ClaimKubelet:
         self.record.clear()
         self._write()
 
+    def names_devices_of(self, claim: Claim) -> bool:
+        """Whether its record says what a claim has: not before an answer, nor once it was lost."""
+        entry = self.record.get(claim.uid)
+        return entry is not None and bool(entry.told)
+
     def _write(self) -> None:
         states = [entry.state() for entry in self.record.values()]
         data = json.dumps({"kind": "DRACheckpoint", "ClaimInfoStateList": states})

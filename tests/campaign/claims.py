@@ -128,9 +128,9 @@ class ClaimNode(Node):
         return devices | set(self.snapshot.claims)
 
     def exposed(self) -> bool:
-        """Not even kubelet's record knows them."""
+        """Not even kubelet's record knows what they have."""
         return bool(self.zombies) or any(
-            tenant.prepared and tenant.claim.uid not in self.kubelet.record
+            tenant.prepared and not self.kubelet.names_devices_of(tenant.claim)
             for tenant in self.tenants
         )
 

@@ -1,3 +1,4 @@
+# ruff: noqa: T201 - what a run says is asked for with -rP
 """Each deliberate bug (`bugs`) is found, and nothing is where there is none.
 
 Minutes of kills, by chance: `make campaign-bugs` runs them, CI does not. That the
@@ -29,6 +30,7 @@ def test_the_checker_finds_a_deliberate_bug(name: str) -> None:
         command += ["--weather", bug.weather] if bug.weather else ["--calm"]
         command += ["--portion", str(portion), "--kills", "300", "--minutes", "3"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        print(done.stdout)  # after how many kills, and by what
         if found := re.search(r"^VIOLATION (\d+):", done.stdout, re.MULTILINE):
             assert found[1] in bug.breaks, done.stdout
             return

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from repository import ROOT, module
@@ -27,6 +28,7 @@ checking, bugs = module("campaign", "checker"), module("campaign", "bugs")
 before = [*sys.path]
 nodes, weather = module("campaign", "node"), module("campaign", "weather")
 points = module("campaign", "points")
+claims = module("campaign", "claims")
 sys.path[:] = before  # a node's modules add where the integration tests' are
 SCRUB = ("RESET {}", f"PR {{}} {BLANK}")
 
@@ -283,6 +285,30 @@ def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim()
     found = checking.Snapshot(holders=rows)
     assert found.of_others("a") == {P1, CARD}
     assert found.of_others("z") == {P0, P1, CARD}
+
+
+def test_no_journal_is_spoilt_while_only_it_knows_what_a_prepared_claim_has():
+    node = claims.ClaimNode(random.Random(0), storms=False)
+    try:
+        tenant = node.make()
+        node.tenants.append(tenant)
+        assert not node.exposed(), "it has nothing yet"
+        named = claims.dra_name(tenant.devices[0])
+        answer = SimpleNamespace(
+            pool_name="p", device_name=named, request_names=["r0"], cdi_device_ids=["a"]
+        )
+        tenant.prepared = True
+        node.kubelet.keep(tenant.claim, tenant.devices, tenant.pods, [answer])
+        assert not node.exposed()
+        node.kubelet.wipe()
+        assert node.exposed()
+        # Kubelet asks for it anew, and has no answer yet: its record names no device.
+        node.kubelet.keep(tenant.claim, tenant.devices, tenant.pods)
+        assert node.exposed()
+        node.kubelet.keep(tenant.claim, tenant.devices, tenant.pods, [answer])
+        assert not node.exposed()
+    finally:
+        node.close()
 
 
 class Killed:

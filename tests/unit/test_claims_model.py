@@ -566,3 +566,37 @@ def test_a_pod_that_came_since_an_earlier_call_read_the_claim_keeps_its_region(t
         replay.step_end(1, 2)
         answered(replay, 1)
         assert (slot.afu, slot.data) == (BLANK, set())
+
+
+def test_two_claims_of_a_pod_that_all_forgot_are_kept_until_it_is_gone(tmp_path: Path):
+    """Kubelet's record, the plugin's process and the allocations are lost while the pod runs."""
+    with replays(tmp_path) as replay:
+        replay.pods[2, 1] = replay.pods[1, 1]
+        slots = [replay.rack.slot(region) for region in replay.regions]
+        for claim, index in ((1, 0), (2, 1)):
+            replay.step_allocate(claim, index)
+            replay.step_prepare(claim, 0)
+            assert answered(replay, claim)
+            replay.step_start(claim, 1)
+        there = [(image(1), {uid(1)}), (BLANK, {uid(2)})]
+        assert [(slot.afu, slot.data) for slot in slots] == there
+        replay.step_record_lost(0, 0)
+        replay.step_crash(0, 0)
+        replay.step_record_read(0, 0)
+        for claim in (1, 2):
+            replay.step_free(claim, 0)
+            replay.step_end_lost(claim, 0)
+        for _ in range(100):
+            go_on(replay)
+            assert [(slot.afu, slot.data) for slot in slots] == there
+        assert replay.regions_of(1) == {replay.regions[0]}
+        replay.step_end(1, 1)
+        for claim in (1, 2):
+            replay.step_end_lost(claim, 0)
+        for _ in range(1000):
+            if all((slot.afu, slot.data) == (BLANK, set()) for slot in slots):
+                break
+            go_on(replay)
+        else:
+            raise AssertionError("what they had is not scrubbed")
+        assert not [*(tmp_path / "cdi").glob("*.json")]
