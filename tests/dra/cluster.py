@@ -197,7 +197,9 @@ class Cluster:
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
             "current-context": "it",
         }
-        path.write_text(json.dumps(config))
+        new = path.with_suffix(".new")  # a program that begins may be reading it
+        new.write_text(json.dumps(config))
+        new.replace(path)
         return str(path)
 
     def call(
