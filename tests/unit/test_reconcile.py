@@ -1045,3 +1045,66 @@ def test_records_are_as_old_as_the_last_answer_wherever_kubelet_does_not_stream(
     reconciler._podresources = world.kubelet  # type: ignore[assignment]
     world.ledger.release([DeviceId(REGION)])
     assert reconciler.last_read == 100.0, "with nothing owned nothing is streamed"
+
+
+# -------------------------------------------------------------------- a node that waits
+
+
+def test_a_new_cards_records_are_asked_for_until_they_are_told(directory: str) -> None:
+    """Nothing else happens on the node, and its regions are wanted."""
+    world = World(directory)
+    world.kubelet.write([])
+
+    async def story() -> None:
+        world.kubelet.error = NO_ANSWER
+        world.ledger.card_found(make_card(1, nodes=(7,)), {}, BLANK)
+        begin, before = asyncio.get_running_loop().time(), world.kubelet.calls
+        await until(lambda: world.kubelet.calls > before + 3)
+        rounds = (asyncio.get_running_loop().time() - begin) / Queue.interval
+        assert world.kubelet.calls - before <= rounds + 3
+        world.kubelet.error = None
+        await until(lambda: not world.ledger.unreconciled)
+
+    during(world, story)
+
+
+def test_nothing_is_looked_at_while_nothing_happens(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(directory)
+    looks: list[None] = []
+    compare = world.reconciler._compare_records
+
+    async def counted_look() -> None:
+        looks.append(None)
+        await compare()
+
+    monkeypatch.setattr(world.reconciler, "_compare_records", counted_look)
+
+    async def story() -> None:
+        before = len(looks)
+        await idle(world)
+        assert len(looks) == before
+
+    during(world, story)
+
+
+def test_what_keeps_a_card_back_is_asked_for_with_kubelets_lists(directory: str) -> None:
+    """They tell how old what is known is, though nobody owns anything."""
+    world = World(directory, fresh=True)
+    away = f"{CARD.id}-p7"
+    world.kubelet.checkpoint = {away}
+    world.kubelet.write([away])
+    world.play(lambda: world.kubelet.calls > 4)
+    assert not world.ledger.claims
+
+
+def test_one_owner_whom_kubelet_did_not_tell_is_reason_enough_to_ask(directory: str) -> None:
+    world = owned(directory)
+    world.kubelet.show(REGION)
+    world.kubelet.checkpoint = {REGION}
+    world.ledger.allocate(RESOURCE, [SECOND])
+    world.ledger.bind_pod([SECOND], PodUid("0f1c2d3e-0000-4000-8000-0000000000ff"))
+    Watch(world.reconciler, POD)
+    world.play(lambda: bool(world.released))
+    assert world.released == [SECOND]
