@@ -809,13 +809,17 @@ async def idle(world: World) -> None:
 
 
 def during(world: World, story: Callable[[], Awaitable[None]], *, stream: bool = True) -> None:
-    """Play a story while it runs, from its first wait; what ends the reconciler ends the test."""
+    """Play a story from its first wait on; what ends the reconciler ends the test.
+
+    `stream`: kubelet has opened one, and has answered.
+    """
 
     async def run() -> None:
         async with beside(world.reconciler.run()):
             await asyncio.sleep(0)
             if stream:
                 world.reconciler.stream_opened(RESOURCE)
+                await until(lambda: world.queue.told)
             await idle(world)
             await story()
 
@@ -1108,3 +1112,97 @@ def test_one_owner_whom_kubelet_did_not_tell_is_reason_enough_to_ask(directory: 
     Watch(world.reconciler, POD)
     world.play(lambda: bool(world.released))
     assert world.released == [SECOND]
+
+
+# -------------------------------------------------------------------- what counts, and what is told
+
+
+def test_lists_with_a_failure_between_them_are_none_in_a_row(directory: str) -> None:
+    """Invariant 3: what happened in between, nobody saw."""
+    world = World(directory)
+    world.kubelet.write([])
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    def every_other() -> None:
+        world.kubelet.error = NO_ANSWER if world.kubelet.calls % 2 else None
+
+    world.kubelet.calls = 1
+    world.kubelet.on_call = every_other
+    world.play(lambda: world.kubelet.calls > 12)
+    assert world.released == []
+    assert world.kubelet.resends == 0
+
+
+def test_what_was_wrong_is_no_problem_any_more_once_kubelet_answers(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.show(REGION)
+    world.ledger.allocate(RESOURCE, [REGION])
+
+    async def story() -> None:
+        for _ in range(2):
+            world.kubelet.error = NO_ANSWER
+            await until(lambda: world.reconciler.problem)
+            read, world.kubelet.error = world.reconciler.last_read, None
+            await until(lambda read=read: world.reconciler.last_read > read)
+            await until(lambda: not world.reconciler.problem)
+
+    asyncio.run(ran_with(world, story))
+
+
+def test_that_kubelet_writes_nothing_is_told_once_for_the_same_devices(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([])
+    world.kubelet.rewrites = False
+    world.ledger.allocate(RESOURCE, [REGION])
+    with capture_logs() as logs:
+        world.play(lambda: world.kubelet.resends > 2)
+    told = [line for line in logs if "not rewritten its checkpoint" in line["event"]]
+    assert [line["devices"] for line in told] == [[REGION]]
+    assert world.released == []
+
+
+def test_a_card_kept_back_by_records_that_cannot_be_read_is_a_problem_that_is_told(
+    directory: str,
+) -> None:
+    world = World(directory, fresh=True)
+    away = f"{CARD.id}-p7"
+    world.kubelet.checkpoint = {away}
+    world.kubelet.write([away])
+    world.play(lambda: world.kubelet.resends > 1)
+    world.kubelet.resend = world.kubelet.spoil
+    world.play(lambda: "is not understood" in world.reconciler.problem)
+
+
+def test_that_another_source_decided_is_told_once(directory: str) -> None:
+    world = World(directory)
+
+    async def ended(_pod: PodUid) -> bool:
+        return True
+
+    world.pods.ended = ended  # type: ignore[method-assign]
+    world.play(lambda: bool(world.queue.told))
+    world.kubelet.resend = world.kubelet.spoil
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.ledger.bind_pod([DeviceId(REGION)], POD)
+    with capture_logs() as logs:
+        world.play(lambda: REGION in world.released)
+    told = [line for line in logs if line["event"] == "kubelet's checkpoint cannot be read"]
+    assert len(told) == 1
+    assert world.reconciler.released == 1
+
+
+def test_a_kubelet_that_never_writes_a_checkpoint_has_no_entries(directory: str) -> None:
+    """One that has removed it is another matter: it may be on its way."""
+    for there in (False, True):
+        world = World(directory)
+        if there:
+            world.kubelet.write([REGION])
+        world.kubelet.rewrites = False
+        world.play(lambda world=world: bool(world.queue.told))
+        world.ledger.allocate(RESOURCE, [REGION])
+        if there:
+            world.kubelet.resend = lambda path=world.kubelet.path: os.unlink(path)  # type: ignore[method-assign]
+            world.play(lambda world=world: not os.path.exists(world.kubelet.path))
+            assert world.released == []
+        else:
+            world.play(lambda world=world: world.released == [REGION])
