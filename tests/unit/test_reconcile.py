@@ -160,7 +160,7 @@ def test_a_device_that_two_lists_and_the_rewritten_checkpoint_lack_is_released(
     world.ledger.allocate(RESOURCE, [REGION])
     world.play(lambda: bool(world.released))
     assert world.released == [REGION]
-    assert world.kubelet.calls >= 3
+    assert world.kubelet.calls == 3, "the first answer, and two Lists"
     assert world.kubelet.resends == 1
 
 
@@ -577,6 +577,21 @@ def test_records_that_cannot_be_written_down_are_read_again(directory: str) -> N
     assert "disk full" in world.reconciler.problem
     journal.full = False
     world.play(lambda: not world.ledger.unreconciled)
+
+
+def test_an_owner_that_cannot_be_written_down_is_a_problem_that_is_told(directory: str) -> None:
+    """Beside one that cannot be adopted at all, and is told no more."""
+    journal = FullDisk()
+    world = World(directory, fresh=True, journal=journal)
+    away = f"{CARD.id}-p7"
+    world.kubelet.checkpoint = {away}
+    world.kubelet.write([away])
+    world.play(lambda: world.kubelet.resends > 1)
+    assert not world.reconciler.problem
+    journal.full = True
+    world.kubelet.checkpoint = {away, REGION}
+    world.play(lambda: "disk full" in world.reconciler.problem)
+    assert not world.ledger.claims
 
 
 def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
@@ -1066,8 +1081,10 @@ def test_a_new_cards_records_are_asked_for_until_they_are_told(directory: str) -
         await until(lambda: world.kubelet.calls > before + 3)
         rounds = (asyncio.get_running_loop().time() - begin) / Queue.interval
         assert world.kubelet.calls - before <= rounds + 3
+        assert world.reconciler.problem
         world.kubelet.error = None
         await until(lambda: not world.ledger.unreconciled)
+        assert not world.reconciler.problem
 
     during(world, story)
 
