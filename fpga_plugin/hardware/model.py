@@ -35,17 +35,18 @@ class Region:
         grant: what a container gets of it.
         handle: how its backend finds it again; means nothing to anybody else but that another one
             is another region: one that went and came back, however short its absence, has another.
+        id: `<card id>-p<port id>`.
     """
 
     card: CardId
     port_id: int
     grant: Grant
     handle: object = None
+    id: RegionId = field(init=False, repr=False, compare=False)
 
-    @property
-    def id(self) -> RegionId:
-        """`<card id>-p<port id>`."""
-        return region_id(self.card, self.port_id)
+    def __post_init__(self) -> None:
+        """Made once: an Allocate asks for ids some forty times."""
+        object.__setattr__(self, "id", region_id(self.card, self.port_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Card:
         handle: how its backend finds it again, as `Region.handle`.
         reprogrammable: its regions can be programmed one by one; else what is on them came with the
             card's whole image.
+        id: the card's device id.
     """
 
     address: PciAddress
@@ -78,11 +80,11 @@ class Card:
     some_memory_stays: bool = False
     iommu: Iommu = Iommu.UNKNOWN
     reprogrammable: bool = True
+    id: CardId = field(init=False, repr=False, compare=False)
 
-    @property
-    def id(self) -> CardId:
-        """The card's device id."""
-        return self.address.card_id
+    def __post_init__(self) -> None:
+        """Made once, as a region's."""
+        object.__setattr__(self, "id", self.address.card_id)
 
     @property
     def never_cleared(self) -> bool:
