@@ -1,0 +1,339 @@
+"""What kubelet's record of claims, and the API server, do to claims: one look after the other.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. See
+test_lost_claims.py for what fails meanwhile.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ledger_scene import scenes
+from test_claim_life import A, B, ClaimScene, ref
+
+from fpga_plugin.dra.claim import AllocatedElsewhereError
+from fpga_plugin.dra.names import device_name
+from fpga_plugin.errors import NoSourceError
+from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.records import Condition
+from fpga_plugin.pods.dra_record import FILE_NAME
+
+DRIVER = "fpga.intel.com"
+
+
+class RecordScene(ClaimScene):
+    """With kubelet's record."""
+
+    def write(self, claims: dict[ClaimUid, tuple[str, ...]], *pods: str) -> None:
+        """The record, of these claims and the names of their devices."""
+        states = [
+            {
+                "ClaimUID": uid,
+                "ClaimName": ref(uid).name,
+                "Namespace": ref(uid).namespace,
+                "PodUIDs": {pod: {} for pod in pods or ("pod-1",)},
+                "DriverState": {
+                    DRIVER: {
+                        "Devices": [{"DeviceName": d, "RequestNames": ["fpga"]} for d in devices]
+                    }
+                },
+            }
+            for uid, devices in claims.items()
+        ]
+        data = json.dumps({"ClaimInfoStateList": states})
+        (self.folder / FILE_NAME).write_text(json.dumps({"Data": data}))
+
+    def look(self) -> bool:
+        """One look at it, to its end."""
+        task = self.plugin.begin(self.reconciler._round())
+        self.plugin.work()
+        return bool(task.result())
+
+    def restart(self) -> None:
+        """Another life of the plugin, up to where kubelet's record is about to be read."""
+        self.plugin.end()
+        self.live()
+        self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.work()
+        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.work()
+
+    def forgotten(self) -> None:
+        """The journal was lost, or is a new one."""
+        self.journal.snapshot = type(self.journal.snapshot)()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., RecordScene]]:
+    with scenes(functools.partial(RecordScene, tmp_path)) as make:  # type: ignore[arg-type]
+        yield make  # type: ignore[misc]
+
+
+@pytest.fixture
+def scene(make: Callable[..., RecordScene]) -> RecordScene:
+    return make()
+
+
+def name(region: RegionId | str) -> str:
+    return device_name(DeviceId(region))
+
+
+def test_a_claim_that_the_journal_lost_is_adopted_with_its_file_before_anything_is_scrubbed(
+    scene: RecordScene,
+) -> None:
+    """Invariant 9: its pod runs, or its containers start again without a call."""
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.write({A: (name(one),)})
+    (scene.folder / "cdi" / f"k8s.{DRIVER}-claim_{B}.json").write_text("{}")
+    scene.forgotten()
+    scene.restart()
+    scene.rack.done.clear()
+    assert not scene.plugin.queue.synced
+    assert scene.look()
+    scene.plugin.work()
+    assert scene.plugin.queue.synced
+    assert scene.ledger.holders[A].pods == {"pod-1"}
+    assert scene.ledger.claims[DeviceId(one)].exposed
+    assert scene.file(A), "its containers may start again"
+    assert scene.file(B) == "", "that of a claim which nobody knows"
+    assert not [what for what in scene.rack.done if one in what]
+    assert not scene.ledger.unreconciled
+    assert "claim adopted" in scene.logged
+    assert scene.ledger.record(two).condition is Condition.BLANK, "nobody has it: it is scrubbed"
+
+
+@pytest.mark.parametrize("what", ["nonsense", "directory"])
+def test_while_the_record_cannot_be_read_nothing_is_scrubbed_or_given_out(
+    scene: RecordScene, what: str
+) -> None:
+    region = scene.regions[0]
+    scene.forgotten()
+    scene.restart()
+    path = scene.folder / FILE_NAME
+    path.write_text("{") if what == "nonsense" else path.mkdir()
+    scene.rack.done.clear()
+    for _ in range(2):
+        assert not scene.look()
+        scene.plugin.work()
+    assert scene.reconciler.problem
+    assert scene.logged.count("kubelet's record of claims cannot be read") == 1
+    assert not scene.plugin.queue.synced
+    assert scene.rack.done == []
+    path.unlink() if what == "nonsense" else path.rmdir()
+    scene.write({})
+    assert scene.look()
+    assert scene.reconciler.problem == ""
+    scene.plugin.work()
+    assert scene.ledger.record(region).condition is Condition.BLANK
+
+
+def test_the_record_tells_of_further_pods_of_a_claim(scene: RecordScene) -> None:
+    """No call comes for a pod that shares a prepared claim; its processes are waited for."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-7")
+    scene.look()
+    assert scene.ledger.holders[A].pods == {"pod-1", "pod-7"}
+    assert scene.ledger.is_prepared(scene.ledger.holders[A])
+
+
+def test_a_claim_that_has_ended_is_not_begun_anew_by_an_old_record(scene: RecordScene) -> None:
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.unprepare()
+    scene.write({A: (name(region),)}, "pod-9")
+    scene.look()
+    assert scene.ledger.holders[A].ended
+    assert "pod-9" not in scene.ledger.holders[A].pods
+    assert DeviceId(region) not in scene.ledger.claims
+
+
+def test_a_claim_on_a_card_that_is_known_is_none_of_a_lost_journals(scene: RecordScene) -> None:
+    """It has ended here; kubelet writes that down only after all claims of the pod."""
+    scene.write({A: (name(scene.regions[0]),)})
+    scene.look()
+    assert not scene.ledger.holders
+
+
+def test_what_cannot_be_adopted_keeps_its_card_back_and_no_other(scene: RecordScene) -> None:
+    """Invariant 4: somebody has it, and nobody can tell what of it."""
+    one, _, other = scene.regions
+    scene.forgotten()
+    scene.restart()
+    scene.write({A: (name(one), f"{name(card_of(one))}-px")})
+    assert scene.look()
+    assert "claim not adopted" in scene.logged
+    assert scene.ledger.unreconciled == {card_of(one)}
+    scene.plugin.work()
+    assert scene.ledger.record(other).condition is Condition.BLANK
+    assert scene.ledger.record(one).condition is not Condition.BLANK
+    scene.write({A: (name(one),)})
+    assert scene.look()
+    assert A in scene.ledger.holders
+    assert not scene.ledger.unreconciled
+
+
+def test_a_record_of_a_card_that_is_not_there_yet_is_kept_for_it(scene: RecordScene) -> None:
+    one = scene.regions[0]
+    board = scene.rack.boards[card_of(one)]
+    scene.forgotten()
+    board.present = False
+    scene.restart()
+    scene.write({A: (name(one),)})
+    scene.look()
+    assert not scene.ledger.holders
+    board.present = True
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    assert scene.reconciler._wake.is_set(), "the record is looked at again"
+    scene.look()
+    assert A in scene.ledger.holders
+
+
+# ------------------------------------------------------------------ claims that kubelet lost
+
+
+@pytest.fixture
+def lost(scene: RecordScene) -> RecordScene:
+    """A claim that is prepared, and an empty record."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.write({})
+    return scene
+
+
+def over(scene: RecordScene) -> bool:
+    return A not in scene.ledger.holders or scene.ledger.holders[A].ended
+
+
+def test_a_claim_that_kubelet_lost_ends_once_it_is_over_and_its_pods_are_gone(
+    lost: RecordScene,
+) -> None:
+    pod = lost.pod("pod-1")
+    del lost.server.claims[A]
+    for _ in range(2):
+        lost.look()
+        assert not over(lost), "its pod runs (invariant 7)"
+    assert lost.logged.count("kubelet's record lacks a claim") == 1
+    assert lost.file(A)
+    pod.running = False
+    lost.look()
+    assert over(lost)
+    assert lost.file(A) == ""
+    assert "claim ended without a call" in lost.logged
+    lost.plugin.work()
+    assert lost.ledger.record(lost.regions[0]).condition is Condition.BLANK
+    lost.look()
+    assert not lost.ledger.holders, "nobody asks for its end: it is forgotten"
+
+
+@pytest.mark.parametrize("answer", ["reserved", "away", "unexpected"])
+def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> None:
+    if answer == "reserved":
+        lost.allocated(A, lost.regions[0], pods=("pod-5",))
+    else:
+        lost.server.failing = [NoSourceError("it is away")]
+    lost.look()
+    assert not over(lost)
+    if answer == "reserved":
+        assert "pod-5" in lost.ledger.holders[A].pods, "it is waited for at the end"
+
+
+@pytest.mark.parametrize("answer", ["elsewhere", "for nobody"])
+def test_a_claim_that_is_nobodys_here_ends(lost: RecordScene, answer: str) -> None:
+    if answer == "elsewhere":
+        lost.server.failing = [AllocatedElsewhereError("in another pool")]
+    else:
+        lost.allocated(A, lost.regions[0], pods=())
+    lost.look()
+    assert over(lost)
+
+
+def test_a_claim_that_kubelet_begins_to_prepare_meanwhile_is_kept(lost: RecordScene) -> None:
+    """It writes its record before it calls."""
+    del lost.server.claims[A]
+    task = lost.plugin.begin(lost.reconciler._round())
+    lost.until(lambda: lost.server.asked.count(A) > 1)
+    lost.write({A: (name(lost.regions[0]),)})
+    lost.plugin.work()
+    assert task.result()
+    assert not over(lost)
+    assert lost.file(A)
+
+
+def test_a_claim_that_is_prepared_while_the_record_is_read_is_not_a_lost_one(
+    scene: RecordScene,
+) -> None:
+    scene.write({})
+    task = scene.plugin.begin(scene.reconciler._round())
+    read = scene.plugin.jobs.pop()
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    del scene.server.claims[A]
+    read.run()
+    scene.plugin.loop.settle()
+    scene.plugin.work()
+    assert task.result()
+    assert not over(scene)
+    assert "kubelet's record lacks a claim" not in scene.logged
+
+
+def test_a_claim_that_kubelet_knows_again_is_no_lost_one(lost: RecordScene) -> None:
+    lost.server.failing = [NoSourceError("it is away")]
+    lost.look()
+    assert lost.reconciler._lost == {A}
+    lost.write({A: (name(lost.regions[0]),)})
+    lost.look()
+    assert lost.reconciler._lost == set()
+    assert not over(lost)
+
+
+def test_what_an_ended_claim_had_is_scrubbed_before_it_is_forgotten(scene: RecordScene) -> None:
+    """A Prepare of the same claim would begin on it as on a new one."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    pod = scene.pod("pod-1")
+    scene.unprepare()
+    scene.write({})
+    scene.plugin.work()
+    scene.look()
+    assert scene.ledger.holders[A].ended
+    assert scene.reconciler._over == {A}
+    pod.running = False
+    scene.pass_time(lambda: scene.ledger.record(scene.regions[0]).condition is Condition.BLANK)
+    assert scene.reconciler._wake.is_set()
+    scene.look()
+    assert not scene.ledger.holders
+    assert scene.reconciler._over == set()
+
+
+def test_who_waits_for_a_claims_end_has_the_record_looked_at(scene: RecordScene) -> None:
+    scene.reconciler._wake.clear()
+    scene.life.doubted(A)
+    assert scene.reconciler._wake.is_set()
+    scene.reconciler._wake.clear()
+    scene.reconciler.kubelet_seen()
+    assert scene.reconciler._wake.is_set()
+
+
+def test_a_journal_that_cannot_be_written_forgets_nothing_and_ends_no_look(
+    scene: RecordScene,
+) -> None:
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.work()
+    scene.write({})
+    scene.journal.failing = 1
+    assert scene.look()
+    assert "ended claims stay in the journal" in scene.logged
+    assert scene.ledger.holders[A].ended
+    scene.look()
+    assert not scene.ledger.holders
