@@ -224,6 +224,11 @@ def test_only_files_of_claims_that_are_kept_stay_and_other_drivers_stay_too(
     files.keep(())
     assert {path.name for path in tmp_path.iterdir()} == {*others}
     CdiFiles(str(tmp_path / "gone"), DRIVER).keep({A})
+    (tmp_path / f"k8s.{DRIVER}-claim_0.json").mkdir()
+    for number in range(1, 9):
+        (tmp_path / f"k8s.{DRIVER}-claim_{number}.json").write_text("{}")
+    files.keep(())
+    assert not list(tmp_path.glob("*claim_[1-9].json")), "one that cannot go keeps none"
 
 
 def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(

@@ -17,6 +17,7 @@ from ledger_scene import RememberedImages, Scene, scenes
 from ledger_support import MemoryJournal
 from ledger_world import Plugin, Pod, Rack, make_boards
 
+from fpga_plugin.claims.permission import Permission
 from fpga_plugin.config.settings import Mode, RecoveryPolicy, ScrubPolicy
 from fpga_plugin.dra.claim import Allocated, ClaimRef, Config, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.life import ANSWER_SECONDS
@@ -37,6 +38,8 @@ from fpga_plugin.regions.prepare import FormerOwnerRunsError
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
 B = ClaimUid("00000000-0000-4000-8000-00000000000b")
 OTHER = AfuId("a" * 32)
+BEGIN = 1000.0
+"""Of the clock."""
 
 
 def ref(uid: ClaimUid) -> ClaimRef:
@@ -113,12 +116,14 @@ class ClaimScene(Scene):
                 "kubelet_root": str(self.folder),
             },
         )
+        self.plugin.loop._now = BEGIN
         self.ledger, self.operations = self.plugin.ledger, self.plugin.operations
         door = self.plugin.door
         assert door is not None
         self.life, self.reconciler, self.kept = door.life, door.reconciler, door._kept
         server: Any = self.server
         permission: Any = self.policy
+        assert isinstance(self.life._permission, Permission), "the operator's policy is asked"
         self.life._claims = self.reconciler._claims = server
         self.life._permission = permission
 
@@ -210,6 +215,7 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
     assert answer.cdi_id.rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
+    assert scene.life.read(A) == scene.server.claims[A], "to say whose a later refusal is"
 
 
 def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: ClaimScene) -> None:
@@ -337,7 +343,7 @@ def test_what_has_to_pass_is_waited_for_no_longer_than_kubelet_waits(scene: Clai
     scene.rack.done.clear()
     task = scene.prepare()
     scene.pass_time(task.done)
-    assert scene.plugin.loop.time() <= ANSWER_SECONDS
+    assert scene.plugin.loop.time() <= BEGIN + ANSWER_SECONDS
     with pytest.raises(FpgaPluginError, match="pod-b"):
         task.result()
     assert not [what for what in scene.rack.done if what[0] in {"program", "reset"}]
@@ -645,7 +651,7 @@ def test_unprepare_waits_for_a_pod_that_runs_and_tells_that_it_does(scene: Claim
     assert not task.done()
     assert scene.file() == "", "but no container starts with it any more"
     scene.pass_time(task.done)
-    assert scene.plugin.loop.time() == pytest.approx(ANSWER_SECONDS)
+    assert scene.plugin.loop.time() == pytest.approx(BEGIN + ANSWER_SECONDS)
     with pytest.raises(NotFinishedError, match="not scrubbed after 40 s"):
         task.result()
     assert scene.rack.done == []

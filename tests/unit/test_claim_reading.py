@@ -25,7 +25,12 @@ from fpga_plugin.dra.claim import (
     read_claim,
 )
 from fpga_plugin.dra.regionconfig import API_VERSION, KIND
-from fpga_plugin.errors import NoSourceError, RefusedError, UnknownDeviceError
+from fpga_plugin.errors import (
+    InvalidRequestError,
+    NoSourceError,
+    RefusedError,
+    UnknownDeviceError,
+)
 from fpga_plugin.ids import ClaimUid, PodUid
 from fpga_plugin.pods.names import PodName
 
@@ -112,6 +117,26 @@ def test_what_is_not_this_nodes_or_not_this_claim_is_refused(
     with pytest.raises(kind, match=words) as caught:
         read(body)
     assert type(caught.value) is kind
+
+
+def test_what_is_left_out_or_null_is_nothing() -> None:
+    """The API server leaves out what is empty, and other encoders write null."""
+    body = claim(result())
+    del body["status"]["reservedFor"]
+    told = read(body)
+    assert (told.pods, told.names) == (frozenset(), {})
+    body["status"]["allocation"]["devices"] = {"results": None, "config": None}
+    with pytest.raises(AllocatedElsewhereError):
+        read(body)
+
+
+def test_only_a_class_lists_bitstreams() -> None:
+    lists = config()
+    lists["opaque"]["parameters"] |= {"bitstream": None, "bitstreams": [AFU]}
+    with pytest.raises(InvalidRequestError, match="belongs into a DeviceClass"):
+        read(claim(result(), configs=[lists]))
+    (entry,) = read(claim(result(), configs=[lists | {"source": "FromClass"}])).configs
+    assert entry.config.choices == {AFU}
 
 
 def test_as_many_devices_as_an_allocation_has_are_read() -> None:
