@@ -7,15 +7,18 @@ tests/integration/test_dra.py.
 
 import asyncio
 import functools
+import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.cards import AFU, BLANK, INTERFACE, TOO_HOT
+from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import RememberedImages, Scene, scenes
 from ledger_support import MemoryJournal
 from ledger_world import Plugin, Pod, Rack, make_boards
+from test_gate import poison
 
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.config.settings import Mode, RecoveryPolicy, ScrubPolicy
@@ -31,7 +34,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.records import Change, Condition, Holder, Loan
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.prepare import FormerOwnerRunsError
 
@@ -86,9 +89,14 @@ class ClaimScene(Scene):
     """As `Scene`, with the door of DRA."""
 
     def __init__(
-        self, folder: Path, *, cards: tuple[int, ...] = (2, 1), memory: bool = False
+        self,
+        folder: Path,
+        *,
+        cards: tuple[int, ...] = (2, 1),
+        memory: bool = False,
+        recovery: RecoveryPolicy = RecoveryPolicy.NONE,
     ) -> None:
-        self.folder = folder
+        self.folder, self.recovery = folder, recovery
         self.pods: list[Pod] = []
         self.touched: list[RegionId] = []
         self.on_touch: Callable[[], object] = lambda: None
@@ -108,7 +116,7 @@ class ClaimScene(Scene):
             self.images,
             self.journal,
             scrub=ScrubPolicy.REQUIRED,
-            recovery=RecoveryPolicy.NONE,
+            recovery=self.recovery,
             door={
                 "mode": Mode.DRA,
                 "node_name": "node-a",
@@ -126,6 +134,16 @@ class ClaimScene(Scene):
         assert isinstance(self.life._permission, Permission), "the operator's policy is asked"
         self.life._claims = self.reconciler._claims = server
         self.life._permission = permission
+
+    def restart(self) -> None:
+        """Another life of the plugin, as far as kubelet's record is not asked for."""
+        self.plugin.end()
+        self.live()
+        self.plugin.begin(self.plugin.hardware.scan())
+        self.plugin.work()
+        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.kubelet_answers()
+        self.plugin.work()
 
     # what others do
 
@@ -367,6 +385,7 @@ def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
     scene.plugin.work()
     assert not task.done()
     assert doubted == [B]
+    assert scene.server.asked.count(A) == 1, "the API server is not asked at each try"
     assert scene.ledger.holder_of(DeviceId(region)).uid == B  # type: ignore[union-attr]
     ended = scene.unprepare(B)
     scene.pass_time(task.done)
@@ -395,6 +414,7 @@ def test_a_claim_that_ends_while_it_is_prepared_gets_nothing(
     assert scene.file() == ""
     assert not scene.ledger.claims
     assert not scene.ledger.holders
+    assert scene.life.read(A) is None
     assert scene.afu(region) == BLANK
     assert scene.ledger.record(region).condition is Condition.BLANK
 
@@ -424,6 +444,81 @@ def test_a_file_that_is_written_when_nobody_waits_any_more_does_not_outlive_its_
     scene.plugin.work()
     assert scene.file() == ""
     assert task.cancelled() if gone else isinstance(task.exception(), NoSuchClaimError)
+
+
+def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
+    scene: ClaimScene,
+) -> None:
+    """Also while its pod still runs, and so its end is not over."""
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.until(
+        lambda: A in scene.ledger.holders and scene.ledger.is_prepared(scene.ledger.holders[A])
+    )
+    scene.pod("pod-1")
+    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.work()
+    assert scene.ledger.holders[A].ended
+    assert isinstance(task.exception(), NoSuchClaimError)
+    assert scene.file() == ""
+
+
+def test_a_claim_that_is_prepared_again_after_its_end_is_not_answered_by_the_work_before(
+    scene: ClaimScene,
+) -> None:
+    scene.allocated(A, scene.regions[0])
+    first = scene.prepare()
+    scene.plugin.begin(scene.life.end(A))
+    second = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(first.exception(), NoSuchClaimError)
+    assert second.result()
+
+
+def test_the_end_of_earlier_work_does_not_hide_the_present_one_from_a_claims_end(
+    scene: ClaimScene,
+) -> None:
+    """Invariant 2: what is not told to end would prepare a claim that is over."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    first = scene.prepare()
+    scene.plugin.begin(scene.life.end(A))
+    second = scene.prepare()
+    scene.plugin.job(0)  # the first one has read the claim, and notices
+    assert first.done()
+    assert not second.done()
+    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.work()
+    assert isinstance(second.exception(), NoSuchClaimError)
+    assert not scene.ledger.claims
+    assert scene.file() == ""
+    assert scene.afu(region) == BLANK
+
+
+def test_work_that_fails_when_nobody_waits_any_more_leaves_no_error_behind(
+    scene: ClaimScene,
+) -> None:
+    told: list[dict[str, Any]] = []
+    scene.plugin.loop.set_exception_handler(lambda _, what: told.append(what))
+    task = scene.prepare()
+    task.cancel()
+    scene.plugin.loop.settle()
+    scene.plugin.work()
+    gc.collect()
+    scene.plugin.loop.settle()
+    assert told == []
+
+
+def test_one_region_in_trouble_is_enough(scene: ClaimScene) -> None:
+    """Of a claim with several: what stands is not answered without what does not."""
+    one, two = scene.regions[:2]
+    scene.allocated(A, one, two)
+    scene.prepared()
+    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(two), {two: TOO_HOT}))
+    task = scene.prepare()
+    scene.plugin.work()
+    with pytest.raises(FpgaPluginError):
+        task.result()
 
 
 def test_a_card_that_goes_while_the_file_is_written_leaves_no_file(scene: ClaimScene) -> None:
@@ -520,7 +615,7 @@ def test_two_claims_that_swap_their_devices_do_not_wait_for_each_other(scene: Cl
 def test_what_a_claim_leaves_is_scrubbed_even_if_it_never_gets_its_new_devices(
     scene: ClaimScene,
 ) -> None:
-    one, two = scene.regions[:2]
+    _, two, one = scene.regions
     scene.allocated(B, two)
     scene.prepared(B)
     scene.allocated(A, one)
@@ -551,9 +646,151 @@ def test_what_a_living_pod_of_the_claim_has_is_left_alone(scene: ClaimScene, cha
     assert (scene.rack.done, scene.touched) == ([], [])
     assert scene.afu(one) == AFU
     assert DeviceId(one) in scene.ledger.claims
+    assert scene.ledger.record(one).condition is Condition.PROGRAMMED, "as it still is"
     scene.pass_time(task.done)
     assert isinstance(task.exception(), FormerOwnerRunsError)
     assert "pod-1" in str(task.exception())
+
+
+def test_after_a_restart_another_device_is_another_allocation(scene: ClaimScene) -> None:
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.restart()
+    scene.allocated(A, two)
+    (answer,) = scene.prepared()
+    assert answer.device == two
+    assert set(scene.ledger.claims) == {DeviceId(two)}
+
+
+def test_a_claim_that_ends_while_it_is_withdrawn_is_told_to_have_ended(scene: ClaimScene) -> None:
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.allocated(A, two)
+    task = scene.prepare()
+    scene.plugin.job(0)  # it was read
+    removal = scene.plugin.jobs.pop(0)
+    ended = scene.unprepare()
+    scene.plugin.work()
+    ended.result()
+    removal.run()
+    scene.plugin.loop.settle()
+    scene.plugin.work()
+    assert isinstance(task.exception(), NoSuchClaimError)
+    assert "claim withdrawn" not in scene.logged
+    assert not scene.ledger.holders
+
+
+def test_an_adopted_claim_that_moves_on_leaves_no_file_of_what_it_had(scene: ClaimScene) -> None:
+    """Else a container would start with a region that is scrubbed, or another claim's by then."""
+    one, two = scene.regions[:2]
+    scene.allocated(B, two, pods=("pod-b",))
+    scene.prepared(B)
+    adopt(scene, one)
+    scene.allocated(A, two)
+    task = scene.prepare()
+    scene.plugin.work()
+    assert not task.done(), "B has it"
+    assert scene.file(A) == ""
+
+
+def test_a_claim_that_ended_is_prepared_anew_elsewhere_while_its_old_pod_runs(
+    scene: ClaimScene,
+) -> None:
+    one, two = scene.regions[:2]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.work()
+    scene.allocated(A, two, pods=("pod-2",))
+    assert scene.prepared()
+    assert scene.afu(one) == AFU, "the old pod's"
+
+
+def test_after_a_restart_another_request_for_the_same_device_is_another_allocation(
+    scene: ClaimScene,
+) -> None:
+    """The containers of the new one find their nodes by the request's name in the claim's file."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.restart()
+    scene.allocated(A, scene.regions[0], request="other")
+    (answer,) = scene.prepared()
+    assert answer.requests == ("other",)
+    assert "FPGA_REQUEST_OTHER" in scene.file()
+    assert "FPGA_REQUEST_FPGA" not in scene.file()
+
+
+def adopt(scene: ClaimScene, region: RegionId) -> None:
+    """Kubelet's record shows a claim that the journal lost; its file is there."""
+    device = DeviceId(region)
+    holder = Holder(
+        A, "space", "claim-a", (device,), {device: ("fpga",)}, frozenset({PodUid("pod-1")})
+    )
+    scene.plugin.call(lambda: scene.ledger.adopt_holder(holder))
+    scene.life._files.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
+
+
+def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -> None:
+    """Its containers may start again without a call, and nobody knows what it was prepared for."""
+    region = scene.regions[0]
+    scene.pod("pod-1")
+    adopt(scene, region)
+    for wants in (AFU, OTHER):
+        scene.allocated(A, region, wants=wants)
+        task = scene.prepare()
+        scene.pass_time(task.done)
+        assert isinstance(task.exception(), FormerOwnerRunsError)
+    assert scene.file()
+
+
+def test_a_poisoned_region_is_mended_for_a_claim_where_the_operator_allows_that(
+    make: Callable[..., ClaimScene],
+) -> None:
+    scene = make(cards=[1], recovery=RecoveryPolicy.REBIND)
+    (region,) = scene.regions
+
+    async def meanwhile(*_: object) -> None:
+        scene.hold_releases()  # else it is mended in the background
+        poison(scene, region)
+
+    scene.policy.check = meanwhile  # type: ignore[method-assign]
+    scene.allocated(A, region)
+    assert scene.prepared()
+    assert scene.afu(region) == AFU
+
+
+def test_while_the_api_server_is_away_it_is_asked_often_enough_and_given_up_at_once_at_the_end(
+    scene: ClaimScene,
+) -> None:
+    scene.server.failing = [NoSourceError("it is away")] * 1000
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert isinstance(task.exception(), NoSourceError)
+    assert 15 < len(scene.server.asked) < 40, "every two seconds, and sooner at first"
+    begin = scene.plugin.loop.time()
+    task = scene.prepare()
+    scene.plugin.work()
+    closed = scene.plugin.begin(scene.life.close())
+    scene.pass_time(closed.done)
+    assert scene.plugin.loop.time() < begin + 1, "a process that ends does not wait for it"
+    assert isinstance(task.exception(), NoSourceError)
+
+
+def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
+    scene: ClaimScene,
+) -> None:
+    doubted: list[object] = []
+    scene.life.doubted = doubted.append
+    device = DeviceId(scene.regions[0])
+    scene.plugin.call(lambda: scene.ledger.allocate(REGIONS, [device]))
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert not task.done()
+    assert doubted == []
 
 
 def test_the_pod_that_comes_with_a_prepared_claim_is_one_of_its_users_before_it_is_answered(
@@ -623,6 +860,19 @@ def test_unprepare_is_answered_when_the_region_is_clean(scene: ClaimScene) -> No
     assert not scene.ledger.holders
     assert not scene.ledger.claims
     assert scene.life.read(A) is None
+    assert "claim ended" in scene.logged
+
+
+def test_unprepare_is_answered_in_time_however_little_there_is(scene: ClaimScene) -> None:
+    """Kubelet gives up after 45 s, and what it gave up it does not hear of."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.life.seconds = 0.5
+    task = scene.unprepare()
+    scene.pass_time(task.done)
+    assert scene.plugin.loop.time() == pytest.approx(BEGIN + 0.5)
+    assert isinstance(task.exception(), NotFinishedError)
 
 
 def test_a_whole_card_is_given_back_when_all_of_it_is_clean(
@@ -684,6 +934,44 @@ def test_without_a_blank_the_region_is_kept_back_and_the_pod_is_not(scene: Claim
     scene.pass_time(task.done)
     task.result()
     assert scene.ledger.record(region).condition is Condition.DIRTY
+
+
+def test_a_region_that_others_may_open_by_its_node_holds_up_no_pod(scene: ClaimScene) -> None:
+    """Invariant 10: it is not scrubbed, and not given out, before those end who have its node."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    (node,) = scene.ledger.region(region).grant.nodes  # type: ignore[union-attr]
+    loan = Loan(PodUid("pod-z"), scene.regions[1], node)
+    scene.plugin.call(lambda: scene.ledger._commit(Change(loans={loan: True})))
+    scene.pod("pod-z")
+    scene.rack.done.clear()
+    task = scene.unprepare()
+    scene.plugin.work()
+    task.result()
+    assert scene.rack.done == []
+    assert scene.ledger.record(region).condition is Condition.DIRTY
+
+
+def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_noted(
+    scene: ClaimScene,
+) -> None:
+    """The pod is waited for at the end, though the claim is not reserved for it yet."""
+    region = scene.regions[0]
+    device = DeviceId(region)
+    scene.server.claims[A] = replace(
+        scene.allocated(A, region, pods=()),
+        devices=tuple(Allocated(name, name, device) for name in ("a", "b", "a")),
+        pod=(PodName("space", "compress"), PodUid("pod-3")),
+    )
+
+    async def blank(_: ResourceClaim) -> dict[RegionId, None]:
+        return {region: None}
+
+    scene.life._wishes.of = blank  # type: ignore[assignment,method-assign]
+    (answer,) = scene.prepared()
+    assert answer.requests == ("a", "b")
+    assert scene.ledger.holders[A].pods == {"pod-3"}
 
 
 def test_a_neighbour_that_is_dirty_does_not_hold_up_the_end(scene: ClaimScene) -> None:
