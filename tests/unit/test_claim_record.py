@@ -197,6 +197,64 @@ def test_a_record_of_a_card_that_is_not_there_yet_is_kept_for_it(scene: RecordSc
     assert A in scene.ledger.holders
 
 
+def test_what_cannot_be_adopted_keeps_all_its_cards_back(scene: RecordScene) -> None:
+    one, _, other = scene.regions
+    scene.forgotten()
+    scene.restart()
+    scene.write({A: (name(one), name(other), "no-device-of-ours")})
+    scene.look()
+    assert scene.ledger.unreconciled == {card_of(one), card_of(other)}
+
+
+def test_at_the_start_the_files_of_claims_in_force_stay_whatever_kubelet_knows(
+    scene: RecordScene,
+) -> None:
+    """Their containers start again without a call; those of claims that ended do not."""
+    scene.allocated(A, scene.regions[0])
+    scene.allocated(B, scene.regions[2])
+    scene.prepared(A)
+    scene.prepared(B)
+    (ended,) = (scene.folder / "cdi").glob(f"*{B}.json")
+    text = ended.read_text()
+    scene.pod("pod-1")
+    scene.plugin.begin(scene.life.end(B))
+    scene.plugin.work()
+    ended.write_text(text)
+    scene.write({})
+    scene.restart()
+    assert scene.look()
+    assert scene.file(A)
+    assert scene.file(B) == ""
+
+
+def test_a_claim_of_which_a_damaged_journal_lost_nothing_stays_prepared(
+    scene: RecordScene,
+) -> None:
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    card = card_of(scene.regions[0])
+    scene.journal.snapshot.unreconciled[card] = True
+    scene.write({A: (name(scene.regions[0]),)})
+    scene.restart()
+    assert scene.look()
+    assert scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.unreconciled
+
+
+def test_of_a_claim_that_the_journal_has_the_journal_tells_what_it_is(scene: RecordScene) -> None:
+    """Kubelet's record may be that of another allocation of it."""
+    one, two = scene.regions[:2]
+    scene.allocated(A, one, two)
+    scene.prepared()
+    scene.journal.snapshot.unreconciled[card_of(one)] = True
+    del scene.journal.snapshot.claims[DeviceId(one)]
+    scene.write({A: (name(one),)})
+    scene.restart()
+    assert scene.look()
+    assert scene.ledger.holders[A].devices == (one, two)
+    assert set(scene.ledger.claims) == {one, two}
+
+
 # ------------------------------------------------------------------ claims that kubelet lost
 
 
@@ -306,6 +364,8 @@ def test_what_an_ended_claim_had_is_scrubbed_before_it_is_forgotten(scene: Recor
     scene.look()
     assert scene.ledger.holders[A].ended
     assert scene.reconciler._over == {A}
+    assert "kubelet's record lacks a claim" not in scene.logged, "it was not lost: it ended"
+    scene.reconciler._wake.clear()
     pod.running = False
     scene.pass_time(lambda: scene.ledger.record(scene.regions[0]).condition is Condition.BLANK)
     assert scene.reconciler._wake.is_set()
