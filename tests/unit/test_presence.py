@@ -1,0 +1,192 @@
+"""Cards that come, go, and come back as others, as the ledger takes them.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. All
+orders of such steps are in test_ledger_steps.py.
+"""
+
+from dataclasses import replace
+
+import pytest
+from doubles.cards import AFU, BLANK, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
+from ledger_support import MemoryJournal, found, make_ledger, scrub
+
+from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.names import function_name
+from fpga_plugin.ledger.records import Change, Condition
+
+CARD = make_card(1)
+R0, R1 = (region.id for region in CARD.regions)
+
+
+def condition(ledger: Ledger, region: RegionId = R0) -> Condition:
+    return ledger.record(region).condition
+
+
+def test_what_is_not_served_is_no_resource() -> None:
+    """A resource, once registered, stays registered."""
+    journal = MemoryJournal()
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="", functions=True
+    )
+    found(ledger, CARD, AFU)
+    assert ledger.resources == {function_name(PREFIX, CARD, AFU)}
+    ledger, _ = make_ledger()
+    found(ledger, replace(CARD, reprogrammable=False))
+    assert not {REGIONS, WHOLE} & ledger.resources
+    found(ledger, CARD)
+    assert {REGIONS, WHOLE} <= ledger.resources
+
+
+def test_a_card_that_is_found_again_as_it_was_has_not_gone() -> None:
+    """Work that began on it goes on, and what is known of it stays known."""
+    ledger, _ = make_ledger(CARD)
+    lives = ledger.lives[CARD.id]
+    assert ledger.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK) == frozenset()
+    assert ledger.lives[CARD.id] == lives
+    assert condition(ledger) is Condition.BLANK
+    other = replace(CARD, regions=(replace(CARD.regions[0], handle=7), *CARD.regions[1:]))
+    assert ledger.card_found(other, {R0: BLANK, R1: BLANK}, BLANK) == {R0}
+    assert ledger.lives[CARD.id] == lives + 1
+    assert (condition(ledger), condition(ledger, R1)) == (Condition.DIRTY, Condition.BLANK)
+
+
+def test_a_card_that_goes_is_told_and_one_that_is_not_there_cannot_go() -> None:
+    ledger, _ = make_ledger(CARD)
+    told: list[object] = []
+    ledger.subscribe(told.append)
+    ledger.card_gone(make_card(7).id)
+    assert told == []
+    lives = ledger.lives[CARD.id]
+    ledger.card_gone(CARD.id)
+    assert CARD.id in told
+    assert ledger.lives[CARD.id] == lives + 1
+    assert condition(ledger) is Condition.DIRTY
+    ledger.card_gone(CARD.id)
+    assert ledger.lives[CARD.id] == lives + 1
+
+
+def test_the_memory_of_a_card_that_went_is_cleared_before_it_is_given_out_again() -> None:
+    """Somebody may have had it elsewhere."""
+    card = make_card(1, clears_memory=True)
+    ledger, _ = make_ledger(card)
+    assert card.id not in ledger.debts
+    ledger.card_gone(card.id)
+    assert card.id in ledger.debts
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owned: bool) -> None:
+    ledger, _ = make_ledger(CARD)
+    if owned:
+        ledger.allocate(REGIONS, [device(CARD, 0)])
+        ledger.working([R0])
+        ledger.programmed(R0, AFU)
+    told: list[object] = []
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.subscribe(told.append)
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    assert told == [], "nothing is new"
+    ledger.set_failing(CARD.id, {})
+    assert told
+    assert condition(ledger) is (Condition.PROGRAMMED if owned else Condition.DIRTY)
+    assert condition(ledger, R1) is Condition.BLANK, "it never failed"
+    ledger.set_failing(make_card(7).id, {R0: TOO_HOT})
+    assert not ledger.failing
+
+
+def test_a_poisoned_region_that_answers_again_is_worth_another_scrub() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.working([R0])
+    ledger.faulted(R0, "poisoned")
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.set_failing(CARD.id, {})
+    assert condition(ledger) is Condition.DIRTY
+
+
+@pytest.mark.parametrize(
+    ("owned", "observed", "after"),
+    [
+        (False, BLANK, Condition.BLANK),
+        (False, AFU, Condition.DIRTY),
+        (False, None, Condition.DIRTY),
+        (True, AFU, Condition.PROGRAMMED),
+        (True, BLANK, Condition.DIRTY),
+        (True, None, Condition.PROGRAMMED),
+    ],
+)
+def test_what_reads_otherwise_than_it_was_left_is_dirty(*, owned: bool, observed, after) -> None:
+    """Somebody else programmed it. That an owner's region cannot be read says nothing yet."""
+    ledger, _ = make_ledger(CARD)
+    if owned:
+        ledger.allocate(REGIONS, [DeviceId(R0)])
+        ledger.working([R0])
+        ledger.programmed(R0, AFU)
+    before = ledger.record(R0)
+    changed = ledger.verify(CARD.id, {R0: observed})
+    assert condition(ledger) is after
+    assert changed == ({R0: before} if after is Condition.DIRTY else {})
+    assert ledger.verify(make_card(7).id, {R1: AFU}) == {}, "of another card nothing is believed"
+
+
+def test_what_was_programmed_by_hand_on_a_drained_card_is_dirty_when_it_serves_again() -> None:
+    other = make_card(2, nodes=(2, 3))
+    ledger, journal = make_ledger(CARD, other)
+    r2 = other.regions[0].id
+    ledger.allocate(REGIONS, [DeviceId(R1)])
+    ledger.set_drained(CARD.id, drained=True)
+    ledger._commit(
+        Change(
+            regions={
+                one: replace(ledger.record(one), condition=Condition.PROGRAMMED)
+                for one in (R0, R1, r2)
+            }
+        )
+    )
+    writes = journal.writes
+    ledger.set_drained(CARD.id, drained=True)
+    assert journal.writes == writes
+    assert condition(ledger) is Condition.PROGRAMMED
+    ledger.set_drained(CARD.id, drained=False)
+    assert condition(ledger) is Condition.DIRTY
+    assert condition(ledger, R1) is Condition.PROGRAMMED, "it has an owner"
+    assert condition(ledger, r2) is Condition.PROGRAMMED, "of another card"
+
+
+def test_what_a_region_shows_is_known_while_it_cannot_be_read() -> None:
+    ledger, _ = make_ledger(CARD)
+    assert ledger.functions[R0] == BLANK
+    ledger.card_found(CARD, {R0: None, R1: None}, BLANK)
+    assert ledger.functions[R0] == BLANK
+
+
+def test_a_rebind_is_noted_once_and_survives_the_plugin() -> None:
+    ledger, journal = make_ledger(CARD)
+    ledger.set_rebinding(CARD.id, rebinding=True)
+    writes = journal.writes
+    ledger.set_rebinding(CARD.id, rebinding=True)
+    assert journal.writes == writes
+    assert journal.snapshot.rebinding == {CARD.id: True}
+    ledger.set_rebinding(CARD.id, rebinding=False)
+    assert not ledger.rebinding
+
+
+def test_who_shows_a_card_hears_of_foreign_pods_that_come_and_go() -> None:
+    ledger, _ = make_ledger(CARD)
+    told: list[object] = []
+    ledger.subscribe(told.append)
+    ledger.set_foreign({CARD.id: "drain the node"})
+    ledger.set_foreign({CARD.id: "drain the node"})
+    assert told == [CARD.id]
+    ledger.set_foreign({})
+    assert told == [CARD.id, CARD.id]
+
+
+def test_a_card_that_comes_back_is_not_clean_as_it_was() -> None:
+    """Invariant 9: it may have been in another machine."""
+    ledger, _ = make_ledger(CARD)
+    ledger.card_gone(CARD.id)
+    found(ledger, CARD)
+    assert condition(ledger) is Condition.DIRTY
+    scrub(ledger, CARD)
+    assert condition(ledger) is Condition.BLANK
