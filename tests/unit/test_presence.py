@@ -13,7 +13,7 @@ from ledger_support import MemoryJournal, found, make_ledger, scrub
 from fpga_plugin.ids import DeviceId, RegionId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.names import function_name
-from fpga_plugin.ledger.records import Change, Condition
+from fpga_plugin.ledger.records import Change, Condition, RegionRecord
 
 CARD = make_card(1)
 R0, R1 = (region.id for region in CARD.regions)
@@ -190,3 +190,28 @@ def test_a_card_that_comes_back_is_not_clean_as_it_was() -> None:
     assert condition(ledger) is Condition.DIRTY
     scrub(ledger, CARD)
     assert condition(ledger) is Condition.BLANK
+
+
+@pytest.mark.parametrize(
+    ("blank", "functions", "after"),
+    [
+        (None, False, Condition.UNBLANKED),
+        (BLANK, False, Condition.DIRTY),
+        (BLANK, True, Condition.UNBLANKED),
+    ],
+)
+def test_what_was_only_reset_is_blanked_once_that_is_possible_and_meant(
+    blank, after, *, functions: bool
+) -> None:
+    """A function is handed over as it is: there, nothing is to be blanked."""
+    before, journal = make_ledger(CARD)
+    before._commit(Change(regions={R0: RegionRecord(R0, Condition.UNBLANKED, "no blank", AFU)}))
+    ledger = Ledger(
+        prefix=PREFIX,
+        journal=journal,
+        snapshot=journal.snapshot,
+        boot_id="boot",
+        functions=functions,
+    )
+    ledger.card_found(CARD, {R0: AFU, R1: BLANK}, blank)
+    assert condition(ledger) is after
