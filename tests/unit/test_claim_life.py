@@ -342,6 +342,7 @@ def test_work_that_takes_too_long_goes_on_and_the_next_call_has_its_result(
     assert scene.plugin.jobs, "the claim is being read"
     scene.plugin.loop.pass_time()
     scene.plugin.loop.settle()
+    assert scene.plugin.loop.time() == BEGIN + ANSWER_SECONDS
     with pytest.raises(NotFinishedError, match="not finished after 40 s"):
         task.result()
     again = scene.prepare()
@@ -500,8 +501,7 @@ def test_work_that_fails_when_nobody_waits_any_more_leaves_no_error_behind(
 ) -> None:
     told: list[dict[str, Any]] = []
     scene.plugin.loop.set_exception_handler(lambda _, what: told.append(what))
-    task = scene.prepare()
-    task.cancel()
+    scene.prepare().cancel()
     scene.plugin.loop.settle()
     scene.plugin.work()
     gc.collect()
