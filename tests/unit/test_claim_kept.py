@@ -156,8 +156,10 @@ def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_tw
 ) -> None:
     """Or is being prepared anew: what is said of it then is not true."""
     run(scene)
-    pull(scene, A)
-    removal = scene.plugin.jobs.pop()
+    region = scene.regions[0]
+    scene.plugin.call(lambda: scene.ledger.dirty([region], "somebody may have used it"))
+    (removal,) = [job for job in scene.plugin.jobs if "remove" in repr(job.function)]
+    scene.plugin.jobs.remove(removal)
     scene.plugin.call(lambda: scene.ledger.unprepared(A))
     removal.run()
     scene.plugin.loop.settle()

@@ -386,13 +386,13 @@ def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
     scene.plugin.work()
     assert not task.done()
     assert doubted == [B]
-    assert scene.server.asked.count(A) == 1, "the API server is not asked at each try"
     assert scene.ledger.holder_of(DeviceId(region)).uid == B  # type: ignore[union-attr]
     ended = scene.unprepare(B)
     scene.pass_time(task.done)
     assert task.result()
     ended.result()
     assert scene.afu(region) == AFU
+    assert scene.server.asked.count(A) == 1, "the API server is not asked at each try"
 
 
 @pytest.mark.parametrize("instant", range(12))
@@ -663,7 +663,10 @@ def test_after_a_restart_another_device_is_another_allocation(scene: ClaimScene)
     assert set(scene.ledger.claims) == {DeviceId(two)}
 
 
-def test_a_claim_that_ends_while_it_is_withdrawn_is_told_to_have_ended(scene: ClaimScene) -> None:
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_claim_that_ends_while_it_is_withdrawn_is_told_to_have_ended(
+    scene: ClaimScene, *, runs: bool
+) -> None:
     one, two = scene.regions[:2]
     scene.allocated(A, one)
     scene.prepared()
@@ -671,15 +674,16 @@ def test_a_claim_that_ends_while_it_is_withdrawn_is_told_to_have_ended(scene: Cl
     task = scene.prepare()
     scene.plugin.job(0)  # it was read
     removal = scene.plugin.jobs.pop(0)
+    scene.pod("pod-1", running=runs)
     ended = scene.unprepare()
     scene.plugin.work()
-    ended.result()
+    assert ended.done() is not runs
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()
     assert isinstance(task.exception(), NoSuchClaimError)
     assert "claim withdrawn" not in scene.logged
-    assert not scene.ledger.holders
+    assert all(one.ended for one in scene.ledger.holders.values())
 
 
 def test_an_adopted_claim_that_moves_on_leaves_no_file_of_what_it_had(scene: ClaimScene) -> None:
