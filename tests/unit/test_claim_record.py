@@ -13,6 +13,7 @@ import pytest
 from ledger_scene import scenes
 from test_claim_life import A, B, ClaimScene, ref
 
+from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import AllocatedElsewhereError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError
@@ -351,6 +352,46 @@ def test_a_claim_that_kubelet_knows_again_is_no_lost_one(lost: RecordScene) -> N
     lost.look()
     assert lost.reconciler._lost == set()
     assert not over(lost)
+
+
+def test_a_claim_that_is_forgotten_while_another_lost_one_is_asked_after_ends_no_look(
+    lost: RecordScene,
+) -> None:
+    lost.allocated(B, lost.regions[2], pods=())
+    lost.prepared(B)
+    lost.server.asked.clear()
+    task = lost.plugin.begin(lost.reconciler._round())
+    lost.until(lambda: lost.server.asked == [A])
+    for uid in (A, B):
+        lost.plugin.call(functools.partial(lost.ledger.end_holder, uid))
+        lost.plugin.call(functools.partial(lost.ledger.forget_holder, uid))
+    lost.plugin.work()
+    assert task.result()
+    assert not lost.ledger.holders
+
+
+def test_a_file_that_could_not_be_removed_is_removed_though_the_api_server_is_away(
+    lost: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim has ended: no container may start with what is another's by then."""
+    del lost.server.claims[A]
+    remove = lost.life._files.remove
+    failing = [CdiError("read-only file system")]
+
+    def removed(uid: ClaimUid) -> None:
+        if failing:
+            raise failing.pop()
+        remove(uid)
+
+    monkeypatch.setattr(lost.life._files, "remove", removed)
+    lost.look()
+    assert over(lost)
+    assert lost.file(A)
+    assert "claim cannot be ended" in lost.logged
+    lost.server.failing = [NoSourceError("it is away")]
+    lost.look()
+    assert lost.file(A) == ""
+    assert lost.server.failing, "nobody had to be asked"
 
 
 def test_what_an_ended_claim_had_is_scrubbed_before_it_is_forgotten(scene: RecordScene) -> None:
