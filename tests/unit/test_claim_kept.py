@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from doubles.cards import AFU
 from ledger_scene import scenes
 from test_claim_life import A, B, ClaimScene
 
@@ -166,3 +167,26 @@ def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_tw
     scene.plugin.work()
     assert "claim withdrawn" not in scene.logged
     assert scene.file(A) == ""
+
+
+def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_again(
+    scene: ClaimScene,
+) -> None:
+    """Kubelet was told that it is prepared, and asks no more."""
+    run(scene)
+    ledger, region = scene.ledger, scene.regions[0]
+    scene.plugin.call(lambda: ledger.dirty([region], "somebody may have used it"))
+    (removal,) = [job for job in scene.plugin.jobs if "remove" in repr(job.function)]
+    scene.plugin.jobs.remove(removal)
+
+    def anew() -> None:
+        ledger.take(ledger.holders[A])
+        ledger.working([region])
+        ledger.programmed(region, AFU)
+        ledger.prepared(A)
+
+    scene.plugin.call(anew)
+    removal.run()
+    scene.plugin.loop.settle()
+    scene.plugin.work()
+    assert scene.file(A)

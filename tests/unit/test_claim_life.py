@@ -31,6 +31,7 @@ from fpga_plugin.errors import (
     NotFinishedError,
     NotPermittedError,
     RefusedError,
+    UnknownDeviceError,
 )
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import card_of
@@ -846,6 +847,18 @@ def test_a_card_that_is_gone_is_told_and_nothing_is_taken(scene: ClaimScene) -> 
     scene.plugin.work()
     assert isinstance(task.exception(), FpgaPluginError)
     assert not scene.ledger.holders
+
+
+def test_a_card_that_is_not_given_out_any_more_is_told_as_no_device(scene: ClaimScene) -> None:
+    """The claim was allocated while its card could still be reprogrammed."""
+    board = scene.rack.boards[card_of(scene.regions[0])]
+    board.card = replace(board.card, reprogrammable=False)
+    scene.plugin.call(lambda: scene.ledger._show(board.card))
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), UnknownDeviceError)
+    assert not scene.ledger.claims
 
 
 # ------------------------------------------------------------------ unprepare

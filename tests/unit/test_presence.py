@@ -215,3 +215,47 @@ def test_what_was_only_reset_is_blanked_once_that_is_possible_and_meant(
     )
     ledger.card_found(CARD, {R0: AFU, R1: BLANK}, blank)
     assert condition(ledger) is after
+
+
+@pytest.mark.parametrize(
+    ("was", "afu", "owned", "observed", "blank", "after"),
+    [
+        (Condition.BLANK, BLANK, False, BLANK, BLANK, Condition.BLANK),
+        (Condition.BLANK, BLANK, False, BLANK, AFU, Condition.DIRTY),
+        (Condition.BLANK, BLANK, False, AFU, BLANK, Condition.DIRTY),
+        (Condition.BLANK, None, False, None, None, Condition.DIRTY),
+        (Condition.UNBLANKED, AFU, False, AFU, None, Condition.UNBLANKED),
+        (Condition.UNBLANKED, AFU, False, BLANK, None, Condition.DIRTY),
+        (Condition.UNBLANKED, None, False, None, None, Condition.DIRTY),
+        (Condition.PROGRAMMED, AFU, True, AFU, BLANK, Condition.PROGRAMMED),
+        (Condition.PROGRAMMED, AFU, True, BLANK, BLANK, Condition.DIRTY),
+        (Condition.PROGRAMMED, AFU, True, None, BLANK, Condition.DIRTY),
+        (Condition.PROGRAMMED, None, True, None, BLANK, Condition.DIRTY),
+        (Condition.PROGRAMMED, AFU, False, AFU, BLANK, Condition.DIRTY),
+        (Condition.FAULTED, None, False, None, BLANK, Condition.FAULTED),
+        (Condition.FAULTED, None, False, AFU, BLANK, Condition.DIRTY),
+        (Condition.DIRTY, None, False, BLANK, BLANK, Condition.DIRTY),
+    ],
+)
+def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  # noqa: PLR0917  # a table
+    was, afu, owned, observed, blank, after
+) -> None:
+    """Invariant 4: what cannot be read agrees with nothing."""
+    before, journal = make_ledger(CARD)
+    if owned:
+        before.allocate(REGIONS, [DeviceId(R0)])
+    before._commit(Change(regions={R0: RegionRecord(R0, was, "so", afu)}))
+    ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
+    ledger.card_found(CARD, {R0: observed, R1: BLANK}, blank)
+    assert condition(ledger) is after
+
+
+def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() -> None:
+    """Of a card that the journal knows, the debt is what it says; of its owners, kubelet tells."""
+    card = make_card(1, nodes=(0, 1), clears_memory=True)
+    one = replace(card, regions=card.regions[:1])
+    ledger, _ = make_ledger(one)
+    assert card.id not in ledger.debts
+    ledger.card_found(card, {R0: BLANK, R1: BLANK}, BLANK)
+    assert card.id not in ledger.debts
+    assert card.id in ledger.unreconciled
