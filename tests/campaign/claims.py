@@ -390,10 +390,14 @@ class ClaimNode(Node):
     async def unprepare(self, tenant: Tenant) -> bool:
         """Whether kubelet is done with it; of what its record lacks it asks nothing."""
         # Before owners are known the answer says nothing: the claim's card is held back.
-        known = self.known
+        known, uid = self.known, tenant.claim.uid
         tenant.ending, tenant.ready = True, False
-        if tenant.claim.uid not in self.kubelet.record:
+        if uid not in self.kubelet.record:
             return True
+        # Nor where nothing tells its devices: kubelet lost its record and heard no answer since,
+        # and the journal was set back. What nobody owns is scrubbed then, and nobody waits for it.
+        holder, told = self.journal().holders.get(uid), self.kubelet.record[uid].told
+        known = known and (holder is not None or bool(told))
         self.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:
@@ -407,9 +411,10 @@ class ClaimNode(Node):
                 mine -= set(other.wanted)
         # A journal that was set back may have another claim there, which is over. Until that has
         # ended nobody gets the region, and this one could not be adopted beside it.
-        mine -= set(regions_of(self.journal().of_others(tenant.claim.uid)))
+        mine -= set(regions_of(self.journal().of_others(uid)))
         if known and tenant.prepared:
-            self.checker.released(tenant.claim.uid, mine, self.nodes(tenant))
+            stood = f"{uid} (journal: {holder}, record: {[one.device_name for one in told]})"
+            self.checker.released(stood, mine, self.nodes(tenant))
         self.kubelet.forget(tenant.claim)
         return True
 
