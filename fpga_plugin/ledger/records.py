@@ -102,8 +102,9 @@ class Claim:
         grants: what Allocate answered for each region (invariant 10).
         started: a PreStart succeeded.
         touched: a PreStart was seen since the last Allocate, successful or not.
-        exposed: a container may have run without PreStart (kubelet skips it after its restart
-            until the plugin registers again, and the node may have rebooted).
+        exposed: a container may have run without a PreStart that is known (kubelet skips it after
+            its restart until the plugin registers again, the node may have rebooted, or a damaged
+            journal lost it).
         pod: the owner, once kubelet's records told.
         epoch: kubelet's life in which the claim was made; empty where PreStarts and PostStops
             cannot be compared any more, since some may not have been seen.

@@ -4,9 +4,11 @@ SQLite has no checksums, so a damaged disk may turn one row into another. Rows t
 as nonsense are left out. What else is wrong nobody knows; so no condition counts that would let a
 region be given out unscrubbed, as after a reboot, and kubelet's records are asked for owners whose
 claims were lost, as without a journal. Any region may hold a former owner's image, also one whose
-rows were left out (`Epoch.LOST`). What would take something away from somebody stays: claims,
-drained cards, memory debts, FAULTED regions, former owners. The pods of a ResourceClaim that lost a
-device's claim count among these, until kubelet's record tells that they still have it.
+rows were left out (`Epoch.LOST`). A claim may lack its last PreStart, and with it a container that
+runs: none counts as unused, nor as one whose containers have all stopped. What would take something
+away from somebody stays: claims, drained cards, memory debts, FAULTED regions, former owners. The
+pods of a ResourceClaim that lost a device's claim count among these, until kubelet's record tells
+that they still have it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,7 +43,11 @@ def salvaged(loaded: Loaded) -> Loaded:
     if not left_out:
         return loaded
     cards = {*map(card_of, told.regions), *map(card_of, told.claims)}
-    kept = {c.device: c for c in claims if card_of(c.device) not in impossible}
+    kept = {
+        claim.device: replace(claim, exposed=True)
+        for claim in claims
+        if card_of(claim.device) not in impossible
+    }
     lost = _lost(told.holders.values(), kept)
     snapshot = replace(
         told,

@@ -394,10 +394,7 @@ class ClaimNode(Node):
         tenant.ending, tenant.ready = True, False
         if uid not in self.kubelet.record:
             return True
-        # Nor where nothing tells its devices: kubelet lost its record and heard no answer since,
-        # and the journal was set back. What nobody owns is scrubbed then, and nobody waits for it.
-        holder, told = self.journal().holders.get(uid), self.kubelet.record[uid].told
-        known = known and (holder is not None or bool(told))
+        stood = f"{uid} (journal: {self.journal().holders.get(uid)})"
         self.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:
@@ -413,7 +410,6 @@ class ClaimNode(Node):
         # ended nobody gets the region, and this one could not be adopted beside it.
         mine -= set(regions_of(self.journal().of_others(uid)))
         if known and tenant.prepared:
-            stood = f"{uid} (journal: {holder}, record: {[one.device_name for one in told]})"
             self.checker.released(stood, mine, self.nodes(tenant))
         self.kubelet.forget(tenant.claim)
         return True

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -343,10 +344,12 @@ class DraNode(Node):
     def put(self, claim: Claim) -> None:
         self.api.objects[claim.path] = claim.object()
 
+    def file_path(self, claim: Claim) -> Path:
+        return self.cdi / f"k8s.{DRIVER}-claim_{claim.uid}.json"
+
     def file(self, claim: Claim) -> Json | None:
-        path = self.cdi / f"k8s.{DRIVER}-claim_{claim.uid}.json"
         with contextlib.suppress(FileNotFoundError):
-            return json.loads(path.read_text())
+            return json.loads(self.file_path(claim).read_text())
         return None
 
     def env(self, claim: Claim, device: int = 0) -> Mapping[str, str]:

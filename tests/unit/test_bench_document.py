@@ -1,26 +1,22 @@
 """The block that `make bench BENCH_ARGS=--write` puts into docs/performance.md."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from bench_support import bench_module
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def document(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import document
-
-    page = tmp_path / "performance.md"
-    page.write_text(f"before\n{document.BEGIN}old\n{document.END}after\n")
-    monkeypatch.setattr(document, "PAGE", page)
-    monkeypatch.setattr(document, "KEPT", tmp_path / "measured.json")
-    yield document
-    for name in ("document", "figures", "runtime"):
-        sys.modules.pop(name, None)
+    with bench_module("document") as module:
+        page = tmp_path / "performance.md"
+        page.write_text(f"before\n{module.BEGIN}old\n{module.END}after\n")
+        monkeypatch.setattr(module, "PAGE", page)
+        monkeypatch.setattr(module, "KEPT", tmp_path / "measured.json")
+        yield module
 
 
 def figures(document, *, start=150.0, rss=31.0):

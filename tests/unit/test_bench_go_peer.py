@@ -4,21 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from bench_support import bench_module
 
 
 @pytest.fixture
 def go_peer(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    before = set(sys.modules)
-    import go_peer
-
-    monkeypatch.setattr(go_peer, "ROOT", tmp_path)
-    yield go_peer
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", "").startswith(str(ROOT / "benchmarks")):
-            del sys.modules[name]
+    with bench_module("go_peer") as module:
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+        yield module
 
 
 def tool(tmp_path, monkeypatch, script):

@@ -1,23 +1,13 @@
 """What `make bench` says of imports (`benchmarks/parts.py`)."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from bench_support import bench_module
 
 
 @pytest.fixture
-def parts(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    before = set(sys.modules)
-    import parts
-
-    yield parts
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", "").startswith(str(ROOT / "benchmarks")):
-            del sys.modules[name]
+def parts():
+    with bench_module("parts") as module:
+        yield module
 
 
 def test_imports_are_summed_by_package_and_of_the_plugin_by_the_package_below(parts):

@@ -172,6 +172,35 @@ def test_a_claim_of_a_damaged_journal_gives_nobody_its_device_until_kubelet_told
     assert ledger.allocate(REGIONS, [P1])
 
 
+@pytest.mark.parametrize("prestarts", [0, 1], ids=["not started", "stopped"])
+def test_of_a_claim_of_a_damaged_journal_a_container_may_have_started_since(
+    path: str, prestarts: int
+) -> None:
+    """Its PreStart may be what was lost.
+
+    Else the region would be scrubbed under that container, and the pod's next one be taken for its
+    first (found by the campaign: seed 92, portion 7).
+    """
+    journal = Journal(path)
+    ledger = opened(journal)
+    ledger.kubelet_epoch("life 1")
+    found(ledger, CARD)
+    scrub(ledger, CARD)
+    ledger.allocate(REGIONS, [P0])
+    for _ in range(prestarts):
+        ledger.prestart_seen([P0])
+        ledger.poststop_seen([P0])
+    assert ledger.balanced(P0) is bool(prestarts)
+    journal.checkpoint()
+    start(ledger, P0)
+    copy = copied(path, LOG)
+    journal.close()
+    ledger = opened(Journal(copy))
+    assert not ledger.claims[P0].started, "it is what was lost"
+    assert ledger.claims[P0].used
+    assert not ledger.balanced(P0)
+
+
 @pytest.mark.parametrize("content", [None, "", "7", "x" * 21, "00000000000000000007x"])
 def test_a_journal_whose_commits_nobody_counted_is_doubted(path: str, content: str | None) -> None:
     journal, _ = behind(path)
