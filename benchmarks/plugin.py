@@ -1,5 +1,6 @@
 """The process under measurement."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -18,7 +19,9 @@ def cpu_of(pid: int) -> float:
     """Seconds of CPU that a process took so far, by all its threads."""
     total = 0
     for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        total += int(stat.read_text().split()[0])  # ns (Documentation/scheduler/sched-stats.rst)
+        with contextlib.suppress(OSError):  # a thread that ended meanwhile
+            # Nanoseconds: see Documentation/scheduler/sched-stats.rst.
+            total += int(stat.read_text().split()[0])
     return total / 1e9
 
 

@@ -22,7 +22,17 @@ import structlog
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, DeviceId, Resource, parse_claim_uid
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import (
+    ClaimUid,
+    DeviceId,
+    RegionId,
+    Resource,
+    ResourceName,
+    device_order,
+    numbered_variable,
+    parse_claim_uid,
+)
 from fpga_plugin.ledger.records import Claim, Holder
 
 if TYPE_CHECKING:
@@ -49,7 +59,7 @@ class _Device(msgspec.Struct):
 
     def core(self) -> tuple[str, list[str]]:
         """Which device it is, and its nodes as its variables tell them: workloads set none."""
-        return self.name, [line for line in self.containerEdits.env if line.startswith("FPGA_")]
+        return self.name, [line for line in self.containerEdits.env if _TELLING.match(line)]
 
 
 class _File(msgspec.Struct):
@@ -157,12 +167,12 @@ class CdiFiles:
         return os.path.join(self._directory, f"{self._vendor}-claim_{uid}.json")
 
     def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
-        granted = {claim.device: self._allocation(claim) for claim in claims}
-        of_requests: dict[str, list[str]] = {}
+        granted = {claim.device: claim for claim in claims}
+        of_requests: dict[str, list[Claim]] = {}
         for device in holder.devices:
             for request in holder.requests.get(device, ()):
-                paths = of_requests.setdefault(request, [])
-                paths += (p for p in _paths(granted[device]) if p not in paths)
+                of_requests.setdefault(request, []).append(granted[device])
+        variables = {request: _variables(request, mine) for request, mine in of_requests.items()}
         return {
             "cdiVersion": VERSION,
             "kind": f"{self._vendor}/claim",
@@ -170,11 +180,8 @@ class CdiFiles:
                 {
                     "name": f"{holder.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        granted[device],
-                        {
-                            request_variable(request): ",".join(of_requests[request])
-                            for request in holder.requests.get(device, ())
-                        },
+                        self._allocation(granted[device]),
+                        [variables[request] for request in holder.requests.get(device, ())],
                     ),
                 }
                 for device in holder.devices
@@ -208,15 +215,31 @@ def _has(path: str, planned: Mapping[str, Any]) -> bool:
     ]
 
 
-def _paths(given: Allocation) -> list[str]:
-    """The nodes that lead to the device's regions, without those that others get as well."""
-    return next(v for k, v in given.envs.items() if k.startswith("FPGA_DEVICES_")).split(",")
+def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
+    """What a container finds all devices of a request by, as in one answer of the first door.
+
+    Each of these devices sets them to the same, so it does not matter which is injected last.
+    """
+    grants: dict[RegionId, Grant] = {}
+    of_resources: dict[ResourceName, dict[RegionId, Grant]] = {}
+    for claim in claims:
+        grants |= claim.grants
+        of_resources.setdefault(claim.resource, {}).update(claim.grants)
+    envs: dict[str, str] = {}
+    for name, mine in of_resources.items():
+        resource = Resource.parse(name)
+        envs[resource.variable] = Allocation.of(resource, mine).envs[resource.variable]
+    regions = sorted(grants, key=device_order)
+    envs |= {numbered_variable(n): str(grants[region]) for n, region in enumerate(regions, 1)}
+    envs[request_variable(request)] = ",".join(str(grants[region]) for region in regions)
+    return envs
 
 
-def _edits(given: Allocation, more: Mapping[str, str]) -> Mapping[str, Any]:
-    # By number a container cannot name a device: each of a claim's devices is injected by itself,
-    # and a variable that two of them set would be that of the last.
-    env = {k: v for k, v in given.envs.items() if not _NUMBERED.fullmatch(k)} | dict(more)
+def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mapping[str, Any]:
+    # What tells a device by number or kind is the requests': by itself it knows no other device.
+    env = {k: v for k, v in given.envs.items() if not _OF_REQUEST.fullmatch(k)}
+    for variables in of_requests:
+        env |= variables
     edits: dict[str, Any] = {
         "env": [f"{key}={value}" for key, value in sorted(env.items())],
         "deviceNodes": [
@@ -236,4 +259,7 @@ def _edits(given: Allocation, more: Mapping[str, str]) -> Mapping[str, Any]:
     return edits
 
 
-_NUMBERED: Final = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*", re.ASCII)
+_OF_REQUEST: Final = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*", re.ASCII)
+
+_TELLING: Final = re.compile(r"FPGA_(?!DEVICE_[0-9]+=|DEVICES_)", re.ASCII)
+"""Lines of a device's variables that tell its nodes; the others repeat them in another order."""

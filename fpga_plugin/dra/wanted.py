@@ -235,6 +235,8 @@ class _CardView:
             told["interfaceID"] = interface
         if self.card is not None:
             told[f"{STANDARD}/pciBusID"] = str(self.card.address)
+            if self.card.pcie_root:
+                told[f"{STANDARD}/pcieRoot"] = self.card.pcie_root
             if self.card.numa_node is not None:
                 told[f"{STANDARD}/numaNode"] = self.card.numa_node
         return told

@@ -66,6 +66,8 @@ class Card:
         handle: how its backend finds it again, as `Region.handle`.
         reprogrammable: its regions can be programmed one by one; else what is on them came with the
             card's whole image.
+        pcie_root: the root complex that it hangs from, as sysfs names it (`pci0000:3a`); empty
+            where that is not known.
         id: the card's device id.
     """
 
@@ -80,6 +82,7 @@ class Card:
     some_memory_stays: bool = False
     iommu: Iommu = Iommu.UNKNOWN
     reprogrammable: bool = True
+    pcie_root: str = ""
     id: CardId = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1, request
 from doubles.samples import copy_samples
 from machine import RELEASE, SCRATCH, STAY, until
 from node import container as by_limits
+from node import kep_container
 from pods_node import API, Node, asking, by_claim, by_template, config, container, health, waiting
 
 LOOK = (
@@ -90,12 +91,29 @@ def test_a_class_pins_the_bitstream_of_pods_that_say_nothing(
 def test_a_pod_of_the_first_door_runs_unchanged(make_node: Callable[..., Node]) -> None:
     """By limits and FPGA_* variables, as `tests/kubelet` gives it to the device plugin."""
     node = make_node("1x2")
-    command = 'echo "node $FPGA_DEVICE_0000_10_00_0_P0"; exec 3<>/dev/dfl-port.0 && echo opened;'
+    command = (
+        'echo "$FPGA_DEVICE_1 $FPGA_DEVICES_REGION_CE489693 $FPGA_DEVICE_0000_10_00_0_P0'
+        ' $FPGA_REQUEST_CONTAINER_0_REQUEST_0"; exec 3<>"$FPGA_DEVICE_1" && echo opened;'
+    )
     pod = node.pod("asks", by_limits(env=request(params="clock=250"), command=command + STAY))
     pod.until_running()
     assert node.afu(P0) == AFU
     assert node.regions()[P0]["clock"] == 250
-    until(lambda: pod.output() == "node /dev/dfl-port.0\nopened", "the container has its port")
+    seen = f"{' '.join(['/dev/dfl-port.0'] * 4)}\nopened"
+    until(lambda: pod.output() == seen, "the container has its port")
+    pod.delete()
+    pod.until_gone()
+    node.until_free(P0, CARD)
+    assert node.afu(P0) == BLANK
+
+
+def test_the_pod_of_the_kep_runs_unchanged(make_node: Callable[..., Node]) -> None:
+    node = make_node("1x2")
+    pod = node.pod("kep", kep_container(f'exec 3<>"$FPGA_DEVICE_1" && echo opened; {STAY}'))
+    pod.until_running("intel-fpga-demo-compress")
+    assert node.afu(P0) == AFU
+    assert node.regions()[P0]["clock"] == 1000
+    until(lambda: pod.output("intel-fpga-demo-compress") == "opened", "it opens its port")
     pod.delete()
     pod.until_gone()
     node.until_free(P0, CARD)

@@ -223,11 +223,11 @@ def test_the_documented_ways_to_ask_each_get_a_device(classes: Cluster) -> None:
             for one in classes.apply(DEPLOY / "claims.yaml")
             if one["kind"] == "Pod"
         ]
-        assert len(names) == 4
+        assert len(names) == 5
         until(lambda: all(bound(classes, name) for name in names), "all pods are bound")
         given = [found for results in allocated(classes).values() for _, found in results]
         whole = {device_name(device(card)) for card in CARDS}
-        assert len(given) == 4
+        assert len(given) == 5
         assert sum(one in whole for one in given) == 2, "by claim, and the first of the list"
         for name in names:
             classes.delete_pod(name)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import yaml
 from control_plane import ControlPlane
 from daemon_support import REGIONS, STORE, Plugin
 from machine import (
@@ -37,7 +38,7 @@ from machine import (
     Runtime,
     until,
 )
-from namespace import ADDRESS
+from namespace import ADDRESS, ROOT
 from pod_plugin import PodPlugin
 from records import allocatable, podresources
 
@@ -418,6 +419,18 @@ class Node:
         text = log.read_text(errors="replace") if log.exists() else ""
         lines = [line for line in text.splitlines() if "httplog.go" not in line]
         print("--- kubelet ---", *lines[-60:], sep="\n")  # noqa: T201  # the same
+
+
+def kep_container(command: str) -> dict[str, Any]:
+    """The container of the KEP's pod, but for its image and command, and the huge pages.
+
+    Those the node has not.
+    """
+    told = yaml.safe_load((ROOT / "deploy/examples/kep-pod.yaml").read_text())
+    (only,) = told["spec"]["containers"]
+    del only["resources"]["limits"]["hugepages-2Mi"]
+    mine = {"image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", command]}
+    return dict(only) | mine
 
 
 def container(

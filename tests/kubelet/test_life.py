@@ -19,7 +19,7 @@ from daemon_support import (
     request,
 )
 from machine import CGROUP, INTERVAL, STAY, until
-from node import Node, container
+from node import Node, container, kep_container
 
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
@@ -33,6 +33,15 @@ def test_a_pod_is_programmed_with_the_bitstream_of_its_env(make_node: Callable[.
     assert node.afu(P0) == AFU
     assert pod.devices() == {REGIONS: [P0]}
     until(lambda: pod.output() == "node /dev/dfl-port.0\nopened", "the container has its port")
+
+
+def test_the_pod_of_the_kep_runs_unchanged(make_node: Callable[..., Node]) -> None:
+    """As by the other door: tests/dra/test_pods.py."""
+    node = make_node("1x2")
+    pod = node.pod("kep", kep_container(f'exec 3<>"$FPGA_DEVICE_1" && echo opened; {STAY}'))
+    pod.until_running("intel-fpga-demo-compress")
+    assert node.afu(P0) == AFU
+    until(lambda: pod.output("intel-fpga-demo-compress") == "opened", "it opens its port")
 
 
 def test_a_static_pod_is_programmed_as_it_asks(make_node: Callable[..., Node]) -> None:

@@ -40,6 +40,7 @@ def test_a_card_is_read_from_its_attributes():
     assert card.id == CARD
     assert card.interface_id == INTERFACE
     assert card.numa_node == 1
+    assert card.pcie_root == "pci0000:3a"
     assert card.ports == 2
     assert card.complete
     assert fme_of(card).node == "/dev/dfl-fme.4"

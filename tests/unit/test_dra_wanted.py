@@ -81,8 +81,12 @@ def test_attributes_say_what_claims_choose_by() -> None:
     whole = told(ledger)[device_name(BOARD)]
     assert whole.attributes["type"] == "card"
     assert whole.attributes["regions"] == 2
-    unknown, _ = make_ledger(replace(CARD, numa_node=None))
-    assert "resource.kubernetes.io/numaNode" not in told(unknown)[device_name(BOARD)].attributes
+    root = "resource.kubernetes.io/pcieRoot"
+    assert root not in whole.attributes, "it is not known"
+    other, _ = make_ledger(replace(CARD, numa_node=None, pcie_root="pci0000:3a"))
+    attributes = told(other)[device_name(BOARD)].attributes
+    assert "resource.kubernetes.io/numaNode" not in attributes
+    assert attributes[root] == "pci0000:3a"
 
 
 def test_a_pods_life_changes_nothing() -> None:

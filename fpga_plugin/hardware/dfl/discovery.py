@@ -36,6 +36,7 @@ _MAX_PORTS = 64
 """More ports than any card has: FME_CAP has three bits for the number (drivers/fpga/dfl.h)."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,4}", re.ASCII)
+_ROOT_COMPLEX = re.compile(r"/sys/devices/(pci[0-9a-f]{4,}:[0-9a-f]{2})/", re.ASCII)
 
 Skipped = Callable[[str, str], None]
 """Told of a base region that is left out, and why: something without a PCI address is no card."""
@@ -221,6 +222,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
         description=_description(kernel, base.parent),
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
         reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
+        pcie_root=_pcie_root(base.parent),
     )
 
 
@@ -413,6 +415,12 @@ def _numa_node(kernel: Kernel, parent: str) -> int | None:
     if not _INTEGER.fullmatch(text):
         raise HardwareError(f"{path} says {quote(text)} where a NUMA node belongs")
     return int(text) if int(text) >= 0 else None
+
+
+def _pcie_root(parent: str) -> str:
+    """Kubernetes' own helper for the attribute pcieRoot takes it from there, too."""
+    root = _ROOT_COMPLEX.match(parent)
+    return "" if root is None else root[1]
 
 
 def _description(kernel: Kernel, parent: str) -> str:
