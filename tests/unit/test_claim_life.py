@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
+from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import RememberedImages, Scene, scenes
 from ledger_support import MemoryJournal
 from ledger_world import Plugin, Pod, Rack, make_boards
@@ -824,6 +824,66 @@ def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: Cla
     assert identity.name == PodName("space", ref(A).name)
     assert (resource.interface_id, list(devices)) == (INTERFACE, [one, two, other])
     assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
+
+
+def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is read in between: a rule for one kind of card must not be asked of another."""
+    card = scene.ledger.cards[card_of(scene.regions[0])]
+    other = replace(card, interface_id=OTHER_INTERFACE)
+    wishes, asked = scene.life._wishes.of, []
+
+    async def meanwhile(claim: ResourceClaim) -> Any:
+        found = await wishes(claim)
+        asked.append(claim)
+        if len(asked) == 1:
+            scene.ledger.card_found(other, {}, BLANK)
+        return found
+
+    monkeypatch.setattr(scene.life._wishes, "of", meanwhile)
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert asked
+    assert not scene.policy.asked
+    scene.pass_time(lambda: task.done() or bool(scene.policy.asked))
+    for _, resource, _, requests, _ in scene.policy.asked:
+        assert {each.interface_id for each in requests} <= {resource.interface_id}
+
+
+def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wishes = scene.life._wishes.of
+
+    async def meanwhile(claim: ResourceClaim) -> Any:
+        found = await wishes(claim)
+        scene.ledger.card_gone(card_of(scene.regions[0]))
+        scene.ledger.resources.clear()
+        return found
+
+    monkeypatch.setattr(scene.life._wishes, "of", meanwhile)
+    scene.allocated(A, scene.regions[0])
+    task = scene.prepare()
+    scene.plugin.work()
+    assert isinstance(task.exception(), UnknownDeviceError)
+    assert not scene.ledger.claims
+
+
+def test_what_a_claim_left_is_scrubbed_though_something_works_on_the_card(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What works on it may have looked already: the card is added once more."""
+    region, _, other = scene.regions
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.allocated(A, other)
+    monkeypatch.setattr(scene.plugin.queue, "busy", lambda _: True)
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert task.result()
+    assert scene.ledger.record(region).condition is Condition.BLANK
 
 
 def test_what_the_policy_refuses_gets_no_device(scene: ClaimScene) -> None:

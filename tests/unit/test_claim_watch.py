@@ -79,6 +79,24 @@ def test_the_record_is_read_once_and_then_at_each_word(
     assert not task.done()
 
 
+def test_the_record_is_not_read_before_it_is_watched(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kubelet writes in between would be noticed by nobody."""
+    reads, watching = Reads(monkeypatch), scene.plugin.loop.create_future()
+
+    async def ready() -> None:
+        await watching
+
+    scene.reconciler._watcher.ready = ready  # type: ignore[method-assign]
+    scene.plugin.begin(scene.reconciler.run())
+    scene.plugin.work()
+    assert reads.number == 0
+    scene.plugin.call(lambda: watching.set_result(None))
+    scene.plugin.work()
+    assert reads.number == 1
+
+
 def test_while_a_claim_is_lost_it_is_asked_after_again_and_again(
     scene: RecordScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

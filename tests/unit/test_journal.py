@@ -622,11 +622,12 @@ def begins_anew(path: str) -> None:
     journal = Journal(path)
     assert journal.set_aside == f"{path}.unreadable"
     assert os.path.exists(journal.set_aside)
+    assert journal.reason, "people read why"
     assert journal.snapshot == Change(epochs={Epoch.LOST: "the journal was set aside"})
     opened(journal)
     journal.close()
     again = Journal(path)
-    assert again.set_aside is None
+    assert (again.set_aside, again.reason) == (None, "")
     assert again.snapshot.epochs[Epoch.BOOT] == "boot"
     again.close()
 

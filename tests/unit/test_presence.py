@@ -66,6 +66,22 @@ def test_a_card_that_goes_is_told_and_one_that_is_not_there_cannot_go() -> None:
     assert ledger.lives[CARD.id] == lives + 1
 
 
+def test_of_a_card_that_goes_nothing_that_was_seen_is_believed_and_dirty_is_dirty() -> None:
+    """Its list is sent, though the journal learns nothing; it has no memory that needs clearing."""
+    ledger, journal = make_ledger(CARD, blank=False)
+    assert ledger.functions[R0] == BLANK
+    told: list[object] = []
+    ledger.subscribe(told.append)
+    before, writes = ledger.record(R0), journal.writes
+    assert before.condition is Condition.DIRTY
+    ledger.card_gone(CARD.id)
+    assert told == [CARD.id]
+    assert not ledger.functions
+    assert ledger.record(R0) == before
+    assert journal.writes == writes
+    assert not ledger.debts
+
+
 def test_the_memory_of_a_card_that_went_is_cleared_before_it_is_given_out_again() -> None:
     """Somebody may have had it elsewhere."""
     card = make_card(1, clears_memory=True)
@@ -93,6 +109,17 @@ def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owne
     assert condition(ledger, R1) is Condition.BLANK, "it never failed"
     ledger.set_failing(make_card(7).id, {R0: TOO_HOT})
     assert not ledger.failing
+
+
+def test_signals_that_pass_change_nothing_for_an_owner_that_did_not_start_and_for_a_scrub() -> None:
+    """The scrub tells by itself how it ended; an owner's region is scrubbed before it is used."""
+    ledger, _ = make_ledger(CARD)
+    ledger.allocate(REGIONS, [device(CARD, 0)])
+    ledger.working([R1])
+    ledger.set_failing(CARD.id, {R0: TOO_HOT, R1: TOO_HOT})
+    ledger.set_failing(CARD.id, {})
+    assert condition(ledger) is Condition.BLANK
+    assert condition(ledger, R1) is Condition.SCRUBBING
 
 
 def test_a_poisoned_region_that_answers_again_is_worth_another_scrub() -> None:
@@ -126,6 +153,8 @@ def test_what_reads_otherwise_than_it_was_left_is_dirty(*, owned: bool, observed
     changed = ledger.verify(CARD.id, {R0: observed})
     assert condition(ledger) is after
     assert changed == ({R0: before} if after is Condition.DIRTY else {})
+    shown = observed if changed and observed is not None else (AFU if owned else BLANK)
+    assert ledger.functions[R0] == shown, "the last that could be read"
     assert ledger.verify(make_card(7).id, {R1: AFU}) == {}, "of another card nothing is believed"
 
 
@@ -135,6 +164,7 @@ def test_what_was_programmed_by_hand_on_a_drained_card_is_dirty_when_it_serves_a
     r2 = other.regions[0].id
     ledger.allocate(REGIONS, [DeviceId(R1)])
     ledger.set_drained(CARD.id, drained=True)
+    assert ledger.drained == {CARD.id}
     ledger._commit(
         Change(
             regions={
@@ -151,6 +181,17 @@ def test_what_was_programmed_by_hand_on_a_drained_card_is_dirty_when_it_serves_a
     assert condition(ledger) is Condition.DIRTY
     assert condition(ledger, R1) is Condition.PROGRAMMED, "it has an owner"
     assert condition(ledger, r2) is Condition.PROGRAMMED, "of another card"
+
+
+def test_a_clean_idle_card_is_drained_and_serves_again_as_it_is() -> None:
+    """It is not programmed for that (invariant 9), and draining takes nothing away."""
+    ledger, _ = make_ledger(CARD)
+    by_hand = replace(ledger.record(R1), condition=Condition.PROGRAMMED)
+    ledger._commit(Change(regions={R1: by_hand}))
+    ledger.set_drained(CARD.id, drained=True)
+    assert ledger.record(R1) == by_hand
+    ledger.set_drained(CARD.id, drained=False)
+    assert condition(ledger) is Condition.BLANK
 
 
 def test_what_a_region_shows_is_known_while_it_cannot_be_read() -> None:

@@ -1,0 +1,369 @@
+"""When a card's driver is taken off and put on again, and when not, however it is asked for.
+
+It takes all regions of the card away for a moment, and crashes the kernel where a port is open.
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+from doubles.cards import AFU, REGIONS, TOO_HOT
+from ledger_scene import Scene, scenes
+from ledger_world import Pod
+
+from fpga_plugin.config.settings import RecoveryPolicy
+from fpga_plugin.errors import HardwareError
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ledger.names import card_of
+from fpga_plugin.ledger.records import Change, Condition, Debug, Loan
+from fpga_plugin.regions import recovery
+from fpga_plugin.regions.recovery import Recovery
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Scene]]:
+    with scenes() as make:
+        yield make
+
+
+@pytest.fixture
+def scene(make: Callable[..., Scene]) -> Scene:
+    """A card of two regions, of which the first is poisoned, and another card."""
+    scene = make(cards=[2, 1], recovery=RecoveryPolicy.REBIND)
+    scene.hold_releases()  # else the queue does it
+    poison(scene, scene.regions[0])
+    scene.plugin.recovery._now = scene.plugin.loop.time  # type: ignore[method-assign]
+    return scene
+
+
+def poison(scene: Scene, region: RegionId) -> None:
+    scene.rack.slot(region).afu = None
+    card = scene.rack.boards[card_of(region)].card
+    failed = scene.rack.health(card).failed
+    scene.plugin.call(lambda: scene.ledger.set_failing(card.id, failed))
+
+
+def card(scene: Scene) -> Card:
+    return scene.ledger.cards[card_of(scene.regions[0])]
+
+
+def rebound(scene: Scene, *owner: DeviceId, recovery: Recovery | None = None) -> bool:
+    which = recovery or scene.plugin.recovery
+    task = scene.plugin.begin(which.rebind(card(scene), owner=frozenset(owner)))
+    scene.plugin.work()
+    result = task.result()
+    assert isinstance(result, bool)
+    return result
+
+
+def commit(scene: Scene, change: Change) -> None:
+    scene.plugin.call(lambda: scene.ledger._commit(change))
+
+
+# ------------------------------------------------------------------ who forbids it
+
+
+def claimed(scene: Scene) -> None:
+    scene.admit(scene.regions[1])
+
+
+def kept(scene: Scene) -> None:
+    region = scene.regions[1]
+    debug = Debug(region, PodUid("pod"), "space", "name", (), 600.0, "it failed", 1e9)
+    commit(scene, Change(debugs={region: debug}))
+
+
+def unreconciled(scene: Scene) -> None:
+    commit(scene, Change(unreconciled={card_of(scene.regions[0]): True}))
+
+
+def borrowed(scene: Scene) -> None:
+    """The other card's pod has a node that is this card's by now."""
+    pod = scene.admit(scene.regions[2])
+    claim = scene.ledger.claims[pod.devices[0]]
+    grants = {scene.regions[2]: card(scene).regions[1].grant}
+    commit(scene, Change(claims={claim.device: replace(claim, grants=grants)}))
+
+
+def lent(scene: Scene) -> None:
+    node = card(scene).regions[1].grant.nodes[0]
+    commit(scene, Change(loans={Loan(PodUid("pod"), scene.regions[2], node): True}))
+
+
+def former(scene: Scene, uid: str = "former", region: int = 1) -> None:
+    pod = Pod(PodUid(uid), REGIONS, (), {})
+    pod.running = True
+    scene.pods.append(pod)
+    record = scene.ledger.record(scene.regions[region])
+    commit(scene, Change(regions={record.region: replace(record, former=frozenset({PodUid(uid)}))}))
+
+
+HINDRANCES = [claimed, kept, unreconciled, borrowed, lent, former]
+
+
+@pytest.mark.parametrize("hindrance", HINDRANCES)
+def test_a_card_of_which_somebody_may_have_something_is_not_rebound(
+    scene: Scene, hindrance: Callable[[Scene], None]
+) -> None:
+    """Invariants 7 and 10. It is no attempt either: the card may be tried once that is over."""
+    hindrance(scene)
+    assert not rebound(scene)
+    assert not scene.touched
+    assert not scene.ledger.rebinding
+    assert "rebinding the driver of a card" not in scene.logged
+    assert scene.plugin.recovery.may(card(scene).id)
+
+
+@pytest.mark.parametrize("hindrance", HINDRANCES)
+def test_who_comes_while_kubelet_is_told_is_not_disturbed(
+    scene: Scene, hindrance: Callable[[Scene], None]
+) -> None:
+    async def announced() -> None:
+        assert scene.ledger.rebinding == {card(scene).id}, "told that it is Unhealthy, first"
+        scene.plugin.loop.call_soon(lambda: None)
+        waiting.append(scene.plugin.loop.create_future())
+        await waiting[0]
+
+    waiting: list = []
+    with mock.patch.object(scene.plugin.recovery._link, "announced", announced):
+        task = scene.plugin.begin(scene.plugin.recovery.rebind(card(scene), owner=frozenset()))
+        scene.plugin.work()
+        with mock.patch.object(scene.ledger, "rebinding", set()):  # else Allocate refuses
+            hindrance(scene)
+        scene.plugin.call(lambda: waiting[0].set_result(None))
+        scene.plugin.work()
+    assert task.result() is False
+    assert not scene.touched
+    assert not scene.ledger.rebinding
+    assert scene.plugin.recovery.done == 0
+
+
+def test_the_pod_that_waits_for_it_is_no_hindrance_to_it(scene: Scene) -> None:
+    """Its own container cannot start otherwise; its claim is as before."""
+    mended(scene)
+    pod = scene.admit(scene.regions[0])
+    poison(scene, scene.regions[0])
+    scene.plugin.call(lambda: scene.ledger.bind_pod(pod.devices, pod.uid))
+    former(scene, pod.uid, 0)
+    claims = dict(scene.ledger.claims)
+    assert rebound(scene, *pod.devices)
+    assert scene.ledger.claims == claims
+    assert set(scene.touched) == set(scene.regions[:2])
+
+
+def test_what_is_there_after_a_rebind_is_a_card_of_unknown_history(scene: Scene) -> None:
+    """Even where every number is as before, and the port reads as the blank (invariant 4)."""
+    with mock.patch.object(scene.rack, "rebind", return_value=None):
+        scene.rack.slot(scene.regions[0]).afu = AFU
+        assert rebound(scene)
+    assert {scene.condition(region) for region in scene.regions[:2]} == {Condition.DIRTY}
+    assert scene.condition(scene.regions[2]) is Condition.BLANK
+    assert (scene.plugin.recovery.done, scene.plugin.recovery.failed) == (1, 0)
+    assert not scene.ledger.rebinding
+    assert "card rebound" in scene.logged
+
+
+def test_a_card_whose_port_is_open_is_left_as_it_was(scene: Scene) -> None:
+    """The backend opens every port of it before: nothing was touched."""
+    before = dict(scene.ledger.regions)
+    scene.rack.slot(scene.regions[1]).opens.add("somebody")
+    assert not rebound(scene)
+    assert not scene.ledger.rebinding
+    assert scene.ledger.regions == before
+    assert (scene.plugin.recovery.done, scene.plugin.recovery.failed) == (0, 0)
+    assert "card has no driver" not in scene.logged
+
+
+def test_nothing_is_touched_before_the_journal_has_it(scene: Scene) -> None:
+    """Invariant 9: a plugin that dies in between has to find which card has no driver."""
+    scene.journal.failing = 1
+    assert not rebound(scene)
+    assert not scene.touched
+    assert not scene.ledger.rebinding
+
+
+# ------------------------------------------------------------------ a card without driver
+
+
+def no_driver(_card: object) -> None:
+    raise HardwareError("bind: no such device", hint="bind it by hand")
+
+
+def lose_driver(scene: Scene) -> CardId:
+    lost = card(scene).id
+    with mock.patch.object(scene.rack, "bind", no_driver):
+        assert not rebound(scene)
+    assert "card has no driver" in scene.logged
+    return lost
+
+
+def test_a_card_that_stays_without_driver_is_bound_by_the_next_life_of_the_plugin(
+    scene: Scene,
+) -> None:
+    lost = lose_driver(scene)
+    assert (scene.plugin.recovery.done, scene.plugin.recovery.failed) == (0, 1)
+    assert lost not in scene.ledger.cards
+    assert scene.journal.snapshot.rebinding == {lost: True}
+    with mock.patch.object(scene.plugin.recovery._queue, "add") as add:
+        scene.plugin.begin(scene.plugin.recovery.resume())
+        scene.plugin.work()
+    add.assert_called_with(lost)
+    assert lost in scene.ledger.cards
+    assert not scene.journal.snapshot.rebinding
+    assert scene.condition(scene.regions[0]) is Condition.DIRTY
+
+
+def test_a_card_is_not_bound_while_something_else_is_done_to_it(scene: Scene) -> None:
+    lost = lose_driver(scene)
+    over = scene.plugin.loop.create_future()
+
+    async def something() -> None:
+        async with scene.operations.workers.lock(lost):
+            await over
+
+    scene.plugin.begin(something())
+    scene.plugin.begin(scene.plugin.recovery.put_on(lost))
+    scene.plugin.work()
+    assert not scene.rack.boards[lost].present
+    scene.plugin.call(lambda: over.set_result(None))
+    scene.plugin.work()
+    assert lost in scene.ledger.cards
+
+
+def test_a_card_that_cannot_be_bound_keeps_no_other_from_it(scene: Scene) -> None:
+    lost = lose_driver(scene)
+    other = card_of(scene.regions[2])
+    scene.rack.boards[other].present, scene.rack.boards[other].unbound = False, True
+    scene.plugin.call(lambda: scene.ledger.set_rebinding(other, rebinding=True))
+    bind = scene.rack.bind
+    order = [lost, other] if lost < other else [other, lost]
+
+    def first_fails(which: CardId) -> None:
+        if which == order[0]:
+            no_driver(which)
+        bind(which)
+
+    scene.logged.clear()
+    with (
+        mock.patch.object(scene.rack, "bind", first_fails),
+        mock.patch.object(scene.plugin.recovery._queue, "add") as add,
+    ):
+        task = scene.plugin.begin(scene.plugin.recovery.resume())
+        scene.plugin.work()
+    assert task.result() is None
+    assert scene.ledger.rebinding == {order[0]}
+    assert mock.call(order[0]) in add.mock_calls, "it is tried again"
+    assert scene.logged.count("card has no driver") == 1
+    assert scene.logged.count("card bound again") == 1
+
+
+def test_a_rebind_whose_end_could_not_be_journalled_is_finished_later(scene: Scene) -> None:
+    recovery = scene.plugin.recovery
+    assert not recovery.left_over(card(scene))
+    scene.plugin.call(lambda: scene.ledger.set_rebinding(card(scene).id, rebinding=True))
+    assert recovery.left_over(card(scene))
+    scene.plugin.call(lambda: recovery.finish(card(scene)))
+    assert not recovery.left_over(card(scene))
+    assert not scene.journal.snapshot.rebinding
+
+
+# ------------------------------------------------------------------ when it is tried
+
+
+def test_it_is_tried_again_after_a_pause_that_doubles_and_is_forgotten(scene: Scene) -> None:
+    """A card that a rebind does not help is not rebound for ever; the queue looks again then."""
+    which = scene.plugin.recovery
+    clock = [1000.0]
+    which._now = lambda: clock[0]  # type: ignore[method-assign]
+    later: list[tuple[CardId, float]] = []
+    which._queue.add_later = lambda *what: later.append(what)  # type: ignore[method-assign]
+    id_ = card(scene).id
+    expected = recovery.FIRST_PAUSE
+    for _ in range(9):
+        assert which.may(id_)
+        assert rebound(scene)
+        assert later.pop() == (id_, expected)
+        clock[0] += expected - 1
+        assert not which.may(id_)
+        assert not rebound(scene)
+        clock[0] += 1
+        expected = min(expected * 2, recovery.LONGEST_PAUSE)
+        if expected == recovery.LONGEST_PAUSE:
+            break
+    assert expected == recovery.LONGEST_PAUSE
+    assert rebound(scene)
+    assert later.pop()[1] == recovery.LONGEST_PAUSE
+    clock[0] += recovery.LONGEST_PAUSE
+    assert rebound(scene)
+    assert later.pop()[1] == recovery.FIRST_PAUSE
+
+
+def test_the_operator_may_ask_for_it_at_once_and_for_a_drained_card_once(scene: Scene) -> None:
+    """A drained card may be pulled by whoever drained it: nothing is done to it unasked."""
+    which, this = scene.plugin.recovery, card(scene)
+    scene.plugin.call(lambda: scene.ledger.set_drained(this.id, drained=True))
+    assert which.may(this.id)
+    assert not which.due(this)
+    which.ask(this.id)
+    assert which.due(this)
+    assert rebound(scene)
+    assert not which.may(this.id)
+    poison(scene, scene.regions[0])
+    assert not which.due(card(scene))
+    which.ask(this.id)
+    assert which.may(this.id)
+    assert rebound(scene)
+    poison(scene, scene.regions[0])
+    which._attempts.clear()
+    assert which.poisoned(card(scene))
+    assert not which.due(card(scene)), "he asked for one"
+
+
+def foreign(scene: Scene) -> None:
+    scene.plugin.call(lambda: scene.ledger.set_foreign({card(scene).id: "drain the node"}))
+
+
+def paused(scene: Scene) -> None:
+    scene.plugin.call(lambda: scene.plugin.recovery._note_attempt(card(scene).id))
+
+
+def mended(scene: Scene) -> None:
+    scene.plugin.call(lambda: scene.ledger.set_failing(card(scene).id, {}))
+
+
+@pytest.mark.parametrize("why_not", [claimed, kept, foreign, paused, mended])
+def test_a_card_is_only_rebound_in_the_background_where_nobody_has_it(
+    scene: Scene, why_not: Callable[[Scene], None]
+) -> None:
+    assert scene.plugin.recovery.due(card(scene))
+    why_not(scene)
+    assert not scene.plugin.recovery.due(card(scene))
+
+
+def test_without_the_operators_word_it_is_never_done(make: Callable[..., Scene]) -> None:
+    scene = make(cards=[1])
+    scene.hold_releases()
+    poison(scene, scene.regions[0])
+    scene.plugin.recovery.ask(card(scene).id)
+    assert not scene.plugin.recovery.due(card(scene))
+    assert not rebound(scene)
+    assert not scene.touched
+
+
+def test_what_a_rebind_would_not_mend_is_not_called_poisoned(scene: Scene) -> None:
+    """A card that is too hot is too hot afterwards."""
+    which, this = scene.plugin.recovery, card(scene)
+    one, two, _ = scene.regions
+    assert which.poisoned(this)
+    assert which.poisoned(this, [one])
+    assert not which.poisoned(this, [two])
+    assert not which.poisoned(this, [])
+    failed = {**scene.ledger.failing, two: TOO_HOT}
+    scene.plugin.call(lambda: scene.ledger.set_failing(this.id, failed))
+    assert not which.poisoned(this)
+    assert not which.poisoned(this, [one])
+    mended(scene)
+    assert not which.poisoned(this)
