@@ -140,8 +140,10 @@ def test_sockets_that_a_killed_plugin_left_behind_are_removed_and_nobody_elses()
 
 # -------------------------------------------------------------------- kubelet's restarts
 
+both_ways = pytest.mark.parametrize("way", ["kubelet-socket", "plugin-watcher"])
 
-@pytest.mark.parametrize("way", ["kubelet-socket", "plugin-watcher"])
+
+@both_ways
 def test_kubelet_restarts_and_finds_every_claim_again(way: str):
     with Node(registration=way).up() as node:
         node.kubelet.allocate(P0)
@@ -164,8 +166,9 @@ def test_kubelet_restarts_and_finds_every_claim_again(way: str):
         assert (node.scrubs(P0, mark), node.afu(P0)) == (1, BLANK)
 
 
-def test_a_deallocate_that_kubelet_never_sent_is_made_up_by_the_next_allocate():
-    with Node().up() as node:
+@both_ways
+def test_a_deallocate_that_kubelet_never_sent_is_made_up_by_the_next_allocate(way: str):
+    with Node(registration=way).up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         node.kubelet.restart()
@@ -176,8 +179,9 @@ def test_a_deallocate_that_kubelet_never_sent_is_made_up_by_the_next_allocate():
         assert (node.scrubs(P0, mark), node.afu(P0)) == (1, BLANK)
 
 
-def test_kubelet_may_be_gone_for_a_while_and_its_directory_too():
-    with Node().up() as node:
+@both_ways
+def test_kubelet_may_be_gone_for_a_while_and_its_directory_too(way: str):
+    with Node(registration=way).up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         node.kubelet.stop()
