@@ -11,7 +11,7 @@ from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.ids import BitstreamId
-from fpga_plugin.regions.clocks import ClockState, built_for, check_asked, plan_clock
+from fpga_plugin.regions.clocks import ClockState, built_for, check_asked, of_function, plan_clock
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.reports import Report
 from fpga_plugin.regions.workers import CardWorkers
@@ -51,6 +51,7 @@ def plan(backend, bitstream, **asked):
         (400, 100, 200),
         ("auto", 100, 200),
         ("auto-300", None, None),
+        (1, None, 1),
         (0, 0, None),
         (None, None, None),
     ],
@@ -66,6 +67,20 @@ def test_where_the_clock_can_be_set_it_is_set_to_no_more_than_the_image_was_buil
     assert made.settings == DriverSettings(clock=clock, debug=True)
     assert f"{clock} MHz" in made.detail
     assert f"{built:g} MHz" in made.detail
+
+
+def test_an_image_that_was_built_for_the_slowest_clock_gets_it():
+    assert plan(Clocked(ClockLimits(10, 600)), image(10)).settings.clock == 10
+
+
+def test_a_half_rate_clock_of_which_an_image_says_nothing_is_none_of_its_business():
+    made = plan(Clocked(now=UserClock(200.0, 100.0, "a counter")), image(200))
+    assert made.state is ClockState.CHECKED
+
+
+def test_a_function_whose_clock_is_asked_for_gets_it():
+    assert of_function(DriverSettings(clock=100)).state is ClockState.SET
+    assert of_function(DriverSettings()).state is ClockState.NOT_STATED
 
 
 def test_an_image_that_is_slower_than_the_slowest_clock_is_refused():

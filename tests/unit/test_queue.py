@@ -156,6 +156,35 @@ def test_another_kubelet_stops_what_waits(world: World):
     assert not world.queue.busy(CARD)
 
 
+def test_two_lives_of_kubelet_differ_though_both_are_heard(world: World):
+    """Work that began in the one must not be believed in the other."""
+    world.sync()
+    life = world.queue.life
+    world.call(world.queue.unsync)
+    world.sync()
+    assert world.queue.life != life
+
+
+def test_a_card_that_is_added_before_there_is_a_worker_waits_for_one(world: World):
+    queue = CardQueue(interval=0.3)
+    queue.sync()
+    queue.add(CARD)
+    queue.start(world)
+    world.call(queue.sync)
+    assert world.looks == [CARD]
+
+
+def test_the_end_of_a_queue_with_nothing_to_do_is_no_error(world: World):
+    world.sync()
+    world.call(lambda: world.queue.add_later(CARD, 1.0))
+    world.idle = True
+    world.pass_time(1)
+    assert not world.queue._timers, "a timer that is over is kept by nobody"
+    ending = world.loop.create_task(world.queue.close())
+    world.loop.settle()
+    assert ending.result() is None
+
+
 def test_a_card_that_is_added_later_is_looked_at_then(world: World):
     world.sync()
     world.call(lambda: world.queue.add_later(CARD, 2.0), lambda: world.queue.add_later(CARD, 1.0))

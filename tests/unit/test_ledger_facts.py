@@ -1,0 +1,431 @@
+"""What the ledger takes up at its start, and who hears of what, one fact after the other.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. All
+orders of steps are in test_ledger_steps.py.
+"""
+
+from dataclasses import replace
+
+import pytest
+from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_card
+from ledger_support import MemoryJournal, found, make_ledger, reopened
+from test_holders import A, holder
+
+from fpga_plugin.config.settings import ScrubPolicy
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import DeviceId, PodUid, ResourceName
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.names import function_name
+from fpga_plugin.ledger.records import (
+    Change,
+    Claim,
+    Condition,
+    Debug,
+    Epoch,
+    Loan,
+    Meaning,
+    RegionRecord,
+    TenantImage,
+)
+
+CARD = make_card(1)
+OTHER = make_card(2, nodes=(2, 3))
+R0, R1 = (region.id for region in CARD.regions)
+R2 = OTHER.regions[0].id
+POD = PodUid("pod-1")
+
+
+# ------------------------------------------------------------------ at the start
+
+
+def test_poststops_that_are_awaited_are_forgotten_in_another_boot() -> None:
+    """None comes any more: a claim's containers would never count as stopped."""
+    journal = MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, strays={DeviceId(R0): 3}))
+    assert reopened(journal).strays == {R0: 3}
+    assert not reopened(journal, boot_id="another").strays
+    assert not journal.snapshot.strays
+
+
+def test_claims_of_an_earlier_life_differ_from_each_other_and_from_later_ones() -> None:
+    """Else the result of work for one owner would be taken for the next one's."""
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [R0])
+    ledger.allocate(REGIONS, [R1])
+    again = reopened(journal, CARD)
+    numbers = {claim.generation for claim in again.claims.values()}
+    again.release([R0])
+    again.allocate(REGIONS, [R0])
+    numbers |= {claim.generation for claim in again.claims.values()}
+    assert len(numbers) == 3
+
+
+@pytest.mark.parametrize(
+    ("until", "owned", "boot", "stays"),
+    [
+        (0.0, True, "boot", True),
+        (0.0, False, "boot", True),
+        (1e9, True, "boot", False),
+        (1e9, False, "boot", True),
+        (1e9, False, "another", False),
+        (0.0, True, "another", False),
+    ],
+)
+def test_what_is_kept_for_debugging_stays_over_a_restart_until_somebody_has_it(
+    *, until: float, owned: bool, boot: str, stays: bool
+) -> None:
+    """Whether a running container's region is to be kept has to be known when it fails."""
+    ledger, journal = make_ledger(CARD)
+    if owned:
+        ledger.allocate(REGIONS, [R0])
+    debug = Debug(R0, POD, "space", "name", (), 600.0, "", until)
+    ledger._commit(Change(debugs={R0: debug}))
+    again = reopened(journal, CARD, boot_id=boot)
+    assert again.debugs == ({R0: debug} if stays else {})
+
+
+def epochs_after(ledger: Ledger) -> str:
+    """Of the first region's claim, after another PreStart."""
+    ledger.prestart_seen([DeviceId(R0)])
+    return ledger.claims[DeviceId(R0)].epoch
+
+
+def test_of_a_claim_of_an_earlier_life_containers_may_stop_that_nobody_counted() -> None:
+    """Whatever is written of it meanwhile; of the next claim all are counted (invariant 7)."""
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [R0])
+    assert epochs_after(ledger) == "life 1"
+    again = reopened(journal, CARD)
+    again.bind_pod([DeviceId(R0)], POD)
+    assert epochs_after(again) == ""
+    assert epochs_after(again) == ""
+    again.allocate(REGIONS, [R0])  # its next owner, though nobody said that the first is gone
+    assert epochs_after(again) == "life 1"
+    again = reopened(journal, CARD)
+    again.release([DeviceId(R0)])
+    again.allocate(REGIONS, [R0])
+    assert epochs_after(again) == "life 1"
+
+
+def test_a_region_that_a_lost_journal_may_have_known_is_doubted_whatever_tells_of_it() -> None:
+    """Its card may come later, and its claim have ended by then."""
+    lost = Change(epochs={Epoch.BOOT: "boot", Epoch.LOST: "the journal"})
+    ledger = reopened(MemoryJournal(lost))
+    ledger._commit(Change(regions={R2: RegionRecord(R2, Condition.DIRTY, "so")}))
+    assert ledger.images == {R2: {None}}
+
+
+def test_what_a_restart_and_a_reboot_leave_of_conditions_and_counts() -> None:
+    """Invariant 9: what is clean stays so over a restart, and nothing is worked on by nobody."""
+    ledger, journal = make_ledger(CARD, OTHER)
+    ledger.allocate(REGIONS, [R0])
+    ledger.prestart_seen([DeviceId(R0)])
+    ledger.poststop_seen([DeviceId(R0)])
+    ledger.working([R2])
+    again = reopened(journal)
+    found_there = [again.record(each).condition for each in (R1, R2)]
+    assert found_there == [Condition.BLANK, Condition.DIRTY]
+    assert again.claims[DeviceId(R0)].prestarts == 1
+    rebooted = reopened(journal, boot_id="another")
+    assert rebooted.record(R1).condition is Condition.DIRTY
+    claim = rebooted.claims[DeviceId(R0)]
+    assert (claim.prestarts, claim.poststops, claim.exposed) == (0, 0, True)
+
+
+def test_what_was_not_blanked_is_dirty_where_a_blank_is_required_now_and_a_blank_is_not() -> None:
+    regions = {
+        R0: RegionRecord(R0, Condition.BLANK, "", BLANK),
+        R1: RegionRecord(R1, Condition.UNBLANKED, "", AFU),
+    }
+    journal = MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={**regions}))
+    ledger = Ledger(
+        prefix=PREFIX,
+        journal=journal,
+        snapshot=journal.snapshot,
+        boot_id="boot",
+        scrub=ScrubPolicy.REQUIRED,
+    )
+    assert ledger.record(R0) == regions[R0]
+    assert ledger.record(R1).condition is Condition.DIRTY
+
+
+def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
+    mine, others = (ResourceName(f"{each}/region-fast") for each in (PREFIX, "fpga.example.com"))
+    meaning = Meaning(INTERFACE, current=True)
+    journal = MemoryJournal(
+        Change(epochs={Epoch.BOOT: "boot"}, meanings={mine: meaning, others: meaning})
+    )
+    ledger = Ledger(
+        prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", aliases=True
+    )
+    assert ledger.meanings == {mine: meaning}
+    renamed = ledger.renamed
+    ledger._commit(Change(meanings={mine: replace(meaning, current=False)}))
+    assert ledger.renamed > renamed, "the lists are made anew"
+
+
+# ------------------------------------------------------------------ who hears of it
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(images={TenantImage(R0, AFU): True}),
+        Change(loans={Loan(POD, R2, "/dev/dfl-port.0"): True}),
+        Change(holders={A: holder(A, DeviceId(R0))}),
+        Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
+        Change(debts={CARD.id: True}),
+    ],
+    ids=["image", "loan", "holder", "region", "debt"],
+)
+def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) -> None:
+    """A device whose node another pod has would stay Healthy."""
+    assert "/dev/dfl-port.0" in CARD.regions[0].grant.nodes
+    ledger, _ = make_ledger(CARD, OTHER)
+    told: list[object] = []
+    ledger.subscribe(told.append)
+    ledger._commit(change)
+    assert CARD.id in told
+    assert OTHER.id not in told
+
+
+# ------------------------------------------------------------------ nodes that move
+
+
+def lent(ledger: Ledger, node: str) -> None:
+    ledger._commit(Change(loans={Loan(POD, R1, node): True}))
+
+
+def test_a_node_that_two_cards_show_for_a_moment_is_not_forgotten_with_one_of_them() -> None:
+    """Invariant 10: a pod that runs on has the number, and what it leads to is dirty at its end."""
+    node = OTHER.regions[0].grant.nodes[0]
+    twin = make_card(3, nodes=(2,))
+    ledger, _ = make_ledger(OTHER, twin)
+    lent(ledger, node)
+    ledger.card_gone(twin.id)
+    ledger.pods_gone([POD])
+    assert ledger.record(R2).condition is Condition.DIRTY
+    assert not ledger.loans
+
+
+def test_a_node_that_a_card_had_before_leads_nowhere_when_the_card_is_gone() -> None:
+    node = CARD.regions[0].grant.nodes[0]
+    moved = replace(
+        CARD,
+        regions=(replace(CARD.regions[0], grant=Grant(("/dev/dfl-port.9",))), CARD.regions[1]),
+    )
+    ledger, _ = make_ledger(CARD, OTHER)
+    lent(ledger, node)
+    found(ledger, moved)
+    ledger.card_gone(CARD.id)
+    ledger.pods_gone([POD])
+    assert not ledger.loans
+    assert ledger.record(R2).condition is Condition.BLANK
+
+
+def test_a_faulted_region_stays_so_when_those_who_had_its_node_are_gone() -> None:
+    ledger, _ = make_ledger(OTHER)
+    faulted = RegionRecord(R2, Condition.FAULTED, "poisoned")
+    ledger._commit(Change(regions={R2: faulted}))
+    lent(ledger, OTHER.regions[0].grant.nodes[0])
+    ledger.pods_gone([POD])
+    assert ledger.record(R2) == faulted
+
+
+def test_a_node_that_two_pods_have_is_still_one_pods_when_the_other_is_gone() -> None:
+    """Invariant 10: the region that has it now is given to nobody."""
+    third = make_card(3, nodes=(5,))
+    ledger, _ = make_ledger(CARD, third)
+    grant = third.regions[0].grant
+    claims = {DeviceId(each): Claim(DeviceId(each), REGIONS, {each: grant}) for each in (R0, R1)}
+    ledger._commit(Change(claims={**claims}))
+    ledger.release([DeviceId(R0)])
+    assert ledger.borrowed_node(third.regions[0]) == (grant.nodes[0], R1)
+    ledger.release([DeviceId(R1)])
+    assert ledger.borrowed_node(third.regions[0]) is None
+
+
+def test_a_region_whose_node_a_pod_had_while_it_was_scrubbed_is_dirty_when_the_pod_is_gone() -> (
+    None
+):
+    ledger, _ = make_ledger(OTHER)
+    lent(ledger, OTHER.regions[0].grant.nodes[0])
+    ledger._commit(
+        Change(
+            regions={
+                R2: RegionRecord(R2, Condition.DIRTY, "so", None, frozenset({POD})),
+            }
+        )
+    )
+    ledger.working([R2])
+    ledger.clean(R2, BLANK, blank=True)
+    assert ledger.record(R2).condition is Condition.DIRTY
+
+
+def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_no_others() -> None:
+    """Invariant 10."""
+    ledger, _ = make_ledger(CARD)
+    grants = {region.id: region.grant for region in CARD.regions}
+    whole = Claim(DeviceId(CARD.id), WHOLE, grants)
+    ledger.check_grants(whole)
+    with pytest.raises(RefusedError, match="other regions"):
+        ledger.check_grants(replace(whole, grants={R0: grants[R0]}))
+    with pytest.raises(RefusedError, match="device numbering changed"):
+        ledger.check_grants(replace(whole, grants={R0: grants[R1], R1: grants[R1]}))
+    with pytest.raises(RefusedError, match="gone now"):
+        ledger.check_grants(replace(whole, grants={R0: grants[R0], R2: grants[R1]}))
+    stolen = Claim(DeviceId(R2), REGIONS, {R2: grants[R1]})
+    ledger._commit(Change(claims={stolen.device: stolen}))
+    with pytest.raises(RefusedError, match="is also open to the pod"):
+        ledger.check_grants(whole)
+
+
+# ------------------------------------------------------------------ questions
+
+
+def test_a_claim_that_ended_has_no_device() -> None:
+    ledger, _ = make_ledger(CARD)
+    has = holder(A, DeviceId(R0))
+    ledger._commit(Change(holders={A: has}))
+    assert ledger.holder_of(DeviceId(R0)) == has
+    assert ledger.holder_of(DeviceId(R1)) is None
+    ledger._commit(Change(holders={A: replace(has, ended=True)}))
+    assert ledger.holder_of(DeviceId(R0)) is None
+
+
+def test_a_faulted_region_is_in_trouble_though_nobody_wrote_why() -> None:
+    """Invariant 4: it would be given out else."""
+    ledger, _ = make_ledger(CARD)
+    ledger._commit(Change(regions={R0: RegionRecord(R0, Condition.FAULTED, "")}))
+    assert ledger.trouble(R0)
+    assert not ledger.trouble(R1)
+
+
+def test_of_a_card_that_is_gone_there_is_no_region() -> None:
+    ledger, _ = make_ledger(CARD)
+    assert ledger.region(R0) == CARD.regions[0]
+    with pytest.raises(RefusedError, match="is gone from its card"):
+        ledger.regions_of(DeviceId(f"{CARD.id}-p7"))
+    ledger.card_gone(CARD.id)
+    assert ledger.region(R0) is None
+
+
+def test_a_region_is_kept_for_nobody_while_it_has_an_owner() -> None:
+    ledger, _ = make_ledger(CARD)
+    debug = Debug(R0, POD, "space", "name", (), 600.0, "it failed", 1e9)
+    ledger._commit(Change(debugs={R0: debug}))
+    assert ledger.kept(R0) == debug
+    assert ledger.kept(R1) is None
+    ledger._commit(Change(claims={DeviceId(R0): Claim(DeviceId(R0), REGIONS, {})}))
+    assert ledger.kept(R0) is None
+
+
+# ------------------------------------------------------------------ functions
+
+
+def functions(journal: MemoryJournal) -> Ledger:
+    return Ledger(
+        prefix=PREFIX,
+        journal=journal,
+        snapshot=journal.snapshot,
+        boot_id="boot",
+        scrub=ScrubPolicy.REQUIRED,
+        functions=True,
+    )
+
+
+def test_a_region_of_which_a_lost_journal_may_have_told_is_no_function_and_its_neighbour_is() -> (
+    None
+):
+    """An owner's image shows what id it likes: it becomes no resource by itself."""
+    known = RegionRecord(R0, Condition.UNBLANKED, "so", AFU)
+    journal = MemoryJournal(
+        Change(epochs={Epoch.BOOT: "boot", Epoch.LOST: "the journal"}, regions={R0: known})
+    )
+    ledger = functions(journal)
+    ledger.card_found(CARD, {R0: AFU, R1: BLANK}, None)
+    assert ledger.resources == {function_name(PREFIX, CARD, AFU)}
+    assert ledger.images == {R1: {None}}
+
+
+def test_a_card_that_is_gone_has_no_function_though_its_journal_tells_of_one() -> None:
+    known = RegionRecord(R0, Condition.UNBLANKED, "so", AFU)
+    ledger = functions(MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={R0: known})))
+    assert ledger.function_resource(R0) is None
+    assert ledger.record(R0) == known, "no blank is required where functions are served"
+    ledger.card_found(CARD, {R0: AFU, R1: None}, None)
+    assert ledger.function_resource(R0) == function_name(PREFIX, CARD, AFU)
+    assert ledger.function_resource(R1) is None
+    assert ledger.present_resource(DeviceId(CARD.id)) is None
+
+
+def test_of_a_region_that_its_card_does_not_have_now_there_is_no_function() -> None:
+    known = RegionRecord(R1, Condition.UNBLANKED, "so", AFU)
+    ledger = functions(MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={R1: known})))
+    ledger.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: AFU}, None)
+    assert ledger.present_resource(DeviceId(R0))
+    assert ledger.present_resource(DeviceId(R1)) is None
+    change = Change()
+    ledger._name_function(change, R2, BLANK)
+    assert not change.resources, "nor of one whose card is gone"
+
+
+def test_an_owners_image_is_withheld_though_the_card_is_gone() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger._commit(Change(images={TenantImage(R2, AFU): True}))
+    assert ledger.withheld(R2)
+    assert not ledger.withheld(R1)
+
+
+# ------------------------------------------------------------------ a card's other regions
+
+
+def test_the_former_owners_of_a_cards_other_regions_are_its_own() -> None:
+    """The memory is the card's: those of another card are no reason to wait (invariant 7)."""
+    ledger, _ = make_ledger(CARD, OTHER)
+    uids = {R0: PodUid("a"), R1: PodUid("b"), R2: PodUid("c")}
+    ledger._commit(
+        Change(
+            regions={
+                each: replace(ledger.record(each), former=frozenset({uid}))
+                for each, uid in uids.items()
+            }
+        )
+    )
+    assert ledger.former_owners(CARD.id) == {"a", "b"}
+    assert ledger.former_owners(CARD.id, but=[R0]) == {"b"}
+    assert ledger.former_owners(OTHER.id, but=[R0]) == {"c"}
+
+
+def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
+    ledger, _ = make_ledger(CARD)
+    assert ledger.others_clean(CARD, [])
+    ledger._commit(Change(regions={R1: RegionRecord(R1, Condition.DIRTY, "so")}))
+    assert not ledger.others_clean(CARD, [])
+    assert not ledger.others_clean(CARD, [R0])
+    assert ledger.others_clean(CARD, [R1])
+    assert ledger.others_clean(CARD, [R0, R1])
+    assert not ledger.others_clean(replace(CARD, ports=3), [R0, R1]), "one of it is not seen"
+
+
+def test_cards_of_which_all_owners_are_known_are_so_though_they_are_gone() -> None:
+    ledger, _ = make_ledger(CARD, OTHER)
+    ledger.card_gone(OTHER.id)
+    assert ledger.reconciled_cards() == {CARD.id, OTHER.id}
+    ledger._commit(Change(unreconciled={CARD.id: True}))
+    assert ledger.reconciled_cards() == {OTHER.id}
+
+
+def test_an_alias_that_the_journal_lost_is_told_by_a_claims_card_that_is_there() -> None:
+    """One that is gone tells nothing, and is no reason to ask no other."""
+    name = ResourceName(f"{PREFIX}/region-fast-ce489693")
+    ledger, _ = make_ledger(OTHER)
+    another = Claim(DeviceId(OTHER.regions[1].id), REGIONS, {})
+    ledger._commit(Change(claims={another.device: another}))
+    assert ledger.resource(name) is None, "a claim of another resource tells nothing of this one"
+    claims = {each: Claim(each, name, {}) for each in (DeviceId(R0), DeviceId(R2))}
+    ledger._commit(Change(claims={**claims}))
+    assert ledger.named_resource(name).interface_id == OTHER.interface_id
+    ledger.card_gone(OTHER.id)
+    with pytest.raises(RefusedError, match="nothing tells"):
+        ledger.named_resource(name)
