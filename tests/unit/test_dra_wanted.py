@@ -4,16 +4,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from doubles.cards import AFU, REGIONS, WHOLE, device, make_card
+from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_support import found, make_ledger, scrub, start
+from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.dra.wanted import Effect, Form, Slice, Taint, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import DeviceId, RegionId
+from fpga_plugin.ids import DeviceId, RegionId, ResourceName
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=1)
@@ -303,3 +303,96 @@ def test_functions_and_cards_that_cannot_be_programmed_are_offered_by_the_device
     assert not [device for one in wanted(ledger)(Form()) for device in one.devices]
     ledger, _ = make_ledger(make_card(nodes=(0, 1)))
     assert not [d for one in wanted(ledger, Advertise.AF)(Form()) for d in one.devices]
+
+
+# Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
+
+
+def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
+    """The scheduler knows nothing of these owners: it would give the device to a second one."""
+    ledger, journal = make_ledger(CARD)
+    journal.snapshot.unreconciled[CARD.id] = True
+    again = reopened_unreconciled(journal)
+    for one in (P0, P1, BOARD):
+        assert taints(again, one) == (Taint("held", "owners-unknown"),)
+    again.reconciled([CARD.id])
+    assert taints(again, P0) == ()
+    ledger.set_rebinding(CARD.id, rebinding=True)
+    for one in (P0, P1, BOARD):
+        assert taints(ledger, one) == (Taint("held", "rebinding"),)
+
+
+def reopened_unreconciled(journal: MemoryJournal):
+    ledger = reopened(journal)
+    ledger.card_found(CARD, {R0: AFU, R1: AFU}, None)
+    scrub(ledger, CARD)
+    return ledger
+
+
+def test_a_region_whose_node_a_pod_has_for_another_is_held_back_and_so_is_its_card() -> None:
+    """The number of a node that went is given to the next device (invariant 1)."""
+    ledger, _ = make_ledger(CARD, OTHER)
+    ledger.allocate(REGIONS, [P0])
+    ledger.card_gone(CARD.id)
+    found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
+    scrub(ledger, OTHER)
+    lent = (Taint("held", "node-lent"),)
+    assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == lent
+    assert taints(ledger, device(OTHER, 1)) == ()
+    ledger.release([P0])
+    assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == ()
+
+
+def test_an_owned_card_is_not_held_back_from_its_owner() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.allocate(WHOLE, [BOARD])
+    ledger.set_foreign({CARD.id: "x"})
+    assert taints(ledger, BOARD) == ()
+
+
+def test_of_an_owned_card_a_region_that_went_is_told_and_is_no_device_of_its_own() -> None:
+    ledger, _ = make_ledger(CARD)
+    ledger.allocate(WHOLE, [BOARD])
+    found(ledger, replace(CARD, regions=CARD.regions[:1]))
+    assert keys(ledger, BOARD) == ["gone", "incomplete"]
+    assert names(ledger) == [device_name(P0), device_name(BOARD)]
+
+
+def test_a_fault_that_passes_or_comes_of_a_rebind_evicts_nobody() -> None:
+    """The pod of a claim that has not started yet waits for the card: it need not be deleted."""
+    ledger, _ = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    assert [one.effect for one in taints(ledger, P0)] == [Effect.NO_SCHEDULE]
+    ledger.set_failing(CARD.id, {})
+    ledger.working([R0])
+    ledger.faulted(R0, "x")
+    ledger.set_rebinding(CARD.id, rebinding=True)
+    assert [one.effect for one in taints(ledger, P0)] == [Effect.NO_SCHEDULE]
+
+
+def test_whole_cards_alone_need_no_counters_to_be_told() -> None:
+    ledger, _ = make_ledger(CARD)
+    assert names(ledger, OLD, advertise=Advertise.WHOLE) == [device_name(BOARD)]
+
+
+def test_without_taints_a_sound_card_is_listed_and_an_owned_one_has_none() -> None:
+    form = Form(counters=True, taints=False)
+    ledger, _ = make_ledger(CARD)
+    assert device_name(BOARD) in names(ledger, form)
+    ledger.allocate(WHOLE, [BOARD])
+    ledger.set_drained(CARD.id, drained=True)
+    assert taints(ledger, BOARD, form) == ()
+
+
+def test_of_an_owner_whose_alias_nothing_explains_any_more_the_device_is_told_nevertheless() -> (
+    None
+):
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    (claim,) = ledger.claims.values()
+    lost = replace(claim, resource=ResourceName(f"{PREFIX}/region-lost"))
+    snapshot = replace(journal.snapshot, claims={P0: lost})
+    (only,) = told(reopened(MemoryJournal(snapshot))).values()
+    assert only.name == device_name(P0)
+    assert "interfaceID" not in only.attributes

@@ -139,6 +139,54 @@ def test_a_card_that_is_gone_is_as_unknown_as_any_other_id() -> None:
     assert there.ask([device(ONE, 0)], 1) == [device(ONE, 0)]
 
 
+# Each of the next five broke without a fast test noticing (`make mutants`).
+
+
+def test_what_is_taken_of_the_clean_ones_draws_the_others_to_its_numa_node() -> None:
+    there = node(ONE, FAR)
+    free = {device(FAR, 0)}
+    for region in (r.id for card in (ONE, FAR) for r in card.regions):
+        if region not in free:
+            there.ledger.dirty([region], "x")
+    assert there.ask(there.all(), 2) == [device(FAR, 0), device(FAR, 1)]
+
+
+def test_of_numa_nodes_that_are_as_good_the_one_with_the_smallest_ids_is_taken() -> None:
+    there = node(ONE, FAR, resource=WHOLE)
+    assert there.ask(there.all(), 1) == [device(ONE)]
+    assert there.ask(reversed(there.all()), 1) == [device(ONE)]
+
+
+def test_the_numa_node_of_what_must_be_included_counts_more_than_a_partitioned_card() -> None:
+    large = make_card(3, nodes=range(6, 16), numa_node=1)
+    there = node(ONE, TWO, large)
+    there.ledger.allocate(REGIONS, [device(large, 0)])
+    free = [d for d in there.all() if d != device(large, 0)]
+    answer = there.ask(free, 5, [device(ONE, 0)])
+    assert answer == [device(card, port) for card in (ONE, TWO) for port in range(3)][:5]
+
+
+def test_where_the_numa_node_of_what_must_be_included_is_too_small_another_is_added() -> None:
+    farther = make_card(4, nodes=range(9, 12), numa_node=2)
+    there = node(ONE, FAR, farther)
+    of_one, of_far = ([device(card, port) for port in range(3)] for card in (ONE, FAR))
+    assert there.ask(there.all(), 5, of_one[:1]) == [*of_one, *of_far[:2]]
+    there.ledger.allocate(REGIONS, [device(farther, 0)])
+    free = [d for d in there.all() if d != device(farther, 0)]
+    assert there.ask(free, 6, of_one[:1]) == [*of_one, *of_far], "and no third one"
+
+
+def test_the_card_of_what_must_be_included_is_partitioned_already() -> None:
+    there = node(ONE, TWO)
+    there.ledger.allocate(REGIONS, [device(TWO, 0)])
+    free = [d for d in there.all() if d != device(TWO, 0)]
+    assert there.ask(free, 2, [device(ONE, 0)]) == [device(ONE, 0), device(ONE, 1)]
+    other = node(ONE, TWO)
+    other.ledger.allocate(REGIONS, [device(ONE, 0)])
+    free = [d for d in other.all() if d != device(ONE, 0)]
+    assert other.ask(free, 2, [device(TWO, 0)]) == [device(TWO, 0), device(TWO, 1)]
+
+
 # ------------------------------------------------------------------ every choice there is
 
 
