@@ -139,7 +139,7 @@ def test_a_card_that_is_gone_is_as_unknown_as_any_other_id() -> None:
     assert there.ask([device(ONE, 0)], 1) == [device(ONE, 0)]
 
 
-# Each of the next five broke without a fast test noticing (`make mutants`).
+# Each of the next seven broke without a fast test noticing (`make mutants`).
 
 
 def test_what_is_taken_of_the_clean_ones_draws_the_others_to_its_numa_node() -> None:
@@ -185,6 +185,25 @@ def test_the_card_of_what_must_be_included_is_partitioned_already() -> None:
     other.ledger.allocate(REGIONS, [device(ONE, 0)])
     free = [d for d in other.all() if d != device(ONE, 0)]
     assert other.ask(free, 2, [device(TWO, 0)]) == [device(TWO, 0), device(TWO, 1)]
+
+
+def test_no_card_is_opened_for_a_smaller_id_if_a_later_one_gives_more() -> None:
+    small, later = make_card(2, nodes=(3,)), make_card(3, nodes=(4, 5))
+    first = make_card(1, nodes=(0, 1))
+    there = node(first, small, later)
+    whole = [device(card, port) for card in (first, later) for port in (0, 1)]
+    assert there.ask(there.all(), 4) == whole
+
+
+def test_the_card_of_what_must_be_included_gives_its_regions_once() -> None:
+    large = make_card(1, nodes=range(4))
+    small = [make_card(n, nodes=(2 * n, 2 * n + 1)) for n in (2, 3, 4)]
+    there = node(large, *small)
+    there.ledger.allocate(REGIONS, [device(card, 0) for card in small])
+    free = [d for d in there.all() if d not in there.ledger.claims]
+    of_large = [device(large, port) for port in range(4)]
+    answer = there.ask(free, 6, of_large[:1])
+    assert answer == [*of_large, device(small[0], 1), device(small[1], 1)]
 
 
 # ------------------------------------------------------------------ every choice there is
