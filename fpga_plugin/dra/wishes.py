@@ -88,9 +88,8 @@ class Wishes:
                 name=PodName(pod.namespace, pod.name),
             )
             # Names of bitstreams become ids here, so that a class's pin is held against ids.
-            requests = await self._wants.requests(
-                identity, [one.device for one in devices], container.env
-            )
+            env = {**container.unknown, **container.env}
+            requests = await self._wants.requests(identity, [one.device for one in devices], env)
             for region, request in assign(requests, self._targets(devices)).items():
                 wish = Wish() if request is None else Wish(request.file_id, request.settings)
                 other, before = found.setdefault(region, (container.name, wish))

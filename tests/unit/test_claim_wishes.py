@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from doubles.cards import AFU, INTERFACE
 from ledger_scene import scenes
+from structlog.testing import capture_logs
 from test_claim_life import OTHER, A, ClaimScene
 
+from fpga_plugin.config.values import UnknownVariables
 from fpga_plugin.dra.claim import Allocated, Config, ResourceClaim
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.errors import (
@@ -228,4 +230,28 @@ def test_a_container_whose_variables_make_no_sense_is_refused_if_it_has_a_device
     assert images(scene, claim) == {one: AFU}
     claim = extended(scene, {"r-0": one}, (("side", "r-0"),), good, wrong)
     with pytest.raises(FpgaPluginError, match="FPGA_REGION_0"):
+        wishes(scene, claim)
+
+
+def test_a_variable_that_means_nothing_is_told_of_the_pod_that_has_it(scene: ClaimScene) -> None:
+    """As by the other door: its container gets a blank FPGA, which is not what somebody meant."""
+    one = scene.regions[0]
+    typo = Container("main", (*env(AFU), Variable("FPGA_BITSTREEM_ID_1", OTHER)))
+    claim = extended(scene, {"r-0": one}, (("main", "r-0"),), typo)
+    with capture_logs() as logged:
+        assert images(scene, claim) == {one: AFU}
+    (line,) = [each for each in logged if each["event"] == "FPGA_* variables mean nothing"]
+    assert (line["pod"], line["container"], line["devices"]) == (POD[1], "main", [one])
+    assert "FPGA_BITSTREEM_ID_1" in line["variables"][0]
+
+
+def test_a_container_with_such_a_variable_is_refused_where_none_may_be(scene: ClaimScene) -> None:
+    scene.life._wishes._wants._unknown = UnknownVariables.REFUSE
+    typo = Container("side", (Variable("FPGA_BITSTREEM_ID_1", OTHER),))
+    good = Container("main", env(AFU))
+    one = scene.regions[0]
+    claim = extended(scene, {"r-0": one}, (("main", "r-0"),), good, typo)
+    assert images(scene, claim) == {one: AFU}, "that container has no FPGA"
+    claim = extended(scene, {"r-0": one}, (("side", "r-0"),), good, typo)
+    with pytest.raises(InvalidRequestError, match=r"mean nothing.*FPGA_BITSTREEM_ID_1"):
         wishes(scene, claim)

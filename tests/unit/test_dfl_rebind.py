@@ -75,6 +75,7 @@ def test_a_driver_that_does_not_go_or_come_is_told_with_the_command(file, kind):
         backend.rebind(card)
     assert CARD in caught.value.message
     assert f"echo {ADDRESS} > {BIND}" in caught.value.hint
+    assert "writable" not in caught.value.hint, "it is the driver that refuses, not the mount"
 
 
 def test_a_tree_that_is_read_only_is_named():

@@ -47,7 +47,18 @@ def test_a_runtime_without_cdi_is_named_with_the_remedy(
     assert remedy in told
 
 
-@pytest.mark.parametrize("kubelet", ["v1.34.0", "v1.36.3+k3s1", "v1.34.2-gke.10", "v2.0", "", "?"])
+@pytest.mark.parametrize(
+    "kubelet",
+    [
+        "v1.34",
+        "v1.34.0",
+        "v1.36.3+k3s1",
+        "v1.34.2-gke.10",
+        "v2.0",
+        "",
+        "?",
+    ],
+)
 def test_a_kubelet_that_serves_claims_or_is_not_known_is_no_concern(kubelet: str) -> None:
     assert concerns(kubelet, "containerd://2.0.0") == ()
 

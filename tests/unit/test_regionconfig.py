@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fpga_plugin.dra.regionconfig import (
     MAX_BYTES,
+    MAX_CHOICES,
     RegionConfig,
     Wish,
     merged,
@@ -67,6 +68,18 @@ def test_an_entry_that_the_api_server_would_not_take_is_not_decoded():
         parse_config(b" " * (MAX_BYTES + 1), from_class=False)
 
 
+def test_what_is_just_within_the_limits_is_taken():
+    """A pod would be refused for a config that the documents allow."""
+    whole = json.dumps(HEAD).encode()
+    assert parse_config(whole.ljust(MAX_BYTES), from_class=False) == RegionConfig()
+    many = [f"{number:032x}" for number in range(MAX_CHOICES)]
+    assert parse(from_class=True, bitstreams=many).choices == set(many)
+    for clock in (1, 1_000_000_000):
+        assert parse(driverParams={"clock": clock}).clock == clock
+    with pytest.raises(InvalidRequestError, match="clock is a number of MHz"):
+        parse(driverParams={"clock": 1_000_000_001})
+
+
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.text(), st.lists).map(repr))
 def test_any_bytes_are_an_error_of_ours_or_a_config(raw):
     with contextlib.suppress(FpgaPluginError):
@@ -76,6 +89,7 @@ def test_any_bytes_are_an_error_of_ours_or_a_config(raw):
 def test_of_a_claims_entries_the_last_that_says_something_holds():
     entries = [RegionConfig(A, clock=100), RegionConfig(B), RegionConfig(debug=True)]
     assert merged(entries) == Wish(B, DriverSettings(clock=100, debug=True))
+    assert merged([RegionConfig(debug=True), RegionConfig(B)]).settings.debug is True
     assert merged([]) == Wish()
 
 
@@ -90,6 +104,25 @@ def test_a_class_pins_what_is_not_asked_and_refuses_what_is_asked_otherwise():
     ):
         with pytest.raises(NotPermittedError, match="the DeviceClass pins"):
             within(pins, wish, "d")
+
+
+def test_what_a_class_does_not_pin_or_pins_alike_stays_as_it_is_asked():
+    """An entry that says one thing takes nothing else away from the container."""
+    wish = Wish(A, DriverSettings(clock=200, debug=True))
+    for entry in (
+        RegionConfig(),
+        RegionConfig(A),
+        RegionConfig(clock=200),
+        RegionConfig(debug=True),
+    ):
+        assert within([entry], wish, "d") == wish
+
+
+def test_a_refusal_says_what_was_asked_for():
+    lists = [RegionConfig(choices=frozenset({A}))]
+    for wish, said in ((Wish(), "no bitstream"), (Wish(B), B)):
+        with pytest.raises(NotPermittedError, match=f"^d: {said} is asked for"):
+            within(lists, wish, "d")
 
 
 def test_a_list_bounds_every_wish_and_no_bitstream_is_none_of_it():
