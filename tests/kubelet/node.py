@@ -208,16 +208,16 @@ class Pod:
         )
         return str(found["message"])
 
+    def runs(self, name: str = "main", *, after: str = "") -> str:
+        """The id of a container that runs, of one that came after this one; empty: none."""
+        status = self.container(name)
+        found = status.get("containerID", "") if "running" in status.get("state", {}) else ""
+        return found if found != after else ""
+
     def until_running(self, name: str = "main", *, after: str = "") -> str:
         """Wait until a container runs, one that came after this one; returns its id."""
-
-        def runs() -> str:
-            status = self.container(name)
-            found = status.get("containerID", "") if "running" in status.get("state", {}) else ""
-            return found if found != after else ""
-
         try:
-            return until(runs, f"{self.name}/{name} runs")
+            return until(lambda: self.runs(name, after=after), f"{self.name}/{name} runs")
         except AssertionError as error:
             raise AssertionError(f"{error}: {json.dumps(self.seen().get('status'))}") from None
 
