@@ -92,6 +92,11 @@ def server(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     yield control_plane
     for path, body in zip(paths, objects, strict=True):
         control_plane.call("DELETE", f"{path}/{body['metadata']['name']}")
+    # The API server notices a moment later, and would refuse the pods of the next tests until then.
+    asks_a_region = container((REGION,), {})
+    until(
+        lambda: refusal(control_plane, "stranger", asks_a_region) is None, "it is in force no more"
+    )
     for namespace in NAMESPACES:
         control_plane.call("DELETE", f"/api/v1/namespaces/{namespace}")
 
