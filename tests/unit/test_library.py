@@ -18,8 +18,8 @@ import pytest
 from doubles.bitstreams import HASH, aocx
 
 from fpga_plugin.bitstream import copies as copies_module
+from fpga_plugin.bitstream import files, staging
 from fpga_plugin.bitstream import library as library_module
-from fpga_plugin.bitstream import staging
 from fpga_plugin.bitstream import store as store_module
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
@@ -112,13 +112,13 @@ def kept(copies) -> set[str]:
 def hashed(monkeypatch):
     """Counts the files that were hashed."""
     calls = []
-    sha256 = hashlib.sha256
+    sha256 = files._sha256
 
-    def counted(*args):
-        calls.append(args)
-        return sha256(*args)
+    def counted(size):
+        calls.append(size)
+        return sha256(size)
 
-    monkeypatch.setattr(hashlib, "sha256", counted)
+    monkeypatch.setattr(files, "_sha256", counted)
     return calls
 
 
