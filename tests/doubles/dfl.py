@@ -64,30 +64,34 @@ class FakeKernel:
 
     def listdir(self, path: str) -> list[str]:
         inside = self.realpath(path) + "/"
+        begin = len(inside)
         return sorted(
             {
-                name.removeprefix(inside).partition("/")[0]
-                for name in (*self.files, *self.links)
+                name[begin:].partition("/")[0]
+                for names in (self.files, self.links)
+                for name in names
                 if name.startswith(inside)
             }
         )
 
     def realpath(self, path: str) -> str:
         for _ in range(40):
-            names = path.split("/")
-            for count in range(2, len(names) + 1):
-                link = "/".join(names[:count])
-                if link in self.links:
-                    path = self.links[link] + path.removeprefix(link)
+            end = 0
+            while end < len(path):
+                end = path.find("/", end + 1)
+                end = len(path) if end < 0 else end
+                if (link := path[:end]) in self.links:
+                    path = self.links[link] + path[end:]
                     break
             else:
                 break
         if path in self.files or path in self.links:
             return path
         inside = path + "/"
-        for name in (*self.files, *self.links):
-            if name.startswith(inside):
-                return path
+        for names in (self.files, self.links):
+            for name in names:
+                if name.startswith(inside):
+                    return path
         raise failure(errno.ENOENT, path)
 
     def exists(self, path: str) -> bool:

@@ -49,7 +49,10 @@ LIMIT = 60.0
 
 
 class Browser:
-    """One page of a Chromium; DevTools messages over descriptors 3 and 4, each ended by a zero."""
+    """A Chromium with one page; DevTools messages over descriptors 3 and 4, each ended by a zero.
+
+    Each test has a page of its own, in a context that shares nothing with the last one's.
+    """
 
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="chromium-")
@@ -81,15 +84,26 @@ class Browser:
         self._numbers = itertools.count(1)
         self._buffer = b""
         self.events = []
+        self._session = None
+
+    def begin(self):
         # Whatever it does, reading from it ends.
         self._watchdog = threading.Timer(LIMIT, self._kill)
         self._watchdog.start()
-        self._session = None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call(
+            "Target.createTarget", url="about:blank", browserContextId=self._context
+        )["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Accessibility"):
             self.call(f"{domain}.enable")
+
+    def end(self):
+        self._session = None
+        self.call("Target.disposeBrowserContext", browserContextId=self._context)
+        self.events.clear()
+        self._watchdog.cancel()
 
     def _kill(self):
         with contextlib.suppress(ProcessLookupError):
@@ -169,7 +183,6 @@ class Browser:
         ]
 
     def close(self):
-        self._watchdog.cancel()
         self._kill()
         self.process.wait(LIMIT)
         os.close(self._send)
@@ -208,13 +221,22 @@ def url():
         yield f"http://{address(plugin)}/"
 
 
-@pytest.fixture
-def browser():
+@pytest.fixture(scope="module")
+def chromium():
     browser = Browser()
     try:
         yield browser
     finally:
         browser.close()
+
+
+@pytest.fixture
+def browser(chromium):
+    chromium.begin()
+    try:
+        yield chromium
+    finally:
+        chromium.end()
 
 
 @pytest.mark.parametrize(

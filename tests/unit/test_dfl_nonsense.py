@@ -43,9 +43,10 @@ class Moody(FakeKernel):
     calls = 0
     answer: int | str = 0
 
-    def __getattribute__(self, name: str):
-        value = super().__getattribute__(name)
-        return self._moody(name, value) if name in CALLS else value
+    def __init__(self) -> None:
+        super().__init__()
+        for name in CALLS:  # so that calls of one method by another count too
+            setattr(self, name, self._moody(name, getattr(self, name)))
 
     def _moody(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -20,8 +20,13 @@ PAGES = dict(texts(".md"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
+@cache
+def parsed(page: str) -> Sequence[Token]:
+    return MARKDOWN.parse(PAGES[page])
+
+
 def tokens(page: str) -> Iterator[Token]:
-    for token in MARKDOWN.parse(PAGES[page]):
+    for token in parsed(page):
         yield token
         yield from token.children or ()
 

@@ -172,7 +172,7 @@ def has_order_to_choose(message: Descriptor, given_values: Values) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(every_message()))
-@settings(max_examples=min(100, settings.default.max_examples))
+@settings(max_examples=max(10, settings.default.max_examples // 5))
 @given(data=st.data())
 def test_a_message_is_the_same_for_google(name, data):
     message = every_message()[name]
