@@ -7,6 +7,7 @@ pod's own call is what is refused; once its reason is gone the same call succeed
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import struct
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rack
@@ -203,6 +205,11 @@ def type_what_it_says(message: str) -> None:
     subprocess.run(["bash", "-euc", found[1]], check=True)
 
 
+def problems(node: Node) -> list[dict[str, Any]]:
+    """The cards that are not served, as `fpga-plugin status` has them."""
+    return ask(str(node.state_dir), "GET", "/status")["problems"]
+
+
 def check(node: Node, refusal: Refusal) -> None:
     """A claim that meets the refusal, and lives on after it."""
     kubelet = node.kubelet
@@ -211,6 +218,8 @@ def check(node: Node, refusal: Refusal) -> None:
     with refusal.arrange():
         if refusal.card:
             kubelet.until(REGIONS, {P0: UNHEALTHY})  # it is owned: it stays on the list
+            # A look at the card while its functions went says what it missed; the next one, why.
+            eventually(lambda: refusal.says[0] in json.dumps(problems(node)), "the last word")
         refused = []
         with pytest.raises(Refused) as caught:
             kubelet.prestart(P0, env=request())
@@ -219,7 +228,7 @@ def check(node: Node, refusal: Refusal) -> None:
             with pytest.raises(Refused) as caught:
                 kubelet.allocate(P0)
             refused.append(caught.value)
-            (problem,) = ask(str(node.state_dir), "GET", "/status")["problems"]
+            (problem,) = problems(node)
             assert (problem["card"], problem["error"] in caught.value.message) == (CARD, True)
         for error in refused:
             assert error.code == "FAILED_PRECONDITION"
