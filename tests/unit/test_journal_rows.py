@@ -1,0 +1,159 @@
+"""Rows that no plugin wrote, one by one: what only one look of several refuses.
+
+A journal that is believed where it should not be gives a region out unscrubbed (invariant 4). Each
+of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from doubles.cards import AFU, INTERFACE, PREFIX, WHOLE, device, make_card
+
+from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
+from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.peek import Peek, peek
+from fpga_plugin.ledger.records import Change, Claim, Holder, Meaning, TenantImage
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"PRAGMA user_version = {rows.SCHEMA_VERSION}",
+        "CREATE TABLE somebody_elses (key TEXT)",
+    ],
+    ids=["a journal whose tables are gone", "another program's file"],
+)
+def test_only_an_empty_file_becomes_a_journal(db: sqlite3.Connection, statement: str) -> None:
+    """Any other is set aside, so that what it knew counts as lost; it is left as it is."""
+    db.execute(statement)
+    before = list(db.execute("SELECT sql FROM sqlite_master"))
+    with pytest.raises(ValueError, match=r"tables are not|another version"):
+        rows.prepare(db)
+    assert list(db.execute("SELECT sql FROM sqlite_master")) == before
+
+
+def count(db: sqlite3.Connection, key: str, value: str | bytes) -> rows.Loaded:
+    rows.prepare(db)
+    db.execute("INSERT INTO journal VALUES ('commits', ?, ?)", (key, value))
+    return rows.load(db)
+
+
+@pytest.mark.parametrize("number", [0, 7, 10**18 - 1])
+def test_a_journal_says_how_many_transactions_made_it(db: sqlite3.Connection, number: int) -> None:
+    assert count(db, "", str(number)) == rows.Loaded(Change(), (), number)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x", "7"),
+        ("", b"7"),
+        ("", ""),
+        ("", "-1"),
+        ("", "1_0"),
+        ("", " 7"),
+        ("", "\u0667"),
+        ("", "1" + 18 * "0"),
+    ],
+)
+def test_a_count_that_no_plugin_wrote_is_told_and_counts_nothing(
+    db: sqlite3.Connection, key: str, value: str | bytes
+) -> None:
+    """By it a write-ahead log is missed that is lost: a number that is too high or too low would
+    doubt every journal, or believe one that lacks its last claims."""
+    loaded = count(db, key, value)
+    assert loaded.commits == 0
+    assert len(loaded.left_out) == 1
+    assert loaded.left_out[0].startswith("commits")
+
+
+# ------------------------------------------------------------------ rows that hold together
+
+CARD, OTHER = make_card(1), make_card(2)
+P0, P1 = device(CARD, 0), device(CARD, 1)
+UID = ClaimUid("0f1c2d3e-0000-4000-8000-000000000001")
+SOUND = Change(
+    holders={UID: Holder(UID, "space", "claim", (P0, P1), {P0: ("a",), P1: ("b",)})},  # type: ignore[arg-type]
+    images={TenantImage(RegionId(P0), AFU): True},
+    meanings={ResourceName(f"{PREFIX}/region-gzip"): Meaning(INTERFACE, current=True)},
+    claims={
+        device(CARD): Claim(
+            device(CARD), WHOLE, {RegionId(d): Grant((f"/dev/{d}",)) for d in (P0, P1)}
+        )
+    },
+)
+
+
+def load(db: sqlite3.Connection, change: Change, *damage: str) -> rows.Loaded:
+    rows.prepare(db)
+    for sql, values in rows.statements(change):
+        db.executemany(sql, values)
+    for one in damage:
+        db.execute(one)
+    return rows.load(db)
+
+
+def test_what_the_ledger_writes_is_read(db: sqlite3.Connection) -> None:
+    assert load(db, SOUND) == rows.Loaded(SOUND)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "was", "is_"),
+    [
+        ("holders", "key", "0001", "0002"),
+        ("holders", "value", f'["{P0}","{P1}"]', "[]"),
+        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","{P1}"]'),
+        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}","{P1}","../x"]'),
+        ("holders", "value", f'["{P0}","{P1}"]', f'["{P0}"]'),
+        ("images", "key", P0, CARD.id),
+        ("images", "key", P0, "../x"),
+        ("meanings", "key", "region-gzip", "region-blank"),
+        ("meanings", "key", "region-gzip", "../gzip"),
+        ("claims", "value", f'"{P1}"', f'"{device(OTHER, 1)}"'),
+    ],
+)
+def test_rows_whose_parts_contradict_each_other_are_left_out(
+    db: sqlite3.Connection, kind: str, column: str, was: str, is_: str
+) -> None:
+    """Half of one would be believed: a claim of another's devices, a node of another's card."""
+    new = f"replace({column}, '{was}', '{is_}')"
+    damage = f"UPDATE journal SET {column} = {new} WHERE kind = '{kind}'"
+    loaded = load(db, SOUND, damage)
+    assert [told.split()[0] for told in loaded.left_out] == [kind]
+    assert not getattr(loaded.snapshot, kind)
+
+
+def test_a_holders_devices_need_not_all_be_of_a_request(db: sqlite3.Connection) -> None:
+    holder = Holder(UID, "space", "claim", (P0, P1), {P0: ("a",)})  # type: ignore[arg-type]
+    assert load(db, Change(holders={UID: holder})).left_out == ()
+
+
+def test_a_holder_of_no_device_is_none(db: sqlite3.Connection) -> None:
+    """Nothing would ever end it."""
+    loaded = load(db, Change(holders={UID: Holder(UID, "space", "claim", (), {})}))
+    assert (len(loaded.left_out), loaded.snapshot.holders) == (1, {})
+
+
+def test_what_is_told_of_a_row_is_one_line_of_plain_text(db: sqlite3.Connection) -> None:
+    """Invariant 11: a journal may say anything; it is read by people, in a log."""
+    kind = "a\n\x1b[31m\u00e9" + 300 * "k"
+    rows.prepare(db)
+    db.execute("INSERT INTO journal VALUES (?, 'key', 'value')", (kind,))
+    (told,) = rows.load(db).left_out
+    assert told.startswith("a??[31m?kkk")
+    assert told.split()[0] == "a??[31m?" + 248 * "k"
+
+
+def test_where_no_plugin_has_run_nobody_has_anything(tmp_path: Path) -> None:
+    assert peek(str(tmp_path)) == Peek()
+    assert list(tmp_path.iterdir()) == [], "nothing is made by who only looks"
