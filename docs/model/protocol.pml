@@ -1055,12 +1055,54 @@ inline poststop(p)
 #else
 #define ABSENT(d) (claim[d].has && claim[d].absent == 2 && !HELD_BY_KUBELET(d))
 #endif
+#ifdef TRACE
+/* As the plugin sees them: each List is of all devices (LISTS), each checkpoint too (SETTLES). */
+#define RELEASED(d)
+#else
 #define RELEASED(d) \
   :: d_step { claim[d].has && synced && claim[d].absent < 2 && (amnesia || !HELD_BY_KUBELET(d)) -> \
      claim[d].absent++; TOLD(list_lacks, d, 0) } \
   :: d_step { claim[d].has && synced && claim[d].absent && HELD_BY_KUBELET(d) -> \
      claim[d].absent = 0; TOLD(list_has, d, 0) } \
   :: d_step { ABSENT(d) -> release(d); TOLD(reconcile, d, 0) }
+#endif
+#endif
+
+#if defined(TRACE) && !defined(EXTENDED)
+/* Several of the steps list_lacks, list_has and reconcile at once, of a card and its regions. `lacks`: of which
+ * devices; those in `add` may end now if the checkpoint lacks them, too. */
+#define LACKS(d, lacks) (((lacks) >> (d)) & 1)
+#define MAY_LACK(d, lacks) \
+  (LACKS(d, lacks) -> (claim[d].has && (amnesia || !HELD_BY_KUBELET(d))) : (!claim[d].has || HELD_BY_KUBELET(d)))
+#define TELLS(d, lacks) (claim[d].has && (LACKS(d, lacks) -> (claim[d].absent < 2) : claim[d].absent))
+#define LISTS(lacks) \
+  :: d_step { synced && MAY_LACK(0, lacks) && MAY_LACK(1, lacks) && MAY_LACK(2, lacks) && \
+              (TELLS(0, lacks) || TELLS(1, lacks) || TELLS(2, lacks)) -> \
+     add = 0; \
+     for (k : 0 .. ND - 1) { \
+       if \
+       :: LACKS(k, lacks) && claim[k].absent < 2 -> claim[k].absent++ \
+       :: LACKS(k, lacks) && claim[k].absent == 2 \
+       :: else -> claim[k].absent = 0 \
+       fi; \
+       if \
+       :: claim[k].absent == 2 -> add = add | (1 << k) \
+       :: else \
+       fi \
+     } \
+     TOLD(list, lacks, add) }
+#define SETTLES \
+  :: d_step { ABSENT(0) || ABSENT(1) || ABSENT(2) -> \
+     for (j : 0 .. ND - 1) { \
+       if \
+       :: ABSENT(j) -> release(j) \
+       :: else \
+       fi \
+     } \
+     TOLD(settle, 0, 0) }
+#define RECONCILES LISTS(1) LISTS(2) LISTS(3) LISTS(4) LISTS(5) LISTS(6) LISTS(7) LISTS(0) SETTLES
+#else
+#define RECONCILES
 #endif
 
 #define PREPARES(c, d) \
@@ -1120,6 +1162,7 @@ init {
   STOPPED_POD(3)
 #endif
   RELEASED(0) RELEASED(1) RELEASED(2)
+  RECONCILES
   WORKS(0)
 #if CARDS > 1
   RELEASED(3) RELEASED(4) RELEASED(5)

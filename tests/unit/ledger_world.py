@@ -569,7 +569,7 @@ class Plugin:
         self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
         self.actions, self.lists, self.operations = plugin.actions, plugin.lists, plugin.operations
         self.claims, self.lives, self.door = plugin.claims, plugin.reconciler, plugin.door
-        self.scrubber = plugin.scrubber
+        self.scrubber, self.owners = plugin.scrubber, plugin.owners
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 from unittest import mock
 
 import ledger_world
@@ -44,11 +45,15 @@ KINDS = {
     "ExitStack.close": "close",
     "Gated.lock.<locals>.gate": "gate",
     "_afu_ids": "last look",
+    "wake_up": "sleep",
 }
 """What the ends of threads are in the model; all others are part of the step before them."""
 
 NEXT = ("", "look", "open", "load", "wipe", "clear", "bring", "close")
 """What a card's thread does next, as the model numbers it."""
+
+ASIDE = ("kubelet ", "containers without PreStart")
+"""How the names of tasks begin that are neither a call nor work on a card."""
 
 caller: contextvars.ContextVar[int] = contextvars.ContextVar("caller", default=0)
 
@@ -61,10 +66,24 @@ def uid(pod: int) -> PodUid:
     return PodUid(f"pod-{pod}")
 
 
+def asks(number: int, pod: Pod) -> list[AfuId]:
+    return [] if number == BLANK_POD else [image(number)] * len(pod.nodes)
+
+
+RECORDS = -1
+"""In place of a pod: what compares kubelet's records (`test_stock_model`)."""
+
+
 def of_card() -> bool:
     """Whether what runs now is work on a card, not the call that waits for it."""
     task = asyncio.current_task()
-    return task is not None and not task.get_name().startswith("call ")
+    return task is not None and not task.get_name().startswith(("call ", *ASIDE))
+
+
+def asker() -> int:
+    """Which pod's call runs now, if it is one."""
+    task = asyncio.current_task()
+    return RECORDS if task is not None and task.get_name().startswith(ASIDE) else caller.get()
 
 
 def begun_by() -> int:
@@ -81,7 +100,7 @@ async def start_job(plugin: Plugin, function: Callable[[], object]) -> object:
     job.kind = KINDS.get(inner.__qualname__, "")  # type: ignore[attr-defined]
     # The last look belongs to the call, though a task of its own takes it.
     job.of_card = of_card() and job.kind != "last look"  # type: ignore[attr-defined]
-    job.pod = begun_by() if job.of_card else caller.get()  # type: ignore[attr-defined]
+    job.pod = begun_by() if job.of_card else asker()  # type: ignore[attr-defined]
     plugin.jobs.append(job)
     return await job.future
 
@@ -110,6 +129,8 @@ class Gated(CardWorkers):
 
 class Replay:
     """One node: a card of two regions whose memory can be cleared, and the plugin."""
+
+    extended = True
 
     def __init__(self) -> None:
         self.pods: dict[int, Pod] = {}
@@ -223,8 +244,8 @@ class Replay:
 
     def step_prestart(self, number: int, _: int) -> None:
         pod = self.pods[number]
-        wants = [] if number == BLANK_POD else [image(number)] * len(pod.nodes)
-        coroutine = self.plugin.claims.prestart(pod.resource, pod.devices, env_for(wants), 30.0)
+        env = env_for(asks(number, pod)) if self.extended else {}
+        coroutine = self.plugin.claims.prestart(pod.resource, pod.devices, env, 30.0)
         caller.set(number)
         task = self.calls[number] = self.plugin.loop.create_task(coroutine, name=f"call {number}")
         self.plugin.loop.settle()
@@ -352,9 +373,12 @@ def bits(pods) -> int:
     return sum(1 << (number - 1) for number in (1, 2, 3) if uid(number) in pods)
 
 
+R = TypeVar("R", bound=Replay)
+
+
 @contextmanager
-def replays() -> Iterator[Replay]:
-    made: list[Replay] = []
+def replays(kind: type[R]) -> Iterator[R]:
+    made: list[R] = []
 
     async def to_thread(function, *args, **kwargs):
         return await start_job(plugins[-1], functools.partial(function, *args, **kwargs))
@@ -376,7 +400,7 @@ def replays() -> Iterator[Replay]:
             mock.patch.object(ledger_world, "_Workers", Gated),
             mock.patch.object(Plugin, "__init__", remembered),
         ):
-            made.append(Replay())
+            made.append(kind())
             try:
                 yield made[0]
             finally:
@@ -385,16 +409,21 @@ def replays() -> Iterator[Replay]:
         structlog.reset_defaults()
 
 
+def play(replay: Replay, trace: Path) -> None:
+    """Step by step; raises at the first after which the plugin is not as the model says."""
+    for number, line in enumerate(trace.read_text().splitlines(), 1):
+        name, x, y, *state, work = line.split()
+        try:
+            replay.step(name, int(x), int(y), int(work[2]))
+            assert replay.state() == state
+        except (AssertionError, IndexError) as error:
+            raise AssertionError(f"{trace.name}:{number}: {line}: {error}") from error
+
+
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.stem)
 def test_after_each_step_of_a_trace_the_plugin_is_as_the_model_says(trace: Path):
-    with replays() as replay:
-        for number, line in enumerate(trace.read_text().splitlines(), 1):
-            name, x, y, *state, work = line.split()
-            try:
-                replay.step(name, int(x), int(y), int(work[2]))
-                assert replay.state() == state
-            except (AssertionError, IndexError) as error:
-                raise AssertionError(f"{trace.name}:{number}: {line}: {error}") from error
+    with replays(Replay) as replay:
+        play(replay, trace)
 
 
 def test_the_traces_have_every_kind_of_step():
