@@ -27,6 +27,7 @@ from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.dra.written import write_file
 from fpga_plugin.errors import (
@@ -38,7 +39,6 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.holders import HeldError, unknown_device
-from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Holder
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
@@ -101,7 +101,11 @@ class ClaimLife:
         files: for the container runtime.
 
     Attributes:
-        doubted: is told of a claim that keeps another from its device: kubelet may have lost it.
+        doubted: is told of a claim of which kubelet's record has to be looked at again: it keeps
+            another from its device, or could not be adopted.
+        unadopted: claims that kubelet has and the ledger could not take, since a damaged journal
+            says otherwise, with the names of their devices.
+        over: of these, those of which kubelet has told the end.
         seconds: until a call is answered.
     """
 
@@ -131,6 +135,8 @@ class ClaimLife:
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         self.doubted: Callable[[ClaimUid], None] = lambda _: None
+        self.unadopted: dict[ClaimUid, frozenset[str]] = {}
+        self.over: set[ClaimUid] = set()
         self.seconds = ANSWER_SECONDS
 
     def _tell(self, _card: CardId | None) -> None:
@@ -402,7 +408,17 @@ class ClaimLife:
         Raises:
             FpgaPluginError: not yet.
         """
+        ledger = self._ledger
+        unknown = ref.uid not in ledger.holders
+        if unknown and not self._queue.synced and ledger.unreconciled & ledger.cards.keys():
+            raise NotFinishedError(
+                f"{ref}: the journal lacks it, and kubelet's record of claims was not read yet",
+                hint="kubelet asks again; the plugin's log says what keeps it from reading it",
+            )
         await self.end(ref.uid)
+        if ref.uid in self.unadopted:
+            self.over.add(ref.uid)
+            self.doubted(ref.uid)
         await self._clean(ref)
 
     async def end(self, uid: ClaimUid) -> None:
@@ -452,14 +468,17 @@ class ClaimLife:
     def _left(self, uid: ClaimUid) -> list[RegionId]:
         """Regions of an ended claim that a scrub is still to come for."""
         holder = self._ledger.holders.get(uid)
-        if holder is None or not holder.ended:
+        if holder is None:
+            names = self.unadopted.get(uid, frozenset())
+        elif holder.ended:
+            names = frozenset(device_name(device) for device in holder.devices)
+        else:
             return []
         return [
             region.id
-            for device in holder.devices
-            if (card := self._ledger.cards.get(card_of(device))) is not None
+            for card in (self._ledger.cards.values() if names else ())
             for region in card.regions
-            if DeviceId(region.id) == device or DeviceId(card.id) == device
+            if device_name(DeviceId(region.id)) in names or device_name(DeviceId(card.id)) in names
             if self._to_scrub(region.id)
         ]
 

@@ -161,10 +161,14 @@ class ClaimReconciler:
         Raises:
             JournalError: it cannot be written down.
         """
-        ledger = self._ledger
+        ledger, life = self._ledger, self._life
         unknown = ledger.unreconciled & ledger.cards.keys()
         cards = set(unknown)
+        life.over &= record.keys()
+        life.unadopted = {uid: life.unadopted[uid] for uid in life.over}
         for uid, one in record.items():
+            if uid in life.over:
+                continue  # its end was told, and kubelet writes that down after the answer
             holder = ledger.holders.get(uid)
             names = {*one.devices}
             if holder is not None:
@@ -184,9 +188,12 @@ class ClaimReconciler:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
                 cards -= {card for card in cards if any(_of_card(name, card) for name in names)}
+                life.unadopted[uid] = frozenset(names)
             else:
                 log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         ledger.reconciled(cards)
+        for card in cards:
+            self._queue.add(card)
 
     async def _look_for_lost(
         self, before: set[ClaimUid], record: Mapping[ClaimUid, RecordedClaim]

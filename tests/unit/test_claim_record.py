@@ -17,7 +17,7 @@ from test_claim_life import A, B, ClaimScene, ref
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import AllocatedElsewhereError
 from fpga_plugin.dra.names import device_name
-from fpga_plugin.errors import NoSourceError
+from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition
@@ -206,6 +206,54 @@ def test_what_cannot_be_adopted_keeps_all_its_cards_back(scene: RecordScene) -> 
     scene.write({A: (name(one), name(other), "no-device-of-ours")})
     scene.look()
     assert scene.ledger.unreconciled == {card_of(one), card_of(other)}
+
+
+def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regions_are_clean(
+    scene: RecordScene,
+) -> None:
+    """Invariant 4, and what Unprepare promises. The campaign found it (seed 102, portion 23): in a
+    journal that was set back an older claim still had one of the regions."""
+    one, two, _ = scene.regions
+    scene.forgotten()
+    scene.restart()
+    scene.write({B: (name(one),), A: (name(card_of(one)),)})
+    assert scene.look()
+    assert {*scene.ledger.holders} == {B}
+    assert "claim not adopted" in scene.logged
+    task = scene.unprepare(A)
+    scene.plugin.work()
+    assert not task.done(), "its other region is not clean"
+    assert scene.ledger.record(two).condition is Condition.DIRTY
+    assert scene.reconciler._wake.is_set(), "kubelet's record is looked at again"
+    assert scene.look()
+    scene.plugin.work()
+    assert task.result() is None
+    assert scene.ledger.record(two).condition is Condition.BLANK
+    assert not [what for what in scene.rack.done if one in what], "the older claim has it"
+    assert {*scene.ledger.holders} == {B}
+    scene.write({B: (name(one),)})
+    assert scene.look()
+    assert not scene.life.over | scene.life.unadopted.keys(), "kubelet has written it down"
+
+
+def test_no_end_is_answered_before_it_is_known_whether_the_journal_lost_the_claim(
+    scene: RecordScene,
+) -> None:
+    one = scene.regions[0]
+    scene.forgotten()
+    scene.restart()
+    scene.write({A: (name(one),)})
+    task = scene.unprepare(A)
+    scene.plugin.work()
+    with pytest.raises(NotFinishedError, match="record of claims was not read yet"):
+        task.result()
+    assert scene.look()
+    scene.plugin.work()
+    scene.pod("pod-1", running=False)
+    task = scene.unprepare(A)
+    scene.plugin.work()
+    assert task.result() is None
+    assert scene.ledger.record(one).condition is Condition.BLANK
 
 
 def test_at_the_start_the_files_of_claims_in_force_stay_whatever_kubelet_knows(
