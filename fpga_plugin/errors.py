@@ -14,21 +14,24 @@ from grpclib.const import Status
 MAX_QUOTED = 64
 """Characters of a foreign value that a message quotes."""
 
+MAX_TOLD = 300
+"""Characters of what kubelet says of a registration: its own prefix has 60, the reason follows."""
+
 MAX_MESSAGE_BYTES = 1000
 """A message stays under 1 KiB: kubelet puts it into an Event, which caps notes at 1 KiB."""
 
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-def quote(value: object) -> str:
-    """A foreign value for a message: printable ASCII in quotes, cut to 64 characters."""
+def quote(value: object, most: int = MAX_QUOTED) -> str:
+    """A foreign value for a message: printable ASCII in quotes, cut to so many characters."""
     text = str(value)
-    return f"'{printable_ascii(text)}'" + ("..." if len(text) > MAX_QUOTED else "")
+    return f"'{printable_ascii(text, most)}'" + ("..." if len(text) > most else "")
 
 
-def printable_ascii(text: str) -> str:
-    """A foreign name as it may be shown: printable ASCII, cut to 64 characters."""
-    cut = text[:MAX_QUOTED]
+def printable_ascii(text: str, most: int = MAX_QUOTED) -> str:
+    """A foreign name as it may be shown: printable ASCII, cut to so many characters."""
+    cut = text[:most]
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in cut)
 
 

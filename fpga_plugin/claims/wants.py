@@ -27,7 +27,7 @@ from fpga_plugin.ids import (
     ResourceName,
     known_resource,
 )
-from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
+from fpga_plugin.ledger.ledger import MAY_COME_BACK, card_of
 from fpga_plugin.ledger.records import Debug
 from fpga_plugin.pods.functions import assign_functions
 from fpga_plugin.pods.identity import Identity
@@ -219,7 +219,7 @@ class Wants:
         region = self._ledger.region(region_id)
         card = self._ledger.cards.get(card_of(region_id))
         if region is None or card is None:
-            raise CardGoneError(f"region {region_id} is gone", hint=DELETE_THE_POD)
+            raise CardGoneError(f"region {region_id} is gone", hint=MAY_COME_BACK)
         if request.settings != DriverSettings():
             limits = await self._reads.run(
                 card.id, partial(self._backend.clock_limits, card, region)

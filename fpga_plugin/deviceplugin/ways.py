@@ -21,7 +21,7 @@ from fpga_plugin.api.messages.v1beta1 import RegisterRequest, RegistrationStub
 from fpga_plugin.deviceplugin.errors import NotRegisteredError
 from fpga_plugin.deviceplugin.servicer import OPTIONS
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, socket_path
-from fpga_plugin.errors import quote
+from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.fixed_socket import registry_path
 
@@ -154,7 +154,8 @@ async def register(directory: str, resource: ResourceName, endpoint: str, second
         ) from error
     except GRPCError as error:
         raise NotRegisteredError(
-            f"kubelet refused to register {resource}: {quote(error.message or error.status.name)}"
+            f"kubelet refused to register {resource}:"
+            f" {quote(error.message or error.status.name, MAX_TOLD)}"
         ) from error
     except (StreamTerminatedError, ProtocolError, AttributeError) as error:
         # AttributeError: grpclib 0.4, where the connection ended before the call began.

@@ -39,7 +39,7 @@ from fpga_plugin.serving.fixed_socket import (
     registry_path,
     remove_own,
 )
-from fpga_plugin.serving.registry import Info, RegistrySocket
+from fpga_plugin.serving.registry import Info, RegistrySocket, Reoffer
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.telemetry.instruments import Counter
 
@@ -172,6 +172,7 @@ class DraDoor:
             self._told,
             dropped=self.dropped,
         )
+        self._reoffer = Reoffer(self._registry)
         self._server: ClosingServer | None = None
         self._identity = ""
 
@@ -196,6 +197,7 @@ class DraDoor:
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves."""
         return {
+            "registration": self._reoffer.run(),
             "claims": self.reconciler.run(),
             "files": self._kept.run(),
             "slices": self.slices.run(),
@@ -226,10 +228,16 @@ class DraDoor:
         return list(self.node.concerns)
 
     def _told(self, problem: str) -> None:
-        self.problem = problem
+        self.problem = f"kubelet refused the driver: {problem}" if problem else ""
+        again = self._reoffer.told(problem)
         if problem:
             self.registered.clear()
-            log.warning("kubelet does not register the driver", reason=problem)
+            log.warning(
+                "kubelet does not register the driver",
+                reason=problem,
+                retry_in=again,
+                hint="no claim is prepared until it does; if it stays, kubelet's own log says more",
+            )
             return
         log.info("driver registered with kubelet", driver=self._settings.resource_prefix)
         self.registered.set()

@@ -15,10 +15,16 @@ the store (`aliases`). `state` holds what they change.
 from fpga_plugin.ledger.aliases import InterfaceAliases
 from fpga_plugin.ledger.conditions import Conditions
 from fpga_plugin.ledger.holders import Holders
-from fpga_plugin.ledger.names import DELETE_THE_POD, card_of, is_card, resource_names
+from fpga_plugin.ledger.names import (
+    DELETE_THE_POD,
+    MAY_COME_BACK,
+    card_of,
+    is_card,
+    resource_names,
+)
 from fpga_plugin.ledger.presence import Presence
 
-__all__ = ["DELETE_THE_POD", "Ledger", "card_of", "is_card", "resource_names"]
+__all__ = ["DELETE_THE_POD", "MAY_COME_BACK", "Ledger", "card_of", "is_card", "resource_names"]
 
 
 class Ledger(Holders, Presence, Conditions, InterfaceAliases):

@@ -24,6 +24,12 @@ from fpga_plugin.ids import (
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
+MAY_COME_BACK = (
+    "it may come back by itself, as while its driver is bound anew: kubelet tries a start again;"
+    " if it stays away, " + DELETE_THE_POD
+)
+"""For a card or region that is gone: a rebind of a free card takes it away for a moment."""
+
 FUNCTIONS_HINT = (
     "its accelerators are part of the card's whole image: FPGA_PLUGIN_ADVERTISE=af hands them over"
     " as they are (docs/functions.md)"

@@ -37,6 +37,7 @@ from fpga_plugin.ledger.journal import JournalError, JournalWriter
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
+    MAY_COME_BACK,
     card_of,
     function_name,
     is_card,
@@ -663,7 +664,7 @@ class LedgerState:
                     f"card {card_of(device)} is not served: {problem.message}",
                     hint=DELETE_THE_POD + remedy,
                 )
-            raise RefusedError(f"card {card_of(device)} is gone", hint=DELETE_THE_POD)
+            raise RefusedError(f"card {card_of(device)} is gone", hint=MAY_COME_BACK)
         if is_card(device):
             if not card.complete:
                 raise RefusedError(
@@ -674,7 +675,7 @@ class LedgerState:
         for region in card.regions:
             if DeviceId(region.id) == device:
                 return (region,)
-        raise RefusedError(f"region {device} is gone from its card", hint=DELETE_THE_POD)
+        raise RefusedError(f"region {device} is gone from its card", hint=MAY_COME_BACK)
 
     def check_grants(self, claim: Claim) -> None:
         """Invariant 10: what the pod was given still leads to these regions, and to no other.

@@ -2,15 +2,16 @@
 
 Kubelet watches that directory and looks each second (pkg/kubelet/pluginmanager): it asks a new
 socket what it serves (GetInfo, 1 s), dials the endpoint, and says what came of it
-(NotifyRegistrationStatus). What fails it tries again after 0.5 to 122 s. A socket that goes is
-deregistered; one that is made anew under the same name is registered anew. A kubelet that starts
-finds what is there.
+(NotifyRegistrationStatus). What fails it tries again after 0.5 to 122 s; before Kubernetes 1.36
+not all of it (`Reoffer`). A socket that goes is deregistered; one that is made anew under the same
+name is registered anew. A kubelet that starts finds what is there.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 from grpclib.const import Handler
 
 from fpga_plugin.api.messages.pluginregistration import (
@@ -19,11 +20,13 @@ from fpga_plugin.api.messages.pluginregistration import (
     RegistrationStatus,
     RegistrationStatusResponse,
 )
-from fpga_plugin.errors import quote
-from fpga_plugin.serving.fixed_socket import listen_at, remove_own
+from fpga_plugin.errors import MAX_TOLD, quote
+from fpga_plugin.serving.fixed_socket import SocketError, listen_at, remove_own
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.serving.unary import unary
 from fpga_plugin.telemetry.instruments import Counter
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,59 @@ class RegistrySocket:
             await server.close_all()
 
 
+class Reoffer:
+    """Makes the socket anew that kubelet refused, so that kubelet looks at it once more.
+
+    Kubelet before 1.36 counts a socket as done although its own part of the registration failed,
+    and tries again with a new socket only (kubernetes/kubernetes pull request 133335). A later one
+    tries again by itself, and is asked no oftener than that.
+
+    Args:
+        socket: what is made anew.
+        first: seconds after the first refusal.
+        last: seconds after many.
+    """
+
+    def __init__(self, socket: RegistrySocket, *, first: float = 5.0, last: float = 160.0) -> None:
+        self._socket = socket
+        self._first, self._last = first, last
+        self._refusals = 0
+        self._refused = asyncio.Event()
+
+    def told(self, problem: str) -> float:
+        """Take kubelet's word; the seconds after which the socket is made anew, 0: never."""
+        if not problem:
+            self._refusals = 0
+            self._refused.clear()
+            return 0.0
+        self._refusals += 1
+        self._refused.set()
+        return self._delay()
+
+    def _delay(self) -> float:
+        doublings = min(max(self._refusals - 1, 0), 16)
+        return min(self._first * 2.0**doublings, self._last)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await self._refused.wait()
+            await asyncio.sleep(self._delay())
+            if not self._refused.is_set():
+                continue  # kubelet has tried again by itself, and registered it
+            self._refused.clear()
+            await self._socket.stop()
+            try:
+                await self._socket.start()
+            except SocketError as error:
+                _log.warning(
+                    "the registration's socket cannot be made",
+                    message=error.message,
+                    hint=error.hint,
+                    retry_in=self.told(error.message),
+                )
+
+
 class _Registration:
     """Both calls; neither waits."""
 
@@ -121,6 +177,7 @@ class _Registration:
         )
 
     async def _notified(self, status: RegistrationStatus) -> RegistrationStatusResponse:
-        problem = "" if status.plugin_registered else quote(status.error or "no reason is given")
+        told = status.error or "no reason is given"
+        problem = "" if status.plugin_registered else quote(told, MAX_TOLD)
         asyncio.get_running_loop().call_soon(self._told, problem)
         return RegistrationStatusResponse()

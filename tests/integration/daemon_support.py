@@ -106,19 +106,33 @@ def call_unary(
     return unary(sent, timeout=timeout)
 
 
+class NotRegistered(Exception):  # noqa: N818  # what kubelet tells the plugin, not an error here
+    """Kubelet refuses a plugin; what it says."""
+
+
 class Registry:
     """Kubelet's plugin manager, for one life of it: finds sockets in `plugins_registry`.
+
+    A plugin that it refused it asks again, as kubelet 1.36 does; an earlier one waits for a new
+    socket (`old`).
 
     Args:
         directory: where it looks.
         register: is given the path of a socket and what the plugin there says of itself.
         gone: is given the path of one that is no longer there.
+        old: it never asks again.
     """
 
     def __init__(
-        self, directory: Path, register: Callable[[str, Any], None], gone: Callable[[str], None]
+        self,
+        directory: Path,
+        register: Callable[[str, Any], None],
+        gone: Callable[[str], None],
+        *,
+        old: bool = False,
     ) -> None:
         self._directory = directory
+        self._old = old
         self._register = register
         self._gone = gone
         self._known: dict[str, tuple[int, int]] = {}
@@ -144,10 +158,10 @@ class Registry:
                 self._gone(path)
             for path in present.keys() - self._known.keys():
                 with contextlib.suppress(grpc.RpcError):  # it is tried again
-                    self._meet(path)
-                    self._known[path] = present[path]
+                    if self._meet(path) or self._old:
+                        self._known[path] = present[path]
 
-    def _meet(self, path: str) -> None:
+    def _meet(self, path: str) -> bool:
         package, service = "pluginregistration", "/pluginregistration.Registration"
         with grpc.insecure_channel(f"unix:{path}") as channel:
             info = call_unary(
@@ -157,14 +171,21 @@ class Registry:
                 message("PluginInfo", package),
                 timeout=5,
             )
-            self._register(path, info)
+            problem = ""
+            try:
+                self._register(path, info)
+            except NotRegistered as error:
+                problem = str(error)
             call_unary(
                 channel,
                 f"{service}/NotifyRegistrationStatus",
-                message("RegistrationStatus", package)(plugin_registered=True),
+                message("RegistrationStatus", package)(
+                    plugin_registered=not problem, error=problem
+                ),
                 message("RegistrationStatusResponse", package),
                 timeout=5,
             )
+            return not problem
 
 
 def eventually(look: Callable[[], T], what: str = "that", *, limit: float = LIMIT) -> T:
@@ -289,6 +310,8 @@ class Kubelet:
         self._all: list[Endpoint] = []
         self._server: Any = None
         self.watched: Path | None = None  # where it finds plugins by itself
+        self.refusals = 0  # how many plugins that it found there it refuses first
+        self.old = False  # it is one before 1.36: see `Registry`
         self._registry: Registry | None = None
 
     def start(self) -> None:
@@ -307,11 +330,17 @@ class Kubelet:
         self._server.add_insecure_port(f"unix:{self.directory / 'kubelet.sock'}")
         self._server.start()
         if self.watched is not None:
-            self._registry = Registry(self.watched, self._found, self._lost)
+            self._registry = Registry(self.watched, self._found, self._lost, old=self.old)
             self._registry.start()
 
     def _found(self, _path: str, info: Any) -> None:
         assert (info.type, list(info.supported_versions)) == ("DevicePlugin", ["v1beta1"])
+        if self.refusals:
+            self.refusals -= 1
+            raise NotRegistered(
+                "RegisterPlugin error -- plugin registration failed with err: cannot dial"
+                f" {info.endpoint}"
+            )
         endpoint = os.path.basename(info.endpoint)
         self._register(message("RegisterRequest")(resource_name=info.name, endpoint=endpoint), None)
 

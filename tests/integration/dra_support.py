@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from daemon_support import ID, LIMIT, Cgroups, Node, Registry, Signal, call_unary, message
+from daemon_support import (
+    ID,
+    LIMIT,
+    Cgroups,
+    Node,
+    NotRegistered,
+    Registry,
+    Signal,
+    call_unary,
+    message,
+)
 
 DRIVER = "fpga.intel.com"
 NODE = "node-a"
@@ -143,10 +153,18 @@ class Claim:
 
 
 class DraKubelet:
-    """Finds the driver, calls it, and keeps a record as kubelet does."""
+    """Finds the driver, calls it, and keeps a record as kubelet does.
+
+    Attributes:
+        registered: what the driver said of itself at each registration.
+        refusals: how many registrations fail first.
+        old: a kubelet before 1.36, which asks nobody again whom it refused.
+    """
 
     def __init__(self, root) -> None:
         self.root = root
+        self.refusals = 0
+        self.old = False
         self.signal = Signal()
         self.registered: list[Any] = []
         self.record: dict[str, Json] = {}
@@ -156,7 +174,9 @@ class DraKubelet:
 
     def start(self) -> None:
         (self.root / "plugins_registry").mkdir(exist_ok=True)
-        self._registry = Registry(self.root / "plugins_registry", self._found, self._gone)
+        self._registry = Registry(
+            self.root / "plugins_registry", self._found, self._gone, old=self.old
+        )
         self._registry.start()
 
     def stop(self) -> None:
@@ -178,6 +198,12 @@ class DraKubelet:
     def _found(self, _path: str, info: Any) -> None:
         assert (info.type, info.name) == ("DRAPlugin", DRIVER)
         assert info.endpoint == str(self.root / "plugins" / DRIVER / "dra.sock")
+        if self.refusals:
+            self.refusals -= 1
+            raise NotRegistered(
+                "RegisterPlugin error -- plugin registration failed with err: endpoint"
+                f" {info.endpoint} already registered for DRA driver plugin {DRIVER}"
+            )
         self._channel = grpc.insecure_channel(f"unix:{info.endpoint}")
         with self.signal.changed:
             self.registered.append(info)

@@ -297,6 +297,35 @@ def test_no_container_starts_on_a_card_that_went_and_came_back():
         assert node.file(claim) is not None
 
 
+def test_a_claim_whose_card_is_away_for_a_moment_is_told_so_and_served_when_it_is_back():
+    """As while the driver of a free card is bound anew: kubelet asks again by itself."""
+    with DraNode().up() as node:
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.unplug(CARD)
+        node.plugin.until_logged("card gone")
+        told = node.dra.refused(claim)
+        assert "may come back by itself" in told
+        assert "kubelet tries a start again" in told
+        node.plug(CARD)
+        eventually(lambda: not node.dra.call("Prepare", claim)["c"].error, "it is prepared")
+        assert node.afu(P0) == AFU
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_driver_that_kubelet_refused_says_so_and_is_registered_later(*, old: bool):
+    """A kubelet before 1.36 looks at a refused plugin's socket never again, but at a new one."""
+    with DraNode() as node:
+        node.dra.refusals, node.dra.old = 1, old
+        node.up()
+        (line,) = node.plugin.logged("kubelet does not register the driver")
+        assert "already registered" in line["reason"]
+        assert line["retry_in"] > 0
+        assert "kubelet's own log" in line["hint"]
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        assert node.afu(P0) == AFU
+
+
 def test_unknown_and_deleted_claims_are_unprepared_without_a_word():
     with DraNode().up() as node:
         assert node.dra.unprepare(Claim("never")) == ""
@@ -323,7 +352,7 @@ def test_claims_that_cannot_be_served_are_refused_with_the_reason():
         assert "its uid is not another" in node.dra.refused(renamed)
         renamed.uid = known
         gone = node.claim("gone", "0000-ff-00.0-p0")
-        assert "is gone" in node.dra.refused(gone)
+        assert "is gone: it may come back by itself" in node.dra.refused(gone)
         misspelt = node.claim("misspelt", P0, bitstreem=AFU)
         assert "bitstreem" in node.dra.refused(misspelt)
         unknown = node.claim("unknown", P0, bitstream="0" * 32)

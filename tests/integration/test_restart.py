@@ -140,6 +140,21 @@ def test_sockets_that_a_killed_plugin_left_behind_are_removed_and_nobody_elses()
 
 # -------------------------------------------------------------------- kubelet's restarts
 
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_resource_whose_socket_kubelet_refused_is_registered_by_a_new_one(*, old: bool):
+    """A kubelet before 1.36 looks at a refused plugin's socket never again."""
+    with Node(registration="plugin-watcher") as node:
+        node.kubelet.refusals, node.kubelet.old = 3, old
+        node.up()
+        told = node.plugin.logged("not registered with kubelet")
+        assert told
+        for line in told:
+            assert "refused to register fpga.intel.com/" in line["reason"]
+            assert "cannot dial" in line["reason"]
+            assert line["retry_in"] > 0
+
+
 both_ways = pytest.mark.parametrize("way", ["kubelet-socket", "plugin-watcher"])
 
 
