@@ -133,8 +133,8 @@ BUGS = {
     ),
     "unprepare-answered-before-it-is-clean": Bug(
         "dra/life.py",
-        "        await self.end(ref.uid)\n        await self._clean(ref)\n",
-        "        await self.end(ref.uid)\n",
+        "        await self._clean(ref)\n",
+        "",
         "4",
         door="dra",
     ),
