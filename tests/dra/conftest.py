@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
-        inside = item.path.name.startswith("test_pods")
+        inside = item.path.name.startswith(("test_pods", "test_chart"))
         if ("FPGA_KUBELET_SCRATCH" if inside else "FPGA_DRA") not in os.environ:
             item.add_marker(pytest.mark.skip(reason="needs programs of Kubernetes: make test-dra"))
 

@@ -69,14 +69,18 @@ class Cluster(ControlPlane):
                 f"--controllers={','.join(CONTROLLERS)}",
             ),
         ]
-        self.apply(DEPLOY / "deviceclasses.yaml")
-        user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "fpga-plugin"}
-        self.apply(DEPLOY / "rbac.yaml", subjects=[user])
+        self.install()
         # Requests with admin access are for namespaces that an administrator has marked.
         path = "/api/v1/namespaces/default"
         default = self.call("GET", path)
         default["metadata"]["labels"]["resource.kubernetes.io/admin-access"] = "true"
         self.call("PUT", path, default)
+
+    def install(self) -> None:
+        """Classes and rights, as without helm."""
+        self.apply(DEPLOY / "deviceclasses.yaml")
+        user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "fpga-plugin"}
+        self.apply(DEPLOY / "rbac.yaml", subjects=[user])
 
     def end(self) -> None:
         for program in self._programs:

@@ -101,9 +101,15 @@ class ControlPlane:
         shutil.rmtree(self._folder)
 
     def call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, raw: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        raw: bool = False,
+        token: str = "admin",
     ) -> Any:
-        """As the administrator.
+        """As the administrator, or as whoever has this token.
 
         Raises:
             OSError: it is not there, or refuses (HTTPError).
@@ -112,7 +118,7 @@ class ControlPlane:
             URL + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": "Bearer admin", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )
         context = ssl.create_default_context(cafile=self.certificate)
         with urllib.request.urlopen(request, timeout=LIMIT, context=context) as answer:

@@ -259,6 +259,9 @@ class Node:
         control_plane: None: kubelet is by itself.
         user: as whom the plugin asks the API server.
         settings: of the plugin, without their prefix and in lower case.
+
+    Attributes:
+        chart: values of the chart's that are no settings, where the plugin is its pod.
     """
 
     def __init__(
@@ -293,6 +296,7 @@ class Node:
             if control_plane is None
             else str(control_plane.kubeconfig(user)),
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
+        self.chart: dict[str, str] = {}
         self.lives: list[Plugin | PodPlugin] = []
         self._found_at_boot: tuple[str, ...] = ()
         self._frozen: set[Path] = set()

@@ -35,6 +35,8 @@ OWN = {
     "FPGA_PLUGIN_HTTP_ADDRESS": "",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_OBSERVE": "observe",
+    "FPGA_PLUGIN_MODE": "mode",
+    "NODE_NAME": "",
 }
 """Settings of a test that the chart has another value for, or sets itself."""
 
@@ -66,9 +68,10 @@ def helm(*arguments: str, kubeconfig: Path | None = None) -> str:
     return done.stdout
 
 
-def values(settings: Mapping[str, str]) -> list[str]:
-    """Arguments of helm for a test's settings."""
+def values(settings: Mapping[str, str], more: Mapping[str, str] | None = None) -> list[str]:
+    """Arguments of helm for a test's settings, and for values that are no settings."""
     given = {"image.repository": REPOSITORY, "image.tag": TAG, "image.pullPolicy": "Never"}
+    given |= more or {}
     for name, text in settings.items():
         key = OWN.get(name, f"settings.{name}")
         if key:
@@ -81,7 +84,11 @@ def values(settings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def install(control_plane: ControlPlane, settings: Mapping[str, str]) -> str:
+def install(
+    control_plane: ControlPlane,
+    settings: Mapping[str, str],
+    more: Mapping[str, str] | None = None,
+) -> str:
     """`helm upgrade --install` into the API server; its notes."""
     path = "/api/v1/namespaces"
     known = [each["metadata"]["name"] for each in control_plane.call("GET", path)["items"]]
@@ -92,7 +99,7 @@ def install(control_plane: ControlPlane, settings: Mapping[str, str]) -> str:
             "metadata": {"name": "kube-root-ca.crt"},
             "data": {"ca.crt": control_plane.certificate.read_text()},
         })  # fmt: skip
-    return helm("upgrade", "--install", "fpga-plugin", str(CHART), *values(settings),
+    return helm("upgrade", "--install", "fpga-plugin", str(CHART), *values(settings, more),
                 kubeconfig=control_plane.kubeconfig("admin"))  # fmt: skip
 
 
@@ -103,7 +110,7 @@ def template(node: "Node") -> dict[str, Any]:
         text = helm("template", "fpga-plugin", str(CHART), *values(node.settings))
         made = next(o for o in yaml.safe_load_all(text) if o and o["kind"] == "DaemonSet")
     else:
-        install(control_plane, node.settings)
+        install(control_plane, node.settings, node.chart)
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/fpga-plugin"
         made = control_plane.call("GET", path)
     pod = copy.deepcopy(made["spec"]["template"])
