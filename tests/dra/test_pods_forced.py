@@ -55,8 +55,10 @@ def test_a_pod_that_was_forced_away_while_kubelet_was_away_leaves_its_region_bla
     pod.delete(grace=0)
     until(lambda: not node.allocated(), "the device is the scheduler's again")
     assert node.afu(P0) == AFU
+    mark = node.plugin.mark
     node.kubelet.start()
     waiting(lambda: node.afu(P0) == BLANK, "it is scrubbed")
+    assert not node.served("NodePrepareResources", mark), "for a pod that is gone"
     assert not node.sandboxes()
     running(node, "next", AFU_2)
 
@@ -73,6 +75,8 @@ def test_a_pod_that_was_forced_away_while_its_region_was_programmed_leaves_it_bl
     until(lambda: not node.allocated(), "the device is the scheduler's again")
     node.plugin.until_logged("claim prepared")
     assert node.afu(P0) == AFU, "the work goes on without its call"
+    mark = node.plugin.mark
     node.kubelet.start()
     waiting(lambda: node.afu(P0) == BLANK, "it is scrubbed")
+    assert not node.served("NodePrepareResources", mark), "for a pod that is gone"
     running(node, "next", AFU_2)
