@@ -144,7 +144,7 @@ def test_what_computes_gives_way_to_what_waits(tmp_path):
 
 
 def test_the_table_tells_what_a_tier_computed(tmp_path):
-    burn = """@python3 -c 'while __import__("time").process_time() < 1.5: pass'"""
+    burn = """@python3 -c 'while __import__("time").process_time() < 2.5: pass'"""
     run = _run(tmp_path, targets={"test": burn, "fuzz": "@sleep 1"})
     assert run.returncode == 0, run.stdout
     computed = {
@@ -153,7 +153,7 @@ def test_the_table_tells_what_a_tier_computed(tmp_path):
         )
         for tier in ("test", "fuzz")
     }
-    assert computed["test"] in {1, 2}  # parts of a second do not count
+    assert computed["test"] in {1, 2, 3}  # parts of a second do not count
     assert computed["fuzz"] == 0
 
 
