@@ -27,7 +27,6 @@ from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
-from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.dra.written import write_file
 from fpga_plugin.errors import (
@@ -39,6 +38,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.holders import HeldError, unknown_device
+from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Holder
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
@@ -104,7 +104,7 @@ class ClaimLife:
         doubted: is told of a claim of which kubelet's record has to be looked at again: it keeps
             another from its device, or could not be adopted.
         unadopted: claims that kubelet has and the ledger could not take, since a damaged journal
-            says otherwise, with the names of their devices.
+            says otherwise, with their devices.
         over: of these, those of which kubelet has told the end.
         seconds: until a call is answered.
     """
@@ -135,7 +135,7 @@ class ClaimLife:
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         self.doubted: Callable[[ClaimUid], None] = lambda _: None
-        self.unadopted: dict[ClaimUid, frozenset[str]] = {}
+        self.unadopted: dict[ClaimUid, tuple[DeviceId, ...]] = {}
         self.over: set[ClaimUid] = set()
         self.seconds = ANSWER_SECONDS
 
@@ -468,17 +468,15 @@ class ClaimLife:
     def _left(self, uid: ClaimUid) -> list[RegionId]:
         """Regions of an ended claim that a scrub is still to come for."""
         holder = self._ledger.holders.get(uid)
-        if holder is None:
-            names = self.unadopted.get(uid, frozenset())
-        elif holder.ended:
-            names = frozenset(device_name(device) for device in holder.devices)
-        else:
+        if holder is not None and not holder.ended:
             return []
+        devices = self.unadopted.get(uid, ()) if holder is None else holder.devices
         return [
             region.id
-            for card in (self._ledger.cards.values() if names else ())
+            for device in devices
+            if (card := self._ledger.cards.get(card_of(device))) is not None
             for region in card.regions
-            if device_name(DeviceId(region.id)) in names or device_name(DeviceId(card.id)) in names
+            if DeviceId(region.id) == device or DeviceId(card.id) == device
             if self._to_scrub(region.id)
         ]
 

@@ -15,7 +15,8 @@ not ask again, nothing is kept once its regions are clean.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -25,7 +26,7 @@ from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoS
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ids import ClaimUid, DeviceId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Holder
 from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim, read_record
@@ -188,7 +189,7 @@ class ClaimReconciler:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
                 cards -= {card for card in cards if any(_of_card(name, card) for name in names)}
-                life.unadopted[uid] = frozenset(names)
+                life.unadopted[uid] = tuple(_devices(names))
             else:
                 log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         ledger.reconciled(cards)
@@ -287,6 +288,13 @@ def _recorded(one: RecordedClaim) -> Holder:
         requests=devices,
         pods=one.pods,
     )
+
+
+def _devices(names: Iterable[str]) -> Iterator[DeviceId]:
+    """The devices of these names; others are none of ours."""
+    for name in names:
+        with suppress(ValueError):
+            yield parse_device_name(name)
 
 
 def _of_card(device: str, card: str) -> bool:
