@@ -6,6 +6,7 @@ import time
 
 import pytest
 from daemon_support import LIMIT
+from doubles import slices
 from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
 
@@ -13,7 +14,7 @@ from fpga_plugin.api import mirror as mirror_module
 from fpga_plugin.api.mirror import Backoff
 from fpga_plugin.dra.pool import COLLECTION, Pool
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import CounterSet, Device, Effect, Form, Slice, Taint
+from fpga_plugin.dra.wanted import Device, Effect, Form, Slice, Taint
 
 NODES = "/api/v1/nodes"
 DRIVER, NODE = "fpga.intel.com", "node-a"
@@ -22,9 +23,6 @@ DRIVER, NODE = "fpga.intel.com", "node-a"
 def region(number: int, *taints: Taint, counters: bool = True) -> Device:
     consumes = {"card": (f"region-{number}",)} if counters else {}
     return Device(f"r{number}", {"type": "region", "port": number}, consumes, taints)
-
-
-COUNTERS = Slice(counter_sets=(CounterSet("card", ("region-0", "region-1")),))
 
 
 class Scene:
@@ -56,21 +54,7 @@ class Scene:
 
     def wanted(self, form: Form) -> tuple[Slice, ...]:
         self.forms.append(form)
-        parts = [
-            Slice(
-                devices=tuple(
-                    Device(
-                        one.name,
-                        one.attributes,
-                        one.consumes if form.counters else {},
-                        one.taints if form.taints else (),
-                    )
-                    for one in part
-                )
-            )
-            for part in self.devices
-        ]
-        return (COUNTERS, *parts) if form.counters else tuple(parts)
+        return slices.wanted(self.devices, form)
 
     @property
     def slices(self):

@@ -4,14 +4,13 @@ Each of these broke without a fast test noticing (`make mutants`): the table of 
 may come between two of its steps is in test_release.py.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import pytest
 from doubles.cards import BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
@@ -22,12 +21,6 @@ from fpga_plugin.ledger.records import CLEAN, Condition, Debug
 from fpga_plugin.regions.operations import CardOperations
 
 AFU = AFUS[0]
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 def settle(scene: Scene) -> None:

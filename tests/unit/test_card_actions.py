@@ -5,14 +5,14 @@ that are made or removed take away what somebody has of the card. Each of these 
 test noticing (`make mutants`): the table of docs/proof.md.
 """
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 from doubles.cards import AFU, REGIONS, TOO_HOT
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 from ledger_world import INSTANCES, Pod
 
 from fpga_plugin.config.settings import RecoveryPolicy
@@ -22,12 +22,6 @@ from fpga_plugin.ids import CardId, PciAddress, PodUid, RegionId
 from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import Change, Condition, Debug
 from fpga_plugin.regions.actions import CardActions, CardState
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
 from doubles.cards import TOO_HOT
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 
 from fpga_plugin.errors import (
     CardGoneError,
@@ -25,12 +25,6 @@ from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import Condition
 from fpga_plugin.regions.reports import Report
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 @pytest.fixture

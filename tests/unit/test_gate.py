@@ -4,14 +4,13 @@ Each of these broke without a fast test noticing (`make mutants`): the table of 
 kubelet is told is in test_prestart.py.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, TOO_HOT
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy
@@ -34,12 +33,6 @@ from fpga_plugin.regions.prepare import FormerOwnerRunsError
 
 OTHER_AFU = AFUS[1]
 DEFAULTS = DriverSettings()
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 @pytest.fixture

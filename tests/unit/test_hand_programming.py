@@ -6,14 +6,14 @@ docs/proof.md.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 from ledger_world import Pod
 
 from fpga_plugin.bitstream.names import Names
@@ -32,12 +32,6 @@ from fpga_plugin.ledger.records import Change, Condition, Debug, Loan, TenantIma
 from fpga_plugin.regions.byhand import HandProgrammer, Programmed
 
 NAMES = Names({(INTERFACE, Alias("gzip")): BitstreamId(AFU)})
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ It takes all regions of the card away for a moment, and crashes the kernel where
 Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 from doubles.cards import AFU, REGIONS, TOO_HOT
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 from ledger_world import Pod
 
 from fpga_plugin.config.settings import RecoveryPolicy
@@ -21,12 +21,6 @@ from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import Change, Condition, Debug, Loan
 from fpga_plugin.regions import recovery
 from fpga_plugin.regions.recovery import Recovery
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 @pytest.fixture

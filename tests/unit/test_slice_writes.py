@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import doubles.slices
 import msgspec
 import pytest
 from ledger_world import StillLoop
@@ -24,7 +25,7 @@ from fpga_plugin.api.rest import ApiServerError
 from fpga_plugin.dra import slices
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice
 from fpga_plugin.dra.slices import SliceReconciler
-from fpga_plugin.dra.wanted import CounterSet, Device, Form, Slice, Taint
+from fpga_plugin.dra.wanted import Device, Form, Slice, Taint
 
 NODE = "/api/v1/nodes/node-a"
 COUNTERS, FIRST, SECOND = (f"{each}-fpga.intel.com-node-a" for each in ("c0000", "d0000", "d0001"))
@@ -169,22 +170,7 @@ class Scene:
     def wanted(self, form: Form) -> tuple[Slice, ...]:
         self.forms.append(form)
         assert len(self.forms) < MOST
-        parts = tuple(
-            Slice(
-                devices=tuple(
-                    Device(
-                        one.name,
-                        one.attributes,
-                        one.consumes if form.counters else {},
-                        one.taints if form.taints else (),
-                    )
-                    for one in part
-                )
-            )
-            for part in self.devices
-        )
-        counters = Slice(counter_sets=(CounterSet("card", ("region-0", "region-1")),))
-        return (counters, *parts) if form.counters else parts
+        return doubles.slices.wanted(self.devices, form)
 
     def run(self, seconds: float) -> None:
         """So much time passes."""

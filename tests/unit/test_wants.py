@@ -3,14 +3,14 @@
 Each of these broke without a fast test noticing (`make mutants`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX
-from ledger_scene import Scene, scenes
+from ledger_scene import Scene
 from ledger_world import AFUS, Pod, env_for
 
 from fpga_plugin.claims.wants import Wants
@@ -26,12 +26,6 @@ from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.regions.prepare import Kept, Want
 
 LIMITS = ClockLimits(100, 400)
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Scene]]:
-    with scenes() as make:
-        yield make
 
 
 @pytest.fixture
