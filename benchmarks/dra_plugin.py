@@ -1,4 +1,4 @@
-"""The plugin behind the second door (DRA), idle, with an API server that answers all it asks.
+"""The plugin behind the second door (DRA), after a claim's life, with an API server that answers.
 
 Kubelet and the API server are the doubles of the integration tests. Where the benchmark may mount,
 the plugin asks by TLS and with a service account, as in a pod; else with credentials in a file,
@@ -12,14 +12,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plugin import memory_of
 from runtime import ROOT
+
+from fpga_plugin.hardware.simulated.slots import card_at
 
 NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -34,8 +34,8 @@ cp "$1"/* /run/secrets/kubernetes.io/serviceaccount && shift && exec "$@"
 
 
 @contextmanager
-def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
-    """The plugin once its slice is published; what reads its memory."""
+def dra(python: Path) -> Iterator[int]:
+    """The plugin's process id, once its slice is published and a claim has had its life."""
     sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "tests")]
     import daemon_support  # the harness of the integration tests, for what is said above
     from doubles.apiserver import ApiServerDouble
@@ -91,7 +91,13 @@ def dra(python: Path) -> Iterator[Callable[[], tuple[float, float]]]:
             while not api.objects[SLICES]:
                 assert time.monotonic() < until, "no slice was published"
                 time.sleep(0.05)
-            yield partial(memory_of, started[0].pid)
+            region = f"{card_at(0)}-p0"
+            claim = node.claim("claim", region, bitstream=daemon_support.AFU)
+            stored = run(api.put(claim.path.rpartition("/")[0], claim.object()))
+            claim.uid = stored["metadata"]["uid"]
+            node.dra.prepare(claim)
+            assert not node.dra.unprepare(claim)
+            yield started[0].pid
             run(api.__aexit__(None, None, None))
     finally:
         daemon_support.launch = usual

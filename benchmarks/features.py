@@ -1,13 +1,14 @@
 """Memory by feature: what each takes at once after a pod's life, and again after a while.
 
 All of them are one card of four regions, after a first start: every region is scrubbed, a pod is
-allocated, programmed and released, and the process is watched from then on. Pages of files that
+allocated, programmed and released, and the process is watched from then on, how often it wakes too.
+By DRA a claim is prepared and unprepared. Pages of files that
 several processes use (the interpreter, libcrypto) count as a whole in RSS and by shares in PSS.
 """
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from dra_plugin import dra
 from figures import Figure, Goal
 from kubelet import listed
 from node import CARDS, REGIONS, Node
-from plugin import Plugin
+from plugin import Plugin, memory_of, switches_of
 from reference import Echo
 
 AFU_ID = f"{7:032x}"
@@ -58,7 +59,7 @@ def memory(python: Path, folder: Path, store: Path, seconds: float) -> list[Figu
         for _ in range(100):
             echo.allocate()
         bare = echo.memory()[0]
-        rows: list[tuple[str, float | None, Callable[[], tuple[float, float]]]] = []
+        rows: list[tuple[str, float | None, int]] = []
         for number, feature in enumerate(FEATURES):
             (folder / f"memory-{number}").mkdir()
             node = Node(
@@ -70,13 +71,17 @@ def memory(python: Path, folder: Path, store: Path, seconds: float) -> list[Figu
             )
             stack.callback(node.kubelet.close)
             plugin = stack.enter_context(_lived(node, feature))
-            rows.append((feature.name, feature.most, plugin.memory))
-        rows.append(("dra, idle", 44, stack.enter_context(dra(python))))
-        at_once = [read() for _, _, read in rows]
+            rows.append((feature.name, feature.most, plugin.pid))
+        rows.append(("dra", 44, stack.enter_context(dra(python))))
+        pids = [pid for _, _, pid in rows]
+        at_once, woken = [memory_of(pid) for pid in pids], [switches_of(pid) for pid in pids]
         time.sleep(seconds)
-        later = [read() for _, _, read in rows]
+        later = [memory_of(pid) for pid in pids]
+        wakes = [switches_of(pid) - past for pid, past in zip(pids, woken, strict=True)]
     figures = []
-    for (name, most, _), (begun, _), (rss, pss) in zip(rows, at_once, later, strict=True):
+    for (name, most, _), (begun, _), (rss, pss), count in zip(
+        rows, at_once, later, wakes, strict=True
+    ):
         figures += [
             Figure("memory by feature", f"{name}, RSS at once", begun, "MiB", Goal(most), bare),
             Figure(
@@ -88,6 +93,9 @@ def memory(python: Path, folder: Path, store: Path, seconds: float) -> list[Figu
                 bare,
             ),
             Figure("memory by feature", f"{name}, PSS then", pss, "MiB"),
+            Figure(
+                "memory by feature", f"{name}, wake-ups", count * 60 / seconds, "/min", Goal(0, 300)
+            ),
         ]
     return figures
 

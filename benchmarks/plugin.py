@@ -32,11 +32,27 @@ def memory_of(pid: int) -> tuple[float, float]:
     return int(found["Rss"]) / 1024, int(found["Pss"]) / 1024
 
 
+def switches_of(pid: int) -> int:
+    """How often the threads of a process went to sleep so far: as often they were woken.
+
+    These are the voluntary context switches. The others are those of a thread that works and has to
+    let another process go first.
+    """
+    total = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        found = re.findall(
+            r"^voluntary_ctxt_switches:\s+([0-9]+)", status.read_text(), re.MULTILINE
+        )
+        total += sum(map(int, found))
+    return total
+
+
 class Plugin:
     """`fpga-plugin run`, started cold: a new interpreter, with compiled modules and warm caches.
 
     Attributes:
         began: when it was started.
+        pid: of the process.
     """
 
     def __init__(self, python: Path, settings: Mapping[str, str], log: Path) -> None:
@@ -50,6 +66,7 @@ class Plugin:
                 stdout=stream,
                 stderr=stream,
             )
+        self.pid = self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +93,7 @@ class Plugin:
 
     def memory(self) -> tuple[float, float]:
         """RSS and PSS in MiB."""
-        return memory_of(self._process.pid)
+        return memory_of(self.pid)
 
     def scrape(
         self,
@@ -101,34 +118,20 @@ class Plugin:
 
     def peak(self) -> float:
         """The highest RSS so far in MiB."""
-        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        text = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(r"^VmHWM:\s+([0-9]+) kB$", text, re.MULTILINE)
         return int(found[1]) / 1024 if found else 0.0
 
     def cpu(self) -> float:
         """Seconds of CPU so far, in user and kernel."""
-        return cpu_of(self._process.pid)
+        return cpu_of(self.pid)
 
     def threads(self) -> int:
         """How many threads it has."""
-        return len(list(Path(f"/proc/{self._process.pid}/task").iterdir()))
-
-    def switches(self) -> int:
-        """How often its threads went to sleep so far: as often they were woken.
-
-        These are the voluntary context switches. The others are those of a thread that works and
-        has to let another process go first.
-        """
-        total = 0
-        for status in Path(f"/proc/{self._process.pid}/task").glob("*/status"):
-            found = re.findall(
-                r"^voluntary_ctxt_switches:\s+([0-9]+)", status.read_text(), re.MULTILINE
-            )
-            total += sum(map(int, found))
-        return total
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def wakeups(self, seconds: float) -> float:
         """Wake-ups a minute, watched for `seconds`."""
-        before = self.switches()
+        before = switches_of(self.pid)
         time.sleep(seconds)
-        return (self.switches() - before) * 60 / seconds
+        return (switches_of(self.pid) - before) * 60 / seconds

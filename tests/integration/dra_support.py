@@ -243,7 +243,7 @@ class DraKubelet:
         """Prepare, and keep the record of it."""
         self.keep(claim)
         answer = self.call("Prepare", claim)[claim.name]
-        assert answer.error == ""
+        assert not answer.error, answer.error
         self.keep(claim, answer.devices)
         return list(answer.devices)
 

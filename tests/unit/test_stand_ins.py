@@ -87,6 +87,19 @@ def test_the_api_servers_client_imports_nothing_that_keeps_cookies():
     )
 
 
+def test_the_api_servers_client_asks_for_no_types_that_only_readers_need():
+    fresh(
+        f"{CLIENT}import anyio, anyio._backends._asyncio\n"
+        "for name in ('typing_extensions', 'mimetypes'): assert name not in sys.modules, name\n"
+        "assert httpx2.URL('http://a/b').raw[1] == b'a'  # deprecated, and there\n"
+        "class Typed(anyio.TypedAttributeProvider): pass\n"
+        "assert Typed().extra(3, default=4) == 4\n"
+        "form = httpx2.Request('POST', 'http://a/', files={'f': ('a.png', b'')}).read()\n"
+        "assert b'image/png' in form\n"
+        "from typing_extensions import TypeVar; TypeVar('T', default=int)"
+    )
+
+
 def test_a_cookie_that_a_proxy_sets_is_not_sent_back():
     fresh(
         f"{CLIENT}sent = []\n"
