@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from daemon_support import AFU_2, ID, LIMIT, REGIONS, Node
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.server import Server
 
 from fpga_plugin.api.messages import core_v1, v1, v1alpha1
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
+from fpga_plugin.demo.plugins import KubeletServer
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import PodUid, ResourceName
 
@@ -254,12 +254,16 @@ class PodResources(v1.PodResourcesListerBase):
 
 @contextlib.asynccontextmanager
 async def serving(service, path):
-    server = Server([service])
+    """One of kubelet's APIs; its end ends connections that a plugin still has, as kubelet's does.
+
+    A connection that outlived its loop would be found, as an error, in any later test.
+    """
+    server = KubeletServer(service)
     await server.start(path=str(path))
     try:
         yield
     finally:
-        server.close()
+        await server.end()
         async with asyncio.timeout(LIMIT):
             await server.wait_closed()
 

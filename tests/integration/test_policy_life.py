@@ -23,8 +23,7 @@ from daemon_support import (
     Refused,
     request,
 )
-from grpclib.server import Server
-from pods_support import UID, FakePod, PodResources, PodsServer
+from pods_support import UID, FakePod, PodResources, PodsServer, serving
 
 POLICY = f"""\
 version: 1
@@ -38,30 +37,17 @@ DENY_ALL = "version: 1\ndefault: deny\n"
 
 
 @contextmanager
-def serving(service, path: Path) -> Iterator[None]:
+def served(service, path: Path) -> Iterator[None]:
     """One of kubelet's other APIs, in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-
-    async def start() -> Server:
-        server = Server([service])
-        await server.start(path=str(path))
-        return server
-
-    async def stop() -> None:
-        server.close()
-        await server.wait_closed()
-        # Until the loop has its own pipe only: the plugin ends its connections after each call.
-        while len(loop._selector.get_map()) > 1:  # noqa: ASYNC110  # nobody announces it
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0)
-
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    api = serving(service, path)
+    asyncio.run_coroutine_threadsafe(api.__aenter__(), loop).result(LIMIT)
     try:
         yield
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(api.__aexit__(None, None, None), loop).result(LIMIT)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -113,7 +99,7 @@ def pods_socket(node: Node) -> Path:
 
 def test_podresources_tells_whose_pod_an_extended_kubelet_starts():
     service = PodResources(compress=P0)
-    with node() as (n, _), serving(service, list_socket(n)):
+    with node() as (n, _), served(service, list_socket(n)):
         n.up()
         n.kubelet.allocate(P0)
         n.kubelet.prestart(P0, env=request(AFU))
@@ -128,7 +114,7 @@ def test_podresources_tells_whose_pod_an_extended_kubelet_starts():
 
 
 def test_what_no_rule_allows_is_denied_by_default():
-    with node() as (n, _), serving(PodResources(compress=P0), list_socket(n)):
+    with node() as (n, _), served(PodResources(compress=P0), list_socket(n)):
         n.up()
         n.kubelet.allocate(P0)
         with pytest.raises(Refused, match=r"no rule of .* allows it, and the default is deny"):
@@ -137,7 +123,7 @@ def test_what_no_rule_allows_is_denied_by_default():
 
 
 def test_whole_cards_are_a_kind_of_their_own():
-    with node() as (n, _), serving(PodResources(compress=CARD), list_socket(n)):
+    with node() as (n, _), served(PodResources(compress=CARD), list_socket(n)):
         n.up()
         n.kubelet.allocate(CARD, resource=CARDS)
         with pytest.raises(Refused, match="a whole card of interface"):
@@ -146,7 +132,7 @@ def test_whole_cards_are_a_kind_of_their_own():
 
 def test_the_pods_api_tells_by_uid_once_a_pod():
     service = PodsServer(FakePod())
-    with node() as (n, _), serving(service, pods_socket(n)):
+    with node() as (n, _), served(service, pods_socket(n)):
         n.up()
         n.kubelet.checkpoint((UID, "app", REGIONS, [P0], n.kubelet.allocate(P0)))
         for _ in range(3):
@@ -158,7 +144,7 @@ def test_the_pods_api_tells_by_uid_once_a_pod():
 
 def test_on_a_stock_kubelet_the_spec_tells_and_nothing_else_is_asked():
     good = PodsServer(FakePod(app={"app": request(AFU)}))
-    with node() as (n, _), serving(good, pods_socket(n)):
+    with node() as (n, _), served(good, pods_socket(n)):
         n.up()
         n.kubelet.checkpoint((UID, "app", REGIONS, [P0], n.kubelet.allocate(P0)))
         n.kubelet.prestart(P0, env={})
@@ -168,7 +154,7 @@ def test_on_a_stock_kubelet_the_spec_tells_and_nothing_else_is_asked():
 
 def test_on_a_stock_kubelet_it_is_refused_too():
     bad = PodsServer(FakePod(app={"app": request(AFU_2)}))
-    with node() as (n, _), serving(bad, pods_socket(n)):
+    with node() as (n, _), served(bad, pods_socket(n)):
         n.up()
         n.kubelet.checkpoint((UID, "app", REGIONS, [P0], n.kubelet.allocate(P0)))
         with pytest.raises(Refused, match="rule no-second") as caught:
@@ -178,7 +164,7 @@ def test_on_a_stock_kubelet_it_is_refused_too():
 
 
 def test_a_namespace_that_nothing_tells_is_not_guessed():
-    with node() as (n, _), serving(PodResources(a=P0, b=P0), list_socket(n)):
+    with node() as (n, _), served(PodResources(a=P0, b=P0), list_socket(n)):
         n.up()
         n.kubelet.allocate(P0)
         with pytest.raises(Refused, match="shows several pods with the devices") as caught:
