@@ -383,6 +383,7 @@ class Inventory:
         regions = [region.id for region in card.regions]
         return (
             {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
+            and not any(r in self._well_since for r in health.failed)
             and self._degraded.get(card.id, ()) == health.degraded
             and not any(r in self._debugged for r in regions)
             and all(ledger.as_left(r, observed[r]) for r in regions)

@@ -1,0 +1,897 @@
+"""What a look at the cards reads, whom it tells, and what becomes of a look that comes too late.
+
+Each look reads in threads, and meanwhile cards come, go, are replaced, or are worked on. Nothing of
+this may take a card that is another one by now for the one that was read (invariants 2 and 4), nor
+a PR for a fault (invariant 3). Each of these broke without a fast test noticing (`make mutants`):
+the table of docs/proof.md.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from doubles.cards import AFU, BLANK
+from ledger_scene import Scene, scenes
+from ledger_world import FACTORY, Reads
+from structlog.testing import capture_logs
+
+from fpga_plugin.config.settings import Exposure
+from fpga_plugin.config.values import CardSelection
+from fpga_plugin.errors import HardwareError
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.hardware.model import Card, CardHealth, CardProblem, Iommu, Region
+from fpga_plugin.ids import AfuId, CardId, RegionId
+from fpga_plugin.ledger.exposure import ExposurePolicy
+from fpga_plugin.ledger.records import Condition
+from fpga_plugin.regions.inventory import Inventory
+from fpga_plugin.regions.reads import SILENT, SilentCardError
+
+T = TypeVar("T")
+
+HOT = Fault(FaultKind.TRANSIENT, "thermal: AP6")
+
+
+class SomeSilent(Reads):
+    """Reads of which some cards' do not end.
+
+    Attributes:
+        silent: how many reads these cards still answer.
+        singly: the cards that were read each by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: dict[CardId, int] = {}
+        self.singly: list[CardId] = []
+
+    async def run(self, card: CardId, function: Callable[[], T]) -> T:
+        self.singly.append(card)
+        if self.silent.get(card) == 0:
+            await super().run(card, lambda: None)  # so much time passes at least
+            raise SilentCardError(f"card {card}: {SILENT}")
+        if card in self.silent:
+            self.silent[card] -= 1
+        return await super().run(card, function)
+
+    async def each(
+        self, cards: Iterable[CardId], function: Callable[[CardId], T]
+    ) -> tuple[dict[CardId, T], frozenset[CardId]]:
+        wanted = tuple(cards)
+        answers, _ = await super().each((c for c in wanted if c not in self.silent), function)
+        return answers, frozenset(wanted) & self.silent.keys()
+
+
+class Looks:
+    """An inventory over the cards of a scene: one of two regions, and one of one.
+
+    Attributes:
+        read: each read of the hardware, and of which card.
+        told: what the node heard of which card.
+        queued: the cards of which the queue heard.
+        logged: each line.
+        problems: cards that are there and cannot be served.
+        errors: port errors by region; None: they cannot be read.
+        degraded: signals of all cards that take nothing away.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        logged: list[Mapping[str, Any]],
+        *,
+        cards: CardSelection | None = None,
+        interval: float = 0.0,
+    ) -> None:
+        self.scene, self.plugin, self.ledger = scene, scene.plugin, scene.ledger
+        self.rack = scene.rack
+        self.logged = logged
+        self.read: list[tuple[str, CardId]] = []
+        self.told: list[tuple[CardId, str]] = []
+        self.queued: list[CardId] = []
+        self.problems: dict[CardId, CardProblem] = {}
+        self.errors: dict[RegionId, Mapping[str, int] | None] = {}
+        self.degraded: tuple[str, ...] = ()
+        self.reads = SomeSilent()
+        self._then: dict[tuple[str, CardId], Callable[[], None]] = {}
+        for what in ("scan_card", "health", "afu_id", "port_errors"):
+            setattr(scene.rack, what, self._noted(what))
+        self.one, self.other = scene.rack.boards
+        self.inventory = Inventory(
+            scene.operations,
+            self,  # type: ignore[arg-type]  # the queue
+            recorder=self,  # type: ignore[arg-type]
+            reads=self.reads,
+            cards=cards or CardSelection(),
+            interval=interval,
+        )
+
+    # the queue
+
+    def add(self, card: CardId) -> None:
+        self.queued.append(card)
+        self.plugin.queue.add(card)
+
+    # the recorder
+
+    def card_failed(self, card: CardId, reason: str) -> None:
+        self.told.append((card, reason))
+
+    def card_recovered(self, card: CardId, what: str) -> None:
+        self.told.append((card, what))
+
+    # the hardware
+
+    def _noted(self, what: str) -> Callable[[Any], object]:
+        inner = getattr(self, f"_{what}", getattr(self.rack, what))
+
+        def read(of: Any) -> object:
+            card = CardId(getattr(of, "card", None) or getattr(of, "id", None) or of)
+            self.read.append((what, card))
+            try:
+                return inner(of)
+            finally:
+                self._then.pop((what, card), lambda: None)()
+
+        return read
+
+    def _scan_card(self, card: CardId) -> Card | CardProblem | None:
+        board = self.rack.boards[card]
+        return self.problems.get(card) or (board.card if board.present else None)
+
+    def _health(self, card: Card) -> CardHealth:
+        return replace(type(self.rack).health(self.rack, card), degraded=self.degraded)
+
+    def _port_errors(self, region: Region) -> Mapping[str, int]:
+        if (errors := self.errors.get(region.id, {})) is None:
+            raise HardwareError(f"errors of region {region.id} cannot be read")
+        return errors
+
+    def after(self, what: str, card: CardId, then: Callable[[], None]) -> None:
+        """Do something once, in the moment in which a read of a card has ended."""
+        self._then[what, card] = then
+
+    def reads_of(self, card: CardId, *what: str) -> int:
+        return sum(of == card and (not what or which in what) for which, of in self.read)
+
+    # looks
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.plugin.begin(work)
+        self.plugin.work()
+        task.result()
+
+    def changed(self, card: CardId | None) -> None:
+        """An event, and what comes of it."""
+        self.event(card)
+        self.plugin.work()
+
+    def event(self, card: CardId | None) -> None:
+        self.plugin.call(lambda: self.inventory.changed(card))
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Let the threads that began last end first."""
+        while not done():
+            assert self.plugin.jobs, "nothing goes on, and it has not happened"
+            self.plugin.job(len(self.plugin.jobs) - 1)
+
+    def at(self, instant: float) -> None:
+        """Time passes, and whatever is due then is done."""
+        self.plugin.loop.call_at(instant, lambda: None)
+        while self.plugin.loop.time() < instant:
+            assert self.plugin.loop.pass_time()
+            self.plugin.work()
+
+    @contextmanager
+    def at_work(self, card: CardId) -> Iterator[None]:
+        """Somebody holds the card's lock, as for a PR."""
+        done = self.plugin.loop.create_future()
+
+        async def work() -> None:
+            async with self.scene.operations.workers.lock(card):
+                await done
+
+        self.plugin.begin(work())
+        try:
+            yield
+        finally:
+            self.plugin.call(lambda: done.set_result(None))
+            self.plugin.work()
+
+    def lines(self, event: str) -> list[Mapping[str, Any]]:
+        return [line for line in self.logged if line["event"] == event]
+
+    def count(self, event: str) -> int:
+        return len(self.lines(event))
+
+    def hot(self, region: RegionId, why: str = HOT.message) -> None:
+        self.rack.slot(region).failing = why
+
+
+@pytest.fixture
+def looks() -> Iterator[Callable[..., Looks]]:
+    """Makes one. No look may end in an error that only the log tells of."""
+    made: list[Looks] = []
+    with scenes() as scene, capture_logs() as logged:
+
+        def make(**options: Any) -> Looks:
+            made.append(Looks(scene(), logged, **options))
+            logged.clear()
+            return made[-1]
+
+        yield make
+        assert not any(each.count("scan failed") for each in made)
+
+
+async def scan(look: Looks) -> None:
+    await look.inventory.scan()
+
+
+async def every(look: Looks) -> None:
+    await look.inventory.check_all()
+
+
+async def one(look: Looks) -> None:
+    await look.inventory.check(look.one)
+
+
+async def event(look: Looks) -> None:
+    look.inventory.changed(look.one)
+
+
+async def lost_events(look: Looks) -> None:
+    look.inventory.changed(None)
+
+
+# ------------------------------------------------------------------ what went, and what came
+
+
+def test_a_full_scan_notices_a_card_that_went(looks: Callable[..., Looks]) -> None:
+    """No event told of it: else it would stay on the list for ever."""
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.run(look.inventory.scan())
+    assert set(look.ledger.cards) == {look.other}
+    assert look.told == [(look.one, "gone")]
+    look.run(look.inventory.scan())
+    look.changed(look.one)
+    assert look.count("card gone") == 1
+    assert look.told == [(look.one, "gone")]
+
+
+def test_a_card_that_comes_while_all_are_scanned_is_not_called_gone(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    board = look.rack.boards[look.one]
+    board.present = False
+    look.changed(look.one)
+    scanning = look.plugin.begin(look.inventory.scan())
+    look.plugin.job(0)  # which cards there are
+
+    def comes() -> None:
+        board.present = True
+        look.event(look.one)
+        look.until(lambda: look.one in look.ledger.cards)
+
+    look.after("health", look.other, comes)
+    look.plugin.work()
+    scanning.result()
+    assert look.one in look.ledger.cards
+    assert look.count("card gone") == 1, "only when it went"
+
+
+def test_a_full_scan_does_not_take_in_what_a_card_was_before_an_event(
+    looks: Callable[..., Looks],
+) -> None:
+    """Invariant 2: the instance that the scan read is not there any more."""
+    look = looks()
+
+    def replaced() -> None:
+        look.scene.swap(look.one, told=False)
+        look.event(look.one)
+        look.until(lambda: look.count("card went and came back") > 0)
+
+    look.after("health", look.one, replaced)
+    look.run(look.inventory.scan())
+    assert look.ledger.cards[look.one] == look.rack.boards[look.one].card
+    assert look.count("card went and came back") == 1
+
+
+@pytest.mark.parametrize("begin", [scan, event], ids=["scan", "event"])
+def test_of_two_looks_the_later_one_is_believed(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    """The first one waits for the store, after it saw the card; the second one sees none."""
+    look = looks()
+    look.scene.operations.blanks.forget(None)
+    look.plugin.begin(begin(look))
+    while look.scene.operations.blanks._afus or look.reads_of(look.one, "afu_id") < 2:
+        look.plugin.job(0)
+    look.rack.boards[look.one].present = False
+    look.plugin.begin(begin(look))
+    for _ in range(3):  # all that the second one would do now
+        if len(look.plugin.jobs) > 1:
+            look.plugin.job(1)
+    look.plugin.work()
+    assert look.one not in look.ledger.cards
+
+
+def test_a_card_that_goes_while_it_is_scanned_is_looked_at_again_and_no_other(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    look.rack.boards[look.one].present = True
+    look.after("scan_card", look.one, lambda: setattr(look.rack.boards[look.one], "present", False))
+    look.run(look.inventory.scan())
+    assert look.one not in look.ledger.cards
+    look.rack.boards[look.one].present = True
+    before = look.reads_of(look.other)
+    look.at(1.0)
+    assert look.one in look.ledger.cards
+    assert look.reads_of(look.other) == before
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_full_scan_looks_once_at_what_is_well(looks: Callable[..., Looks], *, busy: bool) -> None:
+    look = looks()
+    if busy:
+        with look.at_work(look.one):
+            look.run(look.inventory.scan())
+    else:
+        look.run(look.inventory.scan())
+    before = len(look.read)
+    look.at(5.0)
+    assert len(look.read) == before
+    assert not look.told
+
+
+@pytest.mark.parametrize("begin", [scan, event], ids=["scan", "event"])
+def test_a_card_that_comes_hot_is_out_of_service_when_the_look_is_over(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    """Invariant 4: a card that is not known yet is not offered first and judged later."""
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    look.rack.boards[look.one].present = True
+    look.hot(look.scene.regions[0])
+    look.run(begin(look))
+    assert look.ledger.failing == {look.scene.regions[0]: HOT}
+    if begin is scan:
+        assert look.reads_of(look.one, "health") == 1, "the scan's own"
+
+
+def test_a_card_that_was_added_is_scrubbed_though_only_recovery_looked(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    look.scene.swap(look.one, told=False)
+    look.run(look.inventory.look(look.one))
+    look.plugin.work()
+    assert look.one in look.queued
+    assert all(look.scene.condition(r) is Condition.BLANK for r in look.scene.regions)
+    assert look.told == [(look.one, "it went and came back")]
+
+
+def test_a_card_is_told_of_once(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    look.rack.boards[look.one].present = True
+    for _ in range(2):
+        look.changed(look.one)
+        look.run(look.inventory.scan())
+    assert [line["card"] for line in look.lines("card found")] == [look.one]
+    assert look.count("card gone") == 1
+
+
+def test_a_card_that_cannot_be_reprogrammed_is_told_of(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    board = look.rack.boards[look.one]
+    board.card = replace(board.card, reprogrammable=False)
+    look.changed(look.one)
+    look.changed(look.one)
+    assert look.count("card cannot be reprogrammed") == 1
+
+
+# ------------------------------------------------------------------ a card at work
+
+
+@pytest.mark.parametrize("begin", [scan, every, one, event, lost_events])
+def test_no_look_judges_the_health_of_a_card_that_is_worked_on(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    """A PR looks like a poisoned port, for which an owner's device is Unhealthy (invariant 3)."""
+    look = looks()
+    with look.at_work(look.one):
+        look.hot(look.scene.regions[0], "poisoned: a PR runs")
+        looking = look.plugin.begin(begin(look))
+        look.plugin.work()
+        assert look.reads_of(look.one, "health") == 0
+        assert not look.ledger.failing
+        if begin in {scan, every, lost_events}:
+            assert look.reads_of(look.other, "health"), "the others are not held up"
+        look.hot(look.scene.regions[0], "")
+    looking.result()
+    assert not look.ledger.failing
+    assert not look.told
+
+
+# ------------------------------------------------------------------ cards that are left alone
+
+
+@pytest.mark.parametrize("begin", [scan, every, lost_events])
+def test_a_card_that_is_not_selected_is_not_touched(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    """Somebody else's: not even its AFU id is read, and no event makes the plugin look."""
+    look = looks()
+    out = look.other
+    look.run(look.inventory.scan())
+    look.plugin.call(lambda: look.ledger.card_gone(out))
+    look.read.clear()
+    look.logged.clear()
+    look.inventory._cards = CardSelection(excluded=frozenset({out}))
+    look.run(begin(look))
+    assert look.reads_of(out, "afu_id", "health") == 0
+    look.read.clear()
+    look.changed(out)
+    assert not look.read
+    look.problems[out] = CardProblem(look.rack.boards[out].card.address, "no FME")
+    look.run(begin(look))
+    assert out not in look.ledger.cards
+    assert out not in look.inventory.problems
+    assert not look.count("card skipped")
+
+
+def test_a_card_that_cannot_be_served_holds_up_no_other_and_is_told_of_once(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    address = look.rack.boards[look.one].card.address
+    for told, words in enumerate(("no FME", "no interface id"), 1):
+        look.problems[look.one] = CardProblem(address, words)
+        for begin in (scan, event, every):
+            look.run(begin(look))
+            look.plugin.work()
+            assert set(look.ledger.cards) == {look.other}
+            assert look.inventory.problems == look.problems
+            assert look.count("card skipped") == told
+    before = look.reads_of(look.one)
+    look.run(look.inventory.check_all())
+    look.plugin.work()
+    assert look.reads_of(look.one) == before, "an event tells when it changes"
+    look.problems.clear()
+    look.changed(look.one)
+    assert look.one in look.ledger.cards
+    assert not look.inventory.problems
+
+
+@pytest.mark.parametrize("begin", [scan, event], ids=["scan", "event"])
+def test_a_card_that_could_not_be_served_and_went_is_no_problem_any_more(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    look = looks()
+    look.problems[look.one] = CardProblem(look.rack.boards[look.one].card.address, "no FME")
+    look.changed(look.one)
+    assert look.inventory.problems
+    look.problems.clear()
+    look.rack.boards[look.one].present = False
+    look.run(begin(look))
+    look.plugin.work()
+    assert not look.inventory.problems
+
+
+# ------------------------------------------------------------------ cards that do not answer
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2])
+def test_a_card_that_stops_answering_in_the_middle_of_a_look_is_out_of_service(
+    looks: Callable[..., Looks], answers: int
+) -> None:
+    """Invariant 4, whichever of the reads does not end."""
+    look = looks()
+    look.reads.silent[look.one] = answers
+    look.changed(look.one)
+    assert look.one in look.ledger.cards
+    assert not look.inventory.problems
+    assert {fault.message for fault in look.ledger.failing.values()} == {SILENT}
+    assert len(look.ledger.failing) == 2
+    assert not look.count("card found")
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_new_card_that_does_not_answer_is_a_problem_until_it_does(
+    looks: Callable[..., Looks], answers: int
+) -> None:
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    look.rack.boards[look.one].present = True
+    look.reads.silent[look.one] = answers
+    look.changed(look.one)
+    assert look.one not in look.ledger.cards
+    assert look.inventory.problems[look.one].message == SILENT
+    look.reads.silent.clear()
+    look.run(look.inventory.check_all())
+    look.plugin.work()
+    assert look.one in look.ledger.cards
+    assert not look.inventory.problems
+
+
+@pytest.mark.parametrize("begin", [scan, every])
+def test_a_known_card_that_does_not_answer_with_the_others_is_not_asked_again_by_itself(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    """Each of these would take ten seconds more, one card after the other."""
+    look = looks()
+    look.reads.silent[look.one] = 0
+    look.run(begin(look))
+    assert {fault.message for fault in look.ledger.failing.values()} == {SILENT}
+    assert set(look.ledger.failing) == {r.id for r in look.ledger.cards[look.one].regions}
+    assert look.one not in look.inventory.problems
+    assert not look.reads.singly
+
+
+def test_a_silence_is_not_that_of_the_card_that_came_instead(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    look.reads.silent[look.one] = 0
+    checking = look.plugin.begin(look.inventory.check(look.one))
+    look.reads.silent.clear()
+    look.scene.swap(look.one, told=False)
+    look.plugin.begin(look.inventory.look(look.one))
+    look.until(lambda: look.count("card went and came back") > 0)
+    look.plugin.work()
+    checking.result()
+    assert not look.ledger.failing
+
+
+def test_a_card_that_went_while_its_health_was_read_is_looked_at_again(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    look.after("health", look.one, lambda: setattr(look.rack.boards[look.one], "present", False))
+    look.run(look.inventory.check(look.one))
+    assert look.one in look.ledger.cards
+    assert not look.ledger.failing
+    look.at(1.0)
+    assert look.one not in look.ledger.cards
+
+
+def test_a_region_that_cannot_be_read_is_no_obstacle_to_later_looks(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    look.scene.hold_releases()
+    look.rack.slot(look.scene.regions[0]).afu = None
+    for begin in (every, every, scan, one, event):
+        look.run(begin(look))
+        look.plugin.work()
+        assert set(look.ledger.failing) == {look.scene.regions[0]}
+
+
+# ------------------------------------------------------------------ how often
+
+
+def test_many_events_make_one_look_and_one_more_for_those_that_came_meanwhile(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+
+    def storm() -> None:
+        for _ in range(5):
+            look.inventory.changed(look.one)
+
+    look.plugin.call(storm)
+    look.after("scan_card", look.one, lambda: look.plugin.call(storm))
+    look.plugin.work()
+    assert look.reads_of(look.one, "scan_card") == 2
+    look.changed(look.one)
+    assert look.reads_of(look.one, "scan_card") == 3
+    assert not look.inventory._tasks, "what ended is not kept"
+
+
+def test_each_periodic_look_gives_cards_that_are_well_to_the_queue(
+    looks: Callable[..., Looks],
+) -> None:
+    """What had to be left undone, and no event tells of, is tried again."""
+    look = looks()
+    look.run(look.inventory.check_all())
+    assert look.queued == [look.one, look.other]
+    assert look.reads.singly == []
+
+
+# ------------------------------------------------------------------ health
+
+
+@pytest.mark.parametrize("begin", [one, every])
+def test_what_is_wrong_is_told_once_with_its_owner(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    look = looks()
+    mine, free, _ = look.scene.regions
+    look.scene.start(look.scene.admit(mine), AFU)
+    pod = look.scene.pods[0].uid
+    story: list[tuple[Mapping[RegionId, str], list[str]]] = [
+        ({}, []),
+        ({mine: "thermal: AP6"}, [f"region {mine}: thermal: AP6"]),
+        ({mine: "thermal: AP6"}, []),
+        ({mine: "thermal: AP1"}, [f"region {mine}: thermal: AP1"]),
+        ({mine: "thermal: AP1", free: "fatal"}, [f"region {free}: fatal"]),
+        ({mine: "thermal: AP1"}, [f"region {free} is well again"]),
+        ({}, [f"region {mine} is well again"]),
+        ({}, []),
+    ]
+    for signals, news in story:
+        look.told.clear()
+        look.logged.clear()
+        look.queued.clear()
+        for region in (mine, free):
+            look.hot(region, signals.get(region, ""))
+        look.run(begin(look))
+        assert [what for _, what in look.told] == news
+        assert {fault.message for fault in look.ledger.failing.values()} == set(signals.values())
+        said = look.lines("region unhealthy") + look.lines("region recovered")
+        assert len(said) == len(news)
+        assert [line.get("pod") for line in said] == [pod if mine in n else None for n in news]
+        assert look.one in look.queued
+    assert look.scene.condition(free) is Condition.BLANK, "scrubbed since it failed"
+
+
+def test_an_owner_who_is_not_known_yet_is_not_named(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    look.scene.admit(look.scene.regions[0])
+    look.hot(look.scene.regions[0])
+    look.run(look.inventory.check(look.one))
+    (line,) = look.lines("region unhealthy")
+    assert "pod" not in line
+
+
+def test_a_degraded_card_is_told_of_once_and_forgotten_when_it_goes(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    for signals, told in [(("power: AP1",), 1), (("power: AP1",), 0), ((), 0), (("pcie: x",), 1)]:
+        look.degraded = signals
+        look.logged.clear()
+        look.run(look.inventory.check(look.one))
+        assert look.inventory.degraded(look.one) == signals
+        assert [line["signals"] for line in look.lines("card degraded")] == [signals] * told
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    assert look.inventory.degraded(look.one) == ()
+
+
+def test_what_another_process_did_to_a_region_is_told_of(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    region = look.scene.regions[0]
+    look.rack.slot(region).afu = FACTORY
+    look.run(look.inventory.check(look.one))
+    assert look.told == [(look.one, f"region {region} shows AFU {FACTORY} where {BLANK} was left")]
+
+
+# ------------------------------------------------------------------ how long it has to be well
+
+
+def serves(look: Looks, region: RegionId) -> bool:
+    return region not in look.ledger.failing
+
+
+@pytest.mark.parametrize("begin", [one, every])
+@pytest.mark.parametrize(
+    ("story", "recovers"),
+    [
+        pytest.param([(1, "well")], 11, id="nobody else has to look"),
+        pytest.param([(1, "well"), (6, "well"), (10, "well")], 11, id="looks do not begin it anew"),
+        pytest.param([(1, "well"), (5, "hot"), (6, "well")], 16, id="it was hot in between"),
+        pytest.param([(3, "hot"), (9, "well")], 19, id="the time in which it was hot is none"),
+        pytest.param(
+            [(1, "well"), (12, "hot"), (13, "well")], 23, id="what is over does not count again"
+        ),
+    ],
+)
+def test_a_card_at_the_edge_of_its_limit_does_not_come_and_go(
+    looks: Callable[..., Looks],
+    begin: Callable[[Looks], Coroutine[Any, Any, None]],
+    story: list[tuple[float, str]],
+    recovers: float,
+) -> None:
+    look = looks(interval=10.0)
+    region = look.scene.regions[0]
+    look.hot(region)
+    look.run(look.inventory.check(look.one))
+    for instant, state in story:
+        look.at(instant)
+        look.hot(region, HOT.message if state == "hot" else "")
+        look.run(begin(look))
+        assert not serves(look, region)
+    look.at(recovers - 0.5)
+    assert not serves(look, region)
+    look.at(recovers)
+    assert serves(look, region)
+
+
+def test_an_operators_retry_hastens_the_recovery_of_his_card_alone(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks(interval=10.0)
+    mine, _, others = look.scene.regions
+    for region in (mine, others):
+        look.hot(region)
+    look.run(look.inventory.check_all())
+    look.plugin.call(lambda: look.inventory.hasten(look.one))
+    assert look.rack.accepted == [look.one]
+    look.run(look.inventory.check_all())
+    assert not serves(look, mine), "it is hot"
+    for region in (mine, others):
+        look.hot(region, "")
+    look.run(look.inventory.check_all())
+    assert not serves(look, mine), "it was hot at the next look"
+    look.plugin.call(lambda: look.inventory.hasten(look.one))
+    look.run(look.inventory.check_all())
+    assert (serves(look, mine), serves(look, others)) == (True, False)
+
+
+# ------------------------------------------------------------------ regions that are debugged
+
+
+def test_port_errors_are_told_of_where_they_are_asked_for_and_when_they_change(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    mine, second, _ = look.scene.regions
+    look.scene.start(look.scene.admit(mine), AFU)
+    pod = look.scene.pods[0].uid
+    debugged = look.scene.operations.debugged
+    some, more = {"errors": 0x10}, {"errors": 0x30}
+    shown = {"errors": "0x10"}, {"errors": "0x30"}
+    story: list[tuple[bool, Mapping[str, int] | None, list[object]]] = [
+        (False, some, []),
+        (True, {}, []),
+        (True, some, [shown[0]]),
+        (True, some, []),
+        (True, more, [shown[1]]),
+        (True, None, ["unread"]),
+        (True, more, []),
+        (True, {}, [{}]),
+        (True, some, [shown[0]]),
+        (False, some, []),
+        (True, some, [shown[0]]),  # asked for anew, perhaps by another pod
+    ]
+    for number, (asked, errors, told) in enumerate(story):
+        (debugged.add if asked else debugged.discard)(mine)
+        look.errors[mine] = errors
+        look.logged.clear()
+        look.read.clear()
+        look.run(look.inventory.check(look.one))
+        said = look.lines("port errors") + look.lines("port errors cannot be read")
+        assert [line.get("errors", "unread") for line in said] == told, number
+        assert all((line["region"], line["pod"]) == (mine, pod) for line in said)
+        assert look.reads_of(look.one, "port_errors") == int(asked)
+        assert second not in debugged
+
+
+def test_port_errors_that_cannot_be_read_hide_no_others(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    first, second, _ = look.scene.regions
+    look.scene.operations.debugged.update({first, second})
+    look.errors = {first: None, second: {"errors": 1}}
+    look.run(look.inventory.check(look.one))
+    assert [line["region"] for line in look.lines("port errors")] == [second]
+
+
+def test_what_is_on_a_debugged_region_is_told_of_at_first_and_when_it_changes(
+    looks: Callable[..., Looks],
+) -> None:
+    look = looks()
+    mine = look.scene.regions[0]
+    look.scene.start(look.scene.admit(mine), AFU)
+    debugged = look.scene.operations.debugged
+    story: list[tuple[bool, AfuId | None, list[AfuId | None]]] = [
+        (False, AFU, []),
+        (True, AFU, [AFU]),
+        (True, AFU, []),
+        (True, None, [None]),
+        (True, None, []),
+        (True, FACTORY, [FACTORY]),
+        (False, FACTORY, []),
+        (True, FACTORY, [FACTORY]),
+    ]
+    for number, (asked, afu, told) in enumerate(story):
+        (debugged.add if asked else debugged.discard)(mine)
+        look.rack.slot(mine).afu = afu
+        look.logged.clear()
+        look.run(look.inventory.check(look.one))
+        said = look.lines("accelerator of a debugged region")
+        assert [line["afu_id"] for line in said] == told, number
+        assert all(line["region"] == mine for line in said)
+
+
+# ------------------------------------------------------------------ what a card exposes
+
+
+NEVER_CLEARED = "a card's memory is never cleared"
+UNLIMITED = "a card's DMA is not limited by an IOMMU"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (None, {}, []),
+        (None, {"clears_memory": False}, [NEVER_CLEARED]),
+        (None, {"iommu": Iommu.NONE}, [UNLIMITED]),
+        (None, {"clears_memory": False, "iommu": Iommu.IDENTITY}, [NEVER_CLEARED, UNLIMITED]),
+        ({}, {"numa_node": 1}, []),
+        ({}, {"clears_memory": False}, [NEVER_CLEARED]),
+        ({}, {"iommu": Iommu.NONE}, [UNLIMITED]),
+        ({"clears_memory": False}, {"clears_memory": False, "numa_node": 1}, []),
+        ({"clears_memory": False}, {}, []),
+        ({"iommu": Iommu.NONE}, {"iommu": Iommu.NONE, "numa_node": 1}, []),
+        ({"iommu": Iommu.NONE}, {"iommu": Iommu.IDENTITY}, [UNLIMITED]),
+        ({"iommu": Iommu.NONE}, {}, []),
+    ],
+)
+def test_what_a_card_exposes_is_said_when_it_begins(
+    looks: Callable[..., Looks],
+    before: Mapping[str, Any] | None,
+    now: Mapping[str, Any],
+    told: list[str],
+) -> None:
+    look = looks()
+    board = look.rack.boards[look.one]
+    safe = replace(board.card, clears_memory=True, iommu=Iommu.TRANSLATE)
+    board.present = before is not None
+    board.card = replace(safe, **(before or {}))
+    look.changed(look.one)
+    board.present, board.card = True, replace(safe, **now)
+    look.logged.clear()
+    look.changed(look.one)
+    look.changed(look.one)
+    said = [line for line in look.logged if line["event"] in {NEVER_CLEARED, UNLIMITED}]
+    assert [line["event"] for line in said] == told
+    assert all(line["given"] is None for line in said), "to everybody"
+
+
+def test_who_is_refused_a_card_that_exposes_something_is_said(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    look.ledger.exposure = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
+    board = look.rack.boards[look.one]
+    board.card = replace(board.card, iommu=Iommu.NONE)
+    look.changed(look.one)
+    (line,) = look.lines(UNLIMITED)
+    assert line["given"].startswith("given to nobody: its IOMMU mode is none")
+
+
+# ------------------------------------------------------------------ the end
+
+
+def test_the_end_waits_for_the_looks_that_run_and_begins_no_other(
+    looks: Callable[..., Looks],
+) -> None:
+    """What a thread reads must not meet a ledger whose journal is closed."""
+    look = looks()
+    look.event(look.one)
+    closing = look.plugin.begin(look.inventory.close())
+    assert not closing.done()
+    look.changed(look.other)
+    assert closing.done()
+    closing.result()
+    look.read.clear()
+    look.changed(look.one)
+    look.changed(None)
+    look.run(look.inventory.check(look.other))
+    assert not look.read
+
+
+def test_a_card_that_nobody_knows_has_no_health(looks: Callable[..., Looks]) -> None:
+    look = looks()
+    look.rack.boards[look.one].present = False
+    look.changed(look.one)
+    look.read.clear()
+    look.run(look.inventory.check(look.one))
+    assert not look.read
+    assert not look.logged[1:]
