@@ -1,0 +1,599 @@
+"""Kubelet's calls of the second door over a socket: what each claim is answered, and who hears it.
+
+Each of these broke without a fast test noticing (`make mutants`): the table of docs/proof.md. What
+a claim goes through is in test_claim_life.py, the door with a daemon behind in
+tests/integration/test_dra.py.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from doubles import LIMIT
+from doubles.cards import TOO_HOT, device, make_card
+from doubles.loops import until
+from grpclib.client import Channel
+from grpclib.const import Cardinality, Status
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError
+from ledger_support import found, make_ledger
+from structlog.testing import capture_logs
+
+from fpga_plugin.api.messages import v1, v1alpha1
+from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
+from fpga_plugin.dra import servicer
+from fpga_plugin.dra.claim import Allocated, ClaimRef, ResourceClaim
+from fpga_plugin.dra.life import PreparedDevice
+from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
+from fpga_plugin.errors import FpgaPluginError, RefusedError
+from fpga_plugin.hardware.faults import Fault, FaultKind
+from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.records import Holder
+from fpga_plugin.pods.identity import Identity
+from fpga_plugin.pods.names import PodName
+from fpga_plugin.pods.recorder import EventRecorder
+from fpga_plugin.serving.server import ClosingServer
+
+CARD = make_card()
+P0, P1 = device(CARD, 0), device(CARD, 1)
+POOL = "node-a"
+POD = PodUid("00000000-0000-4000-8000-0000000000f0")
+OTHER_POD = PodUid("00000000-0000-4000-8000-0000000000f1")
+POD_NAME = PodName("space", "pod-1")
+
+
+def uid(number: int) -> str:
+    return f"00000000-0000-4000-8000-{number:012d}"
+
+
+def named(number: int, name: str = "") -> dra.Claim:
+    """A claim, as kubelet names it."""
+    return dra.Claim(namespace="space", uid=uid(number), name=name or f"claim-{number}")
+
+
+@dataclass
+class Life:
+    """What becomes of claims, as the test says.
+
+    Attributes:
+        answers: devices, or an error, by the claim's number.
+        claims: as they were read last.
+        asked: which calls came, in order.
+        waits: of a claim, until its call goes on.
+    """
+
+    answers: dict[int, tuple[PreparedDevice, ...] | Exception] = field(default_factory=dict)
+    claims: dict[int, ResourceClaim] = field(default_factory=dict)
+    asked: list[tuple[str, ClaimRef]] = field(default_factory=list)
+    waits: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    async def prepare(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        return await self._answer("prepare", ref)
+
+    async def unprepare(self, ref: ClaimRef) -> None:
+        await self._answer("unprepare", ref)
+
+    async def _answer(self, call: str, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        self.asked.append((call, ref))
+        number = int(ref.uid[-12:])
+        if number in self.waits:
+            await self.waits[number].wait()
+        answer = self.answers.get(number, ())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def read(self, of: ClaimUid) -> ResourceClaim | None:
+        return self.claims.get(int(of[-12:]))
+
+
+class Heard:
+    """What those hear who tell pods."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[Identity, list[DeviceId], str]] = []
+        self.served_: list[tuple[list[DeviceId], str]] = []
+
+    def refused(
+        self, identity: Identity, devices: Sequence[DeviceId], error: FpgaPluginError
+    ) -> None:
+        self.refusals.append((identity, list(devices), str(error)))
+
+    def served(self, devices: Sequence[DeviceId], claim: str) -> None:
+        self.served_.append((list(devices), claim))
+
+
+class Door:
+    """The servicer behind a socket, and kubelet's end of it."""
+
+    def __init__(self, ledger: Ledger, channel: Channel, life: Life, heard: Heard) -> None:
+        self.ledger, self.channel, self.life, self.heard = ledger, channel, life, heard
+        self._calls = dra.DraPluginStub(channel)
+
+    async def prepare(self, *claims: dra.Claim) -> dict[str, dra.NodePrepareResourceResponse]:
+        asked = dra.NodePrepareResourcesRequest(claims=list(claims))
+        return (await self._calls.node_prepare_resources(asked)).claims
+
+    async def unprepare(self, *claims: dra.Claim) -> dict[str, dra.NodeUnprepareResourceResponse]:
+        asked = dra.NodeUnprepareResourcesRequest(claims=list(claims))
+        return (await self._calls.node_unprepare_resources(asked)).claims
+
+    @asynccontextmanager
+    async def health(self, package: ModuleType = v1) -> AsyncIterator["Words"]:
+        """Kubelet listens to what is said of devices' health."""
+        words = Words(package.DraResourceHealthStub(self.channel), package)
+        listening = asyncio.create_task(words.listen())
+        try:
+            yield words
+            assert not listening.done(), "the stream ends with kubelet's interest, not before"
+        finally:
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+
+class Words:
+    """What a health stream has said."""
+
+    def __init__(self, stub: Any, package: ModuleType) -> None:
+        self._stub, self._package = stub, package
+        self.said: list[dict[str, Any]] = []
+        self._more = asyncio.Event()
+
+    async def listen(self) -> None:
+        request = self._package.NodeWatchResourcesRequest()
+        async for answer in self._stub.node_watch_resources(request, timeout=LIMIT):
+            self.said.append({one.device.device_name: one for one in answer.devices})
+            self._more.set()
+
+    async def next(self) -> dict[str, Any]:
+        """The next message; each is taken once."""
+        while not self.said:
+            self._more.clear()
+            await self._more.wait()
+        return self.said.pop(0)
+
+
+Play = Callable[[Door], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a story with the door."""
+    monkeypatch.chdir(tmp_path)  # a path of any length
+
+    def run(story: Play, life: Life | None = None) -> None:
+        async def main() -> None:
+            ledger, _ = make_ledger(CARD)
+            lives, heard = life or Life(), Heard()
+            recorder = EventRecorder(
+                None,
+                node_name=POOL,
+                pods=SimpleNamespace(),  # type: ignore[arg-type]
+                observer=heard,  # type: ignore[arg-type]
+            )
+            served = DraServicer(lives, ledger, POOL, recorder)  # type: ignore[arg-type]
+            server = ClosingServer([served])
+            await server.start(path="dra.sock")
+            try:
+                async with (
+                    asyncio.timeout(LIMIT),
+                    Channel(path="dra.sock", codec=ProtoCodec()) as channel,
+                ):
+                    await story(Door(ledger, channel, lives, heard))
+            finally:
+                await server.close_all()
+
+        asyncio.run(main())
+
+    return run
+
+
+# ---------------------------------------------------------------- claims
+
+
+def test_each_claim_is_answered_with_its_own_devices(play: Callable[..., None]) -> None:
+    """Kubelet hands the CDI ids of an answer to the runtime: another claim's would be another
+    tenant's region (invariant 1)."""
+    life = Life(
+        answers={
+            1: (PreparedDevice(("one", "two"), P0, "cdi-0"),),
+            2: (PreparedDevice(("one",), P1, "cdi-1"),),
+        }
+    )
+
+    async def story(door: Door) -> None:
+        answers = await door.prepare(named(1), named(2))
+        assert answers == {
+            uid(number): dra.NodePrepareResourceResponse(
+                devices=[
+                    dra.Device(
+                        request_names=requests,
+                        pool_name=POOL,
+                        device_name=region.replace(".", "-"),
+                        cdi_device_ids=[cdi],
+                    )
+                ]
+            )
+            for number, requests, region, cdi in (
+                (1, ["one", "two"], P0, "cdi-0"),
+                (2, ["one"], P1, "cdi-1"),
+            )
+        }
+        assert sorted(door.heard.served_) == [([P0], "space/claim-1"), ([P1], "space/claim-2")]
+        assert door.heard.refusals == []
+
+    play(story, life)
+
+
+def test_a_claims_end_is_answered_when_it_has_ended(play: Callable[..., None]) -> None:
+    """An answer before that would let kubelet forget a claim whose region is not clean."""
+
+    async def story(door: Door) -> None:
+        door.life.waits[1] = asyncio.Event()
+        call = asyncio.create_task(door.unprepare(named(1)))
+        await until(lambda: door.life.asked)
+        assert not call.done()
+        assert door.life.asked == [
+            ("unprepare", ClaimRef(ClaimUid(uid(1)), "space", "claim-1")),
+        ]
+        assert door.heard.served_ == [([], "space/claim-1")], "what was refused of it is over"
+        door.life.waits[1].set()
+        assert await call == {uid(1): dra.NodeUnprepareResourceResponse()}
+
+    play(story)
+
+
+def test_an_error_of_one_claim_is_its_own_answer(play: Callable[..., None]) -> None:
+    """Kubelet unprepares and starts pods by these: the claim that is refused has no device, and
+    that of another pod in the same call is served all the same."""
+    life = Life(
+        answers={
+            1: RefusedError("not now", hint="wait"),
+            2: (PreparedDevice(("one",), P1, "cdi-1"),),
+            3: ZeroDivisionError("a bug"),
+        }
+    )
+
+    async def story(door: Door) -> None:
+        answers = await door.prepare(named(1), named(2), named(3))
+        refused, served, failed = (answers[uid(number)] for number in (1, 2, 3))
+        assert (refused.error, refused.devices) == (str(life.answers[1]), [])
+        assert (served.error, [one.cdi_device_ids for one in served.devices]) == ("", [["cdi-1"]])
+        assert (failed.error, failed.devices) == (
+            "NodePrepareResources failed: see the log of fpga-plugin",
+            [],
+        )
+        ends = await door.unprepare(named(1), named(2), named(3))
+        assert [ends[uid(number)].error for number in (1, 2, 3)] == [
+            str(life.answers[1]),
+            "",
+            "NodeUnprepareResources failed: see the log of fpga-plugin",
+        ]
+
+    play(story, life)
+
+
+def test_a_claim_that_waits_does_not_hold_up_another(play: Callable[..., None]) -> None:
+    async def story(door: Door) -> None:
+        door.life.waits[1] = asyncio.Event()
+        call = asyncio.create_task(door.prepare(named(1), named(2)))
+        await until(lambda: len(door.heard.served_) == 1)
+        assert door.heard.served_ == [([], "space/claim-2")]
+        door.life.waits[1].set()
+        assert (await call).keys() == {uid(1), uid(2)}
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        dra.Claim(namespace="space", uid="../../etc/cdi", name="c"),
+        dra.Claim(namespace="../space", uid=uid(1), name="c"),
+        dra.Claim(namespace="space", uid=uid(1), name="c/d"),
+        dra.Claim(),
+    ],
+    ids=["uid", "namespace", "name", "nothing"],
+)
+def test_what_names_no_claim_reaches_nothing(play: Callable[..., None], claim: dra.Claim) -> None:
+    """Invariant 11: of the uid a file's name is made, of the others a path of the API server."""
+
+    async def story(door: Door) -> None:
+        with capture_logs() as logged:
+            (answer,) = (await door.prepare(claim)).values()
+            (end,) = (await door.unprepare(claim)).values()
+        assert answer.error.startswith("the call names no claim: ")
+        assert end.error.startswith("the call names no claim: ")
+        assert door.life.asked == []
+        assert door.heard.refusals == door.heard.served_ == []
+        assert [line.keys() & {"claim", "namespace", "name"} for line in logged] == [set(), set()]
+
+    play(story)
+
+
+def test_a_claim_that_is_named_twice_is_served_once(play: Callable[..., None]) -> None:
+    """Two Prepares of one claim side by side would each program its region."""
+
+    async def story(door: Door) -> None:
+        answers = await door.prepare(*[named(1)] * (MAX_CLAIMS + 2), named(2))
+        assert answers.keys() == {uid(1), uid(2)}
+        assert [ref.uid for _, ref in door.life.asked] == [uid(1), uid(2)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("number", [MAX_CLAIMS, MAX_CLAIMS + 1])
+@pytest.mark.parametrize("call", ["prepare", "unprepare"])
+def test_a_call_names_as_many_claims_as_are_taken_and_no_more(
+    play: Callable[..., None], call: str, number: int
+) -> None:
+    """Each is a task: a caller would have as many as it likes."""
+
+    async def story(door: Door) -> None:
+        claims = [named(each) for each in range(number)]
+        if number <= 256:
+            assert len(await getattr(door, call)(*claims)) == number
+            return
+        with pytest.raises(GRPCError, match=f"{number} claims; at most {MAX_CLAIMS}") as refused:
+            await getattr(door, call)(*claims)
+        assert refused.value.status is Status.INVALID_ARGUMENT
+        assert door.life.asked == []
+
+    play(story)
+
+
+CLAIM = ResourceClaim(
+    ClaimRef(ClaimUid(uid(1)), "space", "claim-1"),
+    (Allocated("one", "one", P0), Allocated("two", "two", P1)),
+    names={POD: POD_NAME},
+)
+
+
+@pytest.mark.parametrize(
+    ("claim", "pod", "devices"),
+    [
+        (CLAIM, (POD, POD_NAME), [P0, P1]),
+        (replace(CLAIM, names={}), (None, None), [P0, P1]),
+        (
+            replace(CLAIM, names={POD: POD_NAME, OTHER_POD: PodName("space", "pod-2")}),
+            (None, None),
+            [P0, P1],
+        ),
+        (None, (None, None), []),
+    ],
+    ids=["one pod", "pods without names", "two pods", "never read"],
+)
+def test_whose_pod_waits_is_told_where_it_is_one(
+    play: Callable[..., None],
+    claim: ResourceClaim | None,
+    pod: tuple[PodUid | None, PodName | None],
+    devices: list[DeviceId],
+) -> None:
+    """The Event goes to that pod: one of several would be told what may be none of its business."""
+    life = Life(answers={1: RefusedError("not now")}, claims={1: claim} if claim else {})
+
+    async def story(door: Door) -> None:
+        await door.prepare(named(1))
+        ((identity, about, message),) = door.heard.refusals
+        assert (identity.pod, identity.name) == pod
+        assert (identity.claim, about, message) == ("space/claim-1", devices, "not now")
+        door.heard.refusals.clear()
+        await door.unprepare(named(1))
+        assert door.heard.refusals == [], "its pod has ended: nobody waits"
+
+    play(story, life)
+
+
+def test_each_claim_is_logged_with_its_name_and_how_long_it_took(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(answers={2: RefusedError("not now")})
+    now = iter([10.0, 10.1234567, 20.0, 20.25])
+    clock = SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0)
+    monkeypatch.setattr(servicer, "time", clock)
+
+    async def story(door: Door) -> None:
+        with capture_logs() as logged:
+            await door.prepare(named(1))
+            await door.unprepare(named(2))
+        assert logged == [
+            {
+                "event": "claim served",
+                "log_level": "info",
+                "method": "NodePrepareResources",
+                "claim": uid(1),
+                "namespace": "space",
+                "name": "claim-1",
+                "seconds": 0.123457,
+            },
+            {
+                "event": "claim refused",
+                "log_level": "warning",
+                "method": "NodeUnprepareResources",
+                "claim": uid(2),
+                "namespace": "space",
+                "name": "claim-2",
+                "seconds": 0.25,
+                "message": "not now",
+            },
+        ]
+
+    play(story, life)
+
+
+# ---------------------------------------------------------------- health
+
+
+def take(ledger: Ledger, number: int, *devices: DeviceId) -> None:
+    ledger.take(
+        Holder(
+            uid=ClaimUid(uid(number)),
+            namespace="space",
+            name=f"claim-{number}",
+            devices=devices,
+            requests=dict.fromkeys(devices, ("one",)),
+            pods=frozenset({POD}),
+        )
+    )
+
+
+def words(said: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {name: (one.health.name, one.message) for name, one in said.items()}
+
+
+def dra_name(one: DeviceId) -> str:
+    return one.replace(".", "-")
+
+
+WELL = ("HEALTHY", "")
+
+
+@pytest.mark.parametrize("package", [v1, v1alpha1])
+def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
+    play: Callable[..., None], package: ModuleType
+) -> None:
+    """Pods' status shows it. What changes nothing of it is not sent, and nothing is asked."""
+
+    async def story(door: Door) -> None:
+        ledger = door.ledger
+        take(ledger, 1, P0)
+        async with door.health(package) as health:
+            (first,) = (said := await health.next()).values()
+            assert words(said) == {dra_name(P0): WELL}
+            assert (first.device.pool_name, first.device.device_name) == (POOL, dra_name(P0))
+            assert first.health_check_timeout_seconds == servicer.HEALTH_TIMEOUT
+            ledger.users(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
+            for _ in range(20):
+                await asyncio.sleep(0)  # it would be sent by now
+            take(ledger, 2, P1)
+            assert words(await health.next()) == {dra_name(P0): WELL, dra_name(P1): WELL}
+            ledger.set_failing(CARD.id, {CARD.regions[1].id: TOO_HOT})
+            assert words(await health.next()) == {
+                dra_name(P0): WELL,
+                dra_name(P1): ("UNHEALTHY", TOO_HOT.message),
+            }
+            ledger.end_holder(ClaimUid(uid(2)))
+            assert words(await health.next()) == {dra_name(P0): WELL}
+            assert await door.prepare(named(3)), "the loop is free"
+            assert health.said == []
+
+    play(story)
+
+
+def test_a_stream_that_nobody_reads_any_more_costs_nothing(play: Callable[..., None]) -> None:
+    """Kubelet opens one anew at each of its starts."""
+
+    async def story(door: Door) -> None:
+        listeners = len(door.ledger._listeners)
+        for _ in range(3):
+            async with door.health() as health:
+                await health.next()
+                assert len(door.ledger._listeners) == listeners + 1
+            await until(lambda: len(door.ledger._listeners) == listeners)
+
+    play(story)
+
+
+def test_a_call_without_a_message_is_told_what_it_lacks(play: Callable[..., None]) -> None:
+    async def story(door: Door) -> None:
+        async with door.channel.request(
+            "/v1.DRAResourceHealth/NodeWatchResources",
+            Cardinality.STREAM_STREAM,
+            v1.NodeWatchResourcesRequest,
+            v1.NodeWatchResourcesResponse,
+            timeout=LIMIT,
+        ) as stream:
+            await stream.send_request()
+            await stream.end()
+            with pytest.raises(GRPCError) as refused:
+                await stream.recv_message()
+        assert refused.value.status is Status.INVALID_ARGUMENT
+        assert refused.value.message == "the request has no message"
+
+    play(story)
+
+
+def gone(ledger: Ledger) -> None:
+    ledger.card_gone(CARD.id)
+
+
+def gone_and_faulted(ledger: Ledger) -> None:
+    ledger.card_gone(CARD.id)
+    ledger.faulted(CARD.regions[0].id, "it does not answer")
+
+
+def a_region_less(ledger: Ledger) -> None:
+    found(ledger, replace(CARD, regions=CARD.regions[:1]))
+
+
+def second_fails(ledger: Ledger) -> None:
+    ledger.set_failing(CARD.id, {CARD.regions[1].id: TOO_HOT})
+
+
+LONG = Fault(FaultKind.TRANSIENT, "x" * 2000)
+
+
+def long_words(ledger: Ledger) -> None:
+    ledger.set_failing(CARD.id, {CARD.regions[0].id: LONG})
+
+
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [
+        (gone, "gone"),
+        (gone_and_faulted, "gone"),
+        (a_region_less, "gone"),
+        (second_fails, TOO_HOT.message),
+        (long_words, "x" * 1024),  # what the API takes of a device's health
+    ],
+)
+def test_a_card_is_as_well_as_its_worst_region(
+    play: Callable[..., None], happens: Callable[[Ledger], None], message: str
+) -> None:
+    """What is not there is told first: nobody can mend it from here."""
+
+    async def story(door: Door) -> None:
+        take(door.ledger, 1, DeviceId(CARD.id))
+        async with door.health() as health:
+            assert words(await health.next()) == {dra_name(DeviceId(CARD.id)): WELL}
+            happens(door.ledger)
+            said = await health.next()
+            assert words(said) == {dra_name(DeviceId(CARD.id)): ("UNHEALTHY", message)}
+
+    play(story)
+
+
+def test_since_when_it_is_so_is_told(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet takes the later of two words: a time that moves with each would be none."""
+    clock = SimpleNamespace(time=lambda: clock.now, now=1000.5)
+    monkeypatch.setattr(servicer, "time", clock)
+
+    async def story(door: Door) -> None:
+        region = CARD.regions[0].id
+        take(door.ledger, 1, P0)
+        async with door.health() as health:
+
+            async def since() -> dict[str, int]:
+                return {name: one.last_updated_time for name, one in (await health.next()).items()}
+
+            assert await since() == {dra_name(P0): 1000}
+            clock.now = 2000.0
+            take(door.ledger, 2, P1)
+            assert await since() == {dra_name(P0): 1000, dra_name(P1): 2000}
+            clock.now = 3000.0
+            door.ledger.set_failing(CARD.id, {region: TOO_HOT})
+            assert await since() == {dra_name(P0): 3000, dra_name(P1): 2000}
+            clock.now = 4000.0
+            door.ledger.set_failing(CARD.id, {})
+            assert await since() == {dra_name(P0): 4000, dra_name(P1): 2000}
+
+    play(story)
