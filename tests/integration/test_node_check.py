@@ -1,16 +1,8 @@
-"""The node's versions, read from the API server: again when kubelet registers, never in the way."""
+"""What a node lacks shows in the status, and stops nothing; how it is asked: test_nodecheck.py."""
 
-import asyncio
-
-from daemon_support import AFU, LIMIT, P0, eventually
-from doubles.apiserver import ApiServerDouble, Reply
-from doubles.loops import beside, until
+from daemon_support import AFU, P0, eventually
 from dra_support import NODE, DraNode
 from test_status import told
-
-from fpga_plugin.api.mirror import Backoff
-from fpga_plugin.dra import nodecheck
-from fpga_plugin.dra.nodecheck import NodeCheck
 
 NODES = "/api/v1/nodes"
 
@@ -18,76 +10,6 @@ NODES = "/api/v1/nodes"
 def node(runtime: str, kubelet: str = "v1.36.3"):
     info = {"kubeletVersion": kubelet, "containerRuntimeVersion": runtime}
     return {"metadata": {"name": NODE}, "status": {"nodeInfo": info}}
-
-
-def checked(tmp_path, story) -> None:
-    async def main():
-        async with asyncio.timeout(LIMIT), ApiServerDouble() as server:
-            server.objects = {NODES: {}}
-            warned: list[str] = []
-            check = NodeCheck(
-                server.kubeconfig(tmp_path),
-                NODE,
-                warn=warned.append,
-                backoff=lambda: Backoff(0.01, 0.05),
-            )
-            async with beside(check.run()):
-                await story(server, check, warned)
-
-    asyncio.run(main())
-
-
-def test_it_asks_once_a_registration_and_not_again_while_all_is_well(tmp_path) -> None:
-    async def story(server, check, warned):
-        await server.put(NODES, node("containerd://2.1.4"))
-        await asyncio.sleep(0.05)
-        assert server.requests == []
-        for number in (1, 2):
-            check.wake()
-            await until(lambda n=number: server.count("GET") == n)
-        await asyncio.sleep(0.1)
-        assert server.count("GET") == 2
-        assert (check.concerns, warned) == ((), [])
-
-    checked(tmp_path, story)
-
-
-def test_a_concern_is_told_once_and_goes_when_the_node_was_mended(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(nodecheck, "AGAIN_SECONDS", 0.02)
-
-    async def story(server, check, warned):
-        await server.put(NODES, node("containerd://1.6.20"))
-        check.wake()
-        await until(lambda: server.count("GET") >= 3)
-        assert len(warned) == 1
-        assert check.concerns == tuple(warned)
-        await server.put(NODES, node("containerd://2.1.4"))
-        await until(lambda: check.concerns == ())
-        asked = server.count("GET")
-        await asyncio.sleep(0.1)
-        assert server.count("GET") == asked
-
-    checked(tmp_path, story)
-
-
-def test_a_server_that_is_away_or_talks_nonsense_is_asked_again(tmp_path) -> None:
-    async def story(server, check, warned):
-        server.replies.extend(
-            [
-                Reply(503),
-                Reply(0),
-                Reply(404, b"<html>"),
-                Reply(200, b"[]"),
-                Reply(200, {"status": {"nodeInfo": {"kubeletVersion": 5}}}),
-                Reply(200, {"status": {"nodeInfo": {"kubeletVersion": "x" * 2000}}}),
-            ]
-        )
-        await server.put(NODES, node("containerd://1.6.20"))
-        check.wake()
-        await until(lambda: warned)
-        assert not server.replies
-
-    checked(tmp_path, story)
 
 
 def test_a_runtime_without_cdi_shows_in_status_and_stops_nothing() -> None:

@@ -220,6 +220,7 @@ def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regio
     assert scene.look()
     assert {*scene.ledger.holders} == {B}
     assert "claim not adopted" in scene.logged
+    scene.reconciler._wake.clear()
     task = scene.unprepare(A)
     scene.plugin.work()
     assert not task.done(), "its other region is not clean"
@@ -254,6 +255,84 @@ def test_no_end_is_answered_before_it_is_known_whether_the_journal_lost_the_clai
     scene.plugin.work()
     assert task.result() is None
     assert scene.ledger.record(one).condition is Condition.BLANK
+
+
+def test_the_end_of_a_claim_that_the_journal_has_begins_before_kubelets_record_is_read(
+    scene: RecordScene,
+) -> None:
+    """A damaged journal that lost another row of the card: this one's end is no question."""
+    one = scene.regions[0]
+    scene.allocated(A, one)
+    scene.prepared()
+    scene.journal.snapshot.unreconciled[card_of(one)] = True
+    scene.restart()
+    assert scene.ledger.unreconciled == {card_of(one)}
+    task = scene.unprepare(A)
+    scene.plugin.work()
+    assert scene.ledger.holders[A].ended, "a plugin that dies here knows it at its next start"
+    assert scene.file(A) == ""
+    assert not task.done()
+    scene.write({})
+    assert scene.look()
+    scene.plugin.work()
+    assert task.result() is None
+    assert scene.ledger.record(one).condition is Condition.BLANK
+
+
+def test_the_end_of_a_claim_that_no_journal_can_have_lost_is_answered_at_once(
+    scene: RecordScene,
+) -> None:
+    """Kubelet calls once more for what has ended long ago, and deletes no pod before that. Its
+    record may be one that nobody can read."""
+    scene.restart()
+    assert scene.ledger.cards
+    assert not scene.ledger.unreconciled
+    assert not scene.plugin.queue.synced
+    task = scene.unprepare(B)
+    scene.plugin.work()
+    assert task.result() is None
+
+
+def test_a_claim_that_has_ended_is_not_begun_anew_where_the_journal_lost_rows(
+    scene: RecordScene,
+) -> None:
+    """Invariant 1: kubelet writes the end down after its answer, and nobody ends it twice."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.pod("pod-1")
+    scene.unprepare()
+    scene.plugin.work()
+    assert scene.ledger.holders[A].ended
+    scene.journal.snapshot.unreconciled[card_of(region)] = True
+    scene.restart()
+    scene.write({A: (name(region),)})
+    assert scene.look()
+    assert scene.ledger.holders[A].ended
+    assert not scene.ledger.claims
+
+
+def test_a_card_of_which_nobody_knew_who_has_it_is_scrubbed_once_that_is_known(
+    scene: RecordScene,
+) -> None:
+    """It came long after the start: no other word makes the queue look at it."""
+    one, _, other = scene.regions
+    board = scene.rack.boards[card_of(other)]
+    scene.forgotten()
+    board.present = False
+    scene.restart()
+    scene.write({})
+    assert scene.look()
+    scene.plugin.work()
+    assert scene.ledger.record(one).condition is Condition.BLANK
+    board.present = True
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    assert scene.ledger.unreconciled == {card_of(other)}
+    assert scene.ledger.record(other).condition is Condition.DIRTY
+    assert scene.look()
+    scene.plugin.work()
+    assert scene.ledger.record(other).condition is Condition.BLANK
 
 
 def test_at_the_start_the_files_of_claims_in_force_stay_whatever_kubelet_knows(

@@ -131,7 +131,6 @@ class Door:
         listening = asyncio.create_task(words.listen())
         try:
             yield words
-            assert not listening.done(), "the stream ends with kubelet's interest, not before"
         finally:
             listening.cancel()
             with suppress(asyncio.CancelledError):
@@ -145,16 +144,22 @@ class Words:
         self._stub, self._package = stub, package
         self.said: list[dict[str, Any]] = []
         self._more = asyncio.Event()
+        self._ended = False
 
     async def listen(self) -> None:
         request = self._package.NodeWatchResourcesRequest()
-        async for answer in self._stub.node_watch_resources(request, timeout=LIMIT):
-            self.said.append({one.device.device_name: one for one in answer.devices})
+        try:
+            async for answer in self._stub.node_watch_resources(request, timeout=LIMIT):
+                self.said.append({one.device.device_name: one for one in answer.devices})
+                self._more.set()
+        finally:
+            self._ended = True
             self._more.set()
 
     async def next(self) -> dict[str, Any]:
         """The next message; each is taken once."""
         while not self.said:
+            assert not self._ended, "the stream ends with kubelet's interest, not before"
             self._more.clear()
             await self._more.wait()
         return self.said.pop(0)

@@ -1,10 +1,24 @@
-"""What kubelet's and the runtime's versions say of claims: a warning, and never more than that."""
+"""What kubelet's and the runtime's versions say of claims: a warning, and never more than that.
+
+The versions are read from the API server: again when kubelet registers, and never in the way.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from doubles import LIMIT
+from doubles.apiserver import ApiServerDouble, Reply
+from doubles.loops import beside, until
 
-from fpga_plugin.dra.nodecheck import concerns
+from fpga_plugin.api.mirror import Backoff
+from fpga_plugin.dra import nodecheck
+from fpga_plugin.dra.nodecheck import NodeCheck, concerns
 
 GOOD = "v1.36.3"
+NODES, NODE = "/api/v1/nodes", "node-a"
 
 
 @pytest.mark.parametrize(
@@ -75,3 +89,86 @@ def test_a_foreign_version_neither_floods_nor_forges_a_line() -> None:
     told = concerns("v1.2\n" + "x" * 900, "containerd://1.6\n{" + "x" * 100)
     assert len(told) == 2
     assert all("\n" not in one and len(one.encode()) <= 400 for one in told)
+
+
+# ---------------------------------------------------------------- when it is asked
+
+
+def node(runtime: str, kubelet: str = GOOD) -> dict[str, Any]:
+    info = {"kubeletVersion": kubelet, "containerRuntimeVersion": runtime}
+    return {"metadata": {"name": NODE}, "status": {"nodeInfo": info}}
+
+
+Story = Callable[[ApiServerDouble, NodeCheck, list[str]], Awaitable[None]]
+
+
+def checked(folder: Path, story: Story) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT), ApiServerDouble() as server:
+            server.objects = {NODES: {}}
+            warned: list[str] = []
+            check = NodeCheck(
+                server.kubeconfig(folder),
+                NODE,
+                warn=warned.append,
+                backoff=lambda: Backoff(0.01, 0.05),
+            )
+            async with beside(check.run()):
+                await story(server, check, warned)
+
+    asyncio.run(main())
+
+
+def test_it_asks_once_a_registration_and_not_again_while_all_is_well(tmp_path: Path) -> None:
+    async def story(server: ApiServerDouble, check: NodeCheck, warned: list[str]) -> None:
+        await server.put(NODES, node("containerd://2.1.4"))
+        await asyncio.sleep(0.05)
+        assert server.requests == []
+        for number in (1, 2):
+            check.wake()
+            await until(lambda n=number: server.count("GET") == n)
+        await asyncio.sleep(0.1)
+        assert server.count("GET") == 2
+        assert (check.concerns, warned) == ((), [])
+
+    checked(tmp_path, story)
+
+
+def test_a_concern_is_told_once_and_goes_when_the_node_was_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodecheck, "AGAIN_SECONDS", 0.02)
+
+    async def story(server: ApiServerDouble, check: NodeCheck, warned: list[str]) -> None:
+        await server.put(NODES, node("containerd://1.6.20"))
+        check.wake()
+        await until(lambda: server.count("GET") >= 3)
+        assert len(warned) == 1
+        assert check.concerns == tuple(warned)
+        await server.put(NODES, node("containerd://2.1.4"))
+        await until(lambda: check.concerns == ())
+        asked = server.count("GET")
+        await asyncio.sleep(0.1)
+        assert server.count("GET") == asked
+
+    checked(tmp_path, story)
+
+
+def test_a_server_that_is_away_or_talks_nonsense_is_asked_again(tmp_path: Path) -> None:
+    async def story(server: ApiServerDouble, check: NodeCheck, warned: list[str]) -> None:
+        server.replies.extend(
+            [
+                Reply(503),
+                Reply(0),
+                Reply(404, b"<html>"),
+                Reply(200, b"[]"),
+                Reply(200, {"status": {"nodeInfo": {"kubeletVersion": 5}}}),
+                Reply(200, {"status": {"nodeInfo": {"kubeletVersion": "x" * 2000}}}),
+            ]
+        )
+        await server.put(NODES, node("containerd://1.6.20"))
+        check.wake()
+        await until(lambda: warned)
+        assert not server.replies
+
+    checked(tmp_path, story)

@@ -254,6 +254,7 @@ def test_nothing_is_told_before_kubelet_has_the_driver(scene: Scene) -> None:
     """A pod would be bound to a node that cannot serve it."""
     assert not scene.reconciler.published
     assert scene.reconciler.problem == ""
+    assert scene.reconciler.form == Form(), "nothing is known against the server"
     scene.reconciler.wake()
     scene.run(60)
     assert (scene.server.sessions, scene.mirror.lists) == (0, 0)
@@ -292,6 +293,20 @@ def test_changes_within_a_moment_are_written_once_and_the_last_counts(scene: Sce
     assert scene.server.count("PUT") == 1
     assert scene.well()
     assert scene.generation() == 1
+
+
+def test_what_changes_while_it_is_written_waits_for_its_moment(scene: Scene) -> None:
+    """A region that flaps would be written as often as the server answers."""
+    scene.begin()
+    numbers = itertools.count(10)
+
+    def changed(_: Json) -> None:
+        scene.change([device(next(numbers))], [device(1)])
+
+    scene.server.made = changed
+    scene.change([device(5)], [device(1)])
+    scene.run(8.5 * SETTLE)
+    assert scene.server.count("PUT") == 8
 
 
 def test_nothing_happens_between_two_changes(scene: Scene) -> None:
