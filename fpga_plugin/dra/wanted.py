@@ -234,6 +234,8 @@ class _CardView:
         if (interface := self._interface()) is not None:
             told["interfaceID"] = interface
         if self.card is not None:
+            if self.card.firmware:
+                told["firmware"] = self.card.firmware
             told[f"{STANDARD}/pciBusID"] = str(self.card.address)
             if self.card.pcie_root:
                 told[f"{STANDARD}/pcieRoot"] = self.card.pcie_root

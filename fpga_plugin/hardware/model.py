@@ -68,6 +68,8 @@ class Card:
             card's whole image.
         pcie_root: the root complex that it hangs from, as sysfs names it (`pci0000:3a`); empty
             where that is not known.
+        firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
+            do not. Cards of one interface id may differ in it.
         id: the card's device id.
     """
 
@@ -83,6 +85,7 @@ class Card:
     iommu: Iommu = Iommu.UNKNOWN
     reprogrammable: bool = True
     pcie_root: str = ""
+    firmware: str = ""
     id: CardId = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

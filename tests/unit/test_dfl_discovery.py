@@ -41,6 +41,7 @@ def test_a_card_is_read_from_its_attributes():
     assert card.interface_id == INTERFACE
     assert card.numa_node == 1
     assert card.pcie_root == "pci0000:3a"
+    assert card.firmware == "0x23000110010309"
     assert card.ports == 2
     assert card.complete
     assert fme_of(card).node == "/dev/dfl-fme.4"
@@ -52,6 +53,14 @@ def test_a_card_is_read_from_its_attributes():
         (f"{CARD}-p1", 1, "/dev/dfl-port.5"),
     ]
     assert port_of(card.regions[1]).sysfs == fme.replace("dfl-fme.4", "dfl-port.5")
+
+
+def test_a_card_that_tells_no_static_part_is_served_without():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    del kernel.files[f"{fme}/bitstream_id"]
+    (card,) = scan(kernel).cards.values()
+    assert card.firmware == ""
 
 
 def test_a_tree_mounted_elsewhere_gives_the_nodes_own_paths(tmp_path: Path):

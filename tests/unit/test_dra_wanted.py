@@ -87,6 +87,15 @@ def test_attributes_say_what_claims_choose_by() -> None:
     attributes = told(other)[device_name(BOARD)].attributes
     assert "resource.kubernetes.io/numaNode" not in attributes
     assert attributes[root] == "pci0000:3a"
+    assert "firmware" not in attributes, "it is not known"
+
+
+def test_which_static_part_a_card_has_is_told_of_it_and_of_its_regions() -> None:
+    ledger, _ = make_ledger(replace(CARD, firmware="0x23000410010309"), OTHER)
+    found = {name: one.attributes.get("firmware") for name, one in told(ledger).items()}
+    mine = {device_name(one) for one in (P0, P1, BOARD)}
+    assert {name for name, text in found.items() if text == "0x23000410010309"} == mine
+    assert {found[name] for name in found.keys() - mine} == {None}
 
 
 def test_a_pods_life_changes_nothing() -> None:

@@ -200,7 +200,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
     slot = _shows_no_afu(kernel, bases)
     if not slot:
         _leave_foreign_functions_alone(kernel, address, base.parent)
-    _answers(kernel, address, fme)
+    firmware = _firmware(kernel, address, fme)
     ports = _ports_number(kernel, address, fme)
     regions = _regions(kernel, address, bases)
     functions = [one.parent for one in bases]
@@ -223,6 +223,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
         handle=Fme(f"/dev/{os.path.basename(fme)}", fme),
         reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
         pcie_root=_pcie_root(base.parent),
+        firmware=firmware,
     )
 
 
@@ -326,15 +327,22 @@ def _leave_foreign_functions_alone(kernel: Kernel, address: PciAddress, parent: 
             )
 
 
-def _answers(kernel: Kernel, address: PciAddress, fme: str) -> None:
-    """Refuse a card whose registers read all ones: its port numbers would be nonsense too."""
+def _firmware(kernel: Kernel, address: PciAddress, fme: str) -> str:
+    """The number of the static part, with its version (Documentation/ABI: dfl-fme, bitstream_id).
+
+    A card whose registers read all ones is refused: its port numbers would be nonsense too.
+    """
     path = f"{fme}/bitstream_id"
     text = optional(kernel, path)
-    if text is not None and number(path, text) == defs.ALL_ONES_64:
+    if text is None:
+        return ""
+    value = number(path, text)
+    if value == defs.ALL_ONES_64:
         raise HardwareError(
             f"card {address} does not answer: {path} reads all ones",
             hint="the card has dropped off the bus; power-cycle the node and see the kernel's log",
         )
+    return f"{value:#x}"
 
 
 def _ports_number(kernel: Kernel, address: PciAddress, fme: str) -> int:

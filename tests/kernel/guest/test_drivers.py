@@ -93,6 +93,7 @@ def real(_folder: Path) -> Rig:
 
 
 RIGS = {"real": real} if rack.DEBUGFS.exists() else {"simulated": simulated}
+FIRMWARE = "0x120000177" if rack.DEBUGFS.exists() else "0x23000110010309"
 
 
 @pytest.fixture(params=RIGS)
@@ -110,6 +111,7 @@ def test_cards_are_found_with_their_regions(rig: Rig):
     for number, card in enumerate(found.cards.values()):
         assert (card.interface_id, card.numa_node) == (INTERFACE, number)
         assert (card.ports, card.complete, card.clears_memory) == (3, True, True)
+        assert card.firmware == FIRMWARE
         assert fme_of(card).node == f"/dev/dfl-fme.{number}"
         assert [(region.id, str(region.grant)) for region in card.regions] == [
             (f"{card.id}-p{port}", f"/dev/dfl-port.{3 * number + port}") for port in range(3)
