@@ -1,12 +1,15 @@
 """The cards' threads: who waits for whom, and what the end of the plugin stops."""
 
 import asyncio
+import contextlib
+import gc
 import threading
 
 import pytest
+from doubles import LIMIT
 
-from fpga_plugin.errors import NotFinishedError
-from fpga_plugin.ids import CardId
+from fpga_plugin.errors import HardwareError, NotFinishedError
+from fpga_plugin.ids import CardId, RegionId
 from fpga_plugin.regions.workers import CardWorkers
 
 CARD, OTHER = CardId("0000-3b-00.0"), CardId("0000-5e-00.0")
@@ -52,3 +55,69 @@ def test_a_cards_thread_ends_when_nobody_holds_its_lock():
         return set(workers._threads)
 
     assert not asyncio.run(use())
+
+
+def test_two_callers_of_a_card_take_turns_in_one_thread_and_both_keep_it():
+    """One at a time on a card, whoever calls and whether or not he holds its lock (invariant 8)."""
+
+    async def use() -> None:
+        workers, end = CardWorkers(), threading.Event()
+
+        def slow() -> threading.Thread:
+            assert end.wait(LIMIT)
+            return threading.current_thread()
+
+        first = asyncio.create_task(workers.run(CARD, slow))
+        second = asyncio.create_task(workers.run(CARD, threading.current_thread))
+        await asyncio.sleep(0)
+        end.set()
+        assert await second is await first
+        async with workers.lock(CARD):
+            before = await workers.run(CARD, threading.current_thread)
+            assert await workers.run(CARD, threading.current_thread) is before
+        assert not workers._threads
+        assert not workers._users
+
+    asyncio.run(use())
+
+
+def test_a_successor_is_told_of_every_pr_in_flight_until_it_ends():
+    """It waits for these of a process that dies: the kernel ends such a PR (invariant 9)."""
+    told: list[frozenset[RegionId]] = []
+    workers = CardWorkers(told.append)
+    one, two = RegionId(f"{CARD}-p0"), RegionId(f"{OTHER}-p0")
+    with workers.in_flight(one):
+        assert told[-1:] == [{one}]
+        with contextlib.suppress(HardwareError), workers.in_flight(two):
+            assert told[-1] == {one, two}
+            raise HardwareError("the PR failed")
+        assert told[-1] == {one}
+    assert told[-1] == frozenset()
+    with CardWorkers().in_flight(one):
+        """Nobody has to be told."""
+
+
+def test_a_failure_that_nobody_waits_for_is_no_complaint_of_asyncio():
+    """The caller was cancelled and is told so; the log shows no error without a device."""
+    complaints: list[object] = []
+
+    async def use() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, of: complaints.append(of))
+        workers, began, end = CardWorkers(), threading.Event(), threading.Event()
+
+        def fail() -> None:
+            began.set()
+            assert end.wait(LIMIT)
+            raise HardwareError("the card did not answer")
+
+        task = asyncio.create_task(workers.run(CARD, fail))
+        assert await asyncio.to_thread(began.wait, LIMIT)
+        task.cancel()
+        await asyncio.sleep(0)
+        end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(use())
+    gc.collect()
+    assert not complaints
