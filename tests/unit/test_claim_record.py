@@ -16,6 +16,7 @@ from test_claim_life import A, B, ClaimScene, ref
 
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import AllocatedElsewhereError
+from fpga_plugin.dra.life import ANSWER_SECONDS
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
@@ -235,6 +236,29 @@ def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regio
     scene.write({B: (name(one),)})
     assert scene.look()
     assert not scene.life.over | scene.life.unadopted.keys(), "kubelet has written it down"
+
+
+def test_the_end_of_a_claim_that_kubelet_has_written_down_meanwhile_is_waited_for_no_longer(
+    scene: RecordScene,
+) -> None:
+    """No change of the ledger tells it: of such a claim it knows nothing."""
+    one, two, _ = scene.regions
+    scene.forgotten()
+    scene.restart()
+    scene.write({B: (name(one),), A: (name(card_of(one)),)})
+    scene.look()
+    scene.rack.slot(two).opens.add("somebody")
+    begin = scene.plugin.loop.time()
+    task = scene.unprepare(A)
+    scene.look()
+    scene.plugin.work()
+    assert not task.done()
+    scene.write({B: (name(one),)})
+    scene.look()
+    scene.pass_time(task.done)
+    assert task.result() is None
+    assert scene.plugin.loop.time() < begin + ANSWER_SECONDS
+    assert scene.ledger.record(two).condition is Condition.DIRTY, "and nobody gets it"
 
 
 def test_no_end_is_answered_before_it_is_known_whether_the_journal_lost_the_claim(

@@ -4,7 +4,7 @@ The versions are read from the API server: again when kubelet registers, and nev
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import pytest
 from doubles import LIMIT
 from doubles.apiserver import ApiServerDouble, Reply
 from doubles.loops import beside, until
+from ledger_world import StillLoop
 
 from fpga_plugin.api.mirror import Backoff
 from fpga_plugin.dra import nodecheck
 from fpga_plugin.dra.nodecheck import NodeCheck, concerns
+from fpga_plugin.errors import NoSourceError
 
 GOOD = "v1.36.3"
 NODES, NODE = "/api/v1/nodes", "node-a"
@@ -172,3 +174,87 @@ def test_a_server_that_is_away_or_talks_nonsense_is_asked_again(tmp_path: Path) 
         assert not server.replies
 
     checked(tmp_path, story)
+
+
+class Paces:
+    """Pauses of 1 s, 2 s, 3 s and so on."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def delay(self, _: NoSourceError) -> float:
+        self.failures += 1
+        return float(self.failures)
+
+    def reset(self) -> None:
+        self.failures = 0
+
+
+class Clock:
+    """A check whose looks end as a test says, and when it looked.
+
+    Attributes:
+        ends: what the next looks find, or end with; then there is no concern.
+        looked: seconds after the last `registered`.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(NodeCheck, "_look", lambda _: self._look())
+        self.ends: list[tuple[str, ...] | NoSourceError] = []
+        self.looked: list[float] = []
+        self.loop = StillLoop()
+        self.check = NodeCheck(None, NODE, warn=lambda _: None, backoff=Paces)  # type: ignore[arg-type]
+        self.task = self.loop.create_task(self.check.run())
+        self._begin = 0.0
+        self.loop.settle()
+
+    async def _look(self) -> None:
+        self.looked.append(self.loop.time() - self._begin)
+        end = self.ends.pop(0) if self.ends else ()
+        if isinstance(end, NoSourceError):
+            raise end
+        self.check.concerns = end
+
+    def registered(self, *ends: tuple[str, ...] | NoSourceError) -> list[float]:
+        """When it looks, until it has no reason to."""
+        self.ends, self._begin = [*ends], self.loop.time()
+        self.looked.clear()
+        self.check.wake()
+        self.loop.settle()
+        while self.loop.pass_time():
+            assert len(self.looked) < 20
+            self.loop.settle()
+        return self.looked
+
+    def end(self) -> None:
+        self.task.cancel()
+        self.loop.settle()
+        self.loop.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock(monkeypatch)
+    yield clock
+    clock.end()
+
+
+def test_nothing_is_asked_before_kubelet_has_registered_the_driver(clock: Clock) -> None:
+    """A kubelet that is being updated writes its version before it registers drivers."""
+    assert clock.looked == []
+    assert not clock.loop.pass_time()
+    assert clock.registered() == [0.0]
+
+
+def test_it_is_asked_again_only_while_there_is_something_to_warn_of(clock: Clock) -> None:
+    again = nodecheck.AGAIN_SECONDS
+    assert clock.registered(("old",), ("old",), ()) == [0.0, again, 2 * again]
+    assert clock.registered(()) == [0.0], "a plugin with nothing to do wakes nobody"
+
+
+def test_after_an_answer_a_server_that_is_away_is_asked_as_soon_as_the_first_time(
+    clock: Clock,
+) -> None:
+    away = NoSourceError("it is away")
+    assert clock.registered(away, away, away) == [0.0, 1.0, 3.0, 6.0]
+    assert clock.registered(away) == [0.0, 1.0]
