@@ -13,6 +13,7 @@ from doubles import LIMIT
 from doubles.apiserver import ApiServerDouble, Reply
 from doubles.loops import beside, until
 from ledger_world import StillLoop
+from structlog.testing import capture_logs
 
 from fpga_plugin.api.mirror import Backoff
 from fpga_plugin.dra import nodecheck
@@ -153,7 +154,10 @@ def test_a_concern_is_told_once_and_goes_when_the_node_was_mended(
         await asyncio.sleep(0.1)
         assert server.count("GET") == asked
 
-    checked(tmp_path, story)
+    with capture_logs() as logged:
+        checked(tmp_path, story)
+    events = [line["event"] for line in logged if line["log_level"] != "debug"]
+    assert events == ["the node may not serve claims", "versions of the node"]
 
 
 def test_a_server_that_is_away_or_talks_nonsense_is_asked_again(tmp_path: Path) -> None:
