@@ -163,6 +163,7 @@ class DraDoor:
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
+        self.life.tell_scheduler = self.slices.caught_up
         self.node = NodeCheck(settings.kubeconfig, settings.node_name, warn=recorder.node_unsuited)
         self._servicer = DraServicer(self.life, operations.ledger, settings.node_name, recorder)
         self._path = socket_path(settings)

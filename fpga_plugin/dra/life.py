@@ -11,11 +11,12 @@ waited for inside the call, since kubelet tries again only after 60 to 90 s. A r
 expire: kubelet ends each claim that it asked to prepare.
 
 Unprepare ends the claim, and is answered when its regions are clean, so that the scheduler gives
-nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod.
+nothing away that is not. What cannot be cleaned is kept back, and does not hold up the pod: the
+answer comes once the scheduler has been told, else the next claim would get it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -103,6 +104,7 @@ class ClaimLife:
     Attributes:
         doubted: is told of a claim of which kubelet's record has to be looked at again: it keeps
             another from its device, or could not be adopted.
+        tell_scheduler: waits until it knows what is not to be given out.
         unadopted: claims that kubelet has and the ledger could not take, since a damaged journal
             says otherwise, with their devices.
         over: of these, those of which kubelet has told the end.
@@ -135,6 +137,7 @@ class ClaimLife:
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
         self.doubted: Callable[[ClaimUid], None] = lambda _: None
+        self.tell_scheduler: Callable[[], Awaitable[None]] = _nobody
         self.unadopted: dict[ClaimUid, tuple[DeviceId, ...]] = {}
         self.over: set[ClaimUid] = set()
         self.seconds = ANSWER_SECONDS
@@ -419,7 +422,10 @@ class ClaimLife:
         if ref.uid in self.unadopted:
             self.over.add(ref.uid)
             self.doubted(ref.uid)
+        regions = self._regions(ref.uid)
         await self._clean(ref)
+        if any(map(self._kept_back, regions)):
+            await self.tell_scheduler()
 
     async def end(self, uid: ClaimUid) -> None:
         """No container starts with the claim any more, and its regions are on their way."""
@@ -456,8 +462,8 @@ class ClaimLife:
                 if loop.time() >= deadline:
                     raise NotFinishedError(
                         f"{ref}: {', '.join(sorted(left))} not scrubbed after {self.seconds:g} s",
-                        hint="it goes on; kubelet asks again. See why the pod's processes do not"
-                        " end",
+                        hint="it goes on; kubelet asks again. `scrub waits` in the plugin's log"
+                        " says for what: a pod's processes, or a tool that has the port open",
                     ) from None
 
     def forget(self, uid: ClaimUid) -> None:
@@ -467,6 +473,10 @@ class ClaimLife:
 
     def _left(self, uid: ClaimUid) -> list[RegionId]:
         """Regions of an ended claim that a scrub is still to come for."""
+        return [region for region in self._regions(uid) if self._to_scrub(region)]
+
+    def _regions(self, uid: ClaimUid) -> list[RegionId]:
+        """Those of an ended claim, on cards that are there."""
         holder = self._ledger.holders.get(uid)
         if holder is not None and not holder.ended:
             return []
@@ -477,8 +487,12 @@ class ClaimLife:
             if (card := self._ledger.cards.get(card_of(device))) is not None
             for region in card.regions
             if DeviceId(region.id) == device or DeviceId(card.id) == device
-            if self._to_scrub(region.id)
         ]
+
+    def _kept_back(self, region: RegionId) -> bool:
+        """Whether nobody is to get it."""
+        record = self._ledger.record(region)
+        return record.condition not in CLEAN or bool(self._ledger.trouble(region))
 
     def _to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
@@ -519,6 +533,10 @@ def _heard(task: "asyncio.Task[object]") -> None:
     """What it ended with is raised by whoever waits for it; nobody may."""
     if not task.cancelled():
         task.exception()
+
+
+async def _nobody() -> None:
+    """There is no scheduler."""
 
 
 def _ended(ref: ClaimRef) -> RefusedError:

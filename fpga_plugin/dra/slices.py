@@ -11,6 +11,7 @@ that the ledger tells change nothing here, or are undone at once (a region betwe
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -36,6 +37,10 @@ log = structlog.get_logger()
 
 SETTLE_SECONDS: Final = 1.0
 """Between a change and what is written of it."""
+
+TELL_SECONDS: Final = 3.0
+"""For which the end of a claim waits for the taint of what it leaves. With the 40 s that its scrub
+may take it stays below the 45 s after which kubelet gives a call up."""
 
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
@@ -91,6 +96,7 @@ class SliceReconciler:
         self._settle = settle
         self._backoff = backoff()
         self._changed = asyncio.Event()
+        self._written = asyncio.Event()
         self._accepted: dict[str, tuple[Spec, Spec]] = {}
         self._mirror = Mirror(
             kubeconfig,
@@ -108,6 +114,16 @@ class SliceReconciler:
     def wake(self) -> None:
         """Something changed: compare anew."""
         self._changed.set()
+
+    async def caught_up(self) -> None:
+        """Wait until the scheduler has been told what is so now; no longer than TELL_SECONDS.
+
+        Not at all while nothing is published: kubelet lacks the driver, or there is no list yet.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                while self._mirror.synced and self._differs():
+                    await self._written.wait()
 
     async def run(self) -> None:
         """Keep the slices as they ought to be; ends only when cancelled."""
@@ -140,6 +156,8 @@ class SliceReconciler:
             else:
                 self._backoff.reset()
                 self.problem, self.published = "", True
+                written, self._written = self._written, asyncio.Event()
+                written.set()
 
     async def _reconcile(self) -> None:
         """Write what is not as it ought to be.

@@ -979,7 +979,7 @@ def test_unprepare_waits_for_a_pod_that_runs_and_tells_that_it_does(scene: Claim
     assert scene.file() == "", "but no container starts with it any more"
     scene.pass_time(task.done)
     assert scene.plugin.loop.time() == pytest.approx(BEGIN + ANSWER_SECONDS)
-    with pytest.raises(NotFinishedError, match="not scrubbed after 40 s"):
+    with pytest.raises(NotFinishedError, match=r"not scrubbed after 40 s.*`scrub waits`"):
         task.result()
     assert scene.rack.done == []
     assert scene.ledger.holders[A].ended
@@ -999,6 +999,59 @@ def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimSce
     scene.plugin.work()
     task.result()
     assert not scene.ledger.holders
+
+
+def faulted(scene: ClaimScene) -> None:
+    scene.plugin.call(lambda: scene.ledger.faulted(scene.regions[0], "it does not answer"))
+
+
+def hot(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: TOO_HOT}))
+
+
+def without_a_blank(scene: ClaimScene) -> None:
+    scene.images.has_blank = False
+
+
+@pytest.mark.parametrize("trouble", [faulted, hot, without_a_blank])
+def test_the_end_of_what_is_kept_back_is_answered_once_the_scheduler_knows(
+    scene: ClaimScene, trouble: Callable[[ClaimScene], None]
+) -> None:
+    """It would give the device to the next claim, whose pod would wait, or be evicted, for it."""
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    trouble(scene)
+    asked, knows = [], asyncio.Event()
+
+    async def tell() -> None:
+        asked.append(scene.plugin.loop.time())
+        await knows.wait()
+
+    scene.life.tell_scheduler = tell
+    task = scene.unprepare()
+    scene.pass_time(lambda: asked)
+    scene.plugin.work()
+    assert not task.done()
+    scene.plugin.call(knows.set)
+    scene.plugin.work()
+    task.result()
+    assert len(asked) == 1
+
+
+def test_the_end_of_what_is_clean_waits_for_no_scheduler(scene: ClaimScene) -> None:
+    async def tell() -> None:
+        pytest.fail("nothing is to be told")
+
+    scene.life.tell_scheduler = tell
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    task = scene.unprepare()
+    scene.pass_time(task.done)
+    task.result()
+    task = scene.unprepare()  # kubelet did not hear it
+    scene.pass_time(task.done)
+    task.result()
 
 
 def test_without_a_blank_the_region_is_kept_back_and_the_pod_is_not(scene: ClaimScene) -> None:

@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 from fpga_plugin.api.mirror import Backoff, Mirror
 from fpga_plugin.api.rest import ApiServerError
 from fpga_plugin.dra import slices
+from fpga_plugin.dra.life import ANSWER_SECONDS
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Device, Form, Slice, Taint
@@ -325,6 +326,54 @@ def test_what_was_written_is_known_before_the_watch_tells_it(scene: Scene) -> No
     assert scene.generation() == 2
     assert scene.server.count(f"^DELETE {SECOND}") == 1
     scene.quiet()
+
+
+# ------------------------------------------------------------------ who waits for it
+
+
+def waits(scene: Scene) -> float:
+    """Seconds until the scheduler has been told, as far as is waited for it."""
+    task = scene.loop.create_task(scene.reconciler.caught_up())
+    began = scene.loop.time()
+    ends: list[float] = []
+    task.add_done_callback(lambda _: ends.append(scene.loop.time()))
+    scene.run(2 * slices.TELL_SECONDS)
+    return ends[0] - began
+
+
+def test_what_is_waited_for_is_written(scene: Scene) -> None:
+    scene.begin()
+    scene.change([device(0, DIRTY)], [device(1)])
+    assert waits(scene) == pytest.approx(SETTLE)
+    assert scene.well()
+
+
+def test_who_has_nothing_to_tell_does_not_wait(scene: Scene) -> None:
+    assert waits(scene) == 0, "kubelet has not the driver yet"
+    scene.begin()
+    assert waits(scene) == 0
+
+
+def test_what_changes_meanwhile_is_told_too(scene: Scene) -> None:
+    scene.begin()
+    scene.change([device(0, DIRTY)], [device(1)])
+
+    def changed(_: Json) -> None:
+        scene.server.made = lambda _: None
+        scene.change([device(0, DIRTY)], [device(1, DIRTY)])
+
+    scene.server.made = changed
+    assert waits(scene) == pytest.approx(2 * SETTLE)
+    assert scene.well()
+
+
+def test_a_server_that_takes_nothing_keeps_nobody_waiting(scene: Scene) -> None:
+    """Kubelet gives the call up after 45 s, of which a scrub may take 40."""
+    scene.begin()
+    scene.server.failing = [("PUT", refusal(500, "InternalError"))] * 20
+    scene.change([device(0, DIRTY)], [device(1)])
+    assert waits(scene) == pytest.approx(slices.TELL_SECONDS)
+    assert slices.TELL_SECONDS + ANSWER_SECONDS < 45
 
 
 # ------------------------------------------------------------------ what fails
