@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import pytest
 from doubles.cards import AFU, BLANK
 from ledger_scene import Scene, scenes
-from ledger_world import FACTORY, Reads
+from ledger_world import FACTORY, Plugin, Reads
 from structlog.testing import capture_logs
 
-from fpga_plugin.config.settings import Exposure
+from fpga_plugin.config.settings import Exposure, ScrubPolicy
 from fpga_plugin.config.values import CardSelection
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -318,15 +318,17 @@ def test_of_two_looks_the_later_one_is_believed(
     assert look.one not in look.ledger.cards
 
 
-def test_a_card_that_goes_while_it_is_scanned_is_looked_at_again_and_no_other(
-    looks: Callable[..., Looks],
+@pytest.mark.parametrize("begin", [scan, event], ids=["scan", "event"])
+def test_a_card_that_goes_while_it_is_looked_at_is_looked_at_again_and_no_other(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
 ) -> None:
     look = looks()
     look.rack.boards[look.one].present = False
     look.changed(look.one)
     look.rack.boards[look.one].present = True
     look.after("scan_card", look.one, lambda: setattr(look.rack.boards[look.one], "present", False))
-    look.run(look.inventory.scan())
+    look.run(begin(look))
+    look.plugin.work()
     assert look.one not in look.ledger.cards
     look.rack.boards[look.one].present = True
     before = look.reads_of(look.other)
@@ -398,6 +400,43 @@ def test_a_card_that_cannot_be_reprogrammed_is_told_of(looks: Callable[..., Look
     assert look.count("card cannot be reprogrammed") == 1
 
 
+@pytest.mark.parametrize("begin", [scan, event], ids=["scan", "event"])
+def test_what_the_journal_has_as_clean_is_not_scrubbed_because_the_plugin_is_new(
+    looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
+) -> None:
+    """Invariant 9: the first look at a card asks what its blank reads as."""
+    look = looks()
+    scene = look.scene
+    scene.plugin.end()
+    scene.plugin = Plugin(scene.rack, [], scene.images, scene.journal, scrub=ScrubPolicy.REQUIRED)
+    scene.ledger, scene.operations = scene.plugin.ledger, scene.plugin.operations
+    again = Looks(scene, look.logged)
+    again.run(begin(again))
+    again.plugin.work()
+    assert again.reads_of(again.one, "afu_id")
+    for region in again.ledger.cards[again.one].regions:
+        assert scene.condition(region.id) is Condition.BLANK
+
+
+@pytest.mark.parametrize(
+    ("functions", "reprogrammable", "wanted"),
+    [(False, True, True), (True, True, False), (False, False, False), (True, False, False)],
+)
+def test_a_blank_is_looked_for_only_where_a_region_can_be_blanked(
+    looks: Callable[..., Looks], *, functions: bool, reprogrammable: bool, wanted: bool
+) -> None:
+    """Else every N3000, and every node that serves functions, would be told to install one."""
+    look = looks()
+    look.scene.hold_releases()
+    look.scene.images.has_blank = False
+    look.scene.operations.blanks.forget(None)
+    look.ledger.serves_functions = functions
+    board = look.rack.boards[look.one]
+    board.card = replace(board.card, reprogrammable=reprogrammable)
+    look.changed(look.one)
+    assert bool(look.count("blank bitstream missing")) == wanted
+
+
 # ------------------------------------------------------------------ a card at work
 
 
@@ -448,14 +487,15 @@ def test_a_card_that_is_not_selected_is_not_touched(
     assert not look.count("card skipped")
 
 
+@pytest.mark.parametrize("first", [scan, event], ids=["scan", "event"])
 def test_a_card_that_cannot_be_served_holds_up_no_other_and_is_told_of_once(
-    looks: Callable[..., Looks],
+    looks: Callable[..., Looks], first: Callable[[Looks], Coroutine[Any, Any, None]]
 ) -> None:
     look = looks()
     address = look.rack.boards[look.one].card.address
     for told, words in enumerate(("no FME", "no interface id"), 1):
         look.problems[look.one] = CardProblem(address, words)
-        for begin in (scan, event, every):
+        for begin in (first, scan, event, every):
             look.run(begin(look))
             look.plugin.work()
             assert set(look.ledger.cards) == {look.other}
@@ -502,6 +542,17 @@ def test_a_card_that_stops_answering_in_the_middle_of_a_look_is_out_of_service(
     assert {fault.message for fault in look.ledger.failing.values()} == {SILENT}
     assert len(look.ledger.failing) == 2
     assert not look.count("card found")
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_whoever_looks_at_a_silent_card_takes_it_out_of_service(
+    looks: Callable[..., Looks], answers: int
+) -> None:
+    """Recovery's look does; it does not read the health."""
+    look = looks()
+    look.reads.silent[look.one] = answers
+    look.run(look.inventory.look(look.one))
+    assert {fault.message for fault in look.ledger.failing.values()} == {SILENT}
 
 
 @pytest.mark.parametrize("answers", [0, 1])
@@ -603,6 +654,72 @@ def test_each_periodic_look_gives_cards_that_are_well_to_the_queue(
     look.run(look.inventory.check_all())
     assert look.queued == [look.one, look.other]
     assert look.reads.singly == []
+
+
+def test_the_signals_of_a_card_that_was_replaced_say_nothing_of_the_next(
+    looks: Callable[..., Looks],
+) -> None:
+    """Invariant 4. They look as before, and so does what is known of the next one."""
+    look = looks()
+    look.scene.hold_releases()
+    region = look.scene.regions[2]
+
+    def replaced() -> None:
+        look.scene.swap(look.other, told=False)
+        look.plugin.begin(look.inventory.look(look.other))
+        look.until(lambda: look.count("card went and came back") > 0)
+        look.hot(region)
+
+    look.after("afu_id", look.other, replaced)
+    look.run(look.inventory.check_all())
+    assert look.ledger.failing == {region: HOT}
+
+
+def test_all_cards_are_looked_at_once_an_interval(looks: Callable[..., Looks]) -> None:
+    look = looks(interval=10.0)
+    look.plugin.begin(look.inventory.run())
+    for instant, read in [(0.0, 0), (9.0, 0), (10.0, 1), (19.0, 1), (20.0, 2), (30.0, 3)]:
+        assert not look.plugin.jobs
+        look.at(instant)
+        assert look.reads_of(look.other, "health") == read
+        assert look.reads_of(look.one, "health") == read
+
+
+@pytest.mark.parametrize(
+    ("only", "there", "problem", "named"),
+    [
+        (None, True, False, []),
+        (None, False, True, []),
+        (None, False, False, [None]),
+        (["0000-10-00.0"], True, False, []),
+        (["0000-10-00.0"], False, True, []),
+        (["0000-10-00.0"], False, False, ["0000-10-00.0"]),
+        (["0000-77-00.0", "0000-10-00.0", "0000-66-00.0"], True, False, ["0000-66", "0000-77"]),
+    ],
+)
+def test_what_is_missing_at_the_start_is_said(
+    looks: Callable[..., Looks],
+    only: list[str] | None,
+    *,
+    there: bool,
+    problem: bool,
+    named: list[str | None],
+) -> None:
+    """A slip in a setting looks like a node without cards; None: that it is one is said."""
+    wanted = None if only is None else frozenset(map(CardId, only))
+    look = looks(cards=CardSelection(only=wanted))
+    look.rack.boards[look.other].present = False
+    look.rack.boards[look.one].present = there
+    if problem:
+        look.problems[look.one] = CardProblem(look.rack.boards[look.one].card.address, "no FME")
+        look.rack.boards[look.one].present = True
+    look.run(look.inventory.scan())
+    look.inventory.say_what_is_missing("/sys")
+    said = look.lines("a card that FPGA_PLUGIN_CARDS names is not there")
+    said += look.lines("no FPGA cards on this node")
+    assert [line.get("card") for line in said] == [
+        name and next(card for card in only or () if card.startswith(name)) for name in named
+    ]
 
 
 # ------------------------------------------------------------------ health

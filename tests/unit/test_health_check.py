@@ -216,7 +216,7 @@ def silent(node, card, name):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(reads, "CARD_SECONDS", 0.1)
+    monkeypatch.setattr(reads, "CARD_SECONDS", 0.5)
 
 
 def test_a_card_that_does_not_answer_is_out_of_service_and_the_others_are_looked_at(node, soon):
