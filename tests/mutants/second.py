@@ -53,7 +53,9 @@ def try_all(
         if failed := _failing(files):
             print(f"{area}: {failed} fails without a mutant", file=sys.stderr)
             return 1
-        limit = GRACE + 5 * (time.monotonic() - begin)
+        seconds = time.monotonic() - begin
+        print(f"{area}: {seconds:.0f} s without a mutant", flush=True)
+        limit = GRACE + 5 * seconds
         for mutant in alive:
             if time.monotonic() > end:
                 print("the time is up: the same command goes on from here")
@@ -70,13 +72,15 @@ def try_one(mutant: Mutant, files: Sequence[str], last: Result, limit: float) ->
     source = (ROOT / mutant.file).read_text()
     path = TREE / mutant.file
     path.write_text(ast.unparse(mutated(source, mutant)))
+    begin = time.monotonic()
     try:
         failed = _failing(files, limit)
     finally:
         path.write_text(source)
     what = "killed" if failed else last.what
     keep(Result(mutant.key, last.source, what, failed, last.tests, tests))
-    print(f"{what:8} {mutant.key}{f' by {failed}' if failed else ''}", flush=True)
+    by = f" by {failed}" if failed else ""
+    print(f"{what:8} {mutant.key}{by} ({time.monotonic() - begin:.0f} s)", flush=True)
 
 
 def _copy() -> None:

@@ -145,10 +145,12 @@ class Server:
 
     def _measured(self) -> list[Touch]:
         """What all tests touch; runs those of which it is not known."""
+        begin = time.monotonic()
         by_file: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in self._items.values():
             by_file[item.path].append(item)
         known = {path: touched.read(path) for path in by_file}
+        unknown = sum(touches is None for touches in known.values())
 
         def children() -> Iterator[tuple[Path, Child]]:
             for path, touches in known.items():
@@ -160,6 +162,7 @@ class Server:
             child.end()
             known[path] = touched.read(path)
             say(f"measured {path.name}" + (": FAILED" if known[path] is None else ""))
+        say(f"measured {unknown} files of tests in {time.monotonic() - begin:.0f} s")
         return [each for touches in known.values() for each in touches or ()]
 
     def _measuring(self, items: list[pytest.Item], path: Path) -> Run:
@@ -192,6 +195,7 @@ class Server:
                 say(f"survived {result.key}")
             if done % 100 == 0:
                 say(f"{done} mutants in {time.monotonic() - begin:.0f} s")
+        say(f"tried {done} mutants in {time.monotonic() - begin:.0f} s")
 
     def _children(self) -> Iterator[tuple[Result, Child]]:
         """A process for each mutant whose result is not known."""

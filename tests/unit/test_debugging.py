@@ -215,6 +215,9 @@ def test_a_shorter_setting_holds_for_what_is_kept_already():
     ledger, _ = kept(until=100.0 + 86400.0)
     made, clock, _ = debugging(ledger, most=60.0)
     look(made)
+    clock.now = 159.0
+    look(made)
+    assert ledger.kept(R0) is not None
     clock.now = 160.0
     look(made)
     assert not ledger.debugs
