@@ -84,6 +84,7 @@ class Inventory:
         self._scans: dict[CardId, asyncio.Lock] = {}
         self._changes: Counter[CardId] = Counter()
         self._again: set[CardId] = set()
+        self._all_again = False
         self._degraded: dict[CardId, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions = FunctionNews(operations.ledger)
@@ -93,6 +94,7 @@ class Inventory:
     async def scan(self) -> None:
         """Everything anew; a card that changed meanwhile is left to its own scan."""
         async with self._full_scan:
+            self._all_again = False
             before = self._changes.copy()
             found, observed, healths = await self._scan()
             for problem in found.problems.values():
@@ -188,8 +190,10 @@ class Inventory:
         if self._closing:
             return
         if card is None:
-            log.info("events were lost, scanning all cards")
-            self._spawn(self.scan())
+            if not self._all_again:
+                self._all_again = True
+                log.info("events were lost, scanning all cards")
+                self._spawn(self.scan())
         elif self._cards.selects(card):
             self._changes[card] += 1
             if card not in self._again:

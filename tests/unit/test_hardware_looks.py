@@ -628,21 +628,26 @@ def test_a_region_that_cannot_be_read_is_no_obstacle_to_later_looks(
 # ------------------------------------------------------------------ how often
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["of a card", "of any"])
 def test_many_events_make_one_look_and_one_more_for_those_that_came_meanwhile(
-    looks: Callable[..., Looks],
+    looks: Callable[..., Looks], *, known: bool
 ) -> None:
+    """A card that is pulled leaves events of which nobody can tell any more whose they were."""
     look = looks()
+    card = look.one if known else None
 
     def storm() -> None:
         for _ in range(5):
-            look.inventory.changed(look.one)
+            look.inventory.changed(card)
 
     look.plugin.call(storm)
     look.after("scan_card", look.one, lambda: look.plugin.call(storm))
     look.plugin.work()
     assert look.reads_of(look.one, "scan_card") == 2
-    look.changed(look.one)
+    look.changed(card)
     assert look.reads_of(look.one, "scan_card") == 3
+    look.run(look.inventory.scan())
+    assert look.reads_of(look.one, "scan_card") == 4
     assert not look.inventory._tasks, "what ended is not kept"
 
 
