@@ -1,27 +1,37 @@
 """The second tier: what the fast tests left alive, against the plugin as a process.
 
 A copy of the repository in .cache/mutants/tree gets the mutated module, and the integration tests
-of its area run there until one fails. That takes a minute for a mutant that lives, so it is asked
-for (`--integration`), and `--minutes` and `--sample` limit it.
+of its area run there, side by side, until one fails. That takes minutes for a mutant that lives, so
+it is asked for (`--integration`), and `--minutes` and `--sample` limit it.
+
+These tests have times and processes, and one of them may fail by the machine's doing: what fails is
+asked again alone, and only what fails again has noticed the mutant.
 """
 # ruff: noqa: T201 - a command prints
 
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 
+import pytest
 from core import ROOT, WORK, Result, digest, keep
 from mutations import Mutant, mutated
 
 TREE = WORK / "tree"
+WORKERS = 2 * (os.cpu_count() or 1)
+"""Tests at a time, as `make test` has it: they wait more than they compute."""
 GRACE = 120
 """Seconds that the tests of a mutant may take beyond five times what they took without one: one
 that hangs has been noticed."""
+
+SUMMARY = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?= - |$)", re.MULTILINE)
+"""What pytest says in the end of a test, or a file, that failed."""
 
 TESTS = {
     "ledger": ("life", "orders", "restart", "draining", "former_owners", "by_hand"),
@@ -65,7 +75,7 @@ def try_all(
 
 
 def try_one(mutant: Mutant, files: Sequence[str], last: Result, limit: float) -> None:
-    """Try one, unless it lived under these very tests before."""
+    """Try one, unless it lived under these very tests before; in doubt, nothing is noted."""
     tests = digest(*((ROOT / file).read_bytes() for file in files))
     if last.integration == tests:
         return
@@ -75,8 +85,12 @@ def try_one(mutant: Mutant, files: Sequence[str], last: Result, limit: float) ->
     begin = time.monotonic()
     try:
         failed = _failing(files, limit)
+        alone = _failing([failed], limit) if "::" in failed else failed
     finally:
         path.write_text(source)
+    if failed and not alone:
+        print(f"doubtful {mutant.key}: {failed} fails, but not alone", flush=True)
+        return
     what = "killed" if failed else last.what
     keep(Result(mutant.key, last.source, what, failed, last.tests, tests))
     by = f" by {failed}" if failed else ""
@@ -94,11 +108,12 @@ def _copy() -> None:
 
 
 def _failing(files: Iterable[str], limit: float | None = None) -> str:
-    """The first test that fails in the copy, or what took longer than so long; empty: none."""
+    """The first test (or file) that fails in the copy, or what took too long; empty: none."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
+    command += ["-n", str(WORKERS), "--dist", "worksteal"]
     env = os.environ | {"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1"}
     running = subprocess.Popen(
-        [*command, "-rf", *files],
+        [*command, "-rfE", *files],
         cwd=TREE,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -115,5 +130,8 @@ def _failing(files: Iterable[str], limit: float | None = None) -> str:
         return "a test that does not end"
     if running.returncode == 0:
         return ""
-    lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return lines[0].split()[1] if lines else "what cannot be collected"
+    if told := SUMMARY.search(output):
+        return told[1]
+    if running.returncode not in {pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR}:
+        raise RuntimeError(f"pytest was ended ({running.returncode}):\n{output[-2000:]}")
+    return "what cannot be loaded"

@@ -110,47 +110,86 @@ def test_a_judgement_about_what_is_no_longer_there_fails(there, code, tmp_path):
     assert ("judged, and not there any more: " in done.stdout) != there
 
 
-SECOND_TIER = """
-from fpga_plugin.thing import double
-def test_it(): assert double(2) == 4
+DOUBLES = "def test_it(): assert double(2) == 4"
+UNLUCKY = """
+def test_it():  # fails the first time
+    from pathlib import Path
+    been = Path("been")
+    assert been.exists() or been.touch()
 """
+NO_SET_UP = """
+import pytest
+@pytest.fixture
+def doubled(): assert double(2) == 4
+@pytest.mark.parametrize("name", ["a name - of two"])
+def test_it(doubled, name): pass
+"""
+KILLED_PYTEST = "import os; os.kill(os.getpid(), 9)"
+TIMES, NEVER = "a * 2 -> a // 2", "if a > 2 ** 40 -> False"
+IT = "tests/integration/test_it.py::test_it"
 
 
-@pytest.mark.parametrize(
-    ("change", "what", "by"),
-    [
-        ("a * 2 -> a // 2", "killed", "tests/integration/test_it.py::test_it"),
-        ("if a > 2 ** 40 -> False", "survived", ""),
-    ],
-)
-def test_what_the_fast_tests_leave_alive_is_tried_in_a_copy_of_the_repository(
-    tmp_path, monkeypatch, change, what, by
-):
+@pytest.fixture
+def try_one(tmp_path, monkeypatch):
+    """Tries a mutant by one integration test; returns what is noted, twice."""
     second = module("mutants", "second")
     source = "def double(a):\n    if a > 2**40:\n        return 0\n    return a * 2\n"
-    for top in ("root", "tree"):
-        (tmp_path / top / "fpga_plugin").mkdir(parents=True)
-        (tmp_path / top / "fpga_plugin" / "__init__.py").touch()
-        (tmp_path / top / "fpga_plugin" / "thing.py").write_text(source)
-        (tmp_path / top / "tests" / "integration").mkdir(parents=True)
-        (tmp_path / top / "tests" / "integration" / "test_it.py").write_text(SECOND_TIER)
     kept = []
     monkeypatch.setattr(second, "ROOT", tmp_path / "root")
     monkeypatch.setattr(second, "TREE", tmp_path / "tree")
+    monkeypatch.setattr(second, "WORKERS", 0)
     monkeypatch.setattr(second, "keep", kept.append)
-    mutant = next(
-        each
-        for each in mutations.mutants(source, "fpga_plugin/thing.py")
-        if each.key.endswith(change)
-    )
-    last = core.Result(mutant.key, "source", "survived", "", "tests")
-    second.try_one(mutant, ["tests/integration/test_it.py"], last, 300)
-    (result,) = kept
-    assert (result.what, result.by) == (what, by)
-    assert result.still_holds(last), "a run of the fast tests does not try it again"
-    assert (tmp_path / "tree" / "fpga_plugin" / "thing.py").read_text() == source
-    second.try_one(mutant, ["tests/integration/test_it.py"], result, 300)
-    assert kept == [result], "nor does a second one of these"
+
+    def try_one(change, test):
+        for top in ("root", "tree"):
+            (tmp_path / top / "fpga_plugin").mkdir(parents=True)
+            (tmp_path / top / "fpga_plugin" / "__init__.py").touch()
+            (tmp_path / top / "fpga_plugin" / "thing.py").write_text(source)
+            (tmp_path / top / "tests" / "integration").mkdir(parents=True)
+            file = tmp_path / top / "tests" / "integration" / "test_it.py"
+            file.write_text(f"from fpga_plugin.thing import double\n{test}\n")
+        mutant = next(
+            each
+            for each in mutations.mutants(source, "fpga_plugin/thing.py")
+            if each.key.endswith(change)
+        )
+        last = core.Result(mutant.key, "source", "survived", "", "tests")
+        for _ in range(2):
+            second.try_one(mutant, ["tests/integration/test_it.py"], last, 300)
+            assert (tmp_path / "tree" / "fpga_plugin" / "thing.py").read_text() == source
+            last = kept[-1] if kept else last
+        return kept, last
+
+    return try_one
+
+
+@pytest.mark.parametrize(
+    ("change", "test", "what", "by"),
+    [
+        (TIMES, DOUBLES, "killed", IT),
+        (TIMES, NO_SET_UP, "killed", f"{IT}[a name - of two]"),
+        (NEVER, DOUBLES, "survived", ""),
+    ],
+    ids=["a test fails", "a fixture fails", "none fails"],
+)
+def test_what_the_fast_tests_leave_alive_is_tried_in_a_copy_of_the_repository(
+    try_one, change, test, what, by
+):
+    kept, last = try_one(change, test)
+    assert kept == [last], "these tests do not try it again"
+    assert (last.what, last.by) == (what, by)
+    assert last.still_holds(last), "nor does a run of the fast ones"
+
+
+def test_a_test_that_fails_by_the_machines_doing_has_noticed_nothing(try_one):
+    kept, last = try_one(NEVER, UNLUCKY)
+    assert kept == [last], "the second try is the one that counts"
+    assert last.what == "survived"
+
+
+def test_a_run_that_somebody_ends_has_noticed_nothing(try_one):
+    with pytest.raises(RuntimeError, match="pytest was ended"):
+        try_one(NEVER, KILLED_PYTEST)
 
 
 @pytest.mark.long
