@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
+sys.path.append(str(Path(__file__).parents[1] / "kubelet"))
+
+from api_calls import ApiCalls  # found by the line above
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / ".cache/kubelet" / os.environ.get("FPGA_DRA", "1.36")
@@ -59,7 +62,7 @@ def _free_ports(number: int) -> list[int]:
     return ports
 
 
-class Cluster:
+class Cluster(ApiCalls):
     """Runs until `end`.
 
     Args:
@@ -75,11 +78,10 @@ class Cluster:
         *,
         api_arguments: Sequence[str] = (),
     ) -> None:
-        self._folder = folder
+        etcd, peers, api, scheduler, controllers = _free_ports(5)
+        super().__init__(f"https://127.0.0.1:{api}", folder)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments: dict[str, tuple[str | Path, ...]] = {}
-        etcd, peers, api, scheduler, controllers = _free_ports(5)
-        self.url = f"https://127.0.0.1:{api}"
         key = folder / "service-accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (folder / "tokens.csv").write_text('admin,admin,admin,"system:masters"\n')
@@ -134,12 +136,7 @@ class Cluster:
     def _ready(self) -> bool:
         for name, process in self._processes.items():
             assert process.poll() is None, self.tail(name)
-        try:
-            self.call("GET", "/readyz", raw=True)
-            self.call("GET", "/api/v1/namespaces/default")
-        except OSError:
-            return False
-        return True
+        return self.answers()
 
     def tail(self, name: str, lines: int = 30) -> str:
         """The end of a program's log."""
@@ -182,51 +179,6 @@ class Cluster:
         for process in reversed(self._processes.values()):
             process.send_signal(signal.SIGKILL)
             process.wait(LIMIT)
-
-    def kubeconfig(self, token: str = "admin", *, name: str = "admin") -> str:
-        """Credentials, in a file of this name."""
-        path = self._folder / f"{name}.kubeconfig"
-        authority = str(self._folder / "apiserver.crt")
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": "it", "cluster": {"server": self.url, "certificate-authority": authority}}
-            ],
-            "users": [{"name": "me", "user": {"token": token}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
-            "current-context": "it",
-        }
-        new = path.with_suffix(".new")  # a program that begins may be reading it
-        new.write_text(json.dumps(config))
-        new.replace(path)
-        return str(path)
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        raw: bool = False,
-        token: str = "admin",
-        kind: str = "application/json",
-    ) -> Any:
-        """As the administrator, or whose token it is.
-
-        Raises:
-            OSError: it is not there, or refuses (HTTPError).
-        """
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
-        )
-        context = ssl.create_default_context(cafile=self._folder / "apiserver.crt")
-        with urllib.request.urlopen(request, timeout=LIMIT, context=context) as answer:
-            text = answer.read()
-        return text if raw else json.loads(text)
 
     def add_node(self, name: str, **labels: str) -> str:
         """A node that is ready and has room; its uid."""

@@ -5,18 +5,15 @@ There is no scheduler and no controller: a pod names its node, and what only a c
 the plugin may do what its role says.
 """
 
-import json
 import shutil
 import signal
-import ssl
 import subprocess
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from machine import CONTROL_PLANE, LIMIT, SCRATCH, Process, until
+from api_calls import ApiCalls
+from machine import CONTROL_PLANE, SCRATCH, Process, until
 from namespace import ADDRESS
 
 URL = "https://127.0.0.1:6443"
@@ -31,7 +28,7 @@ TOKENS = {
 """Users and groups by token; the token is the key."""
 
 
-class ControlPlane:
+class ControlPlane(ApiCalls):
     """One API server; ends with `end`.
 
     Attributes:
@@ -41,7 +38,7 @@ class ControlPlane:
     disabled = "ServiceAccount"
 
     def __init__(self) -> None:
-        self._folder = SCRATCH / "control-plane"
+        super().__init__(URL, SCRATCH / "control-plane")
         self._folder.mkdir()
         self._key = self._folder / "service-accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", self._key, "2048"], check=True,
@@ -84,12 +81,7 @@ class ControlPlane:
     def _ready(self) -> bool:
         for process in (self._etcd, self._server):
             assert process.runs, process.tail()
-        try:
-            self.call("GET", "/readyz", raw=True)
-            self.call("GET", "/api/v1/namespaces/default")
-        except OSError:
-            return False
-        return True
+        return self.answers()
 
     def stop(self) -> None:
         """The API server only; at once, for its own way to end waits for its clients."""
@@ -99,51 +91,6 @@ class ControlPlane:
         self.stop()
         self._etcd.end(signal.SIGKILL)
         shutil.rmtree(self._folder)
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        raw: bool = False,
-        token: str = "admin",
-    ) -> Any:
-        """As the administrator, or as whoever has this token.
-
-        Raises:
-            OSError: it is not there, or refuses (HTTPError).
-        """
-        request = urllib.request.Request(
-            URL + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-        )
-        context = ssl.create_default_context(cafile=self.certificate)
-        with urllib.request.urlopen(request, timeout=LIMIT, context=context) as answer:
-            text = answer.read()
-        return text if raw else json.loads(text)
-
-    @property
-    def certificate(self) -> Path:
-        """The server's own, made by itself, with the authority that signed it."""
-        return self._folder / "apiserver.crt"
-
-    def kubeconfig(self, token: str, *, name: str = "") -> Path:
-        """Credentials of one of the users, or of whoever has this token (then it takes a name)."""
-        path = self._folder / f"{name or token}.kubeconfig"
-        cluster = {"server": URL, "certificate-authority": str(self.certificate)}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "it", "cluster": cluster}],
-            "users": [{"name": "me", "user": {"token": token}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
-            "current-context": "it",
-        }  # fmt: skip
-        path.write_text(json.dumps(config))
-        return path
 
     def _allow_plugin(self) -> None:
         """The one right that the plugin needs."""

@@ -294,7 +294,7 @@ class Node:
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
             "FPGA_PLUGIN_KUBECONFIG": ""
             if control_plane is None
-            else str(control_plane.kubeconfig(user)),
+            else control_plane.kubeconfig(user),
         } | {f"FPGA_PLUGIN_{name.upper()}": text for name, text in settings.items()}
         self.chart: dict[str, str] = {}
         self.lives: list[Plugin | PodPlugin] = []

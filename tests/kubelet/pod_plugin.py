@@ -10,7 +10,6 @@ import copy
 import json
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -54,7 +53,7 @@ def load_image(runtime: Runtime) -> None:
     runtime.ctr("images", "import", str(ARCHIVE))
 
 
-def helm(*arguments: str, kubeconfig: Path | None = None) -> str:
+def helm(*arguments: str, kubeconfig: str | None = None) -> str:
     """Run helm; what it says.
 
     Raises:

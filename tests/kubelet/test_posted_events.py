@@ -6,7 +6,6 @@ process it is given a token of the service account that the kustomization makes,
 
 import urllib.error
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ def with_events_role() -> list[dict[str, Any]]:
     return [{"kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects]
 
 
-def service_account(control_plane: ControlPlane) -> Path:
+def service_account(control_plane: ControlPlane) -> str:
     """Credentials of the plugin's service account."""
     for each in with_events_role():
         name = each["metadata"]["name"]
@@ -76,7 +75,7 @@ def node(make_node: Callable[..., Node], control_plane: ControlPlane) -> Node:
     if PLUGIN_IN_A_POD:
         return make_node("1x1", events="true", health_interval="0.05")
     credentials = service_account(control_plane)
-    node = make_node("1x1", events="true", health_interval="0.05", kubeconfig=str(credentials))
+    node = make_node("1x1", events="true", health_interval="0.05", kubeconfig=credentials)
     node.plugin.stop()
     node.settings["NODE_NAME"] = "node"
     node.start_plugin()
