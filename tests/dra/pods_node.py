@@ -256,7 +256,7 @@ class Node(first_door.Node):
 
     def holders(self) -> list[str]:
         """Claims that the plugin has in its journal, from before it begins to program for them."""
-        path = f"file:{self.state}/journal.sqlite3?mode=ro"
+        path = f"file:{self.settings['FPGA_PLUGIN_STATE_DIR']}/journal.sqlite3?mode=ro"
         with contextlib.closing(sqlite3.connect(path, uri=True)) as journal:
             rows = journal.execute("SELECT key FROM journal WHERE kind = 'holders'")
             return [key for (key,) in rows]

@@ -1,14 +1,29 @@
 """Pods with claims on the real kubelet, in real containers: each way to ask, from begin to end."""
 
 import json
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
-from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1, request
+from daemon_support import AFU, AFU_2, BLANK, CARD, CARD_2, P0, P1, request
 from doubles.samples import copy_samples
 from machine import RELEASE, SCRATCH, STAY, until
+from node import Pod, kep_container
 from node import container as by_limits
-from node import kep_container
-from pods_node import API, Node, asking, by_claim, by_template, config, container, health, waiting
+from pods_node import (
+    API,
+    Node,
+    asking,
+    by_claim,
+    by_template,
+    config,
+    container,
+    dns,
+    health,
+    running,
+    waiting,
+)
 
 LOOK = (
     'echo "device $FPGA_DEVICE_0000_10_00_0_P0"; echo "request $FPGA_REQUEST_FPGA";'
@@ -213,6 +228,127 @@ def test_a_prepare_that_fails_holds_the_pod_until_it_succeeds(
     assert node.afu(P0) == AFU
 
 
+def test_an_unprepare_that_fails_holds_the_pod_until_it_succeeds(
+    make_node: Callable[..., Node],
+) -> None:
+    """A tool on the node has the port open, so that nobody can scrub it, for longer than the call.
+
+    The region is not given to the pod that waits for it.
+    """
+    node = make_node("1x1")
+    pod, _ = running(node)
+    mark = node.plugin.mark
+    in_use = arm(node, "port-open")
+    pod.delete()
+    error = until_unprepare_fails(node, mark)
+    assert "0000-10-00.0-p0 not scrubbed after 40 s" in error
+    assert node.plugin.logged("scrub waits", mark, region=P0)
+    nothing_is_given_away(node, pod, mark)
+    in_use.unlink()
+    unprepare_succeeds(node, pod, mark)
+
+
+def test_an_unprepare_on_a_full_disk_holds_the_pod_until_there_is_room(
+    make_node: Callable[..., Node],
+) -> None:
+    """The claim's end cannot be journalled: it has not ended, and the call says so at once."""
+    disk = SCRATCH / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "disk", disk], check=True)
+    try:
+        simulated = SCRATCH / "plugin/simulated"
+        node = make_node("1x1", state_dir=str(disk), simulated_dir=str(simulated))
+        pod, _ = running(node)
+        mark = node.plugin.mark
+        filler = disk / "filler"
+        fill(filler)
+        pod.delete()
+        assert "full" in until_unprepare_fails(node, mark)
+        assert not node.plugin.logged("claim ended", mark)
+        nothing_is_given_away(node, pod, mark)
+        filler.unlink()
+        unprepare_succeeds(node, pod, mark)
+        assert node.plugin.stop() == 0
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_region_that_cannot_be_cleaned_holds_up_no_pod_and_is_given_to_nobody(
+    make_node: Callable[..., Node],
+) -> None:
+    """The scheduler knows before the region is free: else the pod that waits would be evicted."""
+    node = make_node("2x1")
+    pod, _ = running(node)
+    second = node.asks("second", bitstream=AFU)
+    second.until_running()
+    waits = node.asks("waits", bitstream=AFU_2)
+    until(lambda: node.cluster.events("FailedScheduling"), "the scheduler has nothing for it")
+    arm(node, "pr-error")
+    pod.delete()
+    pod.until_gone()
+    until(lambda: len(node.allocated()) == 1, "its claim is free")
+    assert dns(P0) not in node.free()
+    second.delete()
+    waits.until_running()
+    assert [*node.allocated().values()] == [[dns(f"{CARD_2}-p0")]]
+    assert node.afu(f"{CARD_2}-p0") == AFU_2
+    assert node.afu(P0) != AFU_2, "nobody was given it"
+
+
+def arm(node: Node, word: str) -> Path:
+    """A fault of the first region; its file."""
+    fault = node.state / "simulated/faults" / P0
+    fault.parent.mkdir(exist_ok=True)
+    fault.write_text(word)
+    return fault
+
+
+def fill(path: Path) -> None:
+    """Leave no room on a disk."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def until_unprepare_fails(node: Node, since: int) -> str:
+    """Wait for the error that kubelet is answered, and for kubelet to tell it; the error."""
+    method = "NodeUnprepareResources"
+    refused = waiting(
+        lambda: node.plugin.logged("claim refused", since, method=method), "Unprepare fails"
+    )
+    error = str(refused[0]["message"])
+    log = SCRATCH / "kubelet.log"
+    until(lambda: error[:60] in log.read_text(errors="replace"), "kubelet has heard it")
+    return error
+
+
+def nothing_is_given_away(node: Node, pod: Pod, since: int) -> None:
+    """The pod stays with its region, which is as it left it; another pod gets nothing."""
+    (mine,) = node.allocated()
+    other = node.asks("other", bitstream=AFU_2)
+    until(lambda: node.cluster.events("FailedScheduling"), "the scheduler has nothing for it")
+    assert not other.seen(), "kubelet does not hear of it"
+    assert list(node.allocated()) == [mine]
+    assert pod.seen()
+    assert node.afu(P0) == AFU
+    assert not node.plugin.logged("region scrubbed", since, region=P0)
+    assert not node.served("NodeUnprepareResources", since)
+    other.delete()
+
+
+def unprepare_succeeds(node: Node, pod: Pod, since: int) -> None:
+    """Kubelet asks again, once; then the region is blank, and the next pod's."""
+    waiting(lambda: node.served("NodeUnprepareResources", since), "kubelet asks again")
+    assert node.plugin.logged("region scrubbed", since, region=P0)
+    assert node.afu(P0) == BLANK
+    pod.until_gone()
+    node.until_free(P0)
+    assert len(node.served("NodeUnprepareResources", since)) == 1
+    assert not node.holders()
+    running(node, "next", AFU_2)
+    assert node.afu(P0) == AFU_2
+
+
 def test_admin_access_is_refused_and_takes_nothing(make_node: Callable[..., Node]) -> None:
     """The scheduler of 1.36 gives it a free region only: it looks at the card's counters."""
     node = make_node("1x2")
@@ -232,9 +368,7 @@ def test_a_pod_whose_region_breaks_is_told_so_in_its_status(make_node: Callable[
     pod = node.asks("asks", bitstream=AFU)
     pod.until_running()
     until(lambda: health(pod) == ["Healthy"], "it is well")
-    fault = node.state / "simulated/faults" / P0
-    fault.parent.mkdir(exist_ok=True)
-    fault.write_text("thermal")
+    fault = arm(node, "thermal")
     until(lambda: health(pod) == ["Unhealthy"], "it is not")
     fault.unlink()
     until(lambda: health(pod) == ["Healthy"], "it is well again")
@@ -247,9 +381,7 @@ def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted(
     make_node: Callable[..., Node],
 ) -> None:
     node = make_node("1x1")
-    fault = node.state / "simulated/faults" / P0
-    fault.parent.mkdir(exist_ok=True)
-    fault.write_text("pr-stuck")
+    arm(node, "pr-stuck")
     pod = node.asks("asks", bitstream=AFU)
     node.until_refused("PR")
     pod.until_gone()
