@@ -97,10 +97,12 @@ class Inventory:
             self._all_again = False
             before = self._changes.copy()
             found, observed, healths = await self._scan()
-            for problem in found.problems.values():
-                self._problem(problem)
+            for card_id, problem in found.problems.items():
+                if self._changes[card_id] == before[card_id]:
+                    self._problem(problem)
             for card_id in self.problems.keys() - found.problems.keys():
-                del self.problems[card_id]
+                if self._changes[card_id] == before[card_id]:
+                    del self.problems[card_id]
             for card_id in [*self._ledger.cards]:
                 if card_id not in found.cards and self._changes[card_id] == before[card_id]:
                     self._gone(card_id)

@@ -299,6 +299,35 @@ def test_a_full_scan_does_not_take_in_what_a_card_was_before_an_event(
     assert look.count("card went and came back") == 1
 
 
+@pytest.mark.parametrize(
+    ("scanned", "then"),
+    [("served", "problem"), ("absent", "problem"), ("problem", "served"), ("problem", "absent")],
+)
+def test_a_full_scan_does_not_say_of_a_card_what_was_so_before_an_event(
+    looks: Callable[..., Looks], scanned: str, then: str
+) -> None:
+    """The status, and whoever claims it, would be told for ever why it is skipped, or never."""
+    look = looks()
+    board = look.rack.boards[look.one]
+    problem = CardProblem(board.card.address, "no FME")
+
+    def become(state: str) -> None:
+        board.present = state != "absent"
+        look.problems = {look.one: problem} if state == "problem" else {}
+
+    def turns() -> None:
+        become(then)
+        look.event(look.one)
+        look.until(lambda: not look.plugin.jobs)
+
+    become(scanned)
+    look.changed(look.one)
+    look.after("health", look.other, turns)
+    look.run(look.inventory.scan())
+    assert (look.one in look.ledger.cards) == (then == "served")
+    assert look.inventory.problems == look.problems
+
+
 @pytest.mark.parametrize("begin", [scan, event], ids=["scan", "event"])
 def test_of_two_looks_the_later_one_is_believed(
     looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
