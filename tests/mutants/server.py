@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import select
 import shutil
 import signal
@@ -179,6 +180,8 @@ class Server:
 
     def _try_all(self) -> None:
         begin, done = time.monotonic(), 0
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # what measuring took
+        before = spent.ru_utime + spent.ru_stime
         self._end = begin + 60 * self._minutes
         for result, child in self._side_by_side(self._children()):
             code, by = child.end()
@@ -195,7 +198,9 @@ class Server:
                 say(f"survived {result.key}")
             if done % 100 == 0:
                 say(f"{done} mutants in {time.monotonic() - begin:.0f} s")
-        say(f"tried {done} mutants in {time.monotonic() - begin:.0f} s")
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cost = spent.ru_utime + spent.ru_stime - before
+        say(f"tried {done} mutants in {time.monotonic() - begin:.0f} s, {cost:.0f} s of computing")
 
     def _children(self) -> Iterator[tuple[Result, Child]]:
         """A process for each mutant whose result is not known."""

@@ -5,9 +5,10 @@ of these broke without a fast test noticing (`make mutants`): the table of docs/
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles.cards import AFU, INTERFACE, PREFIX, WHOLE, device, make_card
@@ -15,6 +16,8 @@ from doubles.cards import AFU, INTERFACE, PREFIX, WHOLE, device, make_card
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
 from fpga_plugin.ledger import rows
+from fpga_plugin.ledger.history import latest
+from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.ledger.peek import Peek, peek
 from fpga_plugin.ledger.records import Change, Claim, Holder, Meaning, TenantImage
 
@@ -157,3 +160,24 @@ def test_what_is_told_of_a_row_is_one_line_of_plain_text(db: sqlite3.Connection)
 def test_where_no_plugin_has_run_nobody_has_anything(tmp_path: Path) -> None:
     assert peek(str(tmp_path)) == Peek()
     assert list(tmp_path.iterdir()) == [], "nothing is made by who only looks"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda folder: peek(str(folder)), lambda folder: list(latest(str(folder / JOURNAL_FILE)))],
+    ids=["peek", "history"],
+)
+def test_who_only_looks_says_so_to_any_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], object]
+) -> None:
+    """Debian's takes such a name for a URI unasked; others would make a file `file:...?mode=ro`."""
+    Journal(str(tmp_path / JOURNAL_FILE)).close()
+    connect, asked = sqlite3.connect, []
+
+    def noted(name: str, **how: Any) -> sqlite3.Connection:
+        asked.append((name.split("?", maxsplit=1)[0], "mode=ro" in name, how["uri"]))
+        return connect(name, **how)
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    look(tmp_path)
+    assert asked == [(f"file:{tmp_path / JOURNAL_FILE}", True, True)]
