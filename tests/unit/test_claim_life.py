@@ -1007,14 +1007,27 @@ def faulted(scene: ClaimScene) -> None:
 
 def hot(scene: ClaimScene) -> None:
     region = scene.regions[0]
-    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: TOO_HOT}))
+    scene.ledger.set_failing(card_of(region), {region: TOO_HOT})
 
 
 def without_a_blank(scene: ClaimScene) -> None:
     scene.images.has_blank = False
 
 
-@pytest.mark.parametrize("trouble", [faulted, hot, without_a_blank])
+def hot_once_clean(scene: ClaimScene) -> None:
+    region = scene.regions[0]
+
+    def look(_: object) -> None:
+        if scene.ledger.record(region).condition is Condition.BLANK and not scene.ledger.failing:
+            hot(scene)
+
+    scene.ledger.subscribe(look)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [faulted, lambda scene: scene.plugin.call(lambda: hot(scene)), hot_once_clean, without_a_blank],
+)
 def test_the_end_of_what_is_kept_back_is_answered_once_the_scheduler_knows(
     scene: ClaimScene, trouble: Callable[[ClaimScene], None]
 ) -> None:

@@ -441,6 +441,16 @@ def test_each_change_of_the_ledger_is_compared_with_what_is_published(
     play(story)
 
 
+def test_the_end_of_a_claim_waits_until_the_scheduler_knows_what_it_leaves(
+    make: Callable[[], DraDoor],
+) -> None:
+    async def story() -> None:
+        door = make()
+        assert door.life.tell_scheduler == door.slices.caught_up
+
+    play(story)
+
+
 def test_what_the_door_does_while_it_serves(make: Callable[[], DraDoor]) -> None:
     """Of each there is one, and none is forgotten: who reads kubelet's record frees regions."""
 
