@@ -136,7 +136,6 @@ class DraDoor:
     ) -> None:
         assert settings.node_name is not None, "checked before"
         self._settings = settings
-        self._ledger = operations.ledger
         driver, root = settings.resource_prefix, settings.kubelet_root
         self.registered = asyncio.Event()
         self.problem = ""

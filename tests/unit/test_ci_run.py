@@ -153,7 +153,7 @@ def test_the_table_tells_what_a_tier_computed(tmp_path):
         )
         for tier in ("test", "fuzz")
     }
-    assert computed["test"] in {1, 2, 3}  # parts of a second do not count
+    assert computed["test"] in range(1, 10)  # parts of a second do not count; starting it does
     assert computed["fuzz"] == 0
 
 
