@@ -52,7 +52,6 @@ class Plugin:
 
     Attributes:
         began: when it was started.
-        pid: of the process.
     """
 
     def __init__(self, python: Path, settings: Mapping[str, str], log: Path) -> None:
@@ -66,7 +65,11 @@ class Plugin:
                 stdout=stream,
                 stderr=stream,
             )
-        self.pid = self._process.pid
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     def __enter__(self) -> Self:
         return self
