@@ -1,5 +1,6 @@
 """The Go peer of `make bench`: where it cannot be had, the table says why."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,3 +54,16 @@ def test_a_module_that_does_not_compile_is_one_too(go_peer, tmp_path, monkeypatc
     (row,) = go_peer.measure(Path(sys.executable), None)
     assert "does not compile: x.go:1: undefined: y" in row.note
     assert (tmp_path / ".cache" / "go-peer" / "source" / "cmd").is_dir()
+
+
+def test_the_peer_is_watched_as_the_plugin_is(go_peer, tmp_path, monkeypatch):
+    """It is started in its own way; any program does here."""
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: start(["sleep", "60"]))
+    with go_peer.Peer(Path("sleep"), tmp_path, tmp_path, tmp_path / "log") as peer:
+        monkeypatch.undo()
+        assert peer.memory()[0] > 0
+        assert peer.cpu() >= 0
+        assert peer.threads() == 1
+        assert peer.wakeups(0.01) >= 0
+        assert peer.stop() >= 0
