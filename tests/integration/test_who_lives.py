@@ -87,6 +87,7 @@ def test_a_pod_whose_cgroup_is_not_found_is_waited_for_while_any_pod_is_seen_to_
         delete_by_force(node)
         node.plugin.until_logged("cgroups do not tell whether a pod still runs", pod=A)
         node.plugin.until_logged("scrub waits", region=P0)
+        node.kubelet.until_health(P0, UNHEALTHY)
         assert node.afu(P0) == AFU
         cgroups.remove(B)  # no pod has a cgroup, it seems
         node.kubelet.until_health(P0, HEALTHY)
