@@ -2,8 +2,8 @@
 
 All of them are one card of four regions, after a first start: every region is scrubbed, a pod is
 allocated, programmed and released, and the process is watched from then on, how often it wakes too.
-By DRA a claim is prepared and unprepared. Pages of files that
-several processes use (the interpreter, libcrypto) count as a whole in RSS and by shares in PSS.
+By DRA a claim is prepared and unprepared. Pages of files that several processes use (the
+interpreter, libcrypto) count as a whole in RSS and by shares in PSS.
 """
 
 import subprocess

@@ -97,18 +97,22 @@ class Inventory:
             self._all_again = False
             before = self._changes.copy()
             found, observed, healths = await self._scan()
+
+            def as_read(card: CardId) -> bool:
+                return self._changes[card] == before[card]
+
             for card_id, problem in found.problems.items():
-                if self._changes[card_id] == before[card_id]:
+                if as_read(card_id):
                     self._problem(problem)
             for card_id in self.problems.keys() - found.problems.keys():
-                if self._changes[card_id] == before[card_id]:
+                if as_read(card_id):
                     del self.problems[card_id]
             for card_id in [*self._ledger.cards]:
-                if card_id not in found.cards and self._changes[card_id] == before[card_id]:
+                if card_id not in found.cards and as_read(card_id):
                     self._gone(card_id)
             for card in (found.cards[card_id] for card_id in observed):
                 blank = await self._blank(card)
-                if not self._cards.selects(card.id) or self._changes[card.id] != before[card.id]:
+                if not self._cards.selects(card.id) or not as_read(card.id):
                     continue
                 self._scanned(card, observed[card.id], healths.get(card.id), blank)
 

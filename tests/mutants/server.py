@@ -180,8 +180,7 @@ class Server:
 
     def _try_all(self) -> None:
         begin, done = time.monotonic(), 0
-        spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # what measuring took
-        before = spent.ru_utime + spent.ru_stime
+        before = _computed()  # by what measured
         self._end = begin + 60 * self._minutes
         for result, child in self._side_by_side(self._children()):
             code, by = child.end()
@@ -198,8 +197,7 @@ class Server:
                 say(f"survived {result.key}")
             if done % 100 == 0:
                 say(f"{done} mutants in {time.monotonic() - begin:.0f} s")
-        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cost = spent.ru_utime + spent.ru_stime - before
+        cost = _computed() - before
         say(f"tried {done} mutants in {time.monotonic() - begin:.0f} s, {cost:.0f} s of computing")
 
     def _children(self) -> Iterator[tuple[Result, Child]]:
@@ -317,3 +315,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def _computed() -> float:
+    """Seconds of a processor that the children which have ended took."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

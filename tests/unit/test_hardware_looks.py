@@ -167,6 +167,13 @@ class Looks:
         self.event(card)
         self.plugin.work()
 
+    def new(self) -> None:
+        """The first card is there again, and nobody knows it any more."""
+        board = self.rack.boards[self.one]
+        board.present = False
+        self.changed(self.one)
+        board.present = True
+
     def event(self, card: CardId | None) -> None:
         self.plugin.call(lambda: self.inventory.changed(card))
 
@@ -352,9 +359,7 @@ def test_a_card_that_goes_while_it_is_looked_at_is_looked_at_again_and_no_other(
     looks: Callable[..., Looks], begin: Callable[[Looks], Coroutine[Any, Any, None]]
 ) -> None:
     look = looks()
-    look.rack.boards[look.one].present = False
-    look.changed(look.one)
-    look.rack.boards[look.one].present = True
+    look.new()
     look.after("scan_card", look.one, lambda: setattr(look.rack.boards[look.one], "present", False))
     look.run(begin(look))
     look.plugin.work()
@@ -386,9 +391,7 @@ def test_a_card_that_comes_hot_is_out_of_service_when_the_look_is_over(
 ) -> None:
     """Invariant 4: a card that is not known yet is not offered first and judged later."""
     look = looks()
-    look.rack.boards[look.one].present = False
-    look.changed(look.one)
-    look.rack.boards[look.one].present = True
+    look.new()
     look.hot(look.scene.regions[0])
     look.run(begin(look))
     assert look.ledger.failing == {look.scene.regions[0]: HOT}
@@ -410,9 +413,7 @@ def test_a_card_that_was_added_is_scrubbed_though_only_recovery_looked(
 
 def test_a_card_is_told_of_once(looks: Callable[..., Looks]) -> None:
     look = looks()
-    look.rack.boards[look.one].present = False
-    look.changed(look.one)
-    look.rack.boards[look.one].present = True
+    look.new()
     for _ in range(2):
         look.changed(look.one)
         look.run(look.inventory.scan())
@@ -589,9 +590,7 @@ def test_a_new_card_that_does_not_answer_is_a_problem_until_it_does(
     looks: Callable[..., Looks], answers: int
 ) -> None:
     look = looks()
-    look.rack.boards[look.one].present = False
-    look.changed(look.one)
-    look.rack.boards[look.one].present = True
+    look.new()
     look.reads.silent[look.one] = answers
     look.changed(look.one)
     assert look.one not in look.ledger.cards
