@@ -41,7 +41,7 @@ async def leave_dra(ledger: Ledger, cgroups: PodCgroups, *, root: str, driver: s
             log.warning("kubelet's record of claims cannot be read", error=str(error))
     living = {f"claim {one.namespace}/{one.name}" for one in record.values() if one.devices}
     for holder in ledger.holders.values():
-        if not holder.ended and await _any_lives(cgroups, holder.pods):
+        if not holder.ended and await _any_lives(cgroups, ledger.pods_of(holder.devices)):
             living.add(f"claim {holder.full_name}")
     if living:
         raise OtherDoorError(

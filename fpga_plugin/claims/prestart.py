@@ -37,6 +37,7 @@ from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.lease import Lease, claim_ended
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.ledger.records import Debug, RegionRecord
+from fpga_plugin.pods.cgroup import Cgroup
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.recorder import EventRecorder
@@ -308,18 +309,16 @@ class PreStarts:
                 log.warning("claim adopted", device=device, pod=identity.pod)
             self._ledger.prestart_seen(missing)
         if identity.pod is not None:
-            claims = (self._ledger.claims.get(device) for device in devices)
-            regions = [region for claim in claims if claim for region in claim.grants]
-            await asyncio.to_thread(self._look_at_cgroup, identity.pod, regions)
+            cgroups = await asyncio.to_thread(self._look_at_cgroup, identity.pod)
             begun.check()
-            self._ledger.bind_pod(devices, identity.pod)
+            self._ledger.bind_pod(devices, identity.pod, cgroups)
         self._refuse_mixture(identity)
         return identity
 
-    def _look_at_cgroup(self, pod: PodUid, regions: Sequence[RegionId]) -> None:
+    def _look_at_cgroup(self, pod: PodUid) -> tuple[Cgroup, ...]:
         # Kubelet has made the cgroup by now: its absence would mean that we look elsewhere.
         self._cgroups.expect(pod)
-        self._cgroups.entered(pod, regions)
+        return self._cgroups.instance(pod)
 
     def _check_interface(self, of: Resource, devices: tuple[DeviceId, ...]) -> None:
         """Whether the policy is asked about the interface id for which the cards are programmed.

@@ -129,6 +129,11 @@ class ResourceClaim:
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
 
+    @property
+    def users(self) -> frozenset[PodUid]:
+        """All pods that may use it, as far as known now."""
+        return self.pods if self.pod is None else self.pods | {self.pod[1]}
+
     def of(self, one: Allocated, *, from_class: bool) -> list[RegionConfig]:
         """The entries that apply to a device."""
         names = {one.request, one.subrequest}

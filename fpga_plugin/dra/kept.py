@@ -117,7 +117,7 @@ class KeptFiles:
                 "claim withdrawn",
                 **ClaimRef.of(after).logged,
                 devices=list(after.devices),
-                pods=sorted(after.pods),
+                pods=sorted(ledger.pods_of(after.devices)),
                 reason=why,
                 hint="no container starts with it any more: delete its pods",
             )

@@ -262,8 +262,7 @@ class ClaimLife:
         before = self._ledger.holders.get(ref.uid)
         if before is not None and not before.ended:
             # Of pods that came without a call kubelet's record may not have been read yet.
-            self._ledger.users(ref.uid, claim.pods)
-            before = self._ledger.holders[ref.uid]
+            self._ledger.join(ref.uid, claim.users)
         if before is not None and self._stands(before):
             return
         if not self._queue.synced:
@@ -281,7 +280,7 @@ class ClaimLife:
         if work.ended:
             raise _ended(ref)
         holder = _holder(claim)
-        self._ledger.take(holder)
+        self._ledger.take(holder, claim.users)
         lease = self._ledger.lease(holder.devices)
         plan = Plan(lease, None, {**wants}, self._ledger.epoch)
         self._preparer.check(plan, mending=True)
@@ -294,7 +293,7 @@ class ClaimLife:
             **ref.logged,
             devices=holder.devices,
             requests=sorted({one.request for one in claim.devices}),
-            pods=sorted(holder.pods),
+            pods=sorted(self._ledger.pods_of(holder.devices)),
             bitstreams={
                 region: None if one is None else one.bitstream_id
                 for region, one in requests.items()
@@ -329,7 +328,7 @@ class ClaimLife:
             "claim withdrawn",
             **claim.ref.logged,
             devices=list(holder.devices),
-            pods=sorted(holder.pods),
+            pods=sorted(self._ledger.pods_of(holder.devices)),
             reason=f"it was allocated anew, with {', '.join(now.devices)}",
             hint="no container starts with what it had: delete its old pods",
         )
@@ -394,12 +393,10 @@ class ClaimLife:
         Raises:
             FormerOwnerRunsError: a pod of the claim runs.
         """
-        holder = self._ledger.holders.get(ref.uid)
-        if holder is None or holder.ended:
-            return
-        if (pod := await self._operations.living(holder.pods)) is not None:
+        users = self._ledger.tenancies_of_holder(ref.uid)
+        if (one := await self._operations.living(users)) is not None:
             raise FormerOwnerRunsError(
-                f"{ref}: pod {pod} runs with it, and its devices are not as they were prepared",
+                f"{ref}: pod {one.pod} runs with it, and its devices are not as they were prepared",
                 hint="delete the pods that use the claim",
             )
 
@@ -432,6 +429,8 @@ class ClaimLife:
         if (work := self._work.get(uid)) is not None:
             work.ended = True
         self._read.pop(uid, None)
+        before = self._ledger.holders.get(uid)
+        pods = frozenset() if before is None else self._ledger.pods_of(before.devices)
         cards = self._ledger.end_holder(uid)
         if cards:
             holder = self._ledger.holders[uid]
@@ -439,7 +438,7 @@ class ClaimLife:
                 "claim ended",
                 **ClaimRef.of(holder).logged,
                 devices=holder.devices,
-                pods=sorted(holder.pods),
+                pods=sorted(pods),
             )
         for card in cards:
             self._queue.add(card)
@@ -525,7 +524,6 @@ def _holder(claim: ResourceClaim) -> Holder:
         name=claim.ref.name,
         devices=tuple(requests),
         requests=requests,
-        pods=claim.pods | ({claim.pod[1]} if claim.pod is not None else set()),
     )
 
 

@@ -175,8 +175,7 @@ class ClaimReconciler:
             if holder is not None:
                 if holder.ended:
                     continue
-                ledger.users(uid, one.pods)
-                holder = ledger.holders[uid]
+                ledger.join(uid, one.pods)
                 # What a damaged journal lost of it: a holder and its claims are written as one.
                 names = {device_name(d) for d in holder.devices if d not in ledger.claims}
             if not names:
@@ -184,7 +183,7 @@ class ClaimReconciler:
             if not any(_of_card(name, card) for name in names for card in unknown):
                 continue  # it has ended: kubelet writes that down after all claims of the pod
             try:
-                ledger.adopt_holder(_recorded(one) if holder is None else holder)
+                ledger.adopt_holder(_recorded(one) if holder is None else holder, one.pods)
             except (ValueError, FpgaPluginError) as error:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
@@ -212,7 +211,7 @@ class ClaimReconciler:
                 "kubelet's record lacks a claim",
                 **ClaimRef.of(holders[uid]).logged,
                 devices=list(holders[uid].devices),
-                pods=sorted(holders[uid].pods),
+                pods=sorted(self._ledger.pods_of(holders[uid].devices)),
                 hint="its devices are kept until the API server says that it is over and its pods"
                 " are gone",
             )
@@ -257,16 +256,16 @@ class ClaimReconciler:
         try:
             claim = await self._claims.get(ClaimRef.of(holder))
         except (NoSuchClaimError, AllocatedElsewhereError):
-            pods = holder.pods
+            pass
         except FpgaPluginError as error:
             log.info("whether a claim is over is not known", claim=holder.uid, error=str(error))
             return False
         else:
             if claim.pods:
-                self._ledger.users(holder.uid, claim.pods)
+                self._ledger.join(holder.uid, claim.pods)
                 return False
-            pods = holder.pods
-        if await self._operations.living(pods) is not None:
+        self._ledger.part(holder.uid, ())  # the API server's word, and the record's
+        if await self._operations.living(self._ledger.tenancies_of_holder(holder.uid)) is not None:
             return False
         # Kubelet may have begun to prepare it in the meantime.
         now = await asyncio.to_thread(read_record, self._root, self._driver)
@@ -286,7 +285,6 @@ def _recorded(one: RecordedClaim) -> Holder:
         name=one.name,
         devices=tuple(sorted(devices)),
         requests=devices,
-        pods=one.pods,
     )
 
 

@@ -1,6 +1,6 @@
 """What kubelet does to the ledger: its lives, and the claims that it makes and ends."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fpga_plugin.errors import RefusedError
@@ -20,10 +20,10 @@ from fpga_plugin.ledger.records import (
     Condition,
     Debug,
     Epoch,
-    Loan,
-    pods,
+    Tenancy,
 )
 from fpga_plugin.ledger.state import LedgerState
+from fpga_plugin.pods.cgroup import Cgroup
 
 
 class Claims(LedgerState):
@@ -41,8 +41,14 @@ class Claims(LedgerState):
         for device, claim in self.claims.items():
             if not claim.exposed:
                 change.claims[device] = replace(claim, exposed=True)
+            self._use(change, self.users(claim))
         self._commit(change)
         return True
+
+    @staticmethod
+    def _use(change: Change, tenancies: Iterable[Tenancy]) -> None:
+        """A container of these may have the nodes from now on."""
+        change.tenancies |= {one.key: replace(one, used=True) for one in tenancies if not one.used}
 
     @property
     def sends_env(self) -> bool:
@@ -82,7 +88,7 @@ class Claims(LedgerState):
                         f"region {region.id} is faulted: {reason}",
                         hint="the operator finds what to do in docs/runbook.md; " + DELETE_THE_POD,
                     )
-                self._check_borrowed(region)
+                self._check_strangers(region)
             held = self.claims.get(device)
             self._check_in_service(card_of(device), owned=held is not None)
             self._check_exposure(device)
@@ -104,6 +110,7 @@ class Claims(LedgerState):
                 since=self._clock(),
             )
             change.claims[device] = claim
+            self._begin(change, claim, [None], used=False)
             change.strays[device] = 0
             self._end_debug(change, claim.grants)
             granted.append(claim)
@@ -138,8 +145,10 @@ class Claims(LedgerState):
             # kept, the claim would refuse every later pod too.
             self.release([held.device])
             raise
-        if held.pod is not None:  # whose it is now has to be learnt anew
+        if held.pod is not None:  # whose it is now has to be learnt again
+            change.tenancies |= dict.fromkeys((one.key for one in self.users(held)), None)
             held = change.claims[held.device] = replace(held, pod=None)
+            self._begin(change, held, [None], used=False)
         return held
 
     def _check_served(self, resource: ResourceName) -> None:
@@ -270,6 +279,7 @@ class Claims(LedgerState):
             since=self._clock(),
         )
         change = Change(claims={device: claim}, strays={device: 0})
+        self._begin(change, claim, [pod], used=True)
         self._end_debug(change, grants)
         if resource not in self.resources:
             change.resources[resource] = True  # kubelet re-admits its pods by this name
@@ -288,25 +298,32 @@ class Claims(LedgerState):
         known = self.unreconciled.intersection(cards)
         self._commit(Change(unreconciled=dict.fromkeys(known, False)))
 
-    def bind_pod(self, devices: Iterable[DeviceId], pod: PodUid) -> None:
+    def bind_pod(
+        self, devices: Iterable[DeviceId], pod: PodUid, cgroups: Collection[Cgroup] = ()
+    ) -> None:
         """Kubelet's records name the pod that owns these devices.
 
-        A claim that is known to be another pod's is released and made anew: kubelet gave the device
-        to somebody else without our hearing of it.
+        A claim that is known to be another pod's is released and made again: kubelet gave the
+        device to somebody else without our hearing of it.
+
+        Args:
+            devices: whose pod it is.
+            pod: which.
+            cgroups: those of the pod, while a container of it is about to start.
         """
         change = Change()
         implied = 0
         for device in devices:
             claim = self.claims.get(device)
-            if claim is None or claim.pod == pod:
+            if claim is None:
                 continue
-            if claim.pod is None:
-                change.claims[device] = replace(claim, pod=pod)
+            if claim.pod in {None, pod}:
+                self._bind(change, claim, pod, cgroups)
                 continue
             self._release(change, claim)
             self._end_debug(change, claim.grants)
             implied += 1
-            change.claims[device] = Claim(
+            claim = change.claims[device] = Claim(
                 device=device,
                 resource=claim.resource,
                 grants=claim.grants,
@@ -317,8 +334,19 @@ class Claims(LedgerState):
                 generation=next(self._generations),
                 since=self._clock(),
             )
+            self._begin(change, claim, [pod], used=True)
         self._commit(change)
         self.ends["implied"] += implied
+
+    def _bind(self, change: Change, claim: Claim, pod: PodUid, cgroups: Collection[Cgroup]) -> None:
+        """The pod of an allocation is this one, and runs in these cgroups."""
+        if claim.pod is None:
+            change.claims[claim.device] = replace(claim, pod=pod)
+        for one in self.users(claim):
+            key = replace(one.key, pod=pod)
+            now = replace(one, key=key, cgroups=tuple(dict.fromkeys([*one.cgroups, *cgroups])))
+            if now != one:
+                change.tenancies |= {one.key: None, key: now}
 
     def prestart_seen(self, devices: Iterable[DeviceId]) -> None:
         """Count a PreStart, before anything is known of its outcome.
@@ -393,24 +421,13 @@ class Claims(LedgerState):
         for claim in claims:
             current = self.claims[claim.device]
             self._end_debug(change, current.grants)
+            self._use(change, self.users(current))
             for region in current.grants:
-                self._emptied.pop(region, None)
                 if debug is not None:
                     change.debugs[region] = replace(debug, region=region)
             if not current.started:
                 change.claims[claim.device] = replace(current, started=True)
         self._commit(change)
-
-    def emptied(self, region: RegionId) -> None:
-        """A region was scrubbed after its owner's containers ended, before the end of the claim.
-
-        Until the next one starts nobody uses it, so its claim's end need not scrub it again. That
-        as many PostStops came as PreStarts does not show this: one of them may have been meant for
-        an earlier pod. Not journalled: a region is scrubbed twice rather than not at all.
-        """
-        claim = self.region_claim(region)
-        if claim is not None and claim.used:
-            self._emptied[region] = claim.generation
 
     def release(self, devices: Iterable[str]) -> tuple[DeviceId, ...]:
         """End the claims on these devices; unknown and unowned ones are passed over.
@@ -430,40 +447,27 @@ class Claims(LedgerState):
         return tuple(released)
 
     def _release(self, change: Change, claim: Claim) -> None:
-        """What the end of a claim does to its regions."""
-        # Balanced PostStops are kubelet's word that every container stopped.
-        stopped = self._stopped(claim)
+        """What the end of a claim does to its regions, and to who may be using them."""
         # After the next Allocate kubelet sends no more than the PostStop that it had begun to send.
         unseen = 0 if self._countable(claim) else 1
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
-        owner = pods([claim.pod]) if claim.touched or claim.used else frozenset()
-        if (holder := self.holder_of(claim.device)) is not None:
-            owner |= holder.pods
-        for region, grant in claim.grants.items():
+        users = self.users(claim)
+        used = {one.region for one in users if one.used}
+        # Of a pod that was never known kubelet's word is all that there is.
+        self._end(change, [one for one in users if not one.used or one.pod is None])
+        change.tenancies |= {
+            one.key: replace(one, left=True) for one in users if one.used and one.pod is not None
+        }
+        for region in claim.grants:
             record = change.regions.get(region) or self.record(region)
-            condition, reason = record.condition, record.reason
-            # That word may be one container's, said twice, or an earlier pod's: only a scrub showed
-            # that it is true.
-            emptied = stopped and self._emptied.pop(region, 0) == claim.generation
-            unused = (emptied or not claim.used) and condition in CLEAN
-            gone = emptied or (stopped and not claim.used)
-            former = frozenset() if gone and condition in CLEAN else owner
-            change.loans.update(
-                {Loan(uid, region, node): True for uid in former for node in grant.nodes}
-            )
-            if condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
-                condition = Condition.DIRTY
-                reason = "its owner left" if claim.used else reason or "its owner left"
-            new = replace(record, condition=condition, reason=reason, former=record.former | former)
-            if new != record:
-                change.regions[region] = new
-        if not claim.used:
-            return
-        for region in self._reached(claim.nodes):
-            # Its container may have come by a region that is not its own.
-            record = change.regions.get(region) or self.record(region)
-            if record.condition is not Condition.FAULTED:
-                record = replace(
-                    record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
-                )
-            change.regions[region] = replace(record, former=record.former | owner)
+            unused = region not in used and record.condition in CLEAN
+            if record.condition not in (Condition.FAULTED, Condition.SCRUBBING) and not unused:
+                reason = "its owner left" if claim.used else record.reason or "its owner left"
+                change.regions[region] = replace(record, condition=Condition.DIRTY, reason=reason)
+
+    def end_tenancies(self, tenancies: Iterable[Tenancy]) -> None:
+        """The processes of these are gone: nobody opens a region by their nodes."""
+        change = Change()
+        present = (self.tenancies.get(one.key) for one in tenancies)
+        self._end(change, [one for one in present if one is not None and one.left])
+        self._commit(change)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fpga_plugin.errors import NotFinishedError
-from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
+from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import (
     CLEAN,
@@ -12,7 +12,6 @@ from fpga_plugin.ledger.records import (
     Condition,
     RegionRecord,
     TenantImage,
-    pods,
 )
 from fpga_plugin.ledger.state import Begun, LedgerState
 
@@ -35,7 +34,8 @@ class Conditions(LedgerState):
             record = self.record(region)
             if record.condition is not Condition.SCRUBBING:
                 claim = self.region_claim(region)
-                begun[region] = Begun(0 if claim is None else claim.generation, record.former)
+                left = frozenset(one.key for one in self.left(region))
+                begun[region] = Begun(0 if claim is None else claim.generation, left)
         change = _change(map(self.record, begun), Condition.SCRUBBING, "")
         if image is not None:
             change.images = {TenantImage(region, image): True for region in regions}
@@ -76,24 +76,28 @@ class Conditions(LedgerState):
         )
 
     def clean(self, region: RegionId, afu_id: AfuId | None, *, blank: bool) -> None:
-        """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before counts any more.
+        """Scrubbed: BLANK, or under best-effort UNBLANKED. Nobody of before uses it any more.
+
+        Its owner's containers, if it has one, ended: the next one's start is a PreStart.
 
         Raises:
             NotFinishedError: something came between since the work began.
         """
         record = self.record(region)
-        gone: frozenset[PodUid] = frozenset()
-        if record.condition not in CLEAN:
+        scrubbed = record.condition not in CLEAN
+        if scrubbed:
             self._check_undisturbed(record)
-            gone = record.former
-            record = replace(record, former=frozenset())
         condition = Condition.BLANK if blank else Condition.UNBLANKED
         change = _change([record], condition, "", afu_id)
+        if scrubbed:
+            self._end(change, self.left(region))
+            for one in self.tenancies_of(region):
+                if one.used and not one.left:
+                    change.tenancies[one.key] = replace(one, used=False)
         if blank:
             change.images = {TenantImage(region, afu): False for afu in self.images.get(region, ())}
         if afu_id is not None:
             self._name_function(change, region, afu_id)
-        self._end_loans(change, gone)
         self._commit(change)
 
     def programmed(self, region: RegionId, afu_id: AfuId) -> None:
@@ -107,10 +111,17 @@ class Conditions(LedgerState):
         claim = self.region_claim(region)
         if claim is None or claim.generation != begun.generation:
             raise _disturbed(region, "its owner left")
-        gone = record.former - pods([claim.pod])
-        record = replace(record, former=frozenset())
         change = _change([record], Condition.PROGRAMMED, "", afu_id)
-        self._end_loans(change, gone)
+        nodes = set(claim.grants[region].nodes)
+        # What the owner's own pod had before it has still; other nodes may be another region's.
+        self._end(
+            change,
+            [
+                one
+                for one in self.left(region)
+                if one.pod != claim.pod or nodes.issuperset(one.nodes)
+            ],
+        )
         self._commit(change)
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
@@ -125,9 +136,8 @@ class Conditions(LedgerState):
         self._check_undisturbed(record)
         if card_of(region) not in self.drained or self.region_claim(region) is not None:
             raise _disturbed(region, "its card is in service again")
-        free = replace(record, former=frozenset())
-        change = _change([free], Condition.PROGRAMMED, BY_HAND, afu_id)
-        self._end_loans(change, record.former)
+        change = _change([record], Condition.PROGRAMMED, BY_HAND, afu_id)
+        self._end(change, self.left(region))
         self._commit(change)
 
     def note_failure(self, region: RegionId, failure: str) -> None:
@@ -148,17 +158,11 @@ class Conditions(LedgerState):
         self._end_debug(change, regions)
         self._commit(change)
 
-    def pods_gone(self, pods: Iterable[PodUid]) -> None:
-        """Of these former owners no process runs any more."""
-        change = Change()
-        self._end_loans(change, pods)
-        self._commit(change)
-
     def _check_undisturbed(self, record: RegionRecord) -> Begun:
         begun = self._begun.get(record.region)
         if record.condition is not Condition.SCRUBBING or begun is None:
             raise _disturbed(record.region, record.reason)
-        if record.former - begun.former:
+        if any(one.key not in begun.left for one in self.left(record.region)):
             raise _disturbed(record.region, "an owner left")
         return begun
 

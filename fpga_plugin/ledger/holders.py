@@ -12,7 +12,7 @@ from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceErro
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.claims import Claims
 from fpga_plugin.ledger.names import card_of, is_card
-from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Holder
+from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Holder, Tenancy
 
 
 class HeldError(NotFinishedError):
@@ -62,8 +62,10 @@ class Holders(Claims):
                     return f"region {region} is {record.condition}: {record.reason}"
         return self.misled(holder)
 
-    def take(self, holder: Holder) -> tuple[Claim, ...]:
+    def take(self, holder: Holder, pods: Collection[PodUid]) -> tuple[Claim, ...]:
         """Give a claim its devices, all of them or none, before anything is done to them.
+
+        `pods`: that use it, besides those that are known.
 
         What the claim has of an earlier preparation ends with it.
 
@@ -76,8 +78,8 @@ class Holders(Claims):
         before = self.holders.get(holder.uid)
         if before is not None and before.ended:
             before = None
-        users = holder.pods if before is None else holder.pods | before.pods
-        change = Change(holders={holder.uid: replace(holder, pods=users, boot="", ended=False)})
+        users = {*pods, *(() if before is None else self.pods_of(before.devices))}
+        change = Change(holders={holder.uid: replace(holder, boot="", ended=False)})
         claims: list[Claim] = []
         for device in holder.devices:
             # Not what it was given under before: its card may have another interface id by now.
@@ -90,10 +92,10 @@ class Holders(Claims):
             if held is None:  # else it is this claim's, which keeps it
                 self._check_exposure(device)
             for region in self.regions_of(device):
-                self._check_borrowed(region)
+                self._check_strangers(region)
             if held is not None:
                 self._release(change, held)
-            claims.append(self._made(change, device, resource))
+            claims.append(self._made(change, device, resource, users))
         if before is not None:  # it had others before: kubelet was told of another allocation
             self._leave(change, before, holder.devices)
         self._commit(change)
@@ -131,18 +133,28 @@ class Holders(Claims):
                 self._release(change, held)
                 change.claims[device] = None
 
-    def _made(self, change: Change, device: DeviceId, resource: ResourceName) -> Claim:
+    def _made(
+        self,
+        change: Change,
+        device: DeviceId,
+        resource: ResourceName,
+        pods: Iterable[PodUid],
+        *,
+        exposed: bool = False,
+    ) -> Claim:
         claim = change.claims[device] = Claim(
             device=device,
             resource=resource,
             grants={region.id: region.grant for region in self.regions_of(device)},
             touched=True,
+            exposed=exposed,
             epoch=self.epoch,
             prestarts=1,  # never balanced: no PostStop comes by this door
             generation=next(self._generations),
             since=self._clock(),
         )
         change.strays[device] = 0
+        self._begin(change, claim, pods, used=exposed)
         return claim
 
     def _check_others(self, holder: Holder, device: DeviceId) -> None:
@@ -177,6 +189,7 @@ class Holders(Claims):
         change = Change(holders={uid: replace(holder, boot=self.boot_id)})
         for device in holder.devices:
             claim = self.claims[device]
+            self._use(change, self.users(claim))
             if not claim.started:
                 change.claims[device] = replace(claim, started=True)
         self._commit(change)
@@ -185,7 +198,7 @@ class Holders(Claims):
         """What was prepared for a claim is no longer what it asks for."""
         self._commit(Change(holders={uid: replace(self.holders[uid], boot="")}))
 
-    def adopt_holder(self, holder: Holder) -> tuple[Claim, ...]:
+    def adopt_holder(self, holder: Holder, pods: Collection[PodUid]) -> tuple[Claim, ...]:
         """Make the holder that kubelet's record shows and the journal lacks: pods may run with it.
 
         Of one that the journal has, the devices whose claims it lost; the others stay as they are.
@@ -203,9 +216,8 @@ class Holders(Claims):
             if resource is None:
                 raise UnknownDeviceError(f"this node has no device {device}")
             self._check_others(holder, device)
-            claim = self._made(change, device, resource)
+            claim = self._made(change, device, resource, pods, exposed=True)
             claims.append(claim)
-            change.claims[device] = replace(claim, exposed=True)
             for region in claim.grants:
                 record = self.record(region)
                 if record.condition in CLEAN:
@@ -215,11 +227,41 @@ class Holders(Claims):
         self._commit(change)
         return tuple(claims)
 
-    def users(self, uid: ClaimUid, pods: Iterable[PodUid]) -> None:
-        """Pods that use a claim, besides those that are known."""
+    def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
+        """These pods use a claim, besides those that are known.
+
+        No container of theirs starts with what is not prepared; of an adopted one nobody knows.
+        """
+        change = Change()
+        for claim in self._claims_of(uid):
+            there = {one.pod for one in self.users(claim) if not one.left}
+            used = claim.exposed or self.is_prepared(self.holders[uid])
+            self._begin(change, claim, [pod for pod in pods if pod not in there], used=used)
+        self._commit(change)
+
+    def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
+        """Kubelet's record names no pods of a claim but these: the others are done with it."""
+        self._commit(
+            Change(
+                tenancies={
+                    one.key: replace(one, left=True)
+                    for claim in self._claims_of(uid)
+                    for one in self.users(claim)
+                    if one.pod not in pods and not one.left
+                }
+            )
+        )
+
+    def tenancies_of_holder(self, uid: ClaimUid) -> list[Tenancy]:
+        """Of the pods that use a claim, or did by its present allocation."""
+        return [one for claim in self._claims_of(uid) for one in self.users(claim)]
+
+    def _claims_of(self, uid: ClaimUid) -> list[Claim]:
+        """The devices that a claim in force has."""
         holder = self.holders.get(uid)
-        if holder is not None and (new := frozenset(pods) - holder.pods):
-            self._commit(Change(holders={uid: replace(holder, pods=holder.pods | new)}))
+        if holder is None or holder.ended:
+            return []
+        return [claim for device in holder.devices if (claim := self.claims.get(device))]
 
     def end_holder(self, uid: ClaimUid) -> tuple[CardId, ...]:
         """The end of a claim; what it had is scrubbed in the background.

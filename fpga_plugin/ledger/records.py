@@ -5,7 +5,7 @@ of sizes and forms holds for what is read from there (`rows`); between fields, `
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, TypeAlias
 
@@ -22,12 +22,16 @@ from fpga_plugin.ids import (
     RegionId,
     ResourceName,
 )
+from fpga_plugin.pods.cgroup import Cgroup
 
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 16)]
 """Far more than the longest reason."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
 """PreStarts or PostStops of one claim."""
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+"""Of an allocation, counted up in one journal."""
 
 Time: TypeAlias = Annotated[float, Meta(ge=0, lt=1e11)]
 """Seconds since 1970, up to the year 5138; Python's dates end later."""
@@ -82,14 +86,12 @@ class RegionRecord:
         condition: what is on it.
         reason: why it is FAULTED, or what made it DIRTY; for people.
         afu_id: what its AFU id read as when the condition was set; None if not known.
-        former: pods that owned it since it was last scrubbed; no scrub while one of them lives.
     """
 
     region: RegionId
     condition: Condition
     reason: Text = ""
     afu_id: Afu | None = None
-    former: frozenset[Uid] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,7 @@ class Claim:
         prestarts: PreStarts seen, failed ones included: a forked kubelet has created the container
             by then and will report its removal. Begins with the strays of earlier claims.
         poststops: PostStops seen.
-        generation: differs between any two claims of one life of the plugin; what the journal says
-            of it means nothing in the next one.
+        generation: the claim's number; no other claim or tenancy in the journal has it.
         since: Unix time of the grant, for people; 0 where it is not known.
     """
 
@@ -126,7 +127,7 @@ class Claim:
     epoch: Text = ""
     prestarts: Count = 0
     poststops: Count = 0
-    generation: int = field(default=0, compare=False)
+    generation: Number = field(default=0, compare=False)
     since: Time = field(default=0.0, compare=False)
 
     @property
@@ -160,7 +161,6 @@ class Holder:
         name: of the claim.
         devices: that were allocated to it.
         requests: for which of the claim's requests each of them is.
-        pods: that use it, as far as they are known.
         boot: of the node, in which it was prepared; empty: it is not.
         ended: kubelet ended it, and what it had may not be clean yet.
     """
@@ -170,7 +170,6 @@ class Holder:
     name: Text
     devices: tuple[DeviceId, ...]
     requests: Mapping[DeviceId, tuple[Text, ...]] = field(hash=False)
-    pods: frozenset[Uid] = frozenset()
     boot: Text = ""
     ended: bool = False
 
@@ -180,22 +179,56 @@ class Holder:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Loan:
-    """A device node that is still in the hands of a pod whose claim ended.
-
-    The pod's device cgroup allows the node's number for as long as the pod has processes, whatever
-    kubelet says of it, and whichever region has that number by then.
+@dataclass(frozen=True, slots=True)
+class TenancyKey:
+    """Which tenancy.
 
     Attributes:
-        pod: who has it.
-        region: for which region it was granted.
-        node: the device node.
+        region: that was granted.
+        allocation: by which allocation (`Claim.generation`): each Allocate begins another tenancy,
+            also for a pod of the same uid, as a static pod that comes again.
+        pod: whose processes; None: kubelet's records have not named the pod.
     """
 
-    pod: Uid
     region: RegionId
-    node: Path
+    allocation: Number
+    pod: Uid | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A pod's processes may have a region's device nodes open.
+
+    It begins at Allocate, or for each pod of a ResourceClaim, and outlives the allocation: the
+    pod's device cgroup allows the nodes' numbers for as long as the pod has processes, whatever
+    kubelet says of it, and whichever region has these numbers by then. It alone answers who may be
+    using a region, and whose hands a node is in.
+
+    Attributes:
+        key: which.
+        nodes: that were granted for the region.
+        used: a container may have had the nodes since the region was last scrubbed.
+        left: kubelet's word that the pod is done with them: the allocation ended, or kubelet's
+            record of it no longer names the pod. It says nothing of the pod's processes.
+        cgroups: of this instance of the pod, noted while a container of it was about to start.
+            Empty: not known, and the pod's uid has to tell.
+    """
+
+    key: TenancyKey
+    nodes: tuple[Path, ...]
+    used: bool = False
+    left: bool = False
+    cgroups: tuple[Cgroup, ...] = ()
+
+    @property
+    def region(self) -> RegionId:
+        """Which region was granted."""
+        return self.key.region
+
+    @property
+    def pod(self) -> PodUid | None:
+        """Whose processes."""
+        return self.key.pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +315,7 @@ class Change:
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
         unreconciled: cards of which kubelet's records may show owners that the journal lacks.
-        loans: nodes in the hands of pods whose claims ended.
+        tenancies: pods whose processes may have a region's nodes open.
         resources: every resource ever registered.
         strays: PostStops of ended claims that may still come.
         holders: ResourceClaims that have devices.
@@ -298,7 +331,7 @@ class Change:
     drained: dict[CardId, bool] = field(default_factory=dict)
     rebinding: dict[CardId, bool] = field(default_factory=dict)
     unreconciled: dict[CardId, bool] = field(default_factory=dict)
-    loans: dict[Loan, bool] = field(default_factory=dict)
+    tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
     strays: dict[DeviceId, int] = field(default_factory=dict)
     holders: dict[ClaimUid, Holder | None] = field(default_factory=dict)
@@ -308,8 +341,3 @@ class Change:
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
-
-
-def pods(uids: Iterable[PodUid | None]) -> frozenset[PodUid]:
-    """The known ones among `uids`."""
-    return frozenset(uid for uid in uids if uid is not None)

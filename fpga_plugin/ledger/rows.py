@@ -37,14 +37,15 @@ from fpga_plugin.ledger.records import (
     Debug,
     Epoch,
     Holder,
-    Loan,
     Meaning,
     RegionRecord,
+    Tenancy,
+    TenancyKey,
     TenantImage,
     Text,
 )
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 """In the file's `user_version`; of the form of all rows, so of each type that is in one."""
 
 SCHEMA: Final = (
@@ -229,6 +230,11 @@ def _check_record(region: RegionId, record: RegionRecord) -> None:
         _nonsense(record.region)
 
 
+def _check_tenancy(key: TenancyKey, tenancy: Tenancy) -> None:
+    if tenancy.key != key:
+        _nonsense(tenancy.key)
+
+
 def _check_debug(region: RegionId, debug: Debug) -> None:
     if debug.region != region:
         _nonsense(debug.region)
@@ -253,10 +259,10 @@ def _card(text: str) -> CardId:
     return CardId(device) if is_card(device) else _nonsense(text)
 
 
-def _loan(text: str) -> Loan:
-    loan = _LOAN.decode(text)
-    _region(loan.region)
-    return loan
+def _tenancy(text: str) -> TenancyKey:
+    key = _TENANCY.decode(text)
+    _region(key.region)
+    return key
 
 
 def _image(text: str) -> TenantImage:
@@ -300,7 +306,7 @@ class _Kind:
 
 # Made at import: see pods/checkpoint.py.
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
-_LOAN: Final = msgspec.json.Decoder(Loan)
+_TENANCY: Final = msgspec.json.Decoder(TenancyKey)
 _IMAGE: Final = msgspec.json.Decoder(TenantImage)
 _FLAG: Final = msgspec.json.Decoder(bool)
 
@@ -312,7 +318,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
     "unreconciled": _Kind(_card, _FLAG),
-    "loans": _Kind(_loan, _FLAG),
+    "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), _check_tenancy),
     "resources": _Kind(_resource, _FLAG),
     "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
     "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(Holder), _check_holder),

@@ -11,17 +11,16 @@ pods of a ResourceClaim that lost a device's claim count among these, until kube
 that they still have it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.names import card_of, is_card
 from fpga_plugin.ledger.records import (
     Change,
     Claim,
     Condition,
     Epoch,
-    Holder,
     RegionRecord,
     TenantImage,
 )
@@ -48,15 +47,11 @@ def salvaged(loaded: Loaded) -> Loaded:
         for claim in claims
         if card_of(claim.device) not in impossible
     }
-    lost = _lost(told.holders.values(), kept)
     snapshot = replace(
         told,
         epochs=told.epochs | {Epoch.LOST: "rows of the journal"},
         claims={**kept},
-        regions={
-            region: _doubted(replace(record, former=record.former | _users(lost, region)))
-            for region, record in told.regions.items()
-        },
+        regions={region: _doubted(record) for region, record in told.regions.items()},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
         unreconciled=told.unreconciled | dict.fromkeys(cards, True),
     )
@@ -86,23 +81,6 @@ def _impossible(claims: Sequence[Claim]) -> set[CardId]:
     """Cards that are claimed as a whole and by region (invariant 1)."""
     whole = {card_of(claim.device) for claim in claims if is_card(claim.device)}
     return whole & {card_of(claim.device) for claim in claims if not is_card(claim.device)}
-
-
-def _lost(
-    holders: Iterable[Holder | None], kept: Collection[DeviceId]
-) -> dict[DeviceId, set[PodUid]]:
-    """The pods of ResourceClaims, by the devices of which nothing else says that they have them."""
-    lost: dict[DeviceId, set[PodUid]] = {}
-    for holder in holders:
-        if holder is not None and not holder.ended:
-            for device in {*holder.devices} - {*kept}:
-                lost.setdefault(device, set()).update(holder.pods)
-    return lost
-
-
-def _users(lost: Mapping[DeviceId, set[PodUid]], region: RegionId) -> set[PodUid]:
-    """Those who may have a region, by itself or with its card."""
-    return lost.get(DeviceId(region), set()) | lost.get(DeviceId(card_of(region)), set())
 
 
 def _doubted(record: RegionRecord) -> RegionRecord:

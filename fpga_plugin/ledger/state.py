@@ -9,8 +9,9 @@ question independent of how many claims there are.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
@@ -52,13 +53,16 @@ from fpga_plugin.ledger.records import (
     Debug,
     Epoch,
     Holder,
-    Loan,
     Meaning,
     Mode,
     Ownership,
     RegionRecord,
+    Tenancy,
+    TenancyKey,
     TenantImage,
 )
+
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,11 @@ class Begun:
 
     Attributes:
         generation: of the claim that covered it; 0 without one.
-        former: its former owners.
+        left: tenancies that were over by kubelet's word.
     """
 
     generation: int
-    former: frozenset[PodUid]
+    left: frozenset[TenancyKey]
 
 
 class LedgerState:
@@ -103,7 +107,7 @@ class LedgerState:
         self._prefix = prefix
         self._journal = journal
         self.serves_functions = functions
-        self._generations = itertools.count(1)
+        self._generations = itertools.count(_last_number(snapshot) + 1)
         self._clock = time.time  # nothing is decided by it: it is shown
         self._listeners: list[Callable[[CardId | None], None]] = []
         self.cards: dict[CardId, Card] = {}
@@ -114,7 +118,7 @@ class LedgerState:
         self.drained: set[CardId] = set()
         self.rebinding: set[CardId] = set()
         self.unreconciled: set[CardId] = set()
-        self.loans: dict[str, set[Loan]] = {}  # by node
+        self.tenancies: dict[TenancyKey, Tenancy] = {}
         self.resources: set[ResourceName] = set()
         self.strays: dict[DeviceId, int] = {}
         self.holders: dict[ClaimUid, Holder] = {}
@@ -130,16 +134,16 @@ class LedgerState:
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
         self.ends: Counter[str] = Counter()  # claims that ended, by cause, since the start
-        self._emptied: dict[RegionId, int] = {}  # by whose claim's generation: `Claims.emptied`
         self.activity: Counter[DeviceId] = Counter()  # Allocates and PreStarts of each device
         self.lives: Counter[CardId] = Counter()  # how often each card went, or got other nodes
         self._seen: set[RegionId] = set()
         self._inherited: set[DeviceId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
-        self._by_node: dict[str, dict[DeviceId, RegionId]] = {}
+        self._of_region: dict[RegionId, dict[TenancyKey, Tenancy]] = {}
+        self._of_node: dict[str, dict[TenancyKey, Tenancy]] = {}
         self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
         self._begun: dict[RegionId, Begun] = {}
-        self._apply(replace(snapshot, claims=self._numbered(snapshot.claims)))
+        self._apply(snapshot)
         # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
         self._inherited = set(self.claims)
         unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
@@ -150,9 +154,12 @@ class LedgerState:
         same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id
         change = Change(epochs={} if same_boot else {Epoch.BOOT: self.boot_id})
         for claim in self.claims.values():
-            taken = _claim_at_start(claim, same_boot=same_boot)
+            # What a ResourceClaim has nobody uses before it is prepared in this boot.
+            by_claim = self.holder_of(claim.device) is not None
+            taken = _claim_at_start(claim, same_boot=same_boot, exposed=not by_claim)
             if taken != claim:
                 change.claims[claim.device] = taken
+            change.tenancies |= self._users_at_start(claim)
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
         change.debugs = self._debugs_over(same_boot=same_boot)
         held = {claim.resource for claim in self.claims.values()}
@@ -161,14 +168,33 @@ class LedgerState:
                 change.meanings[name] = replace(meaning, current=False) if name in held else None
         if not same_boot:
             change.strays = dict.fromkeys(self.strays, 0)
-            change.loans = dict.fromkeys(snapshot.loans, False)
+        for key, tenancy in {**self.tenancies, **change.tenancies}.items():
+            assert tenancy is not None, "none is removed yet"
+            if (now := self._tenancy_at_start(tenancy, same_boot=same_boot)) != tenancy:
+                change.tenancies[key] = now
         self._commit(change)
 
-    def _numbered(self, claims: Mapping[DeviceId, Claim | None]) -> dict[DeviceId, Claim | None]:
-        return {
-            device: claim and replace(claim, generation=next(self._generations))
-            for device, claim in claims.items()
-        }
+    def _users_at_start(self, claim: Claim) -> dict[TenancyKey, Tenancy | None]:
+        """The tenancies that a damaged journal lost: nobody is forgotten who may be there."""
+        users = self.users(claim)
+        known = {one.region for one in users}
+        lost = [
+            Tenancy(TenancyKey(region, claim.generation, claim.pod), grant.nodes, used=True)
+            for region, grant in claim.grants.items()
+            if region not in known
+        ]
+        unseen = [replace(one, used=True) for one in users if claim.exposed and not one.used]
+        return {one.key: one for one in (*lost, *unseen)}
+
+    def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
+        """In another boot no process of before runs; what is still allocated may be used unseen."""
+        claim = self._claim_of(tenancy.key)
+        if claim is None:
+            return replace(tenancy, used=True, left=True) if same_boot else None
+        if same_boot:
+            return tenancy
+        used = self.holder_of(claim.device) is None
+        return replace(tenancy, used=used, left=False, cgroups=())
 
     def _records_at_start(
         self, *, unblanked: bool, same_boot: bool
@@ -236,9 +262,8 @@ class LedgerState:
             of_region = self.images.setdefault(image.region, set())
             (of_region.add if on else of_region.discard)(image.afu_id)
             cards.add(card_of(image.region))
-        for loan, on in change.loans.items():
-            self._set_loan(loan, on=on)
-            cards |= self._shown_by.get(loan.node, set())
+        for key, tenancy in change.tenancies.items():
+            cards |= self._set_tenancy(key, tenancy)
         for device, number in change.strays.items():
             self.strays.pop(device, None)
             if number:
@@ -281,18 +306,32 @@ class LedgerState:
 
     def _set_claim(self, device: DeviceId, claim: Claim | None) -> set[CardId]:
         """Returns the cards whose devices may be listed otherwise now."""
-        cards = {card_of(device)}
+        card = card_of(device)
         before = self.claims.pop(device, None)
         if before is None or claim is None or claim.generation != before.generation:
             self._inherited.discard(device)
-        self._unindex(before)
+        of_card = self._by_card.setdefault(card, {})
+        of_card.pop(device, None)
         if claim is not None:
-            self.claims[device] = claim
-            self._index(claim)
-        for holder in (before, claim):
-            # A node that a claim holds keeps back the region that has it now.
-            for _, node in () if holder is None else holder.nodes:
+            self.claims[device] = of_card[device] = claim
+        if not of_card:
+            del self._by_card[card]
+        return {card}
+
+    def _set_tenancy(self, key: TenancyKey, tenancy: Tenancy | None) -> set[CardId]:
+        """Returns the cards whose devices may be listed otherwise now."""
+        cards = {card_of(key.region)}
+        before = self.tenancies.pop(key, None)
+        for nodes, now in (
+            (before.nodes if before else (), None),
+            (tenancy.nodes if tenancy else (), tenancy),
+        ):
+            for node in nodes:
+                _put(self._of_node, node, key, now)
                 cards |= self._shown_by.get(node, set())
+        _put(self._of_region, key.region, key, tenancy)
+        if tenancy is not None:
+            self.tenancies[key] = tenancy
         return cards
 
     def _rename(self, change: Change) -> set[CardId]:
@@ -322,17 +361,6 @@ class LedgerState:
             cards |= {card_of(device) for one in both for device in one.devices}
         return cards
 
-    def _set_loan(self, loan: Loan, *, on: bool) -> None:
-        of_node = self.loans.setdefault(loan.node, set())
-        (of_node.add if on else of_node.discard)(loan)
-        if not of_node:
-            del self.loans[loan.node]
-
-    def _index(self, claim: Claim) -> None:
-        self._by_card.setdefault(card_of(claim.device), {})[claim.device] = claim
-        for region, node in claim.nodes:
-            self._by_node.setdefault(node, {})[claim.device] = region
-
     def _show(self, card: Card) -> None:
         self._hide(card.id)
         self.cards[card.id] = card
@@ -346,19 +374,6 @@ class LedgerState:
             holders.discard(card_id)
             if not holders:
                 self._shown_by.pop(node, None)
-
-    def _unindex(self, claim: Claim | None) -> None:
-        if claim is None:
-            return
-        of_card = self._by_card[card_of(claim.device)]
-        del of_card[claim.device]
-        if not of_card:
-            del self._by_card[card_of(claim.device)]
-        for node in {node for _, node in claim.nodes}:  # a foreign grant may name one twice
-            holders = self._by_node[node]
-            del holders[claim.device]
-            if not holders:
-                del self._by_node[node]
 
     # ---------------------------------------------------------------- questions
 
@@ -494,47 +509,90 @@ class LedgerState:
         if (name := function_name(self._prefix, card, afu_id)) not in self.resources:
             change.resources[name] = True
 
-    def borrowed_node(self, region: Region) -> tuple[str, DeviceId] | None:
-        """A present node of this region, with the device for which a claim's pod was given it.
+    # ---------------------------------------------------------------- tenancies
 
-        None where no claim has one of its nodes for another region (invariant 10).
-        """
-        for node in region.grant.nodes:
-            for device, granted in self._by_node.get(node, {}).items():
-                if granted != region.id:
-                    return node, device
-        return None
+    def tenancies_of(self, region: RegionId) -> list[Tenancy]:
+        """Of all that were granted the region, and whose processes may be there."""
+        return list(self._of_region.get(region, {}).values())
 
-    def lent_node(self, region: Region) -> Loan | None:
-        """A loan under which a pod without a claim may still open this region by its node."""
-        of_nodes = (loan for node in region.grant.nodes for loan in self.loans.get(node, ()))
-        return next((loan for loan in of_nodes if loan.region != region.id), None)
+    def left(self, region: RegionId) -> list[Tenancy]:
+        """Those of a region that are over by kubelet's word; their processes may run on."""
+        return [one for one in self.tenancies_of(region) if one.left]
+
+    def left_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Tenancy]:
+        """The same for a card's regions, `but` these."""
+        mine = set(but)
+        return [
+            one
+            for region, of_region in self._of_region.items()
+            if card_of(region) == card and region not in mine
+            for one in of_region.values()
+            if one.left
+        ]
+
+    def strangers(self, region: Region) -> list[Tenancy]:
+        """Who was given a present node of this region for another region (invariant 10)."""
+        return [
+            one
+            for node in region.grant.nodes
+            for one in self._of_node.get(node, {}).values()
+            if one.region != region.id
+        ]
 
     def own_node(self, region: Region) -> bool:
         """Whether nobody was given a present node of this region for another region."""
-        return self.borrowed_node(region) is None and self.lent_node(region) is None
+        return not self.strangers(region)
 
-    def _reached(self, nodes: Iterable[tuple[RegionId, str]]) -> set[RegionId]:
-        """Regions that now have one of these nodes, each of which was given for another region."""
+    def users(self, claim: Claim) -> list[Tenancy]:
+        """The tenancies of an allocation."""
+        return [
+            one
+            for region in claim.grants
+            for one in self.tenancies_of(region)
+            if one.key.allocation == claim.generation
+        ]
+
+    def pods_of(self, devices: Iterable[DeviceId]) -> frozenset[PodUid]:
+        """Pods that use devices by their present allocations, as far as they are known."""
+        claims = (claim for device in devices if (claim := self.claims.get(device)) is not None)
+        users = (one for claim in claims for one in self.users(claim) if not one.left)
+        return frozenset(one.pod for one in users if one.pod is not None)
+
+    def _claim_of(self, key: TenancyKey) -> Claim | None:
+        """The allocation of a tenancy; None: it ended."""
+        claim = self.region_claim(key.region)
+        return None if claim is None or claim.generation != key.allocation else claim
+
+    @staticmethod
+    def _begin(change: Change, claim: Claim, pods: Iterable[PodUid | None], *, used: bool) -> None:
+        """Pods, or one whose name is not known yet, get what an allocation granted."""
+        for pod in pods:
+            for region, grant in claim.grants.items():
+                key = TenancyKey(region, claim.generation, pod)
+                change.tenancies[key] = Tenancy(key, grant.nodes, used=used)
+
+    def _end(self, change: Change, tenancies: Iterable[Tenancy]) -> None:
+        """These pods have no processes any more, or never had one with the region's nodes."""
+        for one in tenancies:
+            change.tenancies[one.key] = None
+            for region in self._reached(one) if one.used else ():
+                record = change.regions.get(region) or self.record(region)
+                if record.condition in CLEAN | {Condition.PROGRAMMED}:
+                    change.regions[region] = replace(
+                        record,
+                        condition=Condition.DIRTY,
+                        reason="a pod may have used it by its node",
+                    )
+
+    def _reached(self, tenancy: Tenancy) -> set[RegionId]:
+        """Other regions that have one of its nodes by now."""
         return {
             region.id
-            for granted, node in nodes
+            for node in tenancy.nodes
             for card in self._shown_by.get(node, ())
             for region in self.cards[card].regions
-            if node in region.grant.nodes and region.id != granted
+            if node in region.grant.nodes and region.id != tenancy.region
         }
-
-    def _end_loans(self, change: Change, pods: Iterable[PodUid]) -> None:
-        """These pods have no processes any more: nobody opens a region by their nodes."""
-        gone = frozenset(pods)
-        ended = [loan for of_node in self.loans.values() for loan in of_node if loan.pod in gone]
-        change.loans.update(dict.fromkeys(ended, False))
-        for region in self._reached((loan.region, loan.node) for loan in ended):
-            record = change.regions.get(region) or self.record(region)
-            if record.condition in CLEAN:
-                change.regions[region] = replace(
-                    record, condition=Condition.DIRTY, reason="a pod may have used it by its node"
-                )
 
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
         """Whether any region of the card but `regions` has an owner, or may have one, or is kept.
@@ -562,17 +620,6 @@ class LedgerState:
         return card.complete and all(
             region.id in mine or self.record(region.id).condition in CLEAN
             for region in card.regions
-        )
-
-    def former_owners(self, card: CardId, *, but: Iterable[RegionId] = ()) -> frozenset[PodUid]:
-        """Pods that had a region of the card since it was last scrubbed, `but` these regions."""
-        mine = set(but)
-        return frozenset[PodUid]().union(
-            *(
-                record.former
-                for record in self.regions.values()
-                if card_of(record.region) == card and record.region not in mine
-            )
         )
 
     def resources_of(self, card: Card) -> tuple[ResourceName, ResourceName]:
@@ -698,22 +745,25 @@ class LedgerState:
                 hint="delete the pod",
             )
         for region in self.regions_of(claim.device):
-            self._check_borrowed(region)
+            self._check_strangers(region)
 
-    def _check_borrowed(self, region: Region) -> None:
-        if (borrowed := self.borrowed_node(region)) is not None:
-            node, other = borrowed
+    def _check_strangers(self, region: Region) -> None:
+        if not (strangers := self.strangers(region)):
+            return
+        # Who still has an allocation can be deleted.
+        one = min(strangers, key=lambda each: each.left)
+        node = next(node for node in one.nodes if node in region.grant.nodes)
+        if not one.left:
             raise RefusedError(
                 f"{node} of region {region.id} is also open to the pod that was"
-                f" given {other} before the device numbers changed",
-                hint=f"delete the pod that holds {other}",
+                f" given {one.region} before the device numbers changed",
+                hint=f"delete the pod that holds {one.region}",
             )
-        if (loan := self.lent_node(region)) is not None:
-            raise RefusedError(
-                f"{loan.node} of region {region.id} is also open to pod {loan.pod}, which"
-                f" was given it as {loan.region} and may still run",
-                hint="see why that pod's processes do not end",
-            )
+        raise RefusedError(
+            f"{node} of region {region.id} is also open to pod {one.pod}, which"
+            f" was given it as {one.region} and may still run",
+            hint="see why that pod's processes do not end",
+        )
 
 
 def kept_words(kept: Debug) -> str:
@@ -722,14 +772,32 @@ def kept_words(kept: Debug) -> str:
     return f"kept for debugging as pod {whose} left it, whose {kept.failure}"
 
 
+def _last_number(snapshot: Change) -> int:
+    """The highest that an allocation of the journal has."""
+    of_claims = (claim.generation for claim in snapshot.claims.values() if claim is not None)
+    return max(*of_claims, *(key.allocation for key in snapshot.tenancies), 0, 0)
+
+
+def _put(
+    index: dict[_K, dict[TenancyKey, Tenancy]], at: _K, key: TenancyKey, tenancy: Tenancy | None
+) -> None:
+    """Set or remove one entry of an index."""
+    entries = index.setdefault(at, {})
+    entries.pop(key, None)
+    if tenancy is not None:
+        entries[key] = tenancy
+    if not entries:
+        del index[at]
+
+
 def _nodes(card: Card) -> Iterable[str]:
     return (node for region in card.regions for node in region.grant.nodes)
 
 
-def _claim_at_start(claim: Claim, *, same_boot: bool) -> Claim:
+def _claim_at_start(claim: Claim, *, same_boot: bool, exposed: bool) -> Claim:
     if same_boot:
         return claim
-    return replace(claim, started=False, touched=False, exposed=True, prestarts=0, poststops=0)
+    return replace(claim, started=False, touched=False, exposed=exposed, prestarts=0, poststops=0)
 
 
 def _record_at_start(record: RegionRecord, *, unblanked: bool, same_boot: bool) -> RegionRecord:

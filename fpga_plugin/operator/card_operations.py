@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from fpga_plugin.ids import DeviceId, PodUid
-from fpga_plugin.ledger.records import Holder
-from fpga_plugin.operator.owners import Names, by_device, who
+from fpga_plugin.operator.owners import Names, Use, by_device, who
 from fpga_plugin.operator.schema import CardStateView, ProgrammedView
 from fpga_plugin.operator.survey import Operation
 from fpga_plugin.operator.view import learn_names
@@ -55,7 +54,7 @@ def _shown(action: Callable[[str], Awaitable[CardState]], plugin: Plugin | None)
         if plugin is not None and state.holders:
             await learn_names(plugin.ledger, plugin.node.pods)
             names = plugin.node.pods.known
-        held = {} if plugin is None else by_device(plugin.ledger.holders.values())
+        held = {} if plugin is None else by_device(plugin.ledger)
         return cast("Mapping[str, object]", state_view(state, names, held))
 
     return operation
@@ -66,7 +65,7 @@ def _nobody(_pod: PodUid | None) -> PodName | None:
 
 
 def state_view(
-    state: CardState, names: Names = _nobody, held: Mapping[DeviceId, Holder] | None = None
+    state: CardState, names: Names = _nobody, held: Mapping[DeviceId, Use] | None = None
 ) -> CardStateView:
     """As JSON shows it; `held` are the ResourceClaims that have devices."""
     held = held or {}

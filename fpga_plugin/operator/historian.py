@@ -17,8 +17,8 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.history import WORDS, Entry, Event, Kind
 from fpga_plugin.ledger.journal import Journal
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim, Holder
-from fpga_plugin.operator.owners import by_device, only_pod
+from fpga_plugin.ledger.records import Claim
+from fpga_plugin.operator.owners import Use, by_device
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.reports import Report
 
@@ -62,10 +62,10 @@ class Historian:
         )
         self._something = asyncio.Event()
         self._claims: dict[CardId, dict[DeviceId, Claim]] = {}
-        self._owners: dict[CardId, dict[DeviceId, Holder]] = {}
+        self._owners: dict[CardId, dict[DeviceId, Use]] = {}
         self._refused: dict[RegionId, str] = {}
         self._kept = {region for region in ledger.debugs if ledger.kept(region)}
-        holders = by_device(ledger.holders.values())
+        holders = by_device(ledger)
         for claim in ledger.claims.values():
             self._claims.setdefault(card_of(claim.device), {})[claim.device] = claim
             if (holder := holders.get(claim.device)) is not None:
@@ -86,7 +86,7 @@ class Historian:
         before = self._claims.get(card, {})
         present = {claim.device: claim for claim in self._ledger.claims_on(card)}
         holders = {
-            device: holder
+            device: Use(holder, self._ledger.pods_of([device]))
             for device in present
             if (holder := self._ledger.holder_of(device)) is not None
         }
@@ -149,7 +149,8 @@ class Historian:
         if programmed:
             held = self._ledger.region_claim(report.region)
             holder = None if held is None else self._ledger.holder_of(held.device)
-            pod, claim = _owner(report.pod, holder)
+            users = frozenset[PodUid]() if held is None else self._ledger.pods_of([held.device])
+            pod, claim = _owner(report.pod, None if holder is None else Use(holder, users))
             self._note(
                 report.region,
                 Kind.PROGRAMMED,
@@ -163,12 +164,12 @@ class Historian:
                 ),
             )
 
-    def _ended(self, region: RegionId) -> Holder | None:
+    def _ended(self, region: RegionId) -> Use | None:
         """The ResourceClaim whose end a region's scrub belongs to."""
         card = card_of(DeviceId(region))
         return next(
             (
-                one
+                Use(one)
                 for one in self._ledger.holders.values()
                 if one.ended and {DeviceId(region), DeviceId(card)} & {*one.devices}
             ),
@@ -233,8 +234,8 @@ class Historian:
         )
 
 
-def _owner(pod: PodUid | None, holder: Holder | None) -> tuple[PodUid | None, str]:
+def _owner(pod: PodUid | None, use: Use | None) -> tuple[PodUid | None, str]:
     """A pod, and the ResourceClaim by which it has the device, if there is one."""
-    if holder is None:
+    if use is None:
         return pod, ""
-    return pod or only_pod(holder), holder.full_name[:512]
+    return pod or use.only_pod, use.claim.full_name[:512]

@@ -3,10 +3,12 @@
 Names are foreign text; whoever shows them makes them safe for a terminal or a page.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Holder
 from fpga_plugin.operator.schema import WhoView
 from fpga_plugin.pods.names import PodName
@@ -18,15 +20,33 @@ UNKNOWN: Final = PodName("", "")
 """What a pod is called whose name nobody told."""
 
 
-def by_device(holders: Iterable[Holder]) -> dict[DeviceId, Holder]:
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A ResourceClaim that has a device, and the pods that use it, as far as they are known."""
+
+    claim: Holder
+    pods: frozenset[PodUid] = frozenset()
+
+    @property
+    def only_pod(self) -> PodUid | None:
+        """The pod that uses it; None: there are several, or none is known."""
+        return next(iter(self.pods)) if len(self.pods) == 1 else None
+
+
+def by_device(ledger: Ledger) -> dict[DeviceId, Use]:
     """The ResourceClaim of each device that one has."""
-    return {device: one for one in holders if not one.ended for device in one.devices}
+    return {
+        device: Use(one, ledger.pods_of([device]))
+        for one in ledger.holders.values()
+        if not one.ended
+        for device in one.devices
+    }
 
 
 def who(
     device: DeviceId,
     pod: PodUid | None,
-    holders: Mapping[DeviceId, Holder],
+    holders: Mapping[DeviceId, Use],
     names: Names,
 ) -> WhoView:
     """The owner of a device.
@@ -37,7 +57,7 @@ def who(
         holders: `by_device`.
         names: of pods.
     """
-    if (holder := holders.get(device)) is None:
+    if (use := holders.get(device)) is None:
         name = names(pod) or UNKNOWN
         return {
             "pod_uid": pod or "",
@@ -48,7 +68,7 @@ def who(
             "requests": [],
             "pods": [],
         }
-    only = only_pod(holder)
+    only, holder = use.only_pod, use.claim
     name = names(only) or UNKNOWN
     return {
         "pod_uid": only or "",
@@ -57,10 +77,5 @@ def who(
         "claim": holder.name,
         "claim_uid": holder.uid,
         "requests": list(holder.requests.get(device, ())),
-        "pods": [str(names(uid) or uid) for uid in sorted(holder.pods)],
+        "pods": [str(names(uid) or uid) for uid in sorted(use.pods)],
     }
-
-
-def only_pod(holder: Holder) -> PodUid | None:
-    """The pod that uses a claim; None: there are several, or none is known."""
-    return next(iter(holder.pods)) if len(holder.pods) == 1 else None

@@ -15,9 +15,9 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Claim, Condition, Debug, Holder, RegionRecord
+from fpga_plugin.ledger.records import Claim, Condition, Debug, RegionRecord
 from fpga_plugin.operator.health import not_ready
-from fpga_plugin.operator.owners import UNKNOWN, by_device, who
+from fpga_plugin.operator.owners import UNKNOWN, Use, by_device, who
 from fpga_plugin.operator.refusals import Refusal, Refusals
 from fpga_plugin.operator.schema import (
     BitstreamView,
@@ -186,7 +186,7 @@ def _cards(
         if one["open"] and one["method"] != "Allocate"
         for device in one["devices"]
     }
-    holders = by_device(ledger.holders.values())
+    holders = by_device(ledger)
     gone = {card_of(device) for device in ledger.claims} - ledger.cards.keys()
     return [
         _card(
@@ -259,7 +259,8 @@ def _note(plugin: Plugin, card_id: CardId, card: Card | None) -> str:
         notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
     if card_id in ledger.unreconciled:
         notes.append("who has it is not known: kubelet's records were not read since it was found")
-    if lent := sorted({loan.pod for r in card.regions if (loan := ledger.lent_node(r))}):
+    strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
+    if lent := sorted({one.pod for one in strangers if one.pod is not None}):
         notes.append(
             f"pod {', '.join(lent)} still runs and may open a region of it: device numbers changed"
             " after it was given its node"
@@ -273,7 +274,7 @@ def _memory_waits_for(plugin: Plugin, card_id: CardId) -> str:
     ledger = plugin.ledger
     if ledger.claims_on(card_id):
         return ", because a region of it is in use"
-    if former := sorted(ledger.former_owners(card_id)):
+    if former := sorted({one.pod for one in ledger.left_on(card_id) if one.pod is not None}):
         return f", because pod {', '.join(former)}, which had a region of it, may still run"
     return ""
 
@@ -285,7 +286,7 @@ def _region(
     health: Mapping[DeviceId, bool],
     *,
     refused: Mapping[tuple[str, str], str],
-    holders: Mapping[DeviceId, Holder],
+    holders: Mapping[DeviceId, Use],
 ) -> RegionView:
     ledger = plugin.ledger
     record = ledger.record(region.id)
@@ -328,12 +329,12 @@ def _clock(plugin: Plugin, record: RegionRecord) -> ClockView | None:
     return {"state": plan.state.value, "detail": plan.detail}
 
 
-def _asks(holder: Holder | None) -> str:
+def _asks(use: Use | None) -> str:
     """By which ResourceClaim an owner asked; empty: by none."""
-    return "" if holder is None else holder.full_name
+    return "" if use is None else use.claim.full_name
 
 
-def _owner(plugin: Plugin, claim: Claim, holders: Mapping[DeviceId, Holder]) -> OwnerView:
+def _owner(plugin: Plugin, claim: Claim, holders: Mapping[DeviceId, Use]) -> OwnerView:
     return {
         **who(claim.device, claim.pod, holders, plugin.node.pods.known),
         "device": claim.device,

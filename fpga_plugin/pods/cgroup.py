@@ -28,14 +28,16 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias
 
 import structlog
+from msgspec import Meta
 
 from fpga_plugin.bounded import BoundedDict
-from fpga_plugin.ids import PodUid, RegionId
-from fpga_plugin.process.file_identity import Inode, inode_at, inode_of
+from fpga_plugin.ids import PodUid
+from fpga_plugin.process.file_identity import inode_at, inode_of
 from fpga_plugin.process.kernel_files import lines_of
 
 log = structlog.get_logger()
@@ -76,8 +78,8 @@ _FRESH_SECONDS: Final = 30.0
 _NOT_FOUND_FRESH_SECONDS: Final = 1.0
 """The same for a search that found none: kubelet makes it when it starts."""
 
-_KEPT_STAYS: Final = 1024
-"""Pods on regions of which is remembered which cgroups they ran in."""
+_Text: TypeAlias = Annotated[str, Meta(max_length=1 << 12)]
+_Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 _QOS: Final = ("", "burstable", "besteffort")
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
@@ -87,8 +89,21 @@ _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
 """Inode of the initial pid namespace: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
 
 
-_Place: TypeAlias = tuple[str, str, tuple[int, int]]
-"""A cgroup: its tree, its path and its identity."""
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A cgroup of a pod: no later one has the same path and inode.
+
+    Attributes:
+        tree: the `kubepods` directory that it is in.
+        path: of the cgroup.
+        device: the file system's.
+        inode: the cgroup's; kernfs counts them upwards.
+    """
+
+    tree: _Text
+    path: _Text
+    device: _Number
+    inode: _Number
 
 
 class PodPresence(enum.Enum):
@@ -144,7 +159,6 @@ class PodCgroups:
         self._seen = BoundedDict[PodUid, frozenset[str]](_KEPT_PODS)
         self._missed: PodUid | None = None
         self._told_unknown = False
-        self._stays = BoundedDict[tuple[PodUid, RegionId], frozenset[_Place]](_KEPT_STAYS)
 
     def state(self, pod_uid: PodUid) -> PodPresence:
         """Whether the pod has processes; never raises.
@@ -232,31 +246,26 @@ class PodCgroups:
             if _UID.fullmatch(name) and self._presence(PodUid(name)) is PodPresence.ALIVE:
                 return  # which notes its tree
 
-    def entered(self, pod_uid: PodUid, regions: Iterable[RegionId]) -> None:
-        """Note in which cgroups a pod runs that is given these regions; never raises."""
+    def instance(self, pod_uid: PodUid) -> tuple[Cgroup, ...]:
+        """The cgroups of a pod, which no later pod of the same uid has; never raises.
+
+        A static pod that is removed and put back has the uid that it had, and another cgroup.
+        """
         if not _UID.fullmatch(pod_uid):
-            return
-        places = frozenset(
-            (tree, candidate, identity)
+            return ()
+        return tuple(
+            Cgroup(tree, candidate, *identity)
             for tree in self._find_trees()
             for candidate in _candidates(tree, pod_uid)
-            if (identity := _identity(candidate)) is not None
+            if (identity := inode_at(candidate)) is not None
         )
-        for region in regions if places else ():
-            key = (pod_uid, region)
-            self._stays[key] = self._stays.get(key, frozenset()) | places
 
-    def left(self, pod_uid: PodUid, region: RegionId) -> bool:
-        """Whether every cgroup is gone in which the pod ran when it was given a region.
+    def instance_gone(self, cgroups: Collection[Cgroup]) -> bool:
+        """Whether the pod that ran in these is gone, whatever runs under its uid; never raises.
 
-        A static pod that is removed and put back has the uid that it had, and may be given another
-        region: its cgroup is then a new one, and what runs there never had the old region. What
-        was not noted, or cannot be seen, has not left. Never raises.
+        What was not noted, or cannot be seen, is not gone.
         """
-        places = self._stays.get((pod_uid, region))
-        return places is not None and all(
-            os.path.isdir(tree) and _is_gone(path, identity) for tree, path, identity in places
-        )
+        return bool(cgroups) and all(os.path.isdir(one.tree) and _is_gone(one) for one in cgroups)
 
     def _presence(self, pod_uid: PodUid) -> PodPresence:
         """What is seen, whichever tree is kubelet's."""
@@ -447,18 +456,13 @@ def _has_living_pod(tree: str) -> bool:
     return False
 
 
-def _identity(cgroup: str) -> Inode | None:
-    """What no other cgroup has: the kernel counts their inodes upwards (kernfs). None: none."""
-    return inode_at(cgroup)
-
-
-def _is_gone(cgroup: str, identity: Inode) -> bool:
-    """Whether the cgroup with that identity is not there any more."""
+def _is_gone(cgroup: Cgroup) -> bool:
+    """Whether the very cgroup is not there any more."""
     try:
-        status = os.stat(cgroup)
+        status = os.stat(cgroup.path)
     except OSError as error:
         return error.errno in _ABSENT
-    return inode_of(status) != identity
+    return inode_of(status) != (cgroup.device, cgroup.inode)
 
 
 def _ask(cgroup: str) -> _Answer:

@@ -190,8 +190,10 @@ class CardActions:
         if (present := ledger.cards.get(card_id)) is None:
             # It cannot be served now: nobody is given anything of it, and what somebody still has
             # of it is his. Whoever else has a function of it open, the backend sees.
-            if (uid := await self._operations.living(ledger.former_owners(card_id))) is not None:
-                raise RefusedError(f"pod {uid}, which had something of card {card_id}, still runs")
+            if (one := await self._operations.living(ledger.left_on(card_id))) is not None:
+                raise RefusedError(
+                    f"pod {one.pod}, which had something of card {card_id}, still runs"
+                )
             return
         if card_id not in ledger.drained:
             raise RefusedError(
@@ -206,9 +208,8 @@ class CardActions:
                 hint=f"`fpga-plugin card release {card_id}` ends that",
             )
         for region in present.regions:
-            former = ledger.record(region.id).former
-            if (uid := await self._operations.living(former, of=region.id)) is not None:
-                raise RefusedError(f"pod {uid}, which had {region.id}, still runs")
+            if (one := await self._operations.living(ledger.left(region.id))) is not None:
+                raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for whoever has it open, or crash
             await self._operations.workers.run(
@@ -268,9 +269,9 @@ class CardActions:
                 return ["it got an owner just now"]
             waits: list[str] = []
             for region in card.regions:
-                former = self._ledger.record(region.id).former
-                if (uid := await self._operations.living(former, of=region.id)) is not None:
-                    waits.append(f"pod {uid}, which had {region.id}, still runs")
+                former = self._ledger.left(region.id)
+                if (one := await self._operations.living(former)) is not None:
+                    waits.append(f"pod {one.pod}, which had {region.id}, still runs")
                     continue
                 try:
                     async with self._operations.ports(card, [region]):

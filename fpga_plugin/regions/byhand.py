@@ -220,12 +220,11 @@ class HandProgrammer:
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
         operations, ledger = self._operations, self._operations.ledger
         self._check(card.id, region)
-        former = ledger.record(region.id).former | ledger.former_owners(card.id)
-        if (uid := await operations.living(former)) is not None:
-            raise RefusedError(f"pod {uid}, which had a region of card {card.id}, still runs")
+        if (one := await operations.living(ledger.left_on(card.id))) is not None:
+            raise RefusedError(f"pod {one.pod}, which had a region of card {card.id}, still runs")
         blank = await operations.blanks.load(card.interface_id)
         card = self._check(card.id, region)
-        report = Report(region.id, former=ledger.record(region.id).former)
+        report = Report(region.id, former=operations.former(region.id))
         try:
             async with operations.ports(card, [region]) as ports:
                 self._check(card.id, region)

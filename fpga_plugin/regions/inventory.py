@@ -26,7 +26,6 @@ from fpga_plugin.hardware.model import (
 )
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import pods
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.process.ticks import tick
 from fpga_plugin.regions.functions import FunctionNews
@@ -324,7 +323,7 @@ class Inventory:
         claims = self._ledger.claims_on(card_id)
         return {
             "owned": [claim.device for claim in claims],
-            "pods": pods(claim.pod for claim in claims),
+            "pods": frozenset(claim.pod for claim in claims if claim.pod is not None),
         }
 
     def _problem(self, problem: CardProblem) -> None:

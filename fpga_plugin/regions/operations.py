@@ -5,7 +5,7 @@ write every step into the ledger before it begins. A region that fails is taken 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -25,8 +25,8 @@ from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.ledger.records import Condition, Tenancy
+from fpga_plugin.pods.cgroup import Cgroup, PodCgroups
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.clocks import ClockPlan, ClockState, known_without_card, plan_clock
@@ -59,21 +59,34 @@ class CardOperations:
     lives: dict[RegionId, int] = field(default_factory=dict, init=False)
     doubted: set[RegionId] = field(default_factory=set, init=False)
 
-    async def living(
-        self, former: Iterable[PodUid], *, of: RegionId | None = None
-    ) -> PodUid | None:
-        """A former owner whose processes run, or may; None where all are gone as far as is known.
+    async def living(self, tenancies: Iterable[Tenancy]) -> Tenancy | None:
+        """The first of these whose processes run, or may; None: all of them are gone.
 
-        Where no pod's cgroup can be seen, kubelet's word stands: the claim ended (invariant 7).
-
-        `of`: the region that they had; a pod of the same uid that never had it is none of them.
+        The one answer to "is it gone", which needs both: kubelet's word, and a cgroup that is empty
+        or gone. Either alone is not enough: between two containers of a pod the cgroup may be
+        empty, and kubelet loses sight of pods that are deleted by force. Where no pod's cgroup can
+        be seen, or the pod was never known, kubelet's word counts alone (invariant 7).
         """
-        for uid in sorted(former):
-            if of is not None and await asyncio.to_thread(self.cgroups.left, uid, of):
-                continue
-            if await asyncio.to_thread(self.cgroups.may_live, uid):
-                return uid
+        for one in sorted(tenancies, key=lambda each: each.pod or ""):
+            if not await self._is_gone(one):
+                return one
         return None
+
+    def former(self, region: RegionId) -> frozenset[PodUid]:
+        """Pods that had a region since it was last scrubbed, for those who watch."""
+        return frozenset(one.pod for one in self.ledger.left(region) if one.pod is not None)
+
+    async def _is_gone(self, tenancy: Tenancy) -> bool:
+        if not tenancy.used:
+            return True
+        if not tenancy.left:
+            return False
+        return tenancy.pod is None or not await asyncio.to_thread(
+            self._may_live, tenancy.pod, tenancy.cgroups
+        )
+
+    def _may_live(self, pod: PodUid, cgroups: Collection[Cgroup]) -> bool:
+        return not self.cgroups.instance_gone(cgroups) and self.cgroups.may_live(pod)
 
     @asynccontextmanager
     async def ports(
@@ -291,12 +304,11 @@ class CardOperations:
         """
         if not card.clears_memory:
             return
-        former = self.ledger.former_owners(card.id, but=reports)
-        if (uid := await self.living(former)) is not None:
+        if (former := await self.living(self.ledger.left_on(card.id, but=reports))) is not None:
             log.info(
                 "memory is not cleared while a former owner runs",
                 card=card.id,
-                pod=uid,
+                pod=former.pod,
                 regions=list(reports),
             )
             return

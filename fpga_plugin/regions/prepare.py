@@ -249,17 +249,18 @@ class Preparer:
         self.check(plan)
         card = ledger.cards[card_id]
         regions = [region for region in card.regions if region.id in region_ids]
-        former = frozenset[PodUid]().union(*(ledger.record(r.id).former for r in regions))
+        former = [one for region in regions for one in ledger.left(region.id)]
         if plan.pod is not None:
-            former -= {plan.pod}
-        if (uid := await operations.living(former)) is not None:
+            former = [one for one in former if one.pod != plan.pod]
+        if (living := await operations.living(former)) is not None:
             raise FormerOwnerRunsError(
-                f"pod {uid}, which had {', '.join(region_ids)} before, still has running processes",
+                f"pod {living.pod}, which had {', '.join(region_ids)} before, still has running"
+                " processes",
                 hint="it is tried again when kubelet retries; see why that pod does not end",
             )
         self.check(plan)
         reports = {
-            region.id: Report(region.id, pod=plan.pod, former=ledger.record(region.id).former)
+            region.id: Report(region.id, pod=plan.pod, former=operations.former(region.id))
             for region in regions
         }
         async with operations.ports(card, regions) as ports:

@@ -21,7 +21,7 @@ from fpga_plugin.config.settings import RecoveryPolicy
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
+from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.link import Link
@@ -175,17 +175,14 @@ class Recovery:
             return f"{', '.join(sorted(others))} has an owner, or is kept for debugging"
         if card.id in ledger.unreconciled:
             return "kubelet's records were not read since it was found: it may have an owner"
-        former: set[PodUid] = set()
         for region in card.regions:
-            if (borrowed := ledger.borrowed_node(region)) is not None:
-                node, lender = borrowed
-                return f"{node} is open to the pod that was given {lender}"
-            if (loan := ledger.lent_node(region)) is not None:
-                return f"{loan.node} is open to pod {loan.pod}, which had {loan.region}"
-            former |= ledger.record(region.id).former
-        former -= {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
-        if (uid := await self._operations.living(former)) is not None:
-            return f"pod {uid}, which had a region of it before, still runs"
+            for one in ledger.strangers(region):
+                who = f"pod {one.pod}" if one.pod is not None else "the pod"
+                return f"{', '.join(one.nodes)} is open to {who} that was given {one.region}"
+        own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
+        former = [one for one in ledger.left_on(card.id) if one.pod not in own]
+        if (living := await self._operations.living(former)) is not None:
+            return f"pod {living.pod}, which had a region of it before, still runs"
         return ""
 
     async def _rebind(self, card: Card) -> bool:

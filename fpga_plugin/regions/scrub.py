@@ -27,7 +27,7 @@ from fpga_plugin.errors import (
 from fpga_plugin.hardware.backend import Port
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import CardId, InterfaceId, PodUid, RegionId
-from fpga_plugin.ledger.records import CLEAN, Condition
+from fpga_plugin.ledger.records import CLEAN, Condition, Tenancy
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue, Outcome
 from fpga_plugin.regions.recovery import Recovery
@@ -91,10 +91,10 @@ class Scrubber:
             or self._recovery.left_over(card)
         )
 
-    def _lent(self, card: Card) -> set[PodUid]:
-        """Pods without a claim that have a node of the card in their hands."""
-        loans = map(self._operations.ledger.lent_node, card.regions)
-        return {loan.pod for loan in loans if loan is not None}
+    def _lent(self, card: Card) -> list[Tenancy]:
+        """Pods without a claim that have a node of the card in their hands, for another region."""
+        strangers = map(self._operations.ledger.strangers, card.regions)
+        return [one for of_region in strangers for one in of_region if one.left]
 
     def _borrowed(self, card: Card) -> list[Region]:
         """Clean regions without an owner for which the plugin bound drivers."""
@@ -223,12 +223,14 @@ class Scrubber:
 
     async def _end_loans(self, card: Card) -> bool:
         """Whether a node of the card is still in the hands of a pod whose claim ended."""
+        gone: list[Tenancy] = []
         living: set[PodUid] = set()
-        for uid in self._lent(card):
-            if await self._operations.living([uid]) is None:
-                self._operations.ledger.pods_gone([uid])
-            else:
-                living.add(uid)
+        for one in self._lent(card):
+            if await self._operations.living([one]) is None:
+                gone.append(one)
+            elif one.pod is not None:
+                living.add(one.pod)
+        self._operations.ledger.end_tenancies(gone)
         if living - self._lenders.get(card.id, set()):
             log.warning(
                 "a card is held back: a pod that still runs may open its regions",
@@ -249,9 +251,8 @@ class Scrubber:
         for region in self._due(card):
             if region.id not in blanks:
                 continue
-            former = operations.ledger.record(region.id).former
-            if (uid := await operations.living(former, of=region.id)) is not None:
-                self._wait_for(region.id, f"pod {uid}, its last owner, still runs")
+            if (one := await operations.living(operations.ledger.left(region.id))) is not None:
+                self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs")
                 continue
             if (uid := await self._running_owner(region)) is not None:
                 self._wait_for(region.id, f"pod {uid}, its owner, runs containers")
@@ -283,7 +284,7 @@ class Scrubber:
         ledger = self._operations.ledger
         claim = ledger.region_claim(region)
         pod = None if claim is None else claim.pod
-        return Report(region, pod=pod, former=ledger.record(region).former)
+        return Report(region, pod=pod, former=self._operations.former(region))
 
     def _wait_for(self, region: RegionId, reason: str) -> None:
         if self._waits.get(region) != reason:
@@ -345,7 +346,6 @@ class Scrubber:
             if ledger.record(region).condition is Condition.SCRUBBING:
                 blanked = blanks[region].image is not None
                 ledger.clean(region, reports[region].afu_id, blank=blanked)
-                ledger.emptied(region)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

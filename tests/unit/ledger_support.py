@@ -7,7 +7,7 @@ from doubles.cards import AFU, BLANK, PREFIX, REGIONS
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import AfuId, CardId, DeviceId, ResourceName
+from fpga_plugin.ids import AfuId, CardId, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.ledger.lists import DeviceLists
@@ -15,8 +15,9 @@ from fpga_plugin.ledger.records import (
     Change,
     Condition,
     Epoch,
-    Loan,
     RegionRecord,
+    Tenancy,
+    TenancyKey,
     TenantImage,
 )
 
@@ -83,7 +84,7 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         drained=dict.fromkeys(ledger.drained, True),
         rebinding=dict.fromkeys(ledger.rebinding, True),
         unreconciled=dict.fromkeys(ledger.unreconciled, True),
-        loans=dict.fromkeys(frozenset[Loan]().union(*ledger.loans.values()), True),
+        tenancies=dict(ledger.tenancies),
         resources=dict.fromkeys(ledger.resources, True),
         strays=dict(ledger.strays),
         debugs=dict(ledger.debugs),
@@ -164,7 +165,7 @@ def table(
     """What docs/architecture.md says is advertised, row by row, without the ledger's indexes."""
     expected: dict[ResourceName, dict[DeviceId, bool]] = {}
     granted = [(region, node) for c in ledger.claims.values() for region, node in c.nodes]
-    granted += [(loan.region, loan.node) for of_node in ledger.loans.values() for loan in of_node]
+    granted += [(one.region, node) for one in ledger.tenancies.values() for node in one.nodes]
     good = {Condition.BLANK} | (
         {Condition.UNBLANKED} if scrub is ScrubPolicy.BEST_EFFORT else set()
     )
@@ -221,6 +222,17 @@ def listed(ledger: Ledger, lists: DeviceLists) -> Mapping[ResourceName, Mapping[
     resources = {*ledger.resources, *(c.resource for c in ledger.claims.values())}
     every = {resource: shown(lists, resource) for resource in resources}
     return {resource: devices for resource, devices in every.items() if devices}
+
+
+def former(ledger: Ledger, region: RegionId) -> set[PodUid | None]:
+    """Pods whose allocation of a region ended, and whose processes may run on."""
+    return {one.pod for one in ledger.left(region)}
+
+
+def tenancy(region: RegionId, pod: str, *nodes: str, allocation: int = 1 << 40) -> Change:
+    """A pod whose allocation ended has these nodes; it may run on."""
+    key = TenancyKey(region, allocation, PodUid(pod))
+    return Change(tenancies={key: Tenancy(key, nodes, used=True, left=True)})
 
 
 def cards_of(ledger: Ledger) -> set[CardId]:
