@@ -10,11 +10,13 @@ ids are read once more, and from then to the hand-over nothing is waited for.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from fpga_plugin.claims.calls import Caller
 from fpga_plugin.claims.environment import EnvSource
+from fpga_plugin.claims.gate import last_look
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.errors import (
@@ -174,21 +176,21 @@ class PreStarts:
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
                     self._check_interface(of, devices)
-                    await self._permission.check(identity, of, devices, requests, lease)
-                    policy = self._permission.policy
-                    observed: dict[RegionId, AfuId | None] = {}
+                    permitted = partial(
+                        self._permission.check, identity, of, devices, requests, lease
+                    )
+                    observed: Mapping[RegionId, AfuId | None] = {}
                     if preparation.error is None:
-                        observed = await self._preparer.read_back(preparation.plan)
+                        observed = await last_look(
+                            self._permission, self._preparer, preparation.plan, permitted
+                        )
+                    else:
+                        await permitted()
             except TimeoutError:
                 raise NotFinishedError(
                     f"{', '.join(devices)}: {late} after {budget:.1f} s",
                     hint="it goes on; kubelet's next attempt uses the result",
                 ) from None
-            if self._permission.policy != policy:
-                raise NotFinishedError(
-                    f"{', '.join(devices)}: the policy changed during the call",
-                    hint="kubelet's next try is judged by the policy that is in force now",
-                )
             self._hand_over(frozenset(devices), preparation, observed, debug)
         except FpgaPluginError as error:
             told = self._wants.named(error)

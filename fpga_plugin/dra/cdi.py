@@ -90,13 +90,18 @@ class CdiFiles:
     ) -> None:
         self._directory = directory
         self._workloads = workloads
-        self._vendor = f"k8s.{driver}"
+        self.driver = driver
         self._one = threading.Lock()
-        self._name = re.compile(rf"{re.escape(self._vendor)}-claim_([A-Za-z0-9-]+)\.json")
+        self._name = re.compile(rf"k8s\.{re.escape(driver)}-claim_([A-Za-z0-9-]+)\.json")
 
-    def device_id(self, uid: ClaimUid, device: DeviceId) -> str:
-        """What kubelet tells the runtime to inject for a device of a claim."""
-        return f"{self._vendor}/claim={uid}-{device_name(device)}"
+    def path(self, uid: ClaimUid, driver: str = "") -> str:
+        """Where the file of a claim is that is allocated now, under our name or a former one."""
+        parse_claim_uid(uid)  # it came by a message: never a path of its own
+        return os.path.join(self._directory, f"k8s.{driver or self.driver}-claim_{uid}.json")
+
+    def of(self, holder: Holder) -> str:
+        """Where a claim's file is, or would be."""
+        return holder.file or self.path(holder.uid)
 
     def write(self, holder: Holder, claims: Iterable[Claim]) -> None:
         """Make or replace a claim's file.
@@ -104,7 +109,7 @@ class CdiFiles:
         Raises:
             CdiError: it cannot be written.
         """
-        path = self._path(holder.uid)
+        path = self.of(holder)
         # The runtime reads *.json and *.yaml only.
         new = f"{path}.new"
         planned = self._content(holder, claims)
@@ -113,6 +118,7 @@ class CdiFiles:
             with self._one:
                 if (problem := self._problem) and _has(path, planned):
                     return
+                self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 with open(new, "wb") as file:
                     file.write(content)
@@ -139,15 +145,30 @@ class CdiFiles:
             return ""  # by the last good version
         return self._workloads.problem
 
-    def remove(self, uid: ClaimUid) -> None:
-        """No container starts with the claim's devices any more."""
-        with self._one, contextlib.suppress(FileNotFoundError):
+    def remove(self, path: str) -> None:
+        """No container starts with the devices of the claim whose file it is.
+
+        Raises:
+            CdiError: the file may still be there.
+        """
+        with self._one:
+            self._check_reached(path)
             try:
-                os.unlink(self._path(uid))
+                os.unlink(path)
             except FileNotFoundError:
-                raise
+                return
             except OSError as error:
-                raise CdiError(f"{self._path(uid)} cannot be removed: {error.strerror}") from error
+                raise CdiError(f"{path} cannot be removed: {error.strerror}") from error
+
+    def _check_reached(self, path: str) -> None:
+        """Whether the directory is seen in which a claim's file is, or may be."""
+        directory = os.path.dirname(path)
+        if directory != self._directory and not os.path.isdir(directory):
+            raise CdiError(
+                f"{path} cannot be reached: {directory} is not there",
+                hint="FPGA_PLUGIN_CDI_DIR was another directory when the claim was prepared: mount"
+                " that one, too, until the claim has ended",
+            )
 
     def keep(self, uids: Collection[ClaimUid]) -> None:
         """Remove the files of all other claims, and what was left half written."""
@@ -162,10 +183,6 @@ class CdiFiles:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 
-    def _path(self, uid: ClaimUid) -> str:
-        parse_claim_uid(uid)  # it came by a message: never a path of its own
-        return os.path.join(self._directory, f"{self._vendor}-claim_{uid}.json")
-
     def _content(self, holder: Holder, claims: Iterable[Claim]) -> Mapping[str, Any]:
         granted = {claim.device: claim for claim in claims}
         of_requests: dict[str, list[Claim]] = {}
@@ -175,7 +192,7 @@ class CdiFiles:
         variables = {request: _variables(request, mine) for request, mine in of_requests.items()}
         return {
             "cdiVersion": VERSION,
-            "kind": f"{self._vendor}/claim",
+            "kind": _kind(holder.driver),
             "devices": [
                 {
                     "name": f"{holder.uid}-{device_name(device)}",
@@ -194,6 +211,15 @@ class CdiFiles:
         if self._workloads is None:
             return given
         return given.plus(self._workloads.content.extras(resource))
+
+
+def device_id(holder: Holder, device: DeviceId) -> str:
+    """What kubelet tells the runtime to inject for a device of a claim."""
+    return f"{_kind(holder.driver)}={holder.uid}-{device_name(device)}"
+
+
+def _kind(driver: str) -> str:
+    return f"k8s.{driver}/claim"
 
 
 def request_variable(request: str) -> str:

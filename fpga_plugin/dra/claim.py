@@ -120,6 +120,8 @@ class ResourceClaim:
         pods: for which it is reserved, as far as known now.
         pod: whose extended resources it stands for; None: it is no such claim.
         names: of the pods, as far as they are proper ones.
+        reserved: whether it is reserved for anybody, understood or not: a consumer that is no pod,
+            such as a group of pods, counts as one that lives.
     """
 
     ref: ClaimRef
@@ -128,6 +130,7 @@ class ResourceClaim:
     pods: frozenset[PodUid] = frozenset()
     pod: tuple[PodName, PodUid] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict, hash=False)
+    reserved: bool = False
 
     @property
     def users(self) -> frozenset[PodUid]:
@@ -301,6 +304,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         pods,
         pod,
         _names(claim.status.reservedFor or (), ref),
+        bool(claim.status.reservedFor),
     )
 
 

@@ -20,7 +20,7 @@ from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.written import write_file
 from fpga_plugin.errors import FpgaPluginError, RefusedError
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ids import CardId, ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Holder
 
@@ -43,8 +43,18 @@ class KeptFiles:
         self._files = files
         self._missing = {one.uid for one in ledger.holders.values() if ledger.is_prepared(one)}
         self._failing: set[ClaimUid] = set()
+        self._changed: set[ClaimUid] = set()
         self._wake = asyncio.Event()
-        ledger.subscribe(lambda _: self._wake.set())
+        ledger.subscribe(self._card_changed)
+
+    def _card_changed(self, card: CardId | None) -> None:
+        """The claims of a card may not be as they were prepared any more."""
+        ledger = self._ledger
+        devices = () if card is None else [claim.device for claim in ledger.claims_on(card)]
+        for device in devices:
+            if (holder := ledger.holder_of(device)) is not None:
+                self._changed.add(holder.uid)
+        self._wake.set()
 
     async def begin(self) -> None:
         """Write the files of all claims that are as they were prepared.
@@ -57,14 +67,16 @@ class KeptFiles:
         """
         for uid, holder in tuple(self._ledger.holders.items()):
             if holder.ended:
-                await asyncio.to_thread(self._files.remove, uid)
-            await self._look(uid)
+                await asyncio.to_thread(self._files.remove, self._files.of(holder))
+            await self._try(uid)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             self._wake.clear()
-            for uid in tuple(self._ledger.holders):
+            changed, self._changed = self._changed, set()
+            self._missing &= self._ledger.holders.keys()
+            for uid in changed | self._failing:
                 await self._try(uid)
             try:
                 async with asyncio.timeout(RETRY_SECONDS if self._failing else None):
@@ -101,12 +113,13 @@ class KeptFiles:
     async def _remove(self, holder: Holder) -> None:
         """Take a claim's file away, until its devices are what was prepared."""
         ledger, uid = self._ledger, holder.uid
-        await asyncio.to_thread(self._files.remove, uid)
+        await asyncio.to_thread(self._files.remove, self._files.of(holder))
         after = ledger.holders.get(uid)
         if after is None or not ledger.is_prepared(after):
             return
         if not (why := ledger.fallen(after)):
             self._missing.add(uid)
+            self._changed.add(uid)
             self._wake.set()
         elif not self._is_there(after):
             self._missing.add(uid)  # what was not seen yet in this life may be as it was

@@ -16,17 +16,20 @@ answer comes once the scheduler has been told, else the next claim would get it.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
 from fpga_plugin.bounded import BoundedDict
+from fpga_plugin.claims.gate import last_look
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
-from fpga_plugin.dra.cdi import CdiFiles
+from fpga_plugin.dra.cdi import CdiFiles, device_id
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.dra.written import write_file
@@ -40,13 +43,13 @@ from fpga_plugin.errors import (
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.holders import HeldError, unknown_device
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import CLEAN, Holder
+from fpga_plugin.ledger.records import CLEAN, Holder, Prepared
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.regions.blanks import NO_BLANK
 from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan, Preparer
+from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan, Preparer, Want
 from fpga_plugin.regions.queue import CardQueue
 
 log = structlog.get_logger()
@@ -108,6 +111,8 @@ class ClaimLife:
         unadopted: claims that kubelet has and the ledger could not take, since a damaged journal
             says otherwise, with their devices.
         over: of these, those of which kubelet has told the end.
+        calls: how often kubelet asked to prepare each claim: its record, if it was read before,
+            says nothing of the pods for which it asked.
         seconds: until a call is answered.
     """
 
@@ -140,6 +145,7 @@ class ClaimLife:
         self.tell_scheduler: Callable[[], Awaitable[None]] = _nobody
         self.unadopted: dict[ClaimUid, tuple[DeviceId, ...]] = {}
         self.over: set[ClaimUid] = set()
+        self.calls: Counter[ClaimUid] = Counter()
         self.seconds = ANSWER_SECONDS
 
     def _tell(self, _card: CardId | None) -> None:
@@ -161,6 +167,7 @@ class ClaimLife:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
+        self.calls[ref.uid] += 1
         joined = True
         while joined:
             # An earlier call's work may have read the claim before it was allocated anew.
@@ -188,15 +195,30 @@ class ClaimLife:
         why = "it was allocated anew" if holder is None else self._ledger.fallen(holder)
         if holder is None or why:
             if holder is not None:
-                await asyncio.to_thread(self._files.remove, ref.uid)
+                await asyncio.to_thread(self._files.remove, self._files.of(holder))
             raise NotFinishedError(
                 f"{ref}: {why}", hint="it changed after it was prepared; kubelet asks again"
             )
         return tuple(
-            PreparedDevice(
-                holder.requests.get(device, ()), device, self._files.device_id(ref.uid, device)
-            )
+            PreparedDevice(holder.requests.get(device, ()), device, device_id(holder, device))
             for device in holder.devices
+        )
+
+    def _holder(self, claim: ResourceClaim) -> Holder:
+        """A claim as it is allocated now."""
+        requests: dict[DeviceId, tuple[str, ...]] = {}
+        for one in claim.devices:
+            have = requests.get(one.device, ())
+            requests[one.device] = have if one.request in have else (*have, one.request)
+        uid = claim.ref.uid
+        return Holder(
+            uid=uid,
+            namespace=claim.ref.namespace,
+            name=claim.ref.name,
+            devices=_devices(claim),
+            requests=requests,
+            driver=self._files.driver,
+            file=self._files.path(uid),
         )
 
     def _stands(self, holder: Holder) -> bool:
@@ -257,37 +279,44 @@ class ClaimLife:
         claim = work.claim = work.claim or await self._claims.get(ref)
         if work.ended:
             raise _ended(ref)
-        await self._withdraw_former(claim)
         self._read[ref.uid] = claim
+        holder = self._holder(claim)
+        await self._withdraw_unless(claim, partial(_has_devices, holder))
         before = self._ledger.holders.get(ref.uid)
         if before is not None and not before.ended:
             # Of pods that came without a call kubelet's record may not have been read yet.
             self._ledger.join(ref.uid, claim.users)
-        if before is not None and self._stands(before):
-            return
-        if not self._queue.synced:
+        if not self._queue.synced and (before is None or not self._stands(before)):
             raise NotFinishedError(
                 f"{ref}: kubelet's record of claims was not read yet",
                 hint="the plugin's log says what keeps it from reading it",
             )
-        await self._leave_former(claim)
-        await self._check_users(ref)
+        await self._leave_former(claim, work)
         for one in claim.devices:
             self._ledger.regions_of(one.device)
         requests = await self._wishes.of(claim)
         await self._check_policy(ref, claim, requests)
         wants = await self._wants.exactly(requests)
+        asked = {region: _prepared(requests[region], want) for region, want in wants.items()}
+        # The same for the next pod of a prepared claim: it may not be what the first one got.
+        await self._withdraw_unless(claim, lambda had: had.prepared == asked)
         if work.ended:
             raise _ended(ref)
-        holder = _holder(claim)
+        before = self._ledger.holders.get(ref.uid)
+        if before is not None and self._stands(before):
+            return
+        await self._check_users(ref)
+        if work.ended:
+            raise _ended(ref)
         self._ledger.take(holder, claim.users)
         lease = self._ledger.lease(holder.devices)
         plan = Plan(lease, None, {**wants}, self._ledger.epoch)
         self._preparer.check(plan, mending=True)
         records = await self._preparer.prepare(plan)
-        observed = await self._preparer.read_back(plan)
+        permitted = partial(self._check_policy, ref, claim, requests)
+        observed = await last_look(self._permission, self._preparer, plan, permitted)
         self._preparer.check_result(plan, records, observed)
-        self._ledger.prepared(ref.uid)
+        self._ledger.prepared(ref.uid, asked)
         log.info(
             "claim prepared",
             **ref.logged,
@@ -300,26 +329,20 @@ class ClaimLife:
             },
         )
 
-    async def _withdraw_former(self, claim: ResourceClaim) -> None:
-        """See that what was prepared for a claim is what it has now; else nothing starts with it.
+    async def _withdraw_unless(self, claim: ResourceClaim, same: Callable[[Holder], bool]) -> None:
+        """See that what was prepared for a claim is what it asks for now; else nothing starts.
 
-        Of two allocations of the same devices that differ in what they are to become, one has to
-        have been read by this process: the journal does not have that.
+        What is not known counts as different.
 
         Raises:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
         uid = claim.ref.uid
-        holder, read, now = self._ledger.holders.get(uid), self._read.get(uid), _holder(claim)
-        if holder is None or not self._ledger.is_prepared(holder):
+        holder = self._ledger.holders.get(uid)
+        if holder is None or not self._ledger.is_prepared(holder) or same(holder):
             return
-        same = {**holder.requests} == {**now.requests} and set(holder.devices) == set(now.devices)
-        if same and (
-            read is None or (read.devices, read.configs) == (claim.devices, claim.configs)
-        ):
-            return
-        await asyncio.to_thread(self._files.remove, uid)
+        await asyncio.to_thread(self._files.remove, self._files.of(holder))
         after = self._ledger.holders.get(uid)
         if after is None or not self._ledger.is_prepared(after):
             return
@@ -329,11 +352,11 @@ class ClaimLife:
             **claim.ref.logged,
             devices=list(holder.devices),
             pods=sorted(self._ledger.pods_of(holder.devices)),
-            reason=f"it was allocated anew, with {', '.join(now.devices)}",
+            reason=f"it asks for something else now, on {', '.join(_devices(claim))}",
             hint="no container starts with what it had: delete its old pods",
         )
 
-    async def _leave_former(self, claim: ResourceClaim) -> None:
+    async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
         """Let go of devices that the claim is no longer allocated, whether it gets its new ones.
 
         The scheduler gives them to others, who would wait for them as long as this claim cannot
@@ -347,8 +370,12 @@ class ClaimLife:
         uid, now = claim.ref.uid, {one.device for one in claim.devices}
         if not self._ledger.left_behind(uid, now):
             return
-        await asyncio.to_thread(self._files.remove, uid)  # one that was adopted has it still
+        before = self._ledger.holders[uid]
+        # One that was adopted has its file still.
+        await asyncio.to_thread(self._files.remove, self._files.of(before))
         await self._check_users(claim.ref)
+        if work.ended:
+            raise _ended(claim.ref)
         left = self._ledger.left_behind(uid, now)
         for card in self._ledger.leave(uid, now):
             self._queue.add(card)
@@ -442,14 +469,14 @@ class ClaimLife:
             )
         for card in cards:
             self._queue.add(card)
-        await asyncio.to_thread(self._files.remove, uid)
+        path = self._files.path(uid) if before is None else self._files.of(before)
+        await asyncio.to_thread(self._files.remove, path)
 
     async def _clean(self, ref: ClaimRef) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
         while True:
             changed = self._changed
-            self.forget(ref.uid)
             left = self._left(ref.uid)
             if not left:
                 return
@@ -466,9 +493,13 @@ class ClaimLife:
                     ) from None
 
     def forget(self, uid: ClaimUid) -> None:
-        """Keep nothing of an ended claim, once its regions are clean or kept back."""
+        """Keep nothing of an ended claim that kubelet's record lacks, once nothing is to be done.
+
+        Until then that record names it, and it would be taken for one that the journal lost.
+        """
         if not self._left(uid):
             self._ledger.forget_holder(uid)
+            self.calls.pop(uid, None)
 
     def _left(self, uid: ClaimUid) -> list[RegionId]:
         """Regions of an ended claim that a scrub is still to come for."""
@@ -513,17 +544,26 @@ class ClaimLife:
             await asyncio.wait(tasks)
 
 
-def _holder(claim: ResourceClaim) -> Holder:
-    requests: dict[DeviceId, tuple[str, ...]] = {}
-    for one in claim.devices:
-        have = requests.get(one.device, ())
-        requests[one.device] = have if one.request in have else (*have, one.request)
-    return Holder(
-        uid=claim.ref.uid,
-        namespace=claim.ref.namespace,
-        name=claim.ref.name,
-        devices=tuple(requests),
-        requests=requests,
+def _devices(claim: ResourceClaim) -> tuple[DeviceId, ...]:
+    """Each once, in the order of the allocation."""
+    return tuple(dict.fromkeys(one.device for one in claim.devices))
+
+
+def _has_devices(now: Holder, had: Holder) -> bool:
+    """Whether a claim has the devices that it had, for the same requests."""
+    return {**had.requests} == {**now.requests} and set(had.devices) == set(now.devices)
+
+
+def _prepared(request: FpgaRequest | None, want: Want | None) -> Prepared:
+    """What is kept of a region that a claim asks for."""
+    if request is None or want is None:
+        return Prepared()
+    return Prepared(
+        request.interface_id,
+        want.bitstream.bitstream_id,
+        want.afu_id,
+        request.settings.clock,
+        request.settings.debug,
     )
 
 

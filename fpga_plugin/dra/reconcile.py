@@ -1,11 +1,15 @@
 """Compares the ledger's claims with kubelet's record of them.
 
-At the start, and with each life of kubelet, before anything is scrubbed: a claim that the record
-shows and the journal lost is adopted, if its card is new to the journal (else it has ended, and the
-record is not rewritten yet). So is a device of a claim in force whose own row a damaged journal
-lost. A claim that only the journal has may have been lost by kubelet, which then never ends it.
-While we run the record is watched, not polled: it tells of further pods of a claim, for which no
-call comes, and of a record that was wiped.
+With each life of kubelet, before anything is scrubbed, and whenever the record changes: a claim
+that the record names and the ledger lacks is adopted, whatever the plugin knew before, unless the
+cgroups of all its pods are known to be gone. So is a device of a claim in force whose own row a
+damaged journal lost. A claim that has ended keeps its row until the record lacks it. Pods of a
+claim come and go without a call: the record names them, and those that it names no longer are done
+with the claim. A claim that only the journal has may have been lost by kubelet, which then never
+ends it.
+
+What a claim was made with is kept with it: the record is asked under each driver's name that a
+claim of the ledger has, and for devices of cards that are there under any.
 
 A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
 name, not allocated or elsewhere, reserved for nobody) and no pod of it runs. Only while there is
@@ -15,7 +19,7 @@ not ask again, nothing is kept once its regions are clean.
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -27,9 +31,10 @@ from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ClaimUid, DeviceId
-from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Holder
-from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim, read_record
+from fpga_plugin.pods.cgroup import PodPresence
+from fpga_plugin.pods.dra_record import FILE_NAME, Ours, RecordedClaim, read_record
 from fpga_plugin.process.watcher import Look, Watcher, hint_for
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -80,6 +85,7 @@ class ClaimReconciler:
         self._wake = asyncio.Event()
         self._lost: set[ClaimUid] = set()
         self._over: set[ClaimUid] = set()
+        self._parting = False
         self.problem = ""
         self._watcher = Watcher(self, name="dra-record", local=True)
         life.doubted = self._doubt
@@ -124,7 +130,7 @@ class ClaimReconciler:
             while True:
                 self._wake.clear()
                 read = await self._round()
-                waiting = bool(self._lost or self._over) or not read
+                waiting = bool(self._lost or self._over) or self._parting or not read
                 try:
                     async with asyncio.timeout(LOST_SECONDS if waiting else None):
                         await self._wake.wait()
@@ -136,10 +142,11 @@ class ClaimReconciler:
 
     async def _round(self) -> bool:
         """One look at the record; returns whether it could be read."""
-        before = set(self._ledger.holders)
+        before, calls = set(self._ledger.holders), self._life.calls.copy()
         try:
-            record = await asyncio.to_thread(read_record, self._root, self._driver)
-            self._adopt(record)
+            record = await asyncio.to_thread(read_record, self._root, self._ours())
+            gone = await self._gone(record)
+            self._adopt(record, gone)
         except FpgaPluginError as error:
             if self.problem != str(error):
                 self.problem = str(error)
@@ -152,19 +159,59 @@ class ClaimReconciler:
             known = {uid for uid, one in self._ledger.holders.items() if not one.ended}
             await asyncio.to_thread(self._files.keep, known | record.keys())
             self._queue.sync()
+        await self._part(record, calls)
         await self._look_for_lost(before, record)
         self._forget(before - record.keys())
         return True
 
-    def _adopt(self, record: Mapping[ClaimUid, RecordedClaim]) -> None:
-        """Learn of pods, and of claims that the journal lost.
+    def _ours(self) -> Ours:
+        """Which devices of which drivers are this plugin's."""
+        drivers = {self._driver, *(one.driver for one in self._ledger.holders.values())}
+        cards = frozenset(self._ledger.cards)
+
+        def ours(driver: str, devices: frozenset[str]) -> bool:
+            return driver in drivers or any(card_of(one) in cards for one in _devices(devices))
+
+        return ours
+
+    async def _gone(self, record: Mapping[ClaimUid, RecordedClaim]) -> set[ClaimUid]:
+        """Claims that the ledger lacks, and whose pods' cgroups are all known to be gone."""
+        found = set()
+        for uid in record.keys() - self._ledger.holders.keys():
+            pods = record[uid].pods
+            states = [await asyncio.to_thread(self._operations.cgroups.state, pod) for pod in pods]
+            if states and all(state is PodPresence.GONE for state in states):
+                found.add(uid)
+        return found
+
+    async def _part(
+        self, record: Mapping[ClaimUid, RecordedClaim], calls: Mapping[ClaimUid, int]
+    ) -> None:
+        """Pods that the record names no longer are done with their claims.
+
+        What is kept of them ends with their processes.
+        """
+        self._parting = False
+        try:
+            for uid, one in record.items():
+                if self._life.calls[uid] == calls[uid]:
+                    self._ledger.part(uid, one.pods)
+                left = [each for each in self._ledger.tenancies_of_holder(uid) if each.left]
+                gone = [each for each in left if await self._operations.living([each]) is None]
+                self._ledger.end_tenancies(gone)
+                self._parting |= len(gone) < len(left)
+        except FpgaPluginError as error:
+            self._parting = True
+            log.warning("pods of claims cannot be forgotten", error=str(error))
+
+    def _adopt(self, record: Mapping[ClaimUid, RecordedClaim], gone: Collection[ClaimUid]) -> None:
+        """Learn of pods, and of claims that the journal lost; not of those that are `gone`.
 
         Raises:
             JournalError: it cannot be written down.
         """
         ledger, life = self._ledger, self._life
-        unknown = ledger.unreconciled & ledger.cards.keys()
-        cards = set(unknown)
+        cards = ledger.unreconciled & ledger.cards.keys()
         life.over &= record.keys()
         life.unadopted = {uid: life.unadopted[uid] for uid in life.over}
         for uid, one in record.items():
@@ -180,10 +227,10 @@ class ClaimReconciler:
                 names = {device_name(d) for d in holder.devices if d not in ledger.claims}
             if not names:
                 continue  # all of it is known, or it is only about to be prepared
-            if not any(_of_card(name, card) for name in names for card in unknown):
-                continue  # it has ended: kubelet writes that down after all claims of the pod
+            if holder is None and uid in gone:
+                continue
             try:
-                ledger.adopt_holder(_recorded(one) if holder is None else holder, one.pods)
+                ledger.adopt_holder(self._recorded(one) if holder is None else holder, one.pods)
             except (ValueError, FpgaPluginError) as error:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
@@ -194,6 +241,23 @@ class ClaimReconciler:
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)
+
+    def _recorded(self, one: RecordedClaim) -> Holder:
+        """A claim as kubelet's record has it.
+
+        Raises:
+            ValueError: a device has no name of ours.
+        """
+        devices = {parse_device_name(name): names for name, names in one.devices.items()}
+        return Holder(
+            uid=one.uid,
+            namespace=one.namespace,
+            name=one.name,
+            devices=tuple(sorted(devices)),
+            requests=devices,
+            driver=one.driver,
+            file=self._files.path(one.uid, one.driver),
+        )
 
     async def _look_for_lost(
         self, before: set[ClaimUid], record: Mapping[ClaimUid, RecordedClaim]
@@ -261,31 +325,15 @@ class ClaimReconciler:
             log.info("whether a claim is over is not known", claim=holder.uid, error=str(error))
             return False
         else:
-            if claim.pods:
+            if claim.reserved:
                 self._ledger.join(holder.uid, claim.pods)
                 return False
         self._ledger.part(holder.uid, ())  # the API server's word, and the record's
         if await self._operations.living(self._ledger.tenancies_of_holder(holder.uid)) is not None:
             return False
         # Kubelet may have begun to prepare it in the meantime.
-        now = await asyncio.to_thread(read_record, self._root, self._driver)
+        now = await asyncio.to_thread(read_record, self._root, self._ours())
         return holder.uid not in now
-
-
-def _recorded(one: RecordedClaim) -> Holder:
-    """A claim as kubelet's record has it.
-
-    Raises:
-        ValueError: a device has no name of ours.
-    """
-    devices = {parse_device_name(name): names for name, names in one.devices.items()}
-    return Holder(
-        uid=one.uid,
-        namespace=one.namespace,
-        name=one.name,
-        devices=tuple(sorted(devices)),
-        requests=devices,
-    )
 
 
 def _devices(names: Iterable[str]) -> Iterator[DeviceId]:

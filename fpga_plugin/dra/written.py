@@ -22,19 +22,20 @@ async def write_file(ledger: Ledger, files: CdiFiles, uid: ClaimUid) -> Holder |
     Raises:
         CdiError: the file cannot be written or removed.
     """
-    written = None
+    written: Holder | None = None
+    content: object = None
     while True:
         holder = ledger.holders.get(uid)
         if holder is None or not ledger.is_prepared(holder):
             if written is None:
                 return None
-            await asyncio.to_thread(files.remove, uid)
-            written = None  # it may be prepared anew by now
+            await asyncio.to_thread(files.remove, written.file)
+            written = None  # it may be prepared again by now
             continue
         claims = tuple(ledger.claims[device] for device in holder.devices)
         # Pods may have come to it, of which the file says nothing.
-        content = holder.requests, [(claim.device, claim.grants) for claim in claims]
-        if content == written:
+        now = holder.requests, holder.file, [(claim.device, claim.grants) for claim in claims]
+        if written is not None and now == content:
             return holder
         await asyncio.to_thread(files.write, holder, claims)
-        written = content
+        written, content = holder, now

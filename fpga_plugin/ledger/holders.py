@@ -5,14 +5,14 @@ ledger keeps for each device is the same as under the first door (`Claim`). A ho
 whose these claims are. The two change in one transaction.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, ResourceName
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.claims import Claims
 from fpga_plugin.ledger.names import card_of, is_card
-from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Holder, Tenancy
+from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Holder, Prepared, Tenancy
 
 
 class HeldError(NotFinishedError):
@@ -183,10 +183,10 @@ class Holders(Claims):
                 hint="the scheduler must know the counters of the node's ResourceSlices",
             )
 
-    def prepared(self, uid: ClaimUid) -> None:
+    def prepared(self, uid: ClaimUid, what: Mapping[RegionId, Prepared]) -> None:
         """What a claim asks for is done and verified; kubelet is about to be told."""
         holder = self.holders[uid]
-        change = Change(holders={uid: replace(holder, boot=self.boot_id)})
+        change = Change(holders={uid: replace(holder, boot=self.boot_id, prepared=what)})
         for device in holder.devices:
             claim = self.claims[device]
             self._use(change, self.users(claim))

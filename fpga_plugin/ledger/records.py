@@ -152,6 +152,25 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a ResourceClaim asked for a region, and what came of it: compared, never hashed.
+
+    Attributes:
+        interface_id: for which the bitstream is built; None: blank.
+        bitstream: which file of the store; None: blank.
+        afu_id: what the region read as; None: blank.
+        clock: user clock in MHz; None: the default.
+        debug: whether port errors are logged.
+    """
+
+    interface_id: Interface | None = None
+    bitstream: Text | None = None
+    afu_id: Afu | None = None
+    clock: Count | None = None
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
     """A ResourceClaim that has devices (DRA); for each of them there is a `Claim` besides.
 
@@ -161,7 +180,10 @@ class Holder:
         name: of the claim.
         devices: that were allocated to it.
         requests: for which of the claim's requests each of them is.
+        driver: under whose name it was allocated, which is that of kubelet's record of it, too.
+        file: path of its CDI file.
         boot: of the node, in which it was prepared; empty: it is not.
+        prepared: what its regions were prepared for; empty: not known.
         ended: kubelet ended it, and what it had may not be clean yet.
     """
 
@@ -170,7 +192,10 @@ class Holder:
     name: Text
     devices: tuple[DeviceId, ...]
     requests: Mapping[DeviceId, tuple[Text, ...]] = field(hash=False)
+    driver: Text = ""
+    file: Text = ""
     boot: Text = ""
+    prepared: Mapping[RegionId, Prepared] = field(default_factory=dict, hash=False)
     ended: bool = False
 
     @property

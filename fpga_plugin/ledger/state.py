@@ -141,6 +141,7 @@ class LedgerState:
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._of_region: dict[RegionId, dict[TenancyKey, Tenancy]] = {}
         self._of_node: dict[str, dict[TenancyKey, Tenancy]] = {}
+        self._holder_of: dict[DeviceId, ClaimUid] = {}
         self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
         self._begun: dict[RegionId, Begun] = {}
         self._apply(snapshot)
@@ -355,8 +356,13 @@ class LedgerState:
         cards: set[CardId] = set()
         for uid, holder in change.holders.items():
             before = self.holders.pop(uid, None)
+            for device in () if before is None else before.devices:
+                if self._holder_of.get(device) == uid:
+                    del self._holder_of[device]
             if holder is not None:
                 self.holders[uid] = holder
+                if not holder.ended:
+                    self._holder_of |= dict.fromkeys(holder.devices, uid)
             both = (one for one in (before, holder) if one is not None)
             cards |= {card_of(device) for one in both for device in one.devices}
         return cards
@@ -379,9 +385,8 @@ class LedgerState:
 
     def holder_of(self, device: DeviceId) -> Holder | None:
         """The ResourceClaim that has a device."""
-        return next(
-            (one for one in self.holders.values() if not one.ended and device in one.devices), None
-        )
+        uid = self._holder_of.get(device)
+        return None if uid is None else self.holders[uid]
 
     def card_claim(self, card: CardId) -> Claim | None:
         """The claim on the whole card."""

@@ -9,7 +9,7 @@ understand.
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -38,13 +38,15 @@ class RecordedClaim:
         namespace: of the claim.
         name: of the claim.
         pods: that use it on this node.
-        devices: of one driver: names in its pool, with the requests that they are for.
+        driver: whose devices they are.
+        devices: of that driver: names in its pool, with the requests that they are for.
     """
 
     uid: ClaimUid
     namespace: str
     name: str
     pods: frozenset[PodUid]
+    driver: str
     devices: Mapping[str, tuple[str, ...]] = field(hash=False)
 
 
@@ -84,14 +86,19 @@ _FILE: Final = msgspec.json.Decoder(_File)
 _DATA: Final = msgspec.json.Decoder(_Data)
 
 
-def read_record(root: str, driver: str) -> Mapping[ClaimUid, RecordedClaim]:
-    """The claims that have devices of a driver, or are about to get some of any.
+Ours: TypeAlias = Callable[[str, frozenset[str]], bool]
+"""Whether devices that a claim has of a driver are this plugin's: the driver's name may be that of
+an earlier setting."""
+
+
+def read_record(root: str, ours: Ours) -> Mapping[ClaimUid, RecordedClaim]:
+    """The claims that have devices of this plugin, or are about to get some.
 
     Blocks: call it in a thread.
 
     Args:
         root: kubelet's root directory.
-        driver: whose devices.
+        ours: by the driver's name and the devices.
 
     Raises:
         RecordUnreadableError: nothing can be said about who uses what.
@@ -102,7 +109,12 @@ def read_record(root: str, driver: str) -> Mapping[ClaimUid, RecordedClaim]:
         return {}
     try:
         claims = _DATA.decode(_FILE.decode(raw).Data).ClaimInfoStateList or ()
-        found = [_claim(one, driver) for one in claims if driver in (one.DriverState or {})]
+        found = [
+            _claim(one, driver, devices)
+            for one in claims
+            for driver, devices in _drivers(one)
+            if ours(driver, frozenset(devices))
+        ]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordUnreadableError(
             f"kubelet's record {path} is not understood ({error})",
@@ -111,17 +123,21 @@ def read_record(root: str, driver: str) -> Mapping[ClaimUid, RecordedClaim]:
     return {one.uid: one for one in found}
 
 
-def _claim(claim: _Claim, driver: str) -> RecordedClaim:
-    state = (claim.DriverState or {}).get(driver)
+def _drivers(claim: _Claim) -> Iterator[tuple[str, dict[str, tuple[str, ...]]]]:
+    """Each driver of which a claim has devices, with these and the requests that they are for."""
+    for driver, state in (claim.DriverState or {}).items():
+        devices = (state.Devices if state is not None else None) or ()
+        yield driver, {one.DeviceName: tuple(one.RequestNames or ()) for one in devices}
+
+
+def _claim(claim: _Claim, driver: str, devices: Mapping[str, tuple[str, ...]]) -> RecordedClaim:
     return RecordedClaim(
         uid=parse_claim_uid(claim.ClaimUID),
         namespace=parse_name(claim.Namespace),
         name=parse_name(claim.ClaimName),
         pods=frozenset(map(parse_pod_uid, claim.PodUIDs or ())),
-        devices={
-            device.DeviceName: tuple(device.RequestNames or ())
-            for device in (state.Devices if state is not None else None) or ()
-        },
+        driver=driver,
+        devices=devices,
     )
 
 
