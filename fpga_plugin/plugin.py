@@ -18,7 +18,6 @@ from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.build import exposure, is_guarded, names_interfaces, open_trust
 from fpga_plugin.claims.claims import ClaimService
-from fpga_plugin.claims.other_door import leave_device_plugin, leave_dra
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
@@ -49,7 +48,9 @@ from fpga_plugin.regions.reports import ReportObserver
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
 from fpga_plugin.serving.fixed_socket import check_length, registry_path
+from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.environment import StockEnvironment
+from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
@@ -57,6 +58,7 @@ from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 
 if TYPE_CHECKING:
     from fpga_plugin.dra.door import DraDoor
+    from fpga_plugin.dra.leftovers import ClaimLeftovers
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
     from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
     from fpga_plugin.workloads.file import WorkloadsFile  # the same
@@ -278,6 +280,7 @@ class Plugin:
         queue.start(self.scrubber)
         # Kubelet's calls.
         owners = self.owners = Owners(ledger, node.pods)
+        adoption = Adoption(ledger, owners, node.cgroups)
         envs = StockEnvironment(node.pods, cgroups=node.cgroups)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
@@ -302,6 +305,7 @@ class Plugin:
                 queue,
                 permission,
                 recorder,
+                DevicePluginLeftovers(ledger, adoption, node.pods, node.cgroups, queue),
                 workloads=node.workloads,
             )
         self.prestarts = PreStarts(
@@ -334,6 +338,7 @@ class Plugin:
             link=link,
             pods=node.pods,
             owners=owners,
+            adoption=adoption,
             envs=envs,
             missed=MissedPreStarts(
                 ledger=ledger,
@@ -343,6 +348,7 @@ class Plugin:
             ),
             pods_socket=settings.pods_socket,
         )
+        self.leftovers = self._open_leftovers() if self.door is None and ledger.holders else None
         self._index: StoreIndex | None = None
         self._names = InterfaceNames(ledger, node.store) if names_interfaces(settings) else None
 
@@ -354,7 +360,6 @@ class Plugin:
         """
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
-        await self._leave_other_door()
         if self.debugging is None:  # kept by an earlier life with other settings
             self.ledger.end_debug(tuple(self.ledger.debugs))
         if self._names is not None:
@@ -378,19 +383,6 @@ class Plugin:
             node=self.settings.node_name,
         )
 
-    async def _leave_other_door(self) -> None:
-        """One door a node.
-
-        Raises:
-            FpgaPluginError: pods have devices by the other one.
-        """
-        settings, ledger, cgroups = self.settings, self.ledger, self.node.cgroups
-        prefix = settings.resource_prefix
-        if self.door is None:
-            await leave_dra(ledger, cgroups, root=settings.kubelet_root, driver=prefix)
-        else:
-            await leave_device_plugin(ledger, cgroups, self.node.pods, prefix=prefix)
-
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
@@ -400,12 +392,24 @@ class Plugin:
         names = {} if self._names is None else {"names": self._names.run()}
         return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
 
+    def _open_leftovers(self) -> "ClaimLeftovers":
+        """What ResourceClaims still have, though the device plugin API serves by now."""
+        from fpga_plugin.dra.cdi import CdiFiles  # only where DRA served before
+        from fpga_plugin.dra.leftovers import ClaimLeftovers
+        from fpga_plugin.dra.record import ClaimRecord
+
+        driver, root = self.settings.resource_prefix, self.settings.kubelet_root
+        files = CdiFiles(self.settings.cdi_dir, driver)
+        record = ClaimRecord(self.operations, files, root=root, driver=driver)
+        return ClaimLeftovers(self.operations, record, self.queue, files, root)
+
     def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         watch = self.reconciler.watch
         return {
             **({} if watch is None else {"pods": watch.run()}),
             "reconcile": self.reconciler.run(),
             "owners": self.owners.run(),
+            **({} if self.leftovers is None else {"claims": self.leftovers.run()}),
         }
 
     async def close(self) -> None:

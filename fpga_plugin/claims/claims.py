@@ -31,6 +31,9 @@ class OwnerSearch(Protocol):
     def allocated(self, devices: Iterable[DeviceId]) -> None:
         """Allocate is about to be answered: what kubelet's records say by now is about others."""
 
+    def deallocated(self, devices: Iterable[DeviceId]) -> None:
+        """Deallocate is about to be answered: kubelet's records may still name the last owner."""
+
 
 class ClaimService:
     """Belongs to the event loop.
@@ -121,7 +124,7 @@ class ClaimService:
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended."""
-        release(self._ledger, self._queue, resource, ids)
+        self._owners.deallocated(release(self._ledger, self._queue, resource, ids))
 
     # ---------------------------------------------------------------- PreStart
 

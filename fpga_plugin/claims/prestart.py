@@ -313,7 +313,7 @@ class PreStarts:
         if identity.pod is not None:
             cgroups = await asyncio.to_thread(self._look_at_cgroup, identity.pod)
             begun.check()
-            self._ledger.bind_pod(devices, identity.pod, cgroups)
+            self._ledger.bind_pod(devices, identity.pod, identity.granted_nodes(), cgroups)
         self._refuse_mixture(identity)
         return identity
 

@@ -22,6 +22,7 @@ from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.nodecheck import NodeCheck
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
+from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.dra.servicer import VERSIONS, DraServicer
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Wanted
@@ -41,6 +42,7 @@ from fpga_plugin.serving.fixed_socket import (
 )
 from fpga_plugin.serving.registry import Info, RegistrySocket, Reoffer
 from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.telemetry.instruments import Counter
 
 if TYPE_CHECKING:
@@ -114,6 +116,7 @@ class DraDoor:
         queue: of cards.
         permission: the operator's policy.
         recorder: makes Events.
+        leftovers: what pods have by the device plugin API.
         workloads: what containers get beside their devices; None: nothing.
 
     Attributes:
@@ -131,6 +134,7 @@ class DraDoor:
         queue: CardQueue,
         permission: Permission,
         recorder: EventRecorder,
+        leftovers: DevicePluginLeftovers,
         *,
         workloads: "WorkloadsFile | None" = None,
     ) -> None:
@@ -156,7 +160,14 @@ class DraDoor:
             files=files,
         )
         self.reconciler = ClaimReconciler(
-            operations, queue, self.life, claims, files=files, root=root, driver=driver
+            operations,
+            queue,
+            self.life,
+            claims,
+            record=ClaimRecord(operations, files, root=root, driver=driver),
+            leftovers=leftovers,
+            files=files,
+            root=root,
         )
         wanted = Wanted(operations.ledger, advertise=settings.advertise, scrub=settings.scrub)
         pool = Pool(driver, settings.node_name)

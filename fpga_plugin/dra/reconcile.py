@@ -8,9 +8,6 @@ claim come and go without a call: the record names them, and those that it names
 with the claim. A claim that only the journal has may have been lost by kubelet, which then never
 ends it.
 
-What a claim was made with is kept with it: the record is asked under each driver's name that a
-claim of the ledger has, and for devices of cards that are there under any.
-
 A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
 name, not allocated or elsewhere, reserved for nobody) and no pod of it runs. Only while there is
 such a claim is anything asked at intervals. Of a claim that has ended, and of which kubelet will
@@ -19,8 +16,7 @@ not ask again, nothing is kept once its regions are clean.
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import structlog
@@ -28,13 +24,12 @@ import structlog
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoSuchClaimError
 from fpga_plugin.dra.life import ClaimLife
-from fpga_plugin.dra.names import device_name, parse_device_name
+from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid, DeviceId
-from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Holder
-from fpga_plugin.pods.cgroup import PodPresence
-from fpga_plugin.pods.dra_record import FILE_NAME, Ours, RecordedClaim, read_record
+from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim
 from fpga_plugin.process.watcher import Look, Watcher, hint_for
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -55,9 +50,10 @@ class ClaimReconciler:
         queue: is in step with kubelet once its record was read.
         life: ends claims.
         claims: reads claims at the API server.
+        record: kubelet's.
+        leftovers: what pods have by the device plugin API.
         files: for the container runtime.
         root: kubelet's root directory.
-        driver: our name.
 
     Attributes:
         problem: why kubelet's record cannot be read; empty while it can.
@@ -70,9 +66,10 @@ class ClaimReconciler:
         life: ClaimLife,
         claims: Claims,
         *,
+        record: ClaimRecord,
+        leftovers: DevicePluginLeftovers,
         files: CdiFiles,
         root: str,
-        driver: str,
     ) -> None:
         self._operations = operations
         self._ledger: Ledger = operations.ledger
@@ -81,7 +78,8 @@ class ClaimReconciler:
         self._claims = claims
         self._files = files
         self._root = root
-        self._driver = driver
+        self._record = record
+        self._leftovers = leftovers
         self._wake = asyncio.Event()
         self._lost: set[ClaimUid] = set()
         self._over: set[ClaimUid] = set()
@@ -130,7 +128,9 @@ class ClaimReconciler:
             while True:
                 self._wake.clear()
                 read = await self._round()
-                waiting = bool(self._lost or self._over) or self._parting or not read
+                waiting = bool(
+                    self._lost or self._over or self._parting or self._leftovers.waits or not read
+                )
                 try:
                     async with asyncio.timeout(LOST_SECONDS if waiting else None):
                         await self._wake.wait()
@@ -144,8 +144,11 @@ class ClaimReconciler:
         """One look at the record; returns whether it could be read."""
         before, calls = set(self._ledger.holders), self._life.calls.copy()
         try:
-            record = await asyncio.to_thread(read_record, self._root, self._ours())
-            gone = await self._gone(record)
+            record = await self._record.read()
+            gone = await self._record.gone(record)
+            if not await self._leftovers.look():
+                self.problem = self._leftovers.problem
+                return False
             self._adopt(record, gone)
         except FpgaPluginError as error:
             if self.problem != str(error):
@@ -164,26 +167,6 @@ class ClaimReconciler:
         self._forget(before - record.keys())
         return True
 
-    def _ours(self) -> Ours:
-        """Which devices of which drivers are this plugin's."""
-        drivers = {self._driver, *(one.driver for one in self._ledger.holders.values())}
-        cards = frozenset(self._ledger.cards)
-
-        def ours(driver: str, devices: frozenset[str]) -> bool:
-            return driver in drivers or any(card_of(one) in cards for one in _devices(devices))
-
-        return ours
-
-    async def _gone(self, record: Mapping[ClaimUid, RecordedClaim]) -> set[ClaimUid]:
-        """Claims that the ledger lacks, and whose pods' cgroups are all known to be gone."""
-        found = set()
-        for uid in record.keys() - self._ledger.holders.keys():
-            pods = record[uid].pods
-            states = [await asyncio.to_thread(self._operations.cgroups.state, pod) for pod in pods]
-            if states and all(state is PodPresence.GONE for state in states):
-                found.add(uid)
-        return found
-
     async def _part(
         self, record: Mapping[ClaimUid, RecordedClaim], calls: Mapping[ClaimUid, int]
     ) -> None:
@@ -196,10 +179,7 @@ class ClaimReconciler:
             for uid, one in record.items():
                 if self._life.calls[uid] == calls[uid]:
                     self._ledger.part(uid, one.pods)
-                left = [each for each in self._ledger.tenancies_of_holder(uid) if each.left]
-                gone = [each for each in left if await self._operations.living([each]) is None]
-                self._ledger.end_tenancies(gone)
-                self._parting |= len(gone) < len(left)
+                self._parting |= await self._record.end_gone(uid)
         except FpgaPluginError as error:
             self._parting = True
             log.warning("pods of claims cannot be forgotten", error=str(error))
@@ -211,7 +191,7 @@ class ClaimReconciler:
             JournalError: it cannot be written down.
         """
         ledger, life = self._ledger, self._life
-        cards = ledger.unreconciled & ledger.cards.keys()
+        cards = ledger.unreconciled & self._leftovers.settled
         life.over &= record.keys()
         life.unadopted = {uid: life.unadopted[uid] for uid in life.over}
         for uid, one in record.items():
@@ -230,34 +210,19 @@ class ClaimReconciler:
             if holder is None and uid in gone:
                 continue
             try:
-                ledger.adopt_holder(self._recorded(one) if holder is None else holder, one.pods)
+                ledger.adopt_holder(
+                    self._record.holder(one) if holder is None else holder, one.pods
+                )
             except (ValueError, FpgaPluginError) as error:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
                 cards -= {card for card in cards if any(_of_card(name, card) for name in names)}
-                life.unadopted[uid] = tuple(_devices(names))
+                life.unadopted[uid] = tuple(devices_of(names))
             else:
                 log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)
-
-    def _recorded(self, one: RecordedClaim) -> Holder:
-        """A claim as kubelet's record has it.
-
-        Raises:
-            ValueError: a device has no name of ours.
-        """
-        devices = {parse_device_name(name): names for name, names in one.devices.items()}
-        return Holder(
-            uid=one.uid,
-            namespace=one.namespace,
-            name=one.name,
-            devices=tuple(sorted(devices)),
-            requests=devices,
-            driver=one.driver,
-            file=self._files.path(one.uid, one.driver),
-        )
 
     async def _look_for_lost(
         self, before: set[ClaimUid], record: Mapping[ClaimUid, RecordedClaim]
@@ -332,15 +297,8 @@ class ClaimReconciler:
         if await self._operations.living(self._ledger.tenancies_of_holder(holder.uid)) is not None:
             return False
         # Kubelet may have begun to prepare it in the meantime.
-        now = await asyncio.to_thread(read_record, self._root, self._ours())
+        now = await self._record.read()
         return holder.uid not in now
-
-
-def _devices(names: Iterable[str]) -> Iterator[DeviceId]:
-    """The devices of these names; others are none of ours."""
-    for name in names:
-        with suppress(ValueError):
-            yield parse_device_name(name)
 
 
 def _of_card(device: str, card: str) -> bool:

@@ -259,6 +259,7 @@ class _CardView:
             *self._of_hardware([region], claim),
             *self._drained(),
             *self._exposed(whole=False),
+            *self._of_pods([region]),
         }
         if self._ledger.region_claim(region) is None:
             taints |= {*self._of_holders([region]), *self._of_remains([region])}
@@ -267,7 +268,7 @@ class _CardView:
     def _taints_of_card(self) -> tuple[Taint, ...]:
         claim = self._ledger.card_claim(self.id)
         taints = {*self._of_hardware(self.regions, claim), *self._drained()}
-        taints |= {*self._exposed(whole=True)}
+        taints |= {*self._exposed(whole=True), *self._of_pods(self.regions)}
         if self.card is not None and not self.card.complete:
             taints.add(Taint("incomplete"))
         if claim is None:
@@ -322,6 +323,12 @@ class _CardView:
             yield Taint("held", "rebinding")
         elif not all(ledger.own_node(self._present[r]) for r in regions if r in self._present):
             yield Taint("held", "node-lent")
+
+    def _of_pods(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
+        """A pod has them by the device plugin API, which the scheduler does not count here."""
+        claims = filter(None, map(self._ledger.region_claim, regions))
+        if any(self._ledger.holder_of(claim.device) is None for claim in claims):
+            yield Taint("held", "device-plugin")
 
     def _of_remains(self, regions: Iterable[RegionId]) -> Iterator[Taint]:
         """What a scrub has not yet taken off, or cannot."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
+    LEAVE_DRA,
     card_of,
     grants_among,
     is_card,
@@ -90,6 +92,11 @@ class Claims(LedgerState):
                     )
                 self._check_strangers(region)
             held = self.claims.get(device)
+            if (holder := self.holder_of(device)) is not None:
+                raise RefusedError(
+                    f"{device} belongs to ResourceClaim {holder.full_name}",
+                    hint=LEAVE_DRA,
+                )
             self._check_in_service(card_of(device), owned=held is not None)
             self._check_exposure(device)
             if held is not None and not held.touched and not held.exposed:
@@ -296,10 +303,16 @@ class Claims(LedgerState):
     def reconciled(self, cards: Iterable[CardId]) -> None:
         """What kubelet's records show of these cards was adopted: all their owners are known."""
         known = self.unreconciled.intersection(cards)
-        self._commit(Change(unreconciled=dict.fromkeys(known, False)))
+        self.unreconciled -= known
+        for card in known:
+            self._notify(card)
 
     def bind_pod(
-        self, devices: Iterable[DeviceId], pod: PodUid, cgroups: Collection[Cgroup] = ()
+        self,
+        devices: Iterable[DeviceId],
+        pod: PodUid,
+        env: Mapping[str, str] = MappingProxyType({}),
+        cgroups: Collection[Cgroup] = (),
     ) -> None:
         """Kubelet's records name the pod that owns these devices.
 
@@ -309,6 +322,7 @@ class Claims(LedgerState):
         Args:
             devices: whose pod it is.
             pod: which.
+            env: as of `adopt`, where the pod is another one; empty: it has the nodes of before.
             cgroups: those of the pod, while a container of it is about to start.
         """
         change = Change()
@@ -326,7 +340,7 @@ class Claims(LedgerState):
             claim = change.claims[device] = Claim(
                 device=device,
                 resource=claim.resource,
-                grants=claim.grants,
+                grants=grants_among(device, env) or claim.grants,
                 exposed=True,
                 pod=pod,
                 epoch=self.epoch,
@@ -438,11 +452,14 @@ class Claims(LedgerState):
         released = []
         for text in devices:
             claim = self.claims.get(DeviceId(text))
+            if claim is not None and self.holder_of(claim.device) is not None:
+                continue  # no call of the device plugin API is about it
             if claim is not None and claim.device not in change.claims:
                 self._release(change, claim)
                 change.claims[claim.device] = None
                 released.append(claim.device)
         self._commit(change)
+        self.activity.update(released)
         self.ends["released"] += len(released)
         return tuple(released)
 

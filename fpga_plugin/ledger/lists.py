@@ -127,7 +127,12 @@ class DeviceLists:
                 and card_id not in ledger.rebinding
                 and all(any(r.id == region for r in card.regions) for region in claim.grants)
             )
-            healthy = present and not any(ledger.trouble(region) for region in claim.grants)
+            healthy = (
+                present
+                and not any(ledger.trouble(region) for region in claim.grants)
+                # Kubelet does not count what a ResourceClaim has as a pod's.
+                and ledger.holder_of(claim.device) is None
+            )
             listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
                 claim.device, healthy, numa
             )

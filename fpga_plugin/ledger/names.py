@@ -24,6 +24,12 @@ from fpga_plugin.ids import (
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
+LEAVE_DRA = (
+    "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the claim's pods are gone"
+    " (docs/dra.md)"
+)
+"""For a device that a ResourceClaim has, where the device plugin API serves."""
+
 MAY_COME_BACK = (
     "it may come back by itself, as while its driver is bound anew: kubelet tries a start again;"
     " if it stays away, " + DELETE_THE_POD

@@ -83,11 +83,10 @@ class Presence(LedgerState):
                 self._name_function(change, region, afu_id)
 
     def _new_to_journal(self, change: Change, card: Card) -> None:
-        """What the journal never knew of, or lost: its memory, and its owners."""
-        unknown = [region.id not in self.regions for region in card.regions]
-        if any(unknown):
-            change.unreconciled[card.id] = True
-        if card.clears_memory and all(unknown):
+        """Whose owners kubelet's records tell, and whose memory nobody has cleared."""
+        if any(region.id not in self._seen for region in card.regions):
+            self.unreconciled.add(card.id)
+        if card.clears_memory and all(region.id not in self.regions for region in card.regions):
             change.debts[card.id] = True
 
     def _first_sight(  # noqa: PLR0911  # a table: one return a row

@@ -339,7 +339,6 @@ class Change:
         debts: cards with an open memory debt.
         drained: cards that the operator takes out of service.
         rebinding: cards whose driver was being taken off and put on again.
-        unreconciled: cards of which kubelet's records may show owners that the journal lacks.
         tenancies: pods whose processes may have a region's nodes open.
         resources: every resource ever registered.
         strays: PostStops of ended claims that may still come.
@@ -355,7 +354,6 @@ class Change:
     debts: dict[CardId, bool] = field(default_factory=dict)
     drained: dict[CardId, bool] = field(default_factory=dict)
     rebinding: dict[CardId, bool] = field(default_factory=dict)
-    unreconciled: dict[CardId, bool] = field(default_factory=dict)
     tenancies: dict[TenancyKey, Tenancy | None] = field(default_factory=dict)
     resources: dict[ResourceName, bool] = field(default_factory=dict)
     strays: dict[DeviceId, int] = field(default_factory=dict)

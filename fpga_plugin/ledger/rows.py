@@ -317,7 +317,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "debts": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
-    "unreconciled": _Kind(_card, _FLAG),
     "tenancies": _Kind(_tenancy, msgspec.json.Decoder(Tenancy), _check_tenancy),
     "resources": _Kind(_resource, _FLAG),
     "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),

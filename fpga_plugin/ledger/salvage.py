@@ -41,7 +41,6 @@ def salvaged(loaded: Loaded) -> Loaded:
     )
     if not left_out:
         return loaded
-    cards = {*map(card_of, told.regions), *map(card_of, told.claims)}
     kept = {
         claim.device: replace(claim, exposed=True)
         for claim in claims
@@ -53,7 +52,6 @@ def salvaged(loaded: Loaded) -> Loaded:
         claims={**kept},
         regions={region: _doubted(record) for region, record in told.regions.items()},
         images=told.images | {TenantImage(region, None): True for region in told.regions},
-        unreconciled=told.unreconciled | dict.fromkeys(cards, True),
     )
     return replace(loaded, snapshot=snapshot, left_out=left_out)
 

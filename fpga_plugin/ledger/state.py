@@ -149,6 +149,9 @@ class LedgerState:
         self._inherited = set(self.claims)
         unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
+        # Whatever the journal says, kubelet's records may name owners that it lacks: another state
+        # directory, another API or other settings may have served since.
+        self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
 
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
         """What holds of it no more in this boot, and by these settings."""
@@ -298,7 +301,6 @@ class LedgerState:
             (self.debts, change.debts),
             (self.drained, change.drained),
             (self.rebinding, change.rebinding),
-            (self.unreconciled, change.unreconciled),
         ):
             known |= {card for card, on in told.items() if on}
             known -= {card for card, on in told.items() if not on}
@@ -387,6 +389,10 @@ class LedgerState:
         """The ResourceClaim that has a device."""
         uid = self._holder_of.get(device)
         return None if uid is None else self.holders[uid]
+
+    def pod_claims(self) -> list[Claim]:
+        """Claims by the device plugin API: of pods, and of no ResourceClaim."""
+        return [one for one in self.claims.values() if self.holder_of(one.device) is None]
 
     def card_claim(self, card: CardId) -> Claim | None:
         """The claim on the whole card."""
@@ -614,10 +620,6 @@ class LedgerState:
         if whole is None:
             return False
         return any(region not in mine for region in whole.grants)
-
-    def reconciled_cards(self) -> set[CardId]:
-        """Cards whose owners are all known, whether the card is there or not."""
-        return {card_of(region) for region in self.regions} - self.unreconciled
 
     def others_clean(self, card: Card, regions: Iterable[RegionId]) -> bool:
         """Whether nothing on the card but `regions` can write its memory any more."""

@@ -11,10 +11,12 @@ from fpga_plugin.regions.queue import CardQueue
 log = structlog.get_logger()
 
 
-def release(ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Sequence[str]) -> None:
+def release(
+    ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Sequence[str]
+) -> tuple[DeviceId, ...]:
     """End the claims of these devices under a resource; others are passed over.
 
-    What their owners left is scrubbed in the background.
+    What their owners left is scrubbed in the background. Returns those that ended.
 
     Raises:
         JournalError: nothing has ended.
@@ -25,6 +27,8 @@ def release(ledger: Ledger, queue: CardQueue, resource: ResourceName, ids: Seque
         for device, claim in claims.items()
         if claim is not None and claim.resource == resource
     }
-    for device in ledger.release(pods):
+    released = ledger.release(pods)
+    for device in released:
         log.info("released", device=device, resource=resource, pod=pods[device])
         queue.add(card_of(device))
+    return released

@@ -58,20 +58,36 @@ class Owners:
         self._ledger = ledger
         self._pods = pods
         self._grants: dict[DeviceId, _Grant] = {}
+        self._ended: dict[DeviceId, Stamp | None] = {}
         self._wake = asyncio.Event()
         self._at_once = False
         self._said = ""
 
     def allocated(self, devices: Iterable[DeviceId]) -> None:
         """Allocate is about to be answered: what the checkpoint says by now is about others."""
-        try:
-            stamp, known = self._pods.stamp(), True  # one system call
-        except FpgaPluginError:
-            stamp, known = None, False
+        stamp, known = self._stamp()
         for device in devices:
+            self._ended.pop(device, None)
             if (claim := self._ledger.claims.get(device)) is not None:
                 self._grants[device] = _Grant(claim.generation, stamp, known)
         self._wake.set()
+
+    def deallocated(self, devices: Iterable[DeviceId]) -> None:
+        """Deallocate is about to be answered: the checkpoint may still name the last owner."""
+        self._ended |= dict.fromkeys(devices, self._stamp()[0])
+
+    def _stamp(self) -> tuple[Stamp | None, bool]:
+        """The checkpoint's stamp, and whether it could be read; one system call."""
+        try:
+            return self._pods.stamp(), True
+        except FpgaPluginError:
+            return None, False
+
+    def is_older(self, device: DeviceId, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint's word on a device may be older than the last call about it."""
+        if (grant := self._grants.get(device)) is not None and device in self._ledger.claims:
+            return not grant.known or checkpoint.stamp == grant.stamp
+        return device in self._ended and checkpoint.stamp == self._ended[device]
 
     def new_kubelet(self) -> None:
         """It starts containers without PreStart: high time to know whose claims these are."""
@@ -80,11 +96,11 @@ class Owners:
 
     def unknown(self) -> Mapping[DeviceId, _Grant]:
         """Claims without a pod, as they are now: ask before a checkpoint is read."""
-        claims = self._ledger.claims
-        for device in self._grants.keys() - claims.keys():
+        for device in self._grants.keys() - self._ledger.claims.keys():
             del self._grants[device]
         found: dict[DeviceId, _Grant] = {}
-        for device, claim in claims.items():
+        for claim in self._ledger.pod_claims():
+            device = claim.device
             if claim.pod is None:
                 grant = self._grants.get(device)
                 if grant is None or grant.generation != claim.generation:

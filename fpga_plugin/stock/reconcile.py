@@ -15,7 +15,7 @@ tried again: they must not end the daemon.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -69,6 +69,7 @@ class Reconciler:
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
         owners: learns whose claims these are from each life's first answer.
+        adoption: makes the claims that kubelet's records name and the ledger lacks.
         envs: forgets with each life of kubelet which container started last.
         missed: looks for containers that started without PreStart.
         pods_socket: of kubelet's Pods API; None: it is not asked which pods live.
@@ -85,6 +86,7 @@ class Reconciler:
         link: Link,
         pods: PodDirectory,
         owners: Owners,
+        adoption: Adoption,
         envs: StockEnvironment,
         missed: MissedPreStarts,
         pods_socket: str | None = None,
@@ -97,7 +99,7 @@ class Reconciler:
         self._owners = owners
         self._envs = envs
         self._missed = missed
-        self._adoption = Adoption(ledger)
+        self._adoption = adoption
         self._allocatable = (
             None if pods.podresources is None else AllocatableCheck(link, pods.podresources)
         )
@@ -109,6 +111,7 @@ class Reconciler:
         self._said = ""
         self._waiting: list[DeviceId] | None = None
         self._last_read = 0.0
+        self._adopted = 0  # claims that kubelet's records named and the ledger lacked
         self.released = 0
         self.watch = None if pods_socket is None else PodWatch(pods_socket, self._wake.set)
         self._unsubscribe = ledger.subscribe(self._card_changed)
@@ -169,9 +172,11 @@ class Reconciler:
         """Once, and the wait until there is reason to do it again."""
         # Where the records of a new card cannot be read, others' claims may still end.
         unread = self._adoption.new_cards and not await self._read_records()
-        if self.watch is not None and self._ledger.claims:
+        if self.watch is not None and self._ledger.pod_claims():
             self.watch.want()
-        pending = self._adoption.doubtful or (self._ledger.claims and not self._told_by_kubelet())
+        pending = self._adoption.doubtful or (
+            self._ledger.pod_claims() and not self._told_by_kubelet()
+        )
         if self._podresources is not None and pending:
             await self._round(self._podresources)
             await self._compare_lists()
@@ -193,7 +198,7 @@ class Reconciler:
             return False
         return all(
             claim.pod is not None and self.watch.lives(claim.pod)
-            for claim in self._ledger.claims.values()
+            for claim in self._ledger.pod_claims()
         )
 
     @property
@@ -203,7 +208,7 @@ class Reconciler:
             self.watch is not None
             and self._last_read
             and self._answered
-            and self._ledger.claims
+            and self._ledger.pod_claims()
             and self._told_by_kubelet()
         ):
             # Not now: an end that happened since may have been dropped on its way.
@@ -232,13 +237,13 @@ class Reconciler:
 
     async def _first_answer(self) -> bool:
         epoch = self._ledger.epoch
-        journalled = not self._ledger.unreconciled
+        adopted = self._adopted
         if not await self._read_records():
             return False
         self._answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
         self._queue.sync()
-        if journalled:  # else nobody knows who was served
+        if self._adopted == adopted:  # else nobody knows who was served
             self._missed.look()
         return True
 
@@ -248,12 +253,14 @@ class Reconciler:
         try:
             if self._podresources is not None:
                 await self._podresources.snapshot()
-            unknown = self._owners.unknown()
+            unknown, before = self._owners.unknown(), self._adoption.before()
             checkpoint = await self._pods.checkpoint()
             if epoch != self._ledger.epoch:
                 return False
             self._owners.learn(unknown, checkpoint)
-            self._adoption.adopt(checkpoint)
+            await self._adopt(checkpoint, before)
+            if epoch != self._ledger.epoch:
+                return False
         except FpgaPluginError as error:
             self._report(error)
             return False
@@ -261,9 +268,13 @@ class Reconciler:
         self._last_read = time.time()
         return True
 
+    async def _adopt(self, checkpoint: Checkpoint, before: Mapping[DeviceId, int]) -> None:
+        self._adopted += await self._adoption.adopt(checkpoint, before)
+        self._ledger.reconciled(self._adoption.settled)
+
     async def _round(self, podresources: PodResourcesClient) -> None:
         ledger = self._ledger
-        before = {device: ledger.activity[device] for device in ledger.claims}
+        before = {one.device: ledger.activity[one.device] for one in ledger.pod_claims()}
         epoch = ledger.epoch
         try:
             listed = await podresources.snapshot()
@@ -299,10 +310,11 @@ class Reconciler:
     async def _settle(self, ended: list[DeviceId]) -> None:
         """The Lists lack these devices; the rewritten checkpoint has the last word."""
         try:
+            before = self._adoption.before()
             checkpoint = await self._fresh_checkpoint(ended)
             if checkpoint is not None:
                 self._waiting = None
-                self._adoption.adopt(checkpoint)
+                await self._adopt(checkpoint, before)
                 if self._release_all([d for d in ended if not checkpoint.holders(d)]):
                     self._said = ""
         except NoSourceError as error:
