@@ -25,6 +25,7 @@ from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoSuchClaimError
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name
+from fpga_plugin.dra.record import ClaimRecord, devices_of
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
@@ -33,6 +34,7 @@ from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim
 from fpga_plugin.process.watcher import Look, Watcher, hint_for
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 
 log = structlog.get_logger()
 
@@ -210,9 +212,8 @@ class ClaimReconciler:
             if holder is None and uid in gone:
                 continue
             try:
-                ledger.adopt_holder(
-                    self._record.holder(one) if holder is None else holder, one.pods
-                )
+                adopted = self._record.holder(one) if holder is None else holder
+                ledger.adopt_holder(adopted, one.pods)
             except (ValueError, FpgaPluginError) as error:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))

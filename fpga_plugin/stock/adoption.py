@@ -4,9 +4,9 @@ At the first answer of each kubelet, and at each later one, whatever the plugin 
 or exchanged journal, a card that was put in, a pod of another setting or API. Until it was read
 nothing of a card is given out (`Ledger.unreconciled`).
 
-An entry does not count if the cgroup of its pod is known to be gone (the checkpoint keeps entries of
-dead pods), or if it is older than a call about the device that was answered since. Where two pods
-have entries for one device, the device's card is kept back until one of them is gone.
+An entry does not count if the cgroup of its pod is known to be gone (the checkpoint keeps entries
+of dead pods), or if it is older than a call about the device that was answered since. Where two
+pods have entries for one device, the device's card is kept back until one of them is gone.
 """
 
 import asyncio
