@@ -9,8 +9,10 @@ from fpga_plugin.ledger.names import card_of
 from fpga_plugin.ledger.records import (
     CLEAN,
     Change,
+    Claim,
     Condition,
     RegionRecord,
+    Tenancy,
     TenantImage,
 )
 from fpga_plugin.ledger.state import Begun, LedgerState
@@ -90,10 +92,13 @@ class Conditions(LedgerState):
         condition = Condition.BLANK if blank else Condition.UNBLANKED
         change = _change([record], condition, "", afu_id)
         if scrubbed:
-            self._end(change, self.left(region))
-            for one in self.tenancies_of(region):
-                if one.used and not one.left:
-                    change.tenancies[one.key] = replace(one, used=False)
+            claim = self.region_claim(region)
+            self._end(change, self._done_with(region, claim))
+            # A container that began without a PreStart may have the region in spite of the scrub.
+            if claim is not None and not claim.exposed:
+                for one in self.users(claim):
+                    if one.region == region and one.used and not one.left:
+                        change.tenancies[one.key] = replace(one, used=False)
         if blank:
             change.images = {TenantImage(region, afu): False for afu in self.images.get(region, ())}
         if afu_id is not None:
@@ -112,17 +117,21 @@ class Conditions(LedgerState):
         if claim is None or claim.generation != begun.generation:
             raise _disturbed(region, "its owner left")
         change = _change([record], Condition.PROGRAMMED, "", afu_id)
-        nodes = set(claim.grants[region].nodes)
-        # What the owner's own pod had before it has still; other nodes may be another region's.
-        self._end(
-            change,
-            [
-                one
-                for one in self.left(region)
-                if one.pod != claim.pod or nodes.issuperset(one.nodes)
-            ],
-        )
+        self._end(change, self._done_with(region, claim))
         self._commit(change)
+
+    def _done_with(self, region: RegionId, claim: Claim | None) -> list[Tenancy]:
+        """Tenancies that are over with a region's scrub: their pods are gone.
+
+        But for the present owner's pod: what it had before it has still. Nodes that it has again
+        are in its hands by its present tenancy; others may be another region's by now.
+        """
+        if claim is None or claim.pod is None:
+            return self.left(region)
+        nodes = set(claim.grants[region].nodes) if region in claim.grants else set()
+        return [
+            one for one in self.left(region) if one.pod != claim.pod or nodes.issuperset(one.nodes)
+        ]
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
         """Scrubbed since its last owner, programmed for the operator, and verified.

@@ -234,9 +234,15 @@ class Holders(Claims):
         """
         change = Change()
         for claim in self._claims_of(uid):
-            there = {one.pod for one in self.users(claim) if not one.left}
+            users = self.users(claim)
+            there = {one.pod for one in users if not one.left}
             used = claim.exposed or self.is_prepared(self.holders[uid])
             self._begin(change, claim, [pod for pod in pods if pod not in there], used=used)
+            # Whoever comes again had it before, prepared or not.
+            self._use(
+                change,
+                [now for one in users if one.used and (now := change.tenancies.get(one.key))],
+            )
         self._commit(change)
 
     def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:

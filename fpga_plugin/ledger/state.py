@@ -531,14 +531,24 @@ class LedgerState:
         return [one for one in self.tenancies_of(region) if one.left]
 
     def left_on(self, card: CardId, *, but: Iterable[RegionId] = ()) -> list[Tenancy]:
-        """The same for a card's regions, `but` these."""
+        """The same for a card's regions, `but` these; by a present node of one of them, too."""
         mine = set(but)
-        return [
+        present = self.cards.get(card)
+        by_node = (
             one
-            for region, of_region in self._of_region.items()
-            if card_of(region) == card and region not in mine
-            for one in of_region.values()
-            if one.left
+            for region in (() if present is None else present.regions)
+            if region.id not in mine
+            for one in self.strangers(region)
+        )
+        return [
+            *(
+                one
+                for region, of_region in self._of_region.items()
+                if card_of(region) == card and region not in mine
+                for one in of_region.values()
+                if one.left
+            ),
+            *(one for one in by_node if one.left),
         ]
 
     def strangers(self, region: Region) -> list[Tenancy]:

@@ -269,9 +269,9 @@ class CardActions:
                 return ["it got an owner just now"]
             waits: list[str] = []
             for region in card.regions:
-                former = self._ledger.left(region.id)
-                if (one := await self._operations.living(former)) is not None:
-                    waits.append(f"pod {one.pod}, which had {region.id}, still runs")
+                users = [*self._ledger.left(region.id), *self._ledger.strangers(region)]
+                if (one := await self._operations.living(users)) is not None:
+                    waits.append(f"pod {one.pod}, which had {one.region}, still runs")
                     continue
                 try:
                     async with self._operations.ports(card, [region]):
