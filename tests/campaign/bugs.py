@@ -85,8 +85,9 @@ BUGS = {
     ),
     "scrub-under-a-living-pod": Bug(
         "regions/scrub.py",
-        "            if (uid := await operations.living(former, of=region.id)) is not None:\n",
-        "            if (uid := None) is not None:\n",
+        "            if (one := await operations.living(operations.ledger.left(region.id)))"
+        " is not None:\n",
+        "            if (one := None) is not None:\n",
         "17",
     ),
     "half-a-scrub-is-believed": Bug(
@@ -103,8 +104,8 @@ BUGS = {
     ),
     "claims-forgotten-at-the-start": Bug(
         "ledger/state.py",
-        "        self._apply(replace(snapshot, claims=self._numbered(snapshot.claims)))\n",
-        "        self._apply(replace(snapshot, claims={}))\n",
+        "        self._apply(snapshot)\n",
+        "        self._apply(replace(snapshot, claims={}, tenancies={}))\n",
         "1379",
     ),
     "owners-leave-the-list": Bug(
@@ -139,11 +140,12 @@ BUGS = {
         door="dra",
     ),
     "pods-of-a-claim-not-asked": Bug(
-        "ledger/claims.py",
-        "            owner |= holder.pods\n",
-        "            pass\n",
+        "ledger/holders.py",
+        "        self._begin(change, claim, pods, used=exposed)\n",
+        "        self._begin(change, claim, (), used=exposed)\n",
         "47",
         door="dra",
+        also=("[pod for pod in pods if pod not in there]", "()"),
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/life.py",

@@ -235,5 +235,10 @@ def tenancy(region: RegionId, pod: str, *nodes: str, allocation: int = 1 << 40) 
     return Change(tenancies={key: Tenancy(key, nodes, used=True, left=True)})
 
 
+def gone(ledger: Ledger, *pods: str) -> None:
+    """The processes of these pods have ended: what was left to them ends."""
+    ledger.end_tenancies([one for one in ledger.tenancies.values() if one.pod in pods])
+
+
 def cards_of(ledger: Ledger) -> set[CardId]:
     return set(ledger.cards)

@@ -50,7 +50,7 @@ from fpga_plugin.ids import (
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
-from fpga_plugin.pods.cgroup import PodPresence
+from fpga_plugin.pods.cgroup import Cgroup, PodPresence
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
@@ -449,10 +449,11 @@ class Cgroups:
 
     may_run_containers = may_live
 
-    def entered(self, _uid: PodUid, _regions: object) -> None:
+    def instance(self, _uid: PodUid) -> tuple[Cgroup, ...]:
         """Its pods never have a uid twice."""
+        return ()
 
-    def left(self, _uid: PodUid, _region: object) -> bool:
+    def instance_gone(self, _cgroups: object) -> bool:
         return False
 
     def expect(self, _uid: PodUid) -> bool:

@@ -404,7 +404,7 @@ def test_a_region_whose_node_a_living_pod_was_given_for_another_is_not_opened(ma
     pod.running = False
     settle(scene)
     assert {scene.condition(one), scene.condition(other)} == {Condition.BLANK}
-    assert not scene.ledger.loans
+    assert not scene.ledger.tenancies
 
 
 def test_a_card_that_a_pod_without_a_claim_may_open_is_told_once(make) -> None:
@@ -420,7 +420,7 @@ def test_a_card_that_a_pod_without_a_claim_may_open_is_told_once(make) -> None:
     assert scene.logged.count(told) == 1
 
 
-def test_a_card_that_is_clean_waits_for_the_end_of_a_loan(make) -> None:
+def test_a_card_that_is_clean_waits_for_who_has_its_node(make) -> None:
     """Nothing of it is to be scrubbed, and the pod's own card, which would wait for it, is gone."""
     scene = make(cards=[1, 1])
     one, other = scene.regions
@@ -437,12 +437,12 @@ def test_a_card_that_is_clean_waits_for_the_end_of_a_loan(make) -> None:
     scene.plugin.call(lambda: scene.ledger.working([other]))
     scene.plugin.call(lambda: scene.ledger.clean(other, BLANK, blank=True))
     settle(scene)
-    assert scene.ledger.loans
+    assert scene.ledger.tenancies
     assert scene.plugin.queue.busy(card)
     pod.running = False
     scene.rack.done.clear()
     settle(scene)
-    assert not scene.ledger.loans
+    assert not scene.ledger.tenancies
     assert {what[1] for what in scene.rack.done} == {other}, "the pod may have used it by its node"
     assert scene.condition(other) is Condition.BLANK
 

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, REGIONS, TOO_HOT
 from ledger_scene import Scene
+from ledger_support import tenancy
 from ledger_world import INSTANCES, Pod
 
 from fpga_plugin.config.settings import RecoveryPolicy
@@ -92,8 +93,7 @@ def former(scene: Scene) -> None:
     pod = Pod(PodUid("former"), REGIONS, (), {})
     pod.running = True
     scene.pods.append(pod)
-    record = scene.ledger.record(scene.regions[0])
-    commit(scene, Change(regions={record.region: replace(record, former=frozenset({pod.uid}))}))
+    commit(scene, tenancy(scene.regions[0], pod.uid))
 
 
 def kept(scene: Scene, until: float = 1e9) -> None:

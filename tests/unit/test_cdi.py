@@ -12,7 +12,7 @@ UID = ClaimUid("claim-a")
 
 def test_one_claim_written_twice_at_once_while_others_are_removed(tmp_path):
     files = CdiFiles(str(tmp_path), "fpga.intel.com")
-    holder = Holder(uid=UID, namespace="n", name="c", devices=(), requests={}, pods=frozenset())
+    holder = Holder(uid=UID, namespace="n", name="c", devices=(), requests={})
     together = threading.Barrier(3, timeout=60)
     rounds = range(100)
 

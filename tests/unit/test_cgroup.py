@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import PodUid
 from fpga_plugin.pods import cgroup
 from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
 
@@ -54,9 +54,6 @@ def pids(directory: Path, *numbers: int) -> Path:
     return directory
 
 
-REGION, OTHER_REGION = RegionId("0000-10-00.0-p0"), RegionId("0000-10-00.0-p1")
-
-
 def begin_anew(directory: Path, aside: Path) -> Path:
     """As a cgroup that is removed and made again: another inode, which the old one still has."""
     directory.rename(aside)
@@ -64,43 +61,53 @@ def begin_anew(directory: Path, aside: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)
-def test_a_pod_of_the_same_uid_that_never_had_the_region_is_another(v2, tmp_path, place):
+def test_an_instance_of_a_pod_is_gone_while_another_of_the_same_uid_runs(v2, place):
+    """A static pod that is removed and put back has the uid that it had."""
     populate(v2 / place)
     pods = PodCgroups(str(v2))
-    assert not pods.left(UID, REGION), "nothing was noted"
-    pods.entered(UID, [REGION])
-    assert not pods.left(UID, REGION)
+    (first,) = pods.instance(UID)
+    assert not pods.instance_gone([first])
     begin_anew(v2 / place, v2 / "aside")
-    pods.entered(UID, [OTHER_REGION])
-    assert pods.left(UID, REGION)
-    assert not pods.left(UID, OTHER_REGION)
+    (second,) = pods.instance(UID)
+    assert pods.instance_gone([first])
+    assert not pods.instance_gone([second])
+    assert not pods.instance_gone([first, second])
     assert pods.state(UID) is PodPresence.ALIVE
-    assert not pods.left(OTHER, REGION)
-    pods.entered(UID, [REGION])  # it is given that one too
-    assert not pods.left(UID, REGION)
 
 
-def test_a_pod_whose_cgroups_cannot_be_seen_has_not_left(v2):
+def test_of_an_instance_that_was_not_noted_nothing_is_known(v2):
+    pods = PodCgroups(str(v2))
+    assert pods.instance(UID) == ()
+    assert not pods.instance_gone(())
+
+
+def test_a_uid_that_is_no_name_of_a_cgroup_has_none(v2):
+    (v2 / "kubepods/podx").mkdir(parents=True)
+    assert PodCgroups(str(v2)).instance(PodUid("x/../podx")) == ()
+
+
+def test_an_instance_whose_cgroups_cannot_be_seen_is_not_gone(v2):
     place = v2 / CGROUPFS[1]
     populate(place)
     pods = PodCgroups(str(v2))
-    pods.entered(UID, [REGION])
+    noted = pods.instance(UID)
     (v2 / "kubepods").rename(v2 / "away")
-    assert not pods.left(UID, REGION), "its tree is gone with it"
+    assert not pods.instance_gone(noted), "its tree is gone with it"
     (v2 / "away").rename(v2 / "kubepods")
-    assert not pods.left(UID, REGION)
+    assert not pods.instance_gone(noted)
 
 
-def test_a_pod_has_left_only_when_each_of_its_cgroups_is_gone(tmp_path):
+def test_an_instance_is_gone_only_when_each_of_its_cgroups_is(tmp_path):
     places = [tmp_path / name / "kubepods" / f"pod{UID}" for name in ("pids", "memory")]
     for place in places:
         pids(place, 1)
     pods = PodCgroups(str(tmp_path))
-    pods.entered(UID, [REGION])
+    noted = pods.instance(UID)
+    assert len(noted) == 2
     places[0].rename(tmp_path / "pids/aside")
-    assert not pods.left(UID, REGION)
+    assert not pods.instance_gone(noted)
     places[1].rename(tmp_path / "memory/aside")
-    assert pods.left(UID, REGION)
+    assert pods.instance_gone(noted)
 
 
 @pytest.mark.parametrize("place", CGROUPFS + SYSTEMD)

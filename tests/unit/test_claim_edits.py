@@ -15,7 +15,7 @@ import pytest
 from doubles.cards import device, make_card
 from ledger_support import make_ledger
 from structlog.testing import capture_logs
-from test_holders import A, B, holder
+from test_holders import POD, A, B, holder
 
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, request_variable
 from fpga_plugin.ids import ClaimUid, DeviceId
@@ -30,7 +30,7 @@ DRIVER = "fpga.intel.com"
 def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[Holder, Any]:
     ledger, _ = make_ledger(ONE, TWO)
     asked = replace(holder(A, *devices), requests=requests)
-    claims = ledger.take(asked)
+    claims = ledger.take(asked, [POD])
     return ledger.holders[A], claims
 
 

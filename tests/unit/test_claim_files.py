@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doubles.cards import AFU, device, make_card
 from ledger_support import MemoryJournal, found, make_ledger, reopened
-from test_holders import A, B, holder, prepare
+from test_holders import POD, A, B, holder, prepare
 
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.kept import KeptFiles
@@ -123,7 +123,7 @@ def test_a_card_that_is_seen_late_takes_nothing_from_its_claim(cdi: Directory):
 
 def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Directory):
     ledger, _ = make_ledger(ONE, TWO)
-    ledger.adopt_holder(holder(A, device(ONE, 0)))
+    ledger.adopt_holder(holder(A, device(ONE, 0)), [POD])
     cdi.write(ledger, A)
     cdi.begin(ledger)
     assert cdi.shown() == {A}
@@ -134,8 +134,8 @@ def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Dir
 def test_what_was_adopted_and_has_no_file_gets_none(cdi: Directory):
     """Nobody knows what its region holds: no container starts on it before it is prepared anew."""
     ledger, _ = make_ledger(ONE, TWO)
-    ledger.adopt_holder(holder(A, device(ONE, 0)))
-    cdi.begin(ledger, lambda: ledger.users(A, ()))
+    ledger.adopt_holder(holder(A, device(ONE, 0)), [POD])
+    cdi.begin(ledger, lambda: ledger.join(A, ()))
     assert cdi.shown() == set()
 
 

@@ -71,7 +71,7 @@ def test_a_file_that_is_right_is_not_written_again(scene: ClaimScene) -> None:
     """What the operator adds stays as it was when the claim was prepared."""
     run(scene)
     before = path(scene, A).stat().st_ino, path(scene, B).stat().st_ino
-    scene.plugin.call(lambda: scene.ledger.users(A, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.join(A, ["pod-9"]))  # type: ignore[list-item]
     scene.plugin.work()
     assert (path(scene, A).stat().st_ino, path(scene, B).stat().st_ino) == before
 
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     pull(scene, A)
     scene.plugin.work()
     assert scene.file(A)
-    scene.plugin.call(lambda: scene.ledger.users(B, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.join(B, ["pod-9"]))  # type: ignore[list-item]
     scene.plugin.work()
     assert scene.logged.count(words) == 1
     failing[0] = False
@@ -180,7 +180,7 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_ag
     scene.plugin.jobs.remove(removal)
 
     def anew() -> None:
-        ledger.take(ledger.holders[A])
+        ledger.take(ledger.holders[A], ())
         ledger.working([region])
         ledger.programmed(region, AFU)
         ledger.prepared(A)

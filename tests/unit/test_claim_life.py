@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import RememberedImages, Scene, scenes
-from ledger_support import MemoryJournal
+from ledger_support import MemoryJournal, tenancy
 from ledger_world import Plugin, Pod, Rack, make_boards
 from test_gate import poison
 
@@ -35,7 +35,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import Change, Condition, Holder, Loan
+from fpga_plugin.ledger.records import Condition, Holder
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.prepare import FormerOwnerRunsError
 
@@ -247,7 +247,9 @@ def test_what_was_prepared_is_answered_again_and_the_hardware_left_alone(scene: 
     scene.allocated(A, scene.regions[0], pods=("pod-1", "pod-2"))
     assert scene.prepared() == first
     assert (scene.rack.done, scene.touched) == ([], [])
-    assert scene.ledger.holders[A].pods == {"pod-1", "pod-2"}, "both are waited for at its end"
+    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-2"}, (
+        "both are waited for at its end"
+    )
 
 
 @pytest.mark.parametrize("words", ["failing", "faulted"])
@@ -731,10 +733,8 @@ def test_after_a_restart_another_request_for_the_same_device_is_another_allocati
 def adopt(scene: ClaimScene, region: RegionId) -> None:
     """Kubelet's record shows a claim that the journal lost; its file is there."""
     device = DeviceId(region)
-    holder = Holder(
-        A, "space", "claim-a", (device,), {device: ("fpga",)}, frozenset({PodUid("pod-1")})
-    )
-    scene.plugin.call(lambda: scene.ledger.adopt_holder(holder))
+    holder = Holder(A, "space", "claim-a", (device,), {device: ("fpga",)})
+    scene.plugin.call(lambda: scene.ledger.adopt_holder(holder, [PodUid("pod-1")]))
     scene.life._files.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
 
 
@@ -809,7 +809,7 @@ def test_the_pod_that_comes_with_a_prepared_claim_is_one_of_its_users_before_it_
     task = scene.prepare()
     scene.plugin.work()
     assert not task.done()
-    assert scene.ledger.holders[A].pods == {"pod-1", "pod-2"}
+    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-2"}
     assert scene.afu(scene.regions[0]) == AFU, "pod-2 runs with it"
 
 
@@ -1085,8 +1085,8 @@ def test_a_region_that_others_may_open_by_its_node_holds_up_no_pod(scene: ClaimS
     scene.allocated(A, region)
     scene.prepared()
     (node,) = scene.ledger.region(region).grant.nodes  # type: ignore[union-attr]
-    loan = Loan(PodUid("pod-z"), scene.regions[1], node)
-    scene.plugin.call(lambda: scene.ledger._commit(Change(loans={loan: True})))
+    others = tenancy(scene.regions[1], "pod-z", node)
+    scene.plugin.call(lambda: scene.ledger._commit(others))
     scene.pod("pod-z")
     scene.rack.done.clear()
     task = scene.unprepare()
@@ -1114,7 +1114,7 @@ def test_a_device_of_several_requests_and_the_pod_of_extended_resources_are_note
     scene.life._wishes.of = blank  # type: ignore[assignment,method-assign]
     (answer,) = scene.prepared()
     assert answer.requests == ("a", "b")
-    assert scene.ledger.holders[A].pods == {"pod-3"}
+    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-3"}
 
 
 def test_a_neighbour_that_is_dirty_does_not_hold_up_the_end(scene: ClaimScene) -> None:

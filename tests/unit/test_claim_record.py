@@ -100,7 +100,7 @@ def test_a_claim_that_the_journal_lost_is_adopted_with_its_file_before_anything_
     assert scene.look()
     scene.plugin.work()
     assert scene.plugin.queue.synced
-    assert scene.ledger.holders[A].pods == {"pod-1"}
+    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1"}
     assert scene.ledger.claims[DeviceId(one)].exposed
     assert scene.file(A), "its containers may start again"
     assert scene.file(B) == "", "that of a claim which nobody knows"
@@ -141,7 +141,7 @@ def test_the_record_tells_of_further_pods_of_a_claim(scene: RecordScene) -> None
     scene.prepared()
     scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-7")
     scene.look()
-    assert scene.ledger.holders[A].pods == {"pod-1", "pod-7"}
+    assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-7"}
     assert scene.ledger.is_prepared(scene.ledger.holders[A])
 
 
@@ -154,7 +154,7 @@ def test_a_claim_that_has_ended_is_not_begun_anew_by_an_old_record(scene: Record
     scene.write({A: (name(region),)}, "pod-9")
     scene.look()
     assert scene.ledger.holders[A].ended
-    assert "pod-9" not in scene.ledger.holders[A].pods
+    assert "pod-9" not in scene.ledger.pods_of(scene.ledger.holders[A].devices)
     assert DeviceId(region) not in scene.ledger.claims
 
 
@@ -454,7 +454,9 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
     lost.look()
     assert not over(lost)
     if answer == "reserved":
-        assert "pod-5" in lost.ledger.holders[A].pods, "it is waited for at the end"
+        assert "pod-5" in lost.ledger.pods_of(lost.ledger.holders[A].devices), (
+            "it is waited for at the end"
+        )
 
 
 @pytest.mark.parametrize("answer", ["elsewhere", "for nobody"])

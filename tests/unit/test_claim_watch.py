@@ -180,7 +180,7 @@ def test_what_kubelet_writes_is_noticed(tmp_path: Path) -> None:
             told = path.read_text().replace(POD, LATER)
             path.with_name("new").write_text(told)
             path.with_name("new").replace(path)
-        return LATER in world.ledger.holders[CLAIM].pods
+        return LATER in world.ledger.pods_of(world.ledger.holders[CLAIM].devices)
 
     world.play(learnt)
-    assert world.ledger.holders[CLAIM].pods == {POD, PodUid(LATER)}
+    assert world.ledger.pods_of(world.ledger.holders[CLAIM].devices) == {POD, PodUid(LATER)}

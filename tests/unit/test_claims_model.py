@@ -20,7 +20,7 @@ import ledger_world
 import pytest
 import structlog
 from doubles.cards import BLANK
-from ledger_support import MemoryJournal
+from ledger_support import MemoryJournal, former
 from ledger_world import Images, Job, Plugin, Pod, Rack, make_boards
 from repository import ROOT
 from test_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
@@ -439,15 +439,16 @@ class Replay:
                 continue
             prepared = ledger.is_prepared(holder)
             used = ledger.claims[device].used
-            known = bits(holder.pods) >> 2 * (claim - 1)
+            known = bits(ledger.pods_of(holder.devices)) >> 2 * (claim - 1)
             file = prepared and any((self.folder / "cdi").glob(f"*{uid(claim)}.json"))
             said.append(f"C{1 + prepared:d}{index}{used:d}{known}{file:d}")
         for region in self.regions:
             record, slot = ledger.record(region), self.rack.slot(region)
+            pods = bits(former(ledger, region))
             on_it = next((n for n in (1, 2, 3) if slot.afu == image(n)), 0)
             assert on_it or slot.afu == BLANK
             said.append(
-                f"R{CONDITIONS.index(record.condition)}-{bits(record.former)}-{on_it}"
+                f"R{CONDITIONS.index(record.condition)}-{pods}-{on_it}"
                 f"{tenants(slot.data)}{slot.held is not None:d}"
             )
         said.append(f"D{self.card in ledger.debts:d}{tenants(self.board.memory)}")

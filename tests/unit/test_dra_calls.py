@@ -444,8 +444,8 @@ def take(ledger: Ledger, number: int, *devices: DeviceId) -> None:
             name=f"claim-{number}",
             devices=devices,
             requests=dict.fromkeys(devices, ("one",)),
-            pods=frozenset({POD}),
-        )
+        ),
+        [POD],
     )
 
 

@@ -13,7 +13,7 @@ from fpga_plugin.dra.names import parse_device_name
 from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.model import Iommu
-from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ids import ClaimUid, PodUid
 from fpga_plugin.ledger.exposure import ExposurePolicy, memory_state
 from fpga_plugin.ledger.records import Holder
 
@@ -136,20 +136,20 @@ def test_what_is_refused_is_refused_to_resource_claims_too(exposure):
         claim = holder(f"claim-{number}", which)
         if refused:
             with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
-                ledger.take(claim)
+                ledger.take(claim, [PodUid("pod")])
         else:
-            ledger.take(claim)
+            ledger.take(claim, [PodUid("pod")])
             ledger.end_holder(claim.uid)
 
 
 def test_a_resource_claim_that_has_a_device_keeps_it_and_gets_no_other():
     ledger, _ = make_ledger(KEEPING)
-    ledger.take(holder("a", device(KEEPING, 0)))
+    ledger.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
     ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     assert device(KEEPING, 0) in tainted(ledger, Form(taints=False))
-    ledger.take(holder("a", device(KEEPING, 0)))
+    ledger.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
     with pytest.raises(RefusedError, match="not given by region"):
-        ledger.take(holder("a", device(KEEPING, 0), device(KEEPING, 1)))
+        ledger.take(holder("a", device(KEEPING, 0), device(KEEPING, 1)), [PodUid("pod")])
     assert set(ledger.claims) == {device(KEEPING, 0)}
 
 

@@ -174,7 +174,7 @@ def test_a_pod_does_not_wait_for_its_own_containers(scene: Scene) -> None:
     scene.start(pod, AFU)
     pod.running = True
     scene.plugin.call(lambda: scene.plugin.claims.allocate(REGIONS, pod.devices))
-    assert scene.ledger.record(region).former == {pod.uid}
+    assert {one.pod for one in scene.ledger.left(region)} == {pod.uid}
     scene.start(pod, OTHER_AFU)
     assert scene.rack.slot(region).afu == OTHER_AFU
 

@@ -1,15 +1,16 @@
 """What a container gets of a region is the backend's to say; the ledger keeps and compares it."""
 
+from dataclasses import replace
+
 import pytest
 from doubles.cards import REGIONS, device, make_card
-from ledger_support import found, make_ledger, reopened, scrub, start
+from ledger_support import found, gone, make_ledger, reopened, scrub, start
 
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import PodUid, RegionId, Resource, device_variable
 from fpga_plugin.ledger.names import resource_names
-from fpga_plugin.ledger.records import Loan
 
 CARD = make_card(1, nodes=((0, 1), (2, 3)), shared=("/dev/shared",))
 OTHER = make_card(2, nodes=((4, 5), (6, 7)), shared=("/dev/shared",))
@@ -110,16 +111,17 @@ def test_one_node_in_other_hands_keeps_a_region_back(ledger):
     found(ledger, moved)
     scrub(ledger, moved)
     (region, neighbour) = moved.regions
-    assert ledger.borrowed_node(region) == ("/dev/dfl-port.1", P0)
+    (one,) = ledger.strangers(region)
+    assert (one.region, one.nodes, one.left) == (R0, ("/dev/dfl-port.0", "/dev/dfl-port.1"), False)
     assert ledger.own_node(neighbour)
     with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to the pod"):
         ledger.allocate(REGIONS, [Q0])
     ledger.release([P0])
-    assert ledger.lent_node(region) == Loan(POD, R0, "/dev/dfl-port.1")
-    assert set(ledger.loans) == {"/dev/dfl-port.0", "/dev/dfl-port.1"}
+    assert ledger.strangers(region) == [replace(one, left=True)]
+    assert one.pod == POD
     with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to pod"):
         ledger.allocate(REGIONS, [Q0])
-    ledger.pods_gone([POD])
+    gone(ledger, POD)
     scrub(ledger, moved)
     ledger.allocate(REGIONS, [Q0])
 

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, REGIONS, TOO_HOT
 from ledger_scene import Scene
+from ledger_support import tenancy
 from ledger_world import Pod
 
 from fpga_plugin.bitstream.names import Names
@@ -28,7 +29,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.ids import Alias, BitstreamId, CardId, PodUid, RegionId
 from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Change, Condition, Debug, Loan, TenantImage
+from fpga_plugin.ledger.records import Change, Condition, Debug, TenantImage
 from fpga_plugin.regions.byhand import HandProgrammer, Programmed
 
 NAMES = Names({(INTERFACE, Alias("gzip")): BitstreamId(AFU)})
@@ -180,7 +181,7 @@ def rebinding(scene: Scene) -> None:
 
 def lent(scene: Scene) -> None:
     node = scene.ledger.cards[card(scene)].regions[0].grant.nodes[0]
-    commit(scene, Change(loans={Loan(PodUid("pod"), scene.regions[2], node): True}))
+    commit(scene, tenancy(scene.regions[2], "pod", node))
 
 
 def kept(scene: Scene) -> None:
@@ -197,8 +198,7 @@ def former(scene: Scene, region: int = 0) -> None:
     pod = Pod(PodUid("former"), REGIONS, (), {})
     pod.running = True
     scene.pods.append(pod)
-    record = scene.ledger.record(scene.regions[region])
-    commit(scene, Change(regions={record.region: replace(record, former=frozenset({pod.uid}))}))
+    commit(scene, tenancy(scene.regions[region], pod.uid))
 
 
 def neighbours_former(scene: Scene) -> None:

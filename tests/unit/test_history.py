@@ -98,8 +98,7 @@ def test_a_whole_card_is_told_for_each_region(scene):
 def test_the_end_of_a_claim_over_two_cards_is_told_with_its_claim_on_both(scene, restarted):
     found(scene.ledger, OTHER)
     scrub(scene.ledger, OTHER)
-    claim = holder(A, P0, device(OTHER, 0), pods=(POD,))
-    scene.ledger.take(claim)
+    scene.ledger.take(holder(A, P0, device(OTHER, 0)), [POD])
     if restarted:
         scene.historian = Historian(scene.ledger, lambda _: None, scene.journal)
     scene.ledger.end_holder(A)

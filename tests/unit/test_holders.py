@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
-from ledger_support import MemoryJournal, make_ledger, reopened, scrub
+from ledger_support import MemoryJournal, former, make_ledger, reopened, scrub
 
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
@@ -18,21 +18,20 @@ A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")
 
 
-def holder(uid: ClaimUid, *devices: DeviceId, pods: tuple[PodUid, ...] = (POD,)) -> Holder:
+def holder(uid: ClaimUid, *devices: DeviceId) -> Holder:
     return Holder(
         uid=uid,
         namespace="n",
         name="c",
         devices=devices,
         requests=dict.fromkeys(devices, ("fpga",)),
-        pods=frozenset(pods),
     )
 
 
 def prepare(ledger: Ledger, card: Card, port: int, uid: ClaimUid = A) -> RegionId:
     """What a Prepare does, as far as the ledger sees it."""
     region = card.regions[port].id
-    ledger.take(holder(uid, DeviceId(region)))
+    ledger.take(holder(uid, DeviceId(region)), [POD])
     ledger.working([region])
     ledger.programmed(region, AFU)
     ledger.prepared(uid)
@@ -57,18 +56,18 @@ def test_a_device_has_one_claim_and_a_card_excludes_its_regions():
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
     with pytest.raises(HeldError) as held:
-        ledger.take(holder(B, device(card, 0)))
+        ledger.take(holder(B, device(card, 0)), [POD])
     assert held.value.holder == A
     with pytest.raises(HeldError):
-        ledger.take(holder(B, device(card)))
-    ledger.take(holder(B, device(card, 1)))
+        ledger.take(holder(B, device(card)), [POD])
+    ledger.take(holder(B, device(card, 1)), [POD])
 
 
 def test_a_claim_has_a_card_or_its_regions_not_both():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(RefusedError, match="as a whole and by region"):
-        ledger.take(holder(A, device(card, 0), device(card)))
+        ledger.take(holder(A, device(card, 0), device(card)), [POD])
     assert ledger.claims == {}
 
 
@@ -77,7 +76,7 @@ def test_a_claim_of_the_first_door_is_in_the_way_too():
     ledger, _ = make_ledger(card)
     ledger.allocate(ledger.device_resource(device(card, 0)) or "", [device(card, 0)])
     with pytest.raises(HeldError, match="a pod of the device plugin") as held:
-        ledger.take(holder(A, device(card, 0)))
+        ledger.take(holder(A, device(card, 0)), [POD])
     assert held.value.holder is None
 
 
@@ -85,10 +84,10 @@ def test_what_ends_leaves_its_regions_dirty_and_its_pods_former_owners():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = prepare(ledger, card, 0)
-    ledger.users(A, [LATER])
+    ledger.join(A, [LATER])
     ledger.end_holder(A)
-    record = ledger.record(region)
-    assert (record.condition, record.former) == (Condition.DIRTY, {POD, LATER})
+    assert ledger.record(region).condition is Condition.DIRTY
+    assert former(ledger, region) == {POD, LATER}
     assert ledger.holders[A].ended
     assert DeviceId(region) not in ledger.claims
     assert ledger.end_holder(A) == ()
@@ -97,23 +96,27 @@ def test_what_ends_leaves_its_regions_dirty_and_its_pods_former_owners():
     assert ledger.holders == {}
 
 
-def test_a_claim_that_never_began_leaves_its_pods_as_former_owners():
+def test_a_claim_that_was_never_prepared_leaves_nobody_and_a_clean_region():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.take(holder(A, device(card, 0)))
+    region = card.regions[0].id
+    ledger.take(holder(A, device(card, 0)), [POD])
+    assert ledger.pods_of([device(card, 0)]) == {POD}
     ledger.end_holder(A)
-    assert ledger.record(card.regions[0].id).former == {POD}
+    assert former(ledger, region) == set()
+    assert ledger.record(region).condition is Condition.BLANK
+    assert not ledger.tenancies
 
 
 def test_what_is_prepared_anew_is_not_as_it_was_until_then():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = prepare(ledger, card, 0)
-    ledger.take(replace(holder(A, DeviceId(region)), pods=frozenset({LATER})))
+    ledger.take(holder(A, DeviceId(region)), [LATER])
     assert not ledger.is_prepared(ledger.holders[A])
-    assert ledger.holders[A].pods == {POD, LATER}
+    assert ledger.pods_of([DeviceId(region)]) == {POD, LATER}
     assert ledger.record(region).condition is Condition.DIRTY
-    ledger.take(holder(A, device(card, 1)))  # allocated anew: the first device is let go
+    ledger.take(holder(A, device(card, 1)), [POD])  # allocated again: the first device is let go
     assert set(ledger.claims) == {device(card, 1)}
 
 
@@ -121,7 +124,7 @@ def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     card = make_card()
     ledger, journal = make_ledger(card)
     first, second = device(card, 0), device(card, 1)
-    ledger.take(holder(A, first, second))
+    ledger.take(holder(A, first, second), [POD])
     ledger.prepared(A)
     assert ledger.leave(A, {first, second}) == ()
     assert ledger.is_prepared(ledger.holders[A])
@@ -130,9 +133,9 @@ def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     kept = again.holders[A]
     assert (kept.devices, {*kept.requests}, again.is_prepared(kept)) == ((second,), {second}, False)
     assert set(again.claims) == {second}
-    record = again.record(RegionId(first))
-    assert (record.condition, record.former) == (Condition.DIRTY, {POD})
-    again.take(holder(B, first))
+    assert again.record(RegionId(first)).condition is Condition.DIRTY
+    assert former(again, RegionId(first)) == {POD}
+    again.take(holder(B, first), [POD])
 
 
 def test_of_a_claim_that_left_all_it_had_no_row_is_kept():
@@ -142,9 +145,9 @@ def test_of_a_claim_that_left_all_it_had_no_row_is_kept():
     assert ledger.leave(A, {device(card, 1)}) == (card.id,)
     again = reopened(journal, card)
     assert (again.holders, again.claims) == ({}, {})
-    assert again.record(region).former == {POD}
+    assert former(again, region) == {POD}
     assert again.leave(A, set()) == ()
-    again.take(holder(A, device(card, 1)))
+    again.take(holder(A, device(card, 1)), [POD])
 
 
 def test_a_claim_that_ended_leaves_nothing_more():
@@ -162,30 +165,30 @@ def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_na
     ledger, journal = make_ledger(card)
     prepare(ledger, card, 0)
     again = reopened(journal, now, boot_id="another")
-    (claim,) = again.take(again.holders[A])
+    (claim,) = again.take(again.holders[A], [POD])
     assert claim.resource == REGIONS.replace(card.interface_id, OTHER_INTERFACE)
 
 
 def test_an_adopted_claim_keeps_its_device_and_is_not_prepared():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.adopt_holder(holder(A, device(card, 0)))
+    ledger.adopt_holder(holder(A, device(card, 0)), [POD])
     assert not ledger.is_prepared(ledger.holders[A])
     assert ledger.claims[device(card, 0)].exposed
     assert ledger.record(card.regions[0].id).condition is Condition.DIRTY
     with pytest.raises(HeldError):
-        ledger.adopt_holder(holder(B, device(card, 0)))
+        ledger.adopt_holder(holder(B, device(card, 0)), [POD])
 
 
 def test_what_is_adopted_of_a_claim_takes_nothing_from_what_is_known_of_it():
     card = make_card()
     ledger, journal = make_ledger(card)
-    ledger.take(holder(A, device(card, 0), device(card, 1)))
+    ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
     ledger.prepared(A)
     del journal.snapshot.claims[device(card, 1)]
     again = reopened(journal, card)
     known = again.claims[device(card, 0)]
-    (adopted,) = again.adopt_holder(again.holders[A])
+    (adopted,) = again.adopt_holder(again.holders[A], [POD])
     assert adopted.device == device(card, 1)
     assert again.claims[device(card, 0)] is known
 
@@ -195,11 +198,11 @@ def test_a_step_that_cannot_be_written_did_not_happen(step):
     card = make_card()
     ledger, journal = make_ledger(card)
     if step != "take":
-        ledger.take(holder(A, device(card, 0)))
+        ledger.take(holder(A, device(card, 0)), [POD])
     before = dict(ledger.holders), dict(ledger.claims)
     journal.failing = 1
     steps = {
-        "take": lambda: ledger.take(holder(A, device(card, 0))),
+        "take": lambda: ledger.take(holder(A, device(card, 0)), [POD]),
         "prepared": lambda: ledger.prepared(A),
         "end": lambda: ledger.end_holder(A),
     }
@@ -232,7 +235,7 @@ def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
     assert ledger.is_prepared(known)
     assert not ledger.is_prepared(replace(known, ended=True)), "whatever else its row says"
     nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
-    nowhere.take(holder(A, device(card, 0)))
+    nowhere.take(holder(A, device(card, 0)), [POD])
     assert not nowhere.is_prepared(nowhere.holders[A])
     nowhere.prepared(A)
     assert not nowhere.is_prepared(nowhere.holders[A]), "it may have been in another boot"
@@ -254,21 +257,21 @@ def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_nex
     prepare(ledger, card, 0)
     ledger.end_holder(A)
     scrub(ledger, card)
-    ledger.take(holder(B, device(card, 0)))
-    ledger.take(holder(A, device(card, 1), pods=(LATER,)))
+    ledger.take(holder(B, device(card, 0)), [POD])
+    ledger.take(holder(A, device(card, 1)), [LATER])
     assert ledger.holder_of(device(card, 0)).uid == B
     assert set(ledger.claims) == {device(card, 0), device(card, 1)}
-    assert ledger.holders[A].pods == {LATER}
+    assert ledger.pods_of([device(card, 1)]) == {LATER}
 
 
 def test_a_device_that_is_not_there_is_given_to_nobody():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(UnknownDeviceError):
-        ledger.take(holder(A, DeviceId(f"{card.id}-p7")))
+        ledger.take(holder(A, DeviceId(f"{card.id}-p7")), [POD])
     ledger.card_gone(card.id)
     with pytest.raises(UnknownDeviceError):
-        ledger.take(holder(A, device(card, 0)))
+        ledger.take(holder(A, device(card, 0)), [POD])
     assert (ledger.claims, ledger.holders) == ({}, {})
 
 
@@ -282,9 +285,9 @@ def test_a_card_that_is_out_of_service_goes_to_nobody_new(why):
     else:
         ledger.set_foreign({card.id: "another plugin's pods have it"})
     with pytest.raises(RefusedError):
-        ledger.take(holder(B, device(card, 1)))
+        ledger.take(holder(B, device(card, 1)), [POD])
     if why == "drained":
-        ledger.take(holder(A, device(card, 0)))  # who has it keeps it
+        ledger.take(holder(A, device(card, 0)), [POD])  # who has it keeps it
 
 
 def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
@@ -295,14 +298,14 @@ def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
     now = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
     again = reopened(journal, *now)
     with pytest.raises(RefusedError, match="also open to the pod that was given"):
-        again.take(holder(B, device(now[1], 0)))
+        again.take(holder(B, device(now[1], 0)), [POD])
     assert B not in again.holders
 
 
 def test_the_end_of_a_claim_is_counted():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.take(holder(A, device(card, 0), device(card, 1)))
+    ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
     ledger.end_holder(A)
     assert ledger.ends["released"] == 2
 
@@ -310,7 +313,7 @@ def test_the_end_of_a_claim_is_counted():
 def test_a_claim_may_have_one_card_as_a_whole_and_a_region_of_another():
     one, two = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
     ledger, _ = make_ledger(one, two)
-    ledger.take(holder(A, device(one), device(two, 0)))
+    ledger.take(holder(A, device(one), device(two, 0)), [POD])
     assert set(ledger.claims) == {device(one), device(two, 0)}
 
 
@@ -329,7 +332,7 @@ def test_what_is_adopted_is_believed_less_and_never_more(before, after):
     if before is Condition.FAULTED:
         ledger.working([region])
         ledger.faulted(region, "it does not answer")
-    ledger.adopt_holder(holder(A, DeviceId(region)))
+    ledger.adopt_holder(holder(A, DeviceId(region)), [POD])
     assert ledger.record(region).condition is after
 
 
@@ -337,20 +340,21 @@ def test_a_device_that_is_not_there_is_not_adopted():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(UnknownDeviceError):
-        ledger.adopt_holder(holder(A, DeviceId(f"{card.id}-p7")))
+        ledger.adopt_holder(holder(A, DeviceId(f"{card.id}-p7")), [POD])
     assert (ledger.claims, ledger.holders) == ({}, {})
 
 
 def test_pods_of_a_claim_that_is_not_known_are_nobodys():
     ledger, journal = make_ledger(make_card())
-    ledger.users(A, [POD])
+    ledger.join(A, [POD])
     assert (ledger.holders, journal.snapshot.holders) == ({}, {})
+    assert not ledger.tenancies
 
 
 def test_what_a_claim_leaves_is_counted_as_released():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.take(holder(A, device(card, 0), device(card, 1)))
+    ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
     ledger.leave(A, {device(card, 1)})
     assert ledger.ends["released"] == 1
 
@@ -361,7 +365,7 @@ def test_poststops_of_the_other_doors_claims_are_none_of_a_claims():
     ledger, _ = make_ledger(card)
     one = device(card, 0)
     ledger._commit(Change(strays={one: 2}))
-    ledger.take(holder(A, one))
+    ledger.take(holder(A, one), [POD])
     assert one not in ledger.strays
 
 

@@ -34,11 +34,13 @@ from fpga_plugin.ledger.records import (
     Condition,
     Debug,
     Epoch,
-    Loan,
     RegionRecord,
+    Tenancy,
+    TenancyKey,
     TenantImage,
 )
 from fpga_plugin.ledger.rows import SCHEMA_VERSION
+from fpga_plugin.pods.cgroup import Cgroup
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3))
@@ -691,11 +693,23 @@ def record(was: str, is_: str) -> str:
     return f"UPDATE journal SET value = replace(value, '{was}', '{is_}') WHERE kind = 'regions'"
 
 
-def loan(was: str = "", is_: str = "") -> str:
-    """The same for a loan."""
-    key = f'{{"pod":"pod-b","region":"{P0}","node":"/dev/dfl-port.0"}}'
-    assert was in key
-    return row("loans", key.replace(was, is_), "true")
+KEY = f'{{"region":"{P0}","allocation":7,"pod":"pod-b"}}'
+TENANCY = (
+    f'{{"key":{KEY},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,'
+    '"cgroups":[{"tree":"/t","path":"/t/p","device":1,"inode":2}]}'
+)
+
+
+def tenancy(was: str = "", is_: str = "", *, key: str = KEY) -> str:
+    """SQL that writes a tenancy, in which something is something else."""
+    assert was in TENANCY
+    return row("tenancies", key, TENANCY.replace(was, is_))
+
+
+def tenancy_key(was: str, is_: str) -> str:
+    """The same in its key, which is in the row besides."""
+    assert was in KEY
+    return tenancy(was, is_, key=KEY.replace(was, is_))
 
 
 def run(path: str, *statements: str) -> None:
@@ -728,7 +742,7 @@ def test_tables_that_no_plugin_made_are_set_aside(path: str, statements: tuple[s
     begins_anew(path)
 
 
-LONG = ",".join(f'"{number}{"x" * 65000}"' for number in range(5))
+LONG = ",".join(f'"/dev/{number}"' for number in range(30000))
 
 
 def debug(old: str, new: str) -> str:
@@ -748,13 +762,8 @@ NONSENSE = [
     debug('"seconds":600.0', '"seconds":1e300'),
     debug(f'"region":"{P0}"', f'"region":"{P1}"'),
     record('"condition":"', '"condition":"SHINY'),
-    record('"former"', '"firmer"'),
-    record('"former":[]', '"former":"pod-a"'),
-    record('"former":[]', '"former":{"a":1}'),
-    record('"former":[]', '"former":[1]'),
-    record('"former":[]', '"former":[""]'),
-    record('"former":[]', '"former":["a","a"]'),
-    record('"former":[]', '"former":[],"more":1'),
+    record('"condition"', '"conditions"'),
+    record('"reason":"', '"more":1,"reason":"'),
     record('"afu_id":"', '"afu_id":"x'),
     record('"afu_id":"b', '"afu_id":"B'),
     record(f'"region":"{P0}"', f'"region":"{P1}"'),
@@ -768,7 +777,7 @@ NONSENSE = [
     row(
         "regions",
         device(CARD),
-        f'{{"region":"{device(CARD)}","condition":"BLANK","reason":"","afu_id":null,"former":[]}}',
+        f'{{"region":"{device(CARD)}","condition":"BLANK","reason":"","afu_id":null}}',
     ),
     claim(f'"{P0}"', f'"../{P0}"', device=f"../{P0}"),
     claim(f'"device":"{P0}"', f'"device":"{P1}"'),
@@ -809,7 +818,7 @@ NONSENSE = [
     claim('"since":0.0', '"since":9e999'),
     claim('"since":0.0', '"since":100000000000.0'),
     claim('"since":0.0', '"since":-1.0'),
-    record('"former":[]', f'"former":[{LONG}]'),
+    tenancy('"/dev/dfl-port.0"', LONG),
     row("debts", P0, "true"),
     row("debts", CARD.id, "false"),
     row("debts", CARD.id, "1"),
@@ -820,13 +829,24 @@ NONSENSE = [
     row("strays", "zzz", "1"),
     row("strays", device(OTHER, 0), "-1"),
     row("strays", device(OTHER, 0), "0"),
-    loan("pod-b", ""),
-    loan(P0, CARD.id),
-    loan(P0, "zzz"),
-    loan("/dev", "dev"),
-    loan('"pod"', '"pad"'),
-    loan('"pod"', ' "pod"'),
-    loan("}", ',"more":1}'),
+    tenancy_key("pod-b", ""),
+    tenancy_key(P0, CARD.id),
+    tenancy_key(P0, "zzz"),
+    tenancy_key('"pod"', '"pad"'),
+    tenancy_key('"pod"', ' "pod"'),
+    tenancy_key("7", "-1"),
+    tenancy_key("7", "9223372036854775807"),
+    tenancy_key("}", ',"more":1}'),
+    tenancy('"allocation":7', '"allocation":8'),
+    tenancy('"pod":"pod-b"', '"pod":null'),
+    tenancy("/dev", "dev"),
+    tenancy('["/dev/dfl-port.0"]', '"/dev/dfl-port.0"'),
+    tenancy('"used":true', '"used":1'),
+    tenancy('"left":true,', ""),
+    tenancy('"left":true', '"left":true,"more":1'),
+    tenancy('"inode":2', '"inode":-2'),
+    tenancy('"inode":2', '"inode":"2"'),
+    tenancy('"/t/p"', '"' + "x" * 4097 + '"'),
     row("resources", "fpga.intel.com/x\n../y", "true"),
     row("resources", f"{REGIONS}\n", "true"),
     row("epochs", "kubelet", "7"),
@@ -907,7 +927,7 @@ def test_a_plugin_that_dies_while_it_mends_finds_everything_again(path: str, mon
 
 def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
     lived(path)
-    run(path, claim(), loan(), row("strays", P1, "3"), row("epochs", "kubelet", '"1"'))
+    run(path, claim(), tenancy(), row("strays", P1, "3"), row("epochs", "kubelet", '"1"'))
     journal = Journal(path)
     assert journal.set_aside is None
     found = journal.snapshot.claims[P0]
@@ -935,16 +955,16 @@ EVERYTHING = Change(
             since=1.5,
         )
     },
-    regions={
-        RegionId(P0): RegionRecord(
-            RegionId(P0), Condition.FAULTED, "why", AFU, frozenset(map(PodUid, "fedcba"))
-        )
-    },
+    regions={RegionId(P0): RegionRecord(RegionId(P0), Condition.FAULTED, "why", AFU)},
     debts={CARD.id: True},
     drained={CARD.id: True},
     rebinding={CARD.id: True},
     unreconciled={CARD.id: True},
-    loans={Loan(PodUid("pod"), RegionId(P0), "/dev/dfl-port.0"): True},
+    tenancies={
+        (key := TenancyKey(RegionId(P0), 7, PodUid("pod"))): Tenancy(
+            key, ("/dev/a",), used=True, left=True, cgroups=(Cgroup("/t", "/t/p", 1, 2),)
+        )
+    },
     resources={REGIONS: True},
     strays={P0: 3},
     debugs={
@@ -969,12 +989,13 @@ epochs|boot|"a"
 epochs|environment|"c"
 epochs|kubelet|"b"
 epochs|lost|"d"
-loans|{{"pod":"pod","region":"{P0}","node":"/dev/dfl-port.0"}}|true
 rebinding|{CARD.id}|true
-regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}",\
-"former":["a","b","c","d","e","f"]}}
+regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}"}}
 resources|{REGIONS}|true
 strays|{P0}|3
+tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|\
+{{"key":{{"region":"{P0}","allocation":7,"pod":"pod"}},"nodes":["/dev/a"],"used":true,"left":true,\
+"cgroups":[{{"tree":"/t","path":"/t/p","device":1,"inode":2}}]}}
 unreconciled|{CARD.id}|true
 """
 
@@ -986,7 +1007,7 @@ def test_the_form_of_the_rows_is_that_of_their_number(path: str) -> None:
     written = [
         "|".join(row) for row in journal._db.execute("SELECT * FROM journal ORDER BY kind, key")
     ]
-    assert (SCHEMA_VERSION, written) == (3, FORM.splitlines())
+    assert (SCHEMA_VERSION, written) == (4, FORM.splitlines())
     journal.close()
     assert Journal(path).snapshot == EVERYTHING
 

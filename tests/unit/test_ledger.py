@@ -18,7 +18,9 @@ from doubles.cards import (
 )
 from ledger_support import (
     MemoryJournal,
+    former,
     found,
+    gone,
     make_ledger,
     make_lists,
     remembered,
@@ -158,7 +160,7 @@ def test_allocate_after_a_prestart_releases_exactly_the_ids_named(ledger: Ledger
     assert ledger.claims[P1] is before
     assert (ledger.claims[P0].started, ledger.claims[P0].pod) == (False, None)
     assert condition(ledger, R0) is Condition.DIRTY
-    assert ledger.record(R0).former == {POD_A}
+    assert former(ledger, R0) == {POD_A}
     assert condition(ledger, R1) is Condition.PROGRAMMED
 
 
@@ -208,7 +210,9 @@ def test_a_node_in_other_hands_is_not_given_out_until_they_let_go(ledger: Ledger
     found(ledger, renumbered(OTHER, 0, 3))
     scrub(ledger, OTHER)
     lent = ledger.cards[OTHER.id].regions[0]
-    assert ledger.borrowed_node(lent) == ("/dev/dfl-port.0", P0)
+    assert [(one.nodes, one.region) for one in ledger.strangers(lent)] == [
+        (("/dev/dfl-port.0",), R0)
+    ]
     with pytest.raises(RefusedError, match="is also open to the pod"):
         ledger.allocate(REGIONS, [device(OTHER, 0)])
     with pytest.raises(RefusedError, match="is also open to the pod"):
@@ -229,8 +233,11 @@ def test_a_region_under_a_stale_node_is_dirty_where_it_may_have_been_used(
     found(ledger, renumbered(CARD, 1, 0))
     scrub(ledger, CARD, 1)
     ledger.release([P0])
+    (_, of_its_node) = ledger.cards[CARD.id].regions
+    assert [one.pod for one in ledger.strangers(of_its_node)] == ([POD_A] if started else [])
+    gone(ledger, POD_A)
     assert condition(ledger, R1) is (Condition.DIRTY if started else Condition.BLANK)
-    assert ledger.record(R1).former == ({POD_A} if started else set())
+    assert ledger.own_node(of_its_node)
 
 
 def ghost_with_node_0(ledger: Ledger) -> RegionId:
@@ -262,20 +269,18 @@ def test_what_a_pod_may_have_opened_by_its_old_node_is_scrubbed_when_it_is_gone(
     ledger: Ledger,
 ) -> None:
     lent = ghost_with_node_0(ledger)
-    ledger.pods_gone([POD_A])
+    gone(ledger, POD_A)
     assert condition(ledger, lent) is Condition.DIRTY
     scrub(ledger, OTHER, 0)
     assert shown(make_lists(ledger)) == {lent: True, device(OTHER, 1): True}
     ledger.allocate(REGIONS, [DeviceId(lent)])
 
 
-def test_the_own_region_of_a_former_owner_ends_his_loan_when_it_is_scrubbed(
-    ledger: Ledger,
-) -> None:
+def test_the_scrub_of_a_region_ends_what_its_former_owner_had_of_it(ledger: Ledger) -> None:
     lent = ghost_with_node_0(ledger)
     found(ledger, renumbered(CARD, 7, 8))
     scrub(ledger, CARD)  # nobody scrubs before pod A is gone
-    assert not ledger.loans
+    assert not ledger.tenancies
     assert condition(ledger, lent) is Condition.DIRTY
 
 
@@ -288,23 +293,23 @@ def test_a_pod_that_gets_its_region_again_keeps_what_it_was_given_before(ledger:
     ledger.allocate(REGIONS, [P0])
     ledger.bind_pod([P0], POD_A)
     start(ledger, P0)
-    assert set(ledger.loans) == {"/dev/dfl-port.0"}
+    assert {node for one in ledger.tenancies.values() for node in one.nodes} == {"/dev/dfl-port.0"}
 
 
 def test_a_pod_that_never_ran_keeps_no_node(ledger: Ledger) -> None:
     ledger.allocate(REGIONS, [P0])
     ledger.bind_pod([P0], POD_A)
     ledger.release([P0])
-    assert not ledger.loans
+    assert not ledger.tenancies
 
 
 @pytest.mark.parametrize("boot_id", ["boot", "another boot"])
-def test_a_loan_outlives_the_plugin_and_not_the_boot(boot_id: str) -> None:
+def test_a_tenancy_that_was_left_outlives_the_plugin_and_not_the_boot(boot_id: str) -> None:
     ledger, journal = make_ledger(CARD, OTHER)
     lent = ghost_with_node_0(ledger)
     again = reopened(journal, renumbered(OTHER, 0, 3), boot_id=boot_id)
     node = next(r for r in again.cards[OTHER.id].regions if r.id == lent)
-    assert (again.lent_node(node) is not None) == (boot_id == "boot")
+    assert bool(again.strangers(node)) == (boot_id == "boot")
 
 
 # ------------------------------------------------------------------ cards nobody was asked about
@@ -405,10 +410,10 @@ def test_after_use_a_region_is_dirty_and_remembers_its_owner(ledger: Ledger) -> 
     ledger.bind_pod([P0], POD_A)
     start(ledger, P0)
     ledger.release([P0])
-    assert ledger.record(R0).former == {POD_A}
+    assert former(ledger, R0) == {POD_A}
     assert condition(ledger) is Condition.DIRTY
     scrub(ledger, CARD, 0)
-    assert ledger.record(R0).former == frozenset()
+    assert former(ledger, R0) == frozenset()
     assert condition(ledger) is Condition.BLANK
 
 
@@ -449,10 +454,9 @@ def test_a_balanced_poststop_leaves_the_claim_and_a_dirty_region(ledger: Ledger)
     assert condition(ledger) is Condition.DIRTY
     assert ledger.ownership(R0) is Ownership.STARTED
     scrub(ledger, CARD, 0)
-    ledger.emptied(RegionId(P0))
     ledger.release([P0])
     assert condition(ledger) is Condition.BLANK, "scrubbed already"
-    assert ledger.record(R0).former == frozenset()
+    assert former(ledger, R0) == frozenset()
 
 
 def test_a_poststop_that_was_an_earlier_pods_does_not_spare_a_used_region_its_scrub(
@@ -476,7 +480,6 @@ def test_a_container_that_starts_after_a_scrub_under_its_claim_leaves_a_dirty_re
     start(ledger, P0)
     ledger.poststop_seen([P0])
     scrub(ledger, CARD)
-    ledger.emptied(RegionId(P0))
     ledger.prestart_seen([P0])
     ledger.poststop_seen([P0])  # counted early: it was the first one's, told twice
     ledger.started([ledger.claims[P0]])
@@ -577,7 +580,7 @@ def test_another_pod_in_kubelets_records_is_another_owner(ledger: Ledger) -> Non
     ledger.bind_pod([P0], POD_A)
     assert condition(ledger) is Condition.PROGRAMMED
     ledger.bind_pod([P0], POD_B)
-    assert ledger.record(R0).former == {POD_A}
+    assert former(ledger, R0) == {POD_A}
     assert condition(ledger) is Condition.DIRTY
     claim = ledger.claims[P0]
     assert (claim.pod, claim.exposed, claim.started) == (POD_B, True, False)
@@ -650,7 +653,7 @@ def test_a_scrub_during_which_an_owner_left_is_done_again(ledger: Ledger) -> Non
     ledger.release([P0])
     with pytest.raises(NotFinishedError, match="an owner left"):
         ledger.clean(R0, BLANK, blank=True)
-    assert ledger.record(R0).former == {POD_A}
+    assert former(ledger, R0) == {POD_A}
 
 
 def test_a_debt_is_open_from_the_first_sight_of_a_card_with_memory() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, PREFIX, REGIONS, WHOLE, make_card
-from ledger_support import MemoryJournal, found, make_ledger, reopened
+from ledger_support import MemoryJournal, found, gone, make_ledger, reopened, tenancy
 from test_holders import A, holder
 
 from fpga_plugin.config.settings import ScrubPolicy
@@ -23,7 +23,6 @@ from fpga_plugin.ledger.records import (
     Condition,
     Debug,
     Epoch,
-    Loan,
     Meaning,
     RegionRecord,
     TenantImage,
@@ -171,12 +170,12 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     "change",
     [
         Change(images={TenantImage(R0, AFU): True}),
-        Change(loans={Loan(POD, R2, "/dev/dfl-port.0"): True}),
+        tenancy(R2, POD, "/dev/dfl-port.0"),
         Change(holders={A: holder(A, DeviceId(R0))}),
         Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
         Change(debts={CARD.id: True}),
     ],
-    ids=["image", "loan", "holder", "region", "debt"],
+    ids=["image", "tenancy", "holder", "region", "debt"],
 )
 def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) -> None:
     """A device whose node another pod has would stay Healthy."""
@@ -193,7 +192,7 @@ def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) 
 
 
 def lent(ledger: Ledger, node: str) -> None:
-    ledger._commit(Change(loans={Loan(POD, R1, node): True}))
+    ledger._commit(tenancy(R1, POD, node))
 
 
 def test_a_node_that_two_cards_show_for_a_moment_is_not_forgotten_with_one_of_them() -> None:
@@ -203,9 +202,9 @@ def test_a_node_that_two_cards_show_for_a_moment_is_not_forgotten_with_one_of_th
     ledger, _ = make_ledger(OTHER, twin)
     lent(ledger, node)
     ledger.card_gone(twin.id)
-    ledger.pods_gone([POD])
+    gone(ledger, POD)
     assert ledger.record(R2).condition is Condition.DIRTY
-    assert not ledger.loans
+    assert not ledger.tenancies
 
 
 def test_a_node_that_a_card_had_before_leads_nowhere_when_the_card_is_gone() -> None:
@@ -218,8 +217,8 @@ def test_a_node_that_a_card_had_before_leads_nowhere_when_the_card_is_gone() -> 
     lent(ledger, node)
     found(ledger, moved)
     ledger.card_gone(CARD.id)
-    ledger.pods_gone([POD])
-    assert not ledger.loans
+    gone(ledger, POD)
+    assert not ledger.tenancies
     assert ledger.record(R2).condition is Condition.BLANK
 
 
@@ -228,7 +227,7 @@ def test_a_faulted_region_stays_so_when_those_who_had_its_node_are_gone() -> Non
     faulted = RegionRecord(R2, Condition.FAULTED, "poisoned")
     ledger._commit(Change(regions={R2: faulted}))
     lent(ledger, OTHER.regions[0].grant.nodes[0])
-    ledger.pods_gone([POD])
+    gone(ledger, POD)
     assert ledger.record(R2) == faulted
 
 
@@ -237,12 +236,12 @@ def test_a_node_that_two_pods_have_is_still_one_pods_when_the_other_is_gone() ->
     third = make_card(3, nodes=(5,))
     ledger, _ = make_ledger(CARD, third)
     grant = third.regions[0].grant
-    claims = {DeviceId(each): Claim(DeviceId(each), REGIONS, {each: grant}) for each in (R0, R1)}
-    ledger._commit(Change(claims={**claims}))
-    ledger.release([DeviceId(R0)])
-    assert ledger.borrowed_node(third.regions[0]) == (grant.nodes[0], R1)
-    ledger.release([DeviceId(R1)])
-    assert ledger.borrowed_node(third.regions[0]) is None
+    ledger._commit(tenancy(R0, POD, *grant.nodes))
+    ledger._commit(tenancy(R1, "pod-2", *grant.nodes))
+    gone(ledger, POD)
+    assert [one.pod for one in ledger.strangers(third.regions[0])] == ["pod-2"]
+    gone(ledger, "pod-2")
+    assert ledger.strangers(third.regions[0]) == []
 
 
 def test_a_region_whose_node_a_pod_had_while_it_was_scrubbed_is_dirty_when_the_pod_is_gone() -> (
@@ -383,18 +382,11 @@ def test_an_owners_image_is_withheld_though_the_card_is_gone() -> None:
 def test_the_former_owners_of_a_cards_other_regions_are_its_own() -> None:
     """The memory is the card's: those of another card are no reason to wait (invariant 7)."""
     ledger, _ = make_ledger(CARD, OTHER)
-    uids = {R0: PodUid("a"), R1: PodUid("b"), R2: PodUid("c")}
-    ledger._commit(
-        Change(
-            regions={
-                each: replace(ledger.record(each), former=frozenset({uid}))
-                for each, uid in uids.items()
-            }
-        )
-    )
-    assert ledger.former_owners(CARD.id) == {"a", "b"}
-    assert ledger.former_owners(CARD.id, but=[R0]) == {"b"}
-    assert ledger.former_owners(OTHER.id, but=[R0]) == {"c"}
+    for region, uid in ((R0, "a"), (R1, "b"), (R2, "c")):
+        ledger._commit(tenancy(region, uid))
+    assert {one.pod for one in ledger.left_on(CARD.id)} == {"a", "b"}
+    assert {one.pod for one in ledger.left_on(CARD.id, but=[R0])} == {"b"}
+    assert {one.pod for one in ledger.left_on(OTHER.id, but=[R0])} == {"c"}
 
 
 def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:

@@ -14,7 +14,7 @@ import pytest
 from doubles.cards import AFU, BLANK, INTERFACE, OTHER_INTERFACE, PREFIX, TOO_HOT, device, make_card
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_support import MemoryJournal, listed, make_lists, remembered, table
+from ledger_support import MemoryJournal, gone, listed, make_lists, remembered, table
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
@@ -193,9 +193,9 @@ class Steps(RuleBasedStateMachine):
             present = {r.id: r.grant for r in self.ledger.regions_of(claim.device)}
             assert claim.grants == present
             assert not any(self.ledger.trouble(region) for region in present)
-            reached = {loan for loans in self.ledger.loans.values() for loan in loans}
-            for region, node in claim.nodes:
-                assert not any(loan.node == node and loan.region != region for loan in reached)
+            others = [one for one in self.ledger.tenancies.values() if one.region not in present]
+            for node in (node for grant in present.values() for node in grant.nodes):
+                assert not any(node in one.nodes for one in others)
 
     @rule(one=st.sampled_from(DEVICES), pod=pods, nodes=st.lists(st.integers(0, 6), max_size=2))
     def adopt(self, one, pod, nodes) -> None:
@@ -254,10 +254,10 @@ class Steps(RuleBasedStateMachine):
 
     @rule(uids=st.sets(pods))
     def processes_end(self, uids) -> None:
-        self.happens_or_not(lambda: self.ledger.pods_gone(uids))
+        self.happens_or_not(lambda: gone(self.ledger, *uids))
         if not self.journal.failing:
-            of = [loan.pod for loans in self.ledger.loans.values() for loan in loans]
-            assert not uids.intersection(of)
+            left = [one.pod for one in self.ledger.tenancies.values() if one.left]
+            assert not uids.intersection(left)
 
     # -------------------------------------------------------------- debugging
 

@@ -13,7 +13,7 @@ import pytest
 from doubles import LIMIT
 from doubles.cards import AFU, BLANK, PREFIX, make_card
 from doubles.cards import device as device_of
-from ledger_support import MemoryJournal, make_ledger, scrub
+from ledger_support import MemoryJournal, former, make_ledger, scrub
 from structlog.testing import capture_logs
 from test_holders import POD, A, holder, prepare
 
@@ -233,7 +233,7 @@ def test_a_claim_on_a_card_that_is_new_to_the_journal_is_adopted(tmp_path):
     world = World(str(tmp_path), fresh=True)
     world.record(A)
     after_a_round(world)
-    assert world.ledger.holders[A].pods == {POD}
+    assert world.ledger.pods_of(world.ledger.holders[A].devices) == {POD}
     assert not world.ledger.unreconciled
 
 
@@ -252,14 +252,14 @@ def test_pods_whose_claim_both_records_lost_are_former_owners_of_its_regions(tmp
     world.claim = allocated("node-a")
     world.living = POD
     after_a_round(world)
-    assert [world.ledger.record(one.id).former for one in CARD.regions] == [
+    assert [former(world.ledger, one.id) for one in CARD.regions] == [
         {POD} if one.id == world.region else set() for one in CARD.regions
     ]
 
 
 def test_a_card_stays_back_whose_lost_claim_cannot_be_adopted(tmp_path):
     world = World(str(tmp_path), damaged=True)
-    world.ledger.adopt_holder(holder(ClaimUid("claim-b"), device_of(CARD)))
+    world.ledger.adopt_holder(holder(ClaimUid("claim-b"), device_of(CARD)), [POD])
     world.living = POD
     world.record(A)
     after_a_round(world)

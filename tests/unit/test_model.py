@@ -18,7 +18,7 @@ import ledger_world
 import pytest
 import structlog
 from doubles.cards import BLANK, REGIONS, WHOLE
-from ledger_support import MemoryJournal
+from ledger_support import MemoryJournal, former
 from ledger_world import Images, Job, Plugin, Pod, Rack, env_for, make_boards
 from repository import ROOT
 
@@ -34,8 +34,7 @@ BLANK_POD = 2
 """The pod that asks for no bitstream, as in the model."""
 
 KINDS = {
-    "Cgroups.left": "look",
-    "Cgroups.may_live": "look",
+    "CardOperations._may_live": "look",
     "CardOperations.ports.<locals>.open_all": "open",
     "Images.blank.<locals>.<lambda>": "load",
     "CardOperations.scrub.<locals>.<lambda>": "wipe",
@@ -362,7 +361,7 @@ class Replay:
             on_it = next((n for n in (1, 2, 3) if slot.afu == image(n)), 0)
             assert on_it or slot.afu == BLANK
             said.append(
-                f"R{CONDITIONS.index(record.condition)}{bits(record.former)}{on_it}"
+                f"R{CONDITIONS.index(record.condition)}{bits(former(ledger, region))}{on_it}"
                 f"{bits(slot.data)}{slot.held is not None:d}"
             )
         said.append(f"D{self.card in ledger.debts:d}{bits(self.board.memory)}")

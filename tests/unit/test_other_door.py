@@ -85,9 +85,9 @@ def to_dra(ledger: Ledger, *living: PodUid, entries: Collection[CheckpointEntry]
     asyncio.run(leave_device_plugin(ledger, pods_of(*living), pods, prefix=PREFIX))  # type: ignore[arg-type]
 
 
-def holder(*devices: str, pods: Collection[PodUid] = (POD_A,), ended: bool = False) -> Holder:
+def holder(*devices: str, ended: bool = False) -> Holder:
     requests = dict.fromkeys(devices, ("fpga",))
-    return Holder(UID, "space", "claim", devices, requests, frozenset(pods), ended=ended)  # type: ignore[arg-type]
+    return Holder(UID, "space", "claim", devices, requests, ended=ended)  # type: ignore[arg-type]
 
 
 def owned(*, pod: PodUid | None = POD_A) -> Ledger:
@@ -137,7 +137,7 @@ def test_a_pod_of_the_checkpoint_that_is_gone_keeps_no_door() -> None:
 
 def test_what_claims_have_is_theirs_when_their_own_door_opens() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.take(holder(P0))
+    ledger.take(holder(P0), [POD_A])
     to_dra(ledger, POD_A)
     assert set(ledger.claims) == {P0}
 
@@ -157,7 +157,7 @@ def to_device_plugin(ledger: Ledger, *living: PodUid, record: object = None) -> 
 
 def test_a_claim_whose_pods_are_gone_ends_and_its_devices_are_scrubbed() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.take(holder(P0))
+    ledger.take(holder(P0), [POD_A])
     to_device_plugin(ledger, POD_B)
     assert not ledger.holders
     assert not ledger.claims
@@ -165,7 +165,7 @@ def test_a_claim_whose_pods_are_gone_ends_and_its_devices_are_scrubbed() -> None
 
 def test_a_claim_one_of_whose_pods_lives_keeps_its_devices_and_the_door() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.take(holder(P0, pods=(POD_A, POD_B)))
+    ledger.take(holder(P0), [POD_A, POD_B])
     with pytest.raises(OtherDoorError, match="by DRA: claim space/claim: "):
         to_device_plugin(ledger, POD_B)
     assert set(ledger.holders) == {UID}
@@ -175,7 +175,7 @@ def test_a_claim_one_of_whose_pods_lives_keeps_its_devices_and_the_door() -> Non
 def test_a_claim_that_kubelet_ended_keeps_no_door_though_its_pod_lives() -> None:
     """Its region waits for the pod as any former owner's does."""
     ledger, _ = make_ledger(CARD)
-    ledger.take(holder(P0))
+    ledger.take(holder(P0), [POD_A])
     ledger.end_holder(UID)
     to_device_plugin(ledger, POD_A)
     assert not ledger.holders

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 from doubles.cards import AFU, REGIONS, TOO_HOT
 from ledger_scene import Scene
+from ledger_support import tenancy
 from ledger_world import Pod
 
 from fpga_plugin.config.settings import RecoveryPolicy
@@ -18,7 +19,7 @@ from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId
 from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Change, Condition, Debug, Loan
+from fpga_plugin.ledger.records import Change, Condition, Debug
 from fpga_plugin.regions import recovery
 from fpga_plugin.regions.recovery import Recovery
 
@@ -77,22 +78,21 @@ def unreconciled(scene: Scene) -> None:
 def borrowed(scene: Scene) -> None:
     """The other card's pod has a node that is this card's by now."""
     pod = scene.admit(scene.regions[2])
-    claim = scene.ledger.claims[pod.devices[0]]
-    grants = {scene.regions[2]: card(scene).regions[1].grant}
-    commit(scene, Change(claims={claim.device: replace(claim, grants=grants)}))
+    (one,) = scene.ledger.users(scene.ledger.claims[pod.devices[0]])
+    nodes = card(scene).regions[1].grant.nodes
+    commit(scene, Change(tenancies={one.key: replace(one, nodes=nodes)}))
 
 
 def lent(scene: Scene) -> None:
     node = card(scene).regions[1].grant.nodes[0]
-    commit(scene, Change(loans={Loan(PodUid("pod"), scene.regions[2], node): True}))
+    commit(scene, tenancy(scene.regions[2], "pod", node))
 
 
 def former(scene: Scene, uid: str = "former", region: int = 1) -> None:
     pod = Pod(PodUid(uid), REGIONS, (), {})
     pod.running = True
     scene.pods.append(pod)
-    record = scene.ledger.record(scene.regions[region])
-    commit(scene, Change(regions={record.region: replace(record, former=frozenset({PodUid(uid)}))}))
+    commit(scene, tenancy(scene.regions[region], uid))
 
 
 HINDRANCES = [claimed, kept, unreconciled, borrowed, lent, former]

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from doubles.cards import BLANK, POISONED, REGIONS, TOO_HOT, WHOLE
 from ledger_scene import Scene, scenes
+from ledger_support import former
 from ledger_world import AFUS, Pod
 
 from fpga_plugin.ids import CardId, PodUid, RegionId, ResourceName
@@ -219,7 +220,7 @@ def test_poststops_that_balance_scrub_where_the_pod_runs_no_container(world: Wor
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     world.deallocate(a)
-    assert world.ledger.record(world.r0).former == frozenset(), "nobody waits for it again"
+    assert former(world.ledger, world.r0) == set(), "nobody waits for it again"
 
 
 def test_the_end_of_one_container_told_twice_does_not_blank_its_successors_region(
@@ -404,23 +405,23 @@ def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
 # ------------------------------------------------------------------ rebinding the driver
 
 
-@pytest.mark.parametrize("kept", ["by a loan", "by owners that are not known"])
+@pytest.mark.parametrize("kept", ["by a tenancy", "by owners that are not known"])
 def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
     world = make()
     ledger = world.ledger
-    if kept == "by a loan":
+    if kept == "by a tenancy":
         a = world.run(world.r0)
         world.deallocate(a)
         one, other = world.board.card.regions
         swapped = (replace(one, grant=other.grant), replace(other, grant=one.grant))
         world.board.card = replace(world.board.card, regions=swapped)
         world.plugin.call(lambda: ledger.card_found(world.board.card, {}, BLANK))
-        assert ledger.lent_node(world.board.card.regions[1])
+        assert ledger.strangers(world.board.card.regions[1])
     else:
         unreconcile(world)
     hindrance = world.plugin.begin(world.plugin.recovery._hindrance(world.board.card, frozenset()))
     world.plugin.work()
-    expected = "open to pod pod-0" if kept == "by a loan" else "kubelet's records"
+    expected = "open to pod pod-0" if kept == "by a tenancy" else "kubelet's records"
     assert expected in hindrance.result()
 
 
