@@ -229,10 +229,12 @@ def former(ledger: Ledger, region: RegionId) -> set[PodUid | None]:
     return {one.pod for one in ledger.left(region)}
 
 
-def tenancy(region: RegionId, pod: str, *nodes: str, allocation: int = 1 << 40) -> Change:
-    """A pod whose allocation ended has these nodes; it may run on."""
+def tenancy(
+    region: RegionId, pod: str, *nodes: str, allocation: int = 1 << 40, left: bool = True
+) -> Change:
+    """A pod has these nodes; where its allocation ended, it may run on."""
     key = TenancyKey(region, allocation, PodUid(pod))
-    return Change(tenancies={key: Tenancy(key, nodes, used=True, left=True)})
+    return Change(tenancies={key: Tenancy(key, nodes, used=True, left=left)})
 
 
 def gone(ledger: Ledger, *pods: str) -> None:

@@ -29,6 +29,7 @@ from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import Alias, BitstreamId, DeviceId, InterfaceId, PodUid, Resource
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Ownership
+from fpga_plugin.pods.cgroup import Cgroup
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.regions.prepare import Preparer
@@ -307,16 +308,20 @@ def test_a_pod_that_kubelets_records_do_not_show_starts_on_its_own_claim(scene: 
     assert scene.ledger.claims[pod.devices[0]].pod is None
 
 
+CGROUP = Cgroup("/t", "/t/pod", 1, 2)
+
+
 def test_whoever_starts_is_looked_for_among_the_cgroups(scene: Scene):
     """Invariant 7: where its cgroup is not seen now, its absence later says nothing."""
     pod = scene.admit(scene.regions[0])
     with (
         mock.patch.object(Cgroups, "expect", autospec=True) as expect,
-        mock.patch.object(Cgroups, "entered", autospec=True) as entered,
+        mock.patch.object(Cgroups, "instance", return_value=(CGROUP,)),
     ):
         scene.start(pod, AFU)
     expect.assert_called_once_with(mock.ANY, pod.uid)
-    entered.assert_called_once_with(mock.ANY, pod.uid, [pod.devices[0]])
+    (one,) = scene.ledger.tenancies.values()
+    assert (one.pod, one.cgroups, one.used) == (pod.uid, (CGROUP,), True)
 
 
 # ------------------------------------------------------------------ preparations

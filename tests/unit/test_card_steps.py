@@ -4,6 +4,8 @@ Each of these broke without a fast test noticing (`make mutants`): the table of 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,7 +25,8 @@ from fpga_plugin.hardware.backend import CardHealth
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.names import card_of
-from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.records import Condition, Tenancy, TenancyKey
+from fpga_plugin.pods.cgroup import Cgroup
 from fpga_plugin.regions.reports import Report
 
 
@@ -210,21 +213,43 @@ def test_a_successor_waits_for_prs_and_for_nothing_else(scene: Scene, *, pr: boo
     assert not scene.operations.workers._in_flight
 
 
-def test_who_left_a_region_does_not_live_in_it_whatever_else_of_his_runs(scene: Scene) -> None:
-    """Invariant 7. Of a pod with the same uid that never had it nothing is waited for."""
-    uid, region = PodUid("pod"), scene.regions[0]
-    cgroups = mock.Mock(may_live=lambda _: True, left=lambda _, of: of in {None, region})
-    asked = scene.operations.living
+CGROUP, LATER = Cgroup("/t", "/t/pod", 1, 2), Cgroup("/t", "/t/pod", 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "lives"),
+    [
+        ({}, True),
+        ({"used": False}, False),  # no container of it ever had the region
+        ({"left": False}, True),
+        # Another instance of the pod runs, which never had it, or may have.
+        ({"cgroups": (CGROUP,)}, False),
+        ({"cgroups": (CGROUP,), "left": False}, True),  # kubelet may be about to start it again
+        ({"cgroups": (CGROUP, LATER)}, True),
+        ({"cgroups": (LATER,)}, True),
+    ],
+)
+def test_a_pod_is_gone_by_kubelets_word_and_by_its_cgroup_never_by_one_alone(
+    scene: Scene, more: dict[str, Any], *, lives: bool
+) -> None:
+    """Invariant 7. A pod of its uid runs; the cgroup in which it ran first is gone."""
+    key = TenancyKey(scene.regions[0], 1, PodUid("pod"))
+    one = replace(Tenancy(key, (), used=True, left=True), **more)
+    cgroups = mock.Mock(may_live=lambda _: True, instance_gone=lambda noted: set(noted) == {CGROUP})
     with mock.patch.object(type(scene.operations), "cgroups", cgroups):
+        task = scene.plugin.begin(scene.operations.living([one]))
+        scene.plugin.work()
+        assert (task.result() is one) == lives
 
-        def living(of: RegionId | None) -> object:
-            task = scene.plugin.begin(asked([uid], of=of))
-            scene.plugin.work()
-            return task.result()
 
-        assert living(None) == uid
-        assert living(region) is None
-        assert living(scene.regions[1]) == uid
+@pytest.mark.parametrize("left", [False, True])
+def test_of_a_pod_that_is_not_known_kubelets_word_is_all_there_is(
+    scene: Scene, *, left: bool
+) -> None:
+    one = Tenancy(TenancyKey(scene.regions[0], 1, None), (), used=True, left=left)
+    task = scene.plugin.begin(scene.operations.living([one]))
+    scene.plugin.work()
+    assert task.result() is (None if left else one)
 
 
 def clear(scene: Scene, reports: dict[RegionId, Report]) -> BaseException | None:

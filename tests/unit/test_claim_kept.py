@@ -183,7 +183,7 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_ag
         ledger.take(ledger.holders[A], ())
         ledger.working([region])
         ledger.programmed(region, AFU)
-        ledger.prepared(A)
+        ledger.prepared(A, {})
 
     scene.plugin.call(anew)
     removal.run()

@@ -474,7 +474,7 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
             assert words(said) == {dra_name(P0): WELL}
             assert (first.device.pool_name, first.device.device_name) == (POOL, dra_name(P0))
             assert first.health_check_timeout_seconds == servicer.HEALTH_TIMEOUT
-            ledger.users(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
+            ledger.join(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
             for _ in range(20):
                 await asyncio.sleep(0)  # it would be sent by now
             take(ledger, 2, P1)

@@ -34,7 +34,7 @@ def prepare(ledger: Ledger, card: Card, port: int, uid: ClaimUid = A) -> RegionI
     ledger.take(holder(uid, DeviceId(region)), [POD])
     ledger.working([region])
     ledger.programmed(region, AFU)
-    ledger.prepared(uid)
+    ledger.prepared(uid, {})
     return region
 
 
@@ -125,7 +125,7 @@ def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     ledger, journal = make_ledger(card)
     first, second = device(card, 0), device(card, 1)
     ledger.take(holder(A, first, second), [POD])
-    ledger.prepared(A)
+    ledger.prepared(A, {})
     assert ledger.leave(A, {first, second}) == ()
     assert ledger.is_prepared(ledger.holders[A])
     assert ledger.leave(A, {second}) == (card.id,)
@@ -184,7 +184,7 @@ def test_what_is_adopted_of_a_claim_takes_nothing_from_what_is_known_of_it():
     card = make_card()
     ledger, journal = make_ledger(card)
     ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.prepared(A)
+    ledger.prepared(A, {})
     del journal.snapshot.claims[device(card, 1)]
     again = reopened(journal, card)
     known = again.claims[device(card, 0)]
@@ -203,7 +203,7 @@ def test_a_step_that_cannot_be_written_did_not_happen(step):
     journal.failing = 1
     steps = {
         "take": lambda: ledger.take(holder(A, device(card, 0)), [POD]),
-        "prepared": lambda: ledger.prepared(A),
+        "prepared": lambda: ledger.prepared(A, {}),
         "end": lambda: ledger.end_holder(A),
     }
     with pytest.raises(JournalError):
@@ -237,7 +237,7 @@ def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
     nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
     nowhere.take(holder(A, device(card, 0)), [POD])
     assert not nowhere.is_prepared(nowhere.holders[A])
-    nowhere.prepared(A)
+    nowhere.prepared(A, {})
     assert not nowhere.is_prepared(nowhere.holders[A]), "it may have been in another boot"
 
 

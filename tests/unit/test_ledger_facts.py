@@ -249,15 +249,12 @@ def test_a_region_whose_node_a_pod_had_while_it_was_scrubbed_is_dirty_when_the_p
 ):
     ledger, _ = make_ledger(OTHER)
     lent(ledger, OTHER.regions[0].grant.nodes[0])
-    ledger._commit(
-        Change(
-            regions={
-                R2: RegionRecord(R2, Condition.DIRTY, "so", None, frozenset({POD})),
-            }
-        )
-    )
+    ledger._commit(tenancy(R2, POD))
+    ledger.dirty([R2], "so")
     ledger.working([R2])
     ledger.clean(R2, BLANK, blank=True)
+    assert [one.region for one in ledger.strangers(OTHER.regions[0])] == [R1]
+    gone(ledger, POD)
     assert ledger.record(R2).condition is Condition.DIRTY
 
 
@@ -273,8 +270,7 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
         ledger.check_grants(replace(whole, grants={R0: grants[R1], R1: grants[R1]}))
     with pytest.raises(RefusedError, match="gone now"):
         ledger.check_grants(replace(whole, grants={R0: grants[R0], R2: grants[R1]}))
-    stolen = Claim(DeviceId(R2), REGIONS, {R2: grants[R1]})
-    ledger._commit(Change(claims={stolen.device: stolen}))
+    ledger._commit(tenancy(R2, POD, *grants[R1].nodes, left=False))
     with pytest.raises(RefusedError, match="is also open to the pod"):
         ledger.check_grants(whole)
 

@@ -7,10 +7,10 @@ from unittest import mock
 
 import pytest
 from doubles.cards import PREFIX, REGIONS, device, make_card
+from fpga_plugin.claims.other_door import OtherDoorError, leave_device_plugin, leave_dra
 from ledger_support import make_ledger
 
 from fpga_plugin.claims import other_door
-from fpga_plugin.claims.other_door import OtherDoorError, leave_device_plugin, leave_dra
 from fpga_plugin.ids import ClaimUid, PodUid, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Holder

@@ -54,7 +54,9 @@ def make_bench():
         rebinding=set(),
         unreconciled=frozenset(),
         claims_on=lambda _: (),
-        record=lambda _: SimpleNamespace(former=frozenset(), condition="blank", reason=""),
+        record=lambda _: SimpleNamespace(condition="blank", reason=""),
+        left=lambda _: [],
+        strangers=lambda _: [],
     )
     operations = CardOperations(
         ledger=ledger, backend=backend, blanks=None, workers=workers, cgroups=None, observer=None

@@ -50,7 +50,7 @@ class World(Scene):
             names = [
                 getattr(job.function, "func", job.function).__name__ for job in self.plugin.jobs
             ]
-            if names == ["may_live"]:
+            if names == ["_may_live"]:
                 return
             self.plugin.job(0)
         raise AssertionError("nobody looks for the last owner")

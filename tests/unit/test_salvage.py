@@ -7,9 +7,9 @@ here (`make mutants`).
 from dataclasses import replace
 
 from doubles.cards import AFU, BLANK, REGIONS, WHOLE, device, make_card
-from test_holders import POD, A, B, holder
+from ledger_support import tenancy
 
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId, ResourceName
+from fpga_plugin.ids import DeviceId, RegionId, ResourceName
 from fpga_plugin.ledger.records import (
     Change,
     Claim,
@@ -24,7 +24,6 @@ from fpga_plugin.ledger.salvage import salvaged, untold
 CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))
 R0, R1, R2, R3 = (region.id for card in (CARD, OTHER) for region in card.regions)
-FORMER, NEXT = PodUid("pod-0"), PodUid("pod-2")
 
 
 def claim(device: DeviceId, resource: ResourceName = REGIONS) -> Claim:
@@ -32,7 +31,7 @@ def claim(device: DeviceId, resource: ResourceName = REGIONS) -> Claim:
 
 
 def record(region: RegionId, condition: Condition = Condition.BLANK) -> RegionRecord:
-    return RegionRecord(region, condition, "so", BLANK, frozenset({FORMER}))
+    return RegionRecord(region, condition, "so", BLANK)
 
 
 def damaged(told: Change) -> Change:
@@ -77,7 +76,7 @@ def test_nothing_that_would_give_a_region_out_is_believed_and_nothing_else_is_lo
     found = damaged(told)
     assert found.epochs == {Epoch.BOOT: "boot", Epoch.LOST: "rows of the journal"}
     assert found.regions == {
-        R0: RegionRecord(R0, Condition.DIRTY, "the journal was damaged", None, frozenset({FORMER})),
+        R0: RegionRecord(R0, Condition.DIRTY, "the journal was damaged"),
         R1: record(R1, Condition.FAULTED),
     }
     expected = (TenantImage(R0, AFU), TenantImage(R0, None), TenantImage(R1, None))
@@ -86,35 +85,10 @@ def test_nothing_that_would_give_a_region_out_is_believed_and_nothing_else_is_lo
     assert (found.drained, found.debts) == (told.drained, told.debts)
 
 
-def test_the_pods_of_a_claim_that_lost_a_device_may_still_have_its_regions() -> None:
-    """Invariant 7. One that has its device is its owner, and one that ended has none."""
-    ended, gone = ClaimUid("claim-c"), ClaimUid("claim-d")
-    told = Change(
-        claims={device(CARD, 1): claim(device(CARD, 1))},
-        regions={each: record(each) for each in (R0, R1, R2, R3)},
-        holders={
-            A: holder(A, device(CARD, 0), device(CARD, 1)),
-            B: holder(B, device(OTHER), device(OTHER, 1), pods=(NEXT,)),
-            ended: replace(holder(ended, device(CARD, 0), pods=(PodUid("ended"),)), ended=True),
-            gone: None,
-        },
-    )
-    found = damaged(told)
-    assert {each.region: each.former for each in found.regions.values()} == {
-        R0: {FORMER, POD},
-        R1: {FORMER},
-        R2: {FORMER, NEXT},
-        R3: {FORMER, NEXT},
-    }
-    assert found.holders == told.holders
-
-
-def test_a_region_that_two_claims_may_have_had_has_the_pods_of_both() -> None:
-    told = Change(
-        regions={R2: record(R2)},
-        holders={A: holder(A, device(OTHER)), B: holder(B, device(OTHER, 0), pods=(NEXT,))},
-    )
-    assert damaged(told).regions[R2].former == {FORMER, POD, NEXT}
+def test_whose_processes_may_be_there_is_believed_whatever_else_was_lost() -> None:
+    """Invariant 7. A row of it only ever keeps a region back."""
+    told = tenancy(R0, "pod-0").tenancies | tenancy(R2, "pod-2", left=False).tenancies
+    assert damaged(Change(tenancies=told)).tenancies == told
 
 
 def test_what_a_whole_journal_could_not_note_is_added_once() -> None:
