@@ -283,9 +283,6 @@ class ClaimLife:
         holder = self._holder(claim)
         await self._withdraw_unless(claim, partial(_has_devices, holder))
         before = self._ledger.holders.get(ref.uid)
-        if before is not None and not before.ended:
-            # Of pods that came without a call kubelet's record may not have been read yet.
-            self._ledger.join(ref.uid, claim.users)
         if not self._queue.synced and (before is None or not self._stands(before)):
             raise NotFinishedError(
                 f"{ref}: kubelet's record of claims was not read yet",
@@ -302,6 +299,8 @@ class ClaimLife:
         await self._withdraw_unless(claim, lambda had: had.prepared == asked)
         if work.ended:
             raise _ended(ref)
+        # Of pods that came without a call kubelet's record may not have been read yet.
+        self._ledger.join(ref.uid, claim.users)
         before = self._ledger.holders.get(ref.uid)
         if before is not None and self._stands(before):
             return
