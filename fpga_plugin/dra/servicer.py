@@ -25,7 +25,7 @@ from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import parse_name
 from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.serving.messages import receive
+from fpga_plugin.serving.server import receive
 from fpga_plugin.serving.unary import statuses, unary
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")

@@ -152,12 +152,6 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
         plugin.link.opened,
     )
     yield _counter(
-        "kubelet_connections_dropped",
-        "Connections to the sockets for kubelet that were closed for what they sent, by reason.",
-        ["reason"],
-        plugin.link.dropped.items(),
-    )
-    yield _counter(
         "pod_source_answers",
         "Containers' requests that were not in the call, by the source that they were read from.",
         ["source"],
