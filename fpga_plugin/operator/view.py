@@ -69,7 +69,7 @@ async def view(survey: Survey) -> StatusView:
         "started": survey.began,
         "ready": not reasons,
         "not_ready": reasons,
-        "notes": [] if plugin is None or plugin.door is None else plugin.door.notes(),
+        "notes": [] if plugin is None else plugin.notes(),
         "trouble": {
             "refused": sum(one["open"] for one in refusals),
             "drained": sum(card["drained"] for card in cards),

@@ -429,6 +429,9 @@ def test_alerts_and_dashboards_are_those_of_the_project():
 
 
 def test_the_pods_service_account_may_be_another_one():
+    refused = helm("--set", "image.repository=fpga-plugin", "--set", "serviceAccount.create=false")
+    assert refused.returncode != 0, "the namespace's default account is everybody's"
+    assert "serviceAccount.name is empty" in refused.stderr
     made = rendered("serviceAccount.create=false", "serviceAccount.name=given")
     assert ("ServiceAccount", "fpga-plugin") not in made
     assert pod_spec(made)["serviceAccountName"] == "given"
