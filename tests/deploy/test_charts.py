@@ -492,7 +492,7 @@ def test_helm_test_asks_a_node_of_the_plugins_over_its_status_socket():
     made = objects(helm("--set", "image.repository=x").stdout)
     pod = made["Pod", "fpga-plugin-ready"]
     (container,) = pod["spec"]["containers"]
-    assert container["command"] == ["/usr/local/bin/fpga-plugin-probe", "readyz"]
+    assert container["command"] == ["fpga-plugin", "status", "--problems", "--exit-code"]
     assert container["securityContext"]["privileged"] is False
     assert pod["spec"]["affinity"] == pod_spec(made)["affinity"]
     daemonset = made["DaemonSet", "fpga-plugin"]["spec"]["selector"]["matchLabels"]
