@@ -24,6 +24,8 @@ RUN python3 /build/collect.py /build/packages /root-of-image
 
 FROM scratch
 ARG BASE
+# The commit, from `make image`; empty where the source is no clean clone.
+ARG REVISION
 COPY --from=build /root-of-image /
 # Of device nodes, of kubelet's sockets and of sysfs root is the owner; what the process does not need
 # of root's privileges it drops itself (docs/security.md).
@@ -35,4 +37,5 @@ EXPOSE 9102
 LABEL org.opencontainers.image.title="fpga-plugin" \
       org.opencontainers.image.description="Kubernetes device plugin for FPGAs" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${BASE}"

@@ -81,12 +81,13 @@ image: ## build the image with docker, podman or buildah (BASE=debian:bookworm-s
 	  exit 2; }; \
 	tool=$$(command -v docker || command -v podman || command -v buildah) || \
 	  { echo 'image: there is neither docker, podman nor buildah here' >&2; exit 2; }; \
-	$$tool build --build-arg "BASE=$$BASE" --tag $${IMAGE:-fpga-plugin:$(VERSION)} .
+	[[ -n $$(git status --porcelain 2>&1) ]] || revision=$$(git rev-parse HEAD); \
+	$$tool build --build-arg "BASE=$$BASE" --build-arg "REVISION=$${revision:-}" --tag $${IMAGE:-fpga-plugin:$(VERSION)} .
 
 .PHONY: release
 release: ## image and chart to a registry, with SBOM, provenance and signature (REGISTRY=host/ns IMAGE=... KEY=private.pem)
-	@bash .ci/setup dev
-	@$(PYTHON) deploy/release/release.py --registry "$${REGISTRY:?names the registry and namespace}" \
+	@# The system's Python, alone: nobody's packages run beside the key.
+	@python3 -I -S deploy/release/release.py --registry "$${REGISTRY:?names the registry and namespace}" \
 	  --image "$${IMAGE:?names the image that make image made}" --key "$${KEY:?names a private Ed25519 key}" $(RELEASE_ARGS)
 
 .PHONY: audit

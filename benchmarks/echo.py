@@ -3,8 +3,8 @@
 What the plugin takes beyond this is its own doing; what this takes is grpclib, asyncio, the kernel
 and the client. Run by the same Python as the plugin, with the socket's path as its argument. Two
 more arguments add what this plugin cannot do without: a file's path has it commit one row of SQLite
-before each answer, and `limits` behind that has it serve with the plugin's own server, which counts
-what a hostile client may send. The floor imports nothing for either.
+before each answer, and `limits` behind that has it serve with the plugin's own server, which limits
+connections and messages. The floor imports nothing for either.
 """
 
 import asyncio

@@ -2,36 +2,31 @@
 
 Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
 plugin holds the lock; 130 Ctrl-C. Each command imports what it needs when it runs: `run` should not
-pay for `demo`. Importing is four fifths of the time from exec to registration, and most of the
-memory of an idle plugin (`make bench`). Ctrl-C, a closed pipe and a full disk are no defects of the
-plugin: they end a command with one line, not with a traceback.
+pay for `demo`. Ctrl-C, a closed pipe and a full disk are no defects of the plugin: they end a
+command with one line, not with a traceback.
 """
 # ruff: noqa: T201  # a command prints
 
+import argparse
+import asyncio
 import errno
 import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from fpga_plugin import __version__
-from fpga_plugin.process.later_methods import later_methods
-from fpga_plugin.process.stand_ins import stand_ins
-
-with stand_ins("inspect"):  # dataclasses imports all of inspect, for classes without a docstring
-    from fpga_plugin.config.settings import (
-        BackendKind,
-        LogFormat,
-        LogLevel,
-        Settings,
-        load_settings,
-    )
-    from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
-
-if TYPE_CHECKING:
-    import argparse
+from fpga_plugin.commands.bitstream import add_bitstream_parser
+from fpga_plugin.commands.completion import add_completion_parser
+from fpga_plugin.commands.demo import add_demo_parser
+from fpga_plugin.commands.fleet import add_fleet_parser
+from fpga_plugin.commands.policy import add_policy_parser
+from fpga_plugin.commands.status import add_card_parser, add_status_parser
+from fpga_plugin.config.docs import help_text
+from fpga_plugin.config.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
+from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
 
 T = TypeVar("T")
 
@@ -74,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _help(parser: "argparse.ArgumentParser") -> int:
+def _help(parser: argparse.ArgumentParser) -> int:
     parser.print_help()
     return 0
 
@@ -121,9 +116,7 @@ def _complain(error: FpgaPluginError) -> None:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    if list(arguments) == ["run"]:
-        return _run(load_settings(os.environ))  # argparse costs 6 ms and 1.5 MiB
-    parser = _parser(arguments)
+    parser = _parser()
     if not arguments:
         return _printed(_help, parser)
     args = parser.parse_args(arguments)
@@ -132,7 +125,7 @@ def _main(arguments: Sequence[str]) -> int:
     return _printed(_command, args)
 
 
-def _command(args: "argparse.Namespace") -> int:  # noqa: PLR0911  # one for each command
+def _command(args: argparse.Namespace) -> int:  # noqa: PLR0911  # one for each command
     match args.command:
         case "devices":
             return _devices(_settings(), as_json=args.json)
@@ -147,7 +140,7 @@ def _command(args: "argparse.Namespace") -> int:  # noqa: PLR0911  # one for eac
         case "completion":
             from fpga_plugin.commands.completion import script
 
-            print(script(args.shell, _parser([])))
+            print(script(args.shell, _parser()))
             return 0
         case "fleet":
             from fpga_plugin.commands.fleet import run_fleet
@@ -174,9 +167,8 @@ def _settings() -> Settings:
     return settings
 
 
-def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
-    import argparse
-
+def _parser() -> argparse.ArgumentParser:
+    settings = _defaults()
     parser = argparse.ArgumentParser(
         prog="fpga-plugin",
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
@@ -186,17 +178,11 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
     )
     parser.add_argument("--version", action="version", version=f"fpga-plugin {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    wanted = next((word for word in arguments if not word.startswith("-")), "")
-    settings_help = ""
-    if wanted == "run":
-        from fpga_plugin.config.docs import help_text
-
-        settings_help = help_text() if {"-h", "--help"} & set(arguments) else ""
     commands.add_parser(
         "run",
         help="serve kubelet on this node",
         description="Serve kubelet on this node until SIGTERM. Settings are environment variables.",
-        epilog=settings_help,
+        epilog=help_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     devices = commands.add_parser(
@@ -208,79 +194,42 @@ def _parser(arguments: Sequence[str]) -> "argparse.ArgumentParser":
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     devices.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    if wanted in {"completion", ""}:
-        from fpga_plugin.commands.completion import add_completion_parser
-
-        add_completion_parser(commands)
-    if wanted not in {"run", "devices", "bitstream", "demo", "policy"}:
-        from fpga_plugin.commands.status import add_card_parser, add_status_parser
-
-        add_status_parser(commands)
-        add_card_parser(commands)
-    if wanted in {"fleet", ""} or wanted not in {"run", "devices", "bitstream", "demo", "policy"}:
-        from fpga_plugin.commands.fleet import add_fleet_parser
-
-        add_fleet_parser(commands)
-    if wanted in {"demo", ""} or wanted not in {"run", "devices", "bitstream"}:
-        from fpga_plugin.commands.demo import add_demo_parser
-
-        add_demo_parser(commands)
-    if wanted == "policy" or wanted not in {"run", "devices", "bitstream", "demo"}:
-        from fpga_plugin.commands.policy import add_policy_parser
-
-        settings = _defaults(wanted == "policy", arguments)
-        add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
-    if wanted not in {"run", "demo"}:  # the demo takes no setting from the environment
-        from fpga_plugin.commands.bitstream import add_bitstream_parser
-
-        settings = _defaults(wanted == "bitstream", arguments)
-        add_bitstream_parser(
-            commands,
-            settings.bitstream_dir,
-            trust=settings.trust,
-            keys_dir=settings.keys_dir,
-            guarded=settings.backend is not BackendKind.SIMULATED,
-            state_dir=settings.state_dir,
-        )
+    add_completion_parser(commands)
+    add_status_parser(commands)
+    add_card_parser(commands)
+    add_fleet_parser(commands)
+    add_demo_parser(commands)
+    add_policy_parser(commands, settings.policy_file, settings.resource_prefix)
+    add_bitstream_parser(
+        commands,
+        settings.bitstream_dir,
+        trust=settings.trust,
+        keys_dir=settings.keys_dir,
+        guarded=settings.backend is not BackendKind.SIMULATED,
+        state_dir=settings.state_dir,
+    )
     return parser
 
 
-def _defaults(used: bool, arguments: Sequence[str]) -> Settings:  # noqa: FBT001  # one caller's word
-    """Settings that a command's options fall back to; help is given whatever they are."""
+def _defaults() -> Settings:
+    """Settings that a command's options fall back to; help is given whatever they are.
+
+    A command that uses a setting asks `_settings`, which refuses a wrong one.
+    """
     try:
         return load_settings(os.environ)
     except SettingsError:
-        if used and not {"-h", "--help"} & set(arguments):
-            raise
         return load_settings({})
 
 
 def _run(settings: Settings) -> int:
-    run = _import_daemon()
-    import asyncio
-
+    from fpga_plugin.daemon import run
     from fpga_plugin.telemetry.logs import configure_logging
 
+    gc.freeze()  # what was imported stays: no later collection looks at it
     configure_logging(settings.log_level, settings.log_format)
     asyncio.run(run(settings))
     return 0
-
-
-def _import_daemon() -> Callable[[Settings], Coroutine[Any, Any, None]]:
-    """Import what runs the plugin, in less time and memory than a plain import takes.
-
-    Modules of the standard library that nobody needs here are left out (`process/stand_ins.py`),
-    and methods of dataclasses are compiled when they are called (`process/later_methods.py`). And
-    no garbage is looked for meanwhile, nor later in what was imported: looking takes 10 ms of the
-    start and some of many a later call.
-    """
-    gc.disable()
-    with stand_ins(), later_methods():
-        from fpga_plugin.daemon import run
-
-    gc.freeze()
-    gc.enable()
-    return run
 
 
 def _log_errors() -> None:

@@ -59,6 +59,7 @@ from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 if TYPE_CHECKING:
     from fpga_plugin.dra.door import DraDoor
     from fpga_plugin.dra.leftovers import ClaimLeftovers
+    from fpga_plugin.dra.poolcheck import PoolCheck
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
     from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
     from fpga_plugin.workloads.file import WorkloadsFile  # the same
@@ -294,8 +295,11 @@ class Plugin:
         )
         permission = Permission(node.policy, node.pods)
         self.door: DraDoor | None = None
+        self.pool: PoolCheck | None = None
         if settings.mode is Mode.DRA:
-            from fpga_plugin.dra import door  # the other door needs none of it
+            # The other door needs none of it.
+            from fpga_plugin.dra import door, poolcheck
+            from fpga_plugin.dra.pool import Pool
 
             self.door = door.DraDoor(
                 settings,
@@ -308,6 +312,9 @@ class Plugin:
                 DevicePluginLeftovers(ledger, adoption, node.pods, node.cgroups, queue),
                 workloads=node.workloads,
             )
+            assert settings.node_name is not None, "checked before"
+            pool = Pool(settings.resource_prefix, settings.node_name)
+            self.pool = poolcheck.PoolCheck(settings.kubeconfig, pool, warn=recorder.foreign_slices)
         self.prestarts = PreStarts(
             operations,
             preparer,
@@ -389,6 +396,8 @@ class Plugin:
         of_door = self._of_device_plugin() if self.door is None else self.door.work()
         if self.debugging is not None:
             of_door = {**of_door, "debugging": self.debugging.run()}
+        if self.pool is not None:
+            of_door = {**of_door, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
         return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
 
@@ -402,6 +411,11 @@ class Plugin:
         files = CdiFiles(self.settings.cdi_dir, driver)
         record = ClaimRecord(self.operations, files, root=root, driver=driver)
         return ClaimLeftovers(self.operations, record, self.queue, files, root)
+
+    def notes(self) -> list[str]:
+        """What may keep pods from their devices, although kubelet is served."""
+        found = [] if self.door is None else self.door.notes()
+        return [*found, self.pool.problem] if self.pool and self.pool.problem else found
 
     def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         watch = self.reconciler.watch

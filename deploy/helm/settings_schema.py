@@ -258,7 +258,7 @@ def values() -> dict[str, Schema]:
             "The pod's service account.",
             {
                 "create": boolean("Make it."),
-                "name": text("Empty: the DaemonSet's name, or `default` where none is made."),
+                "name": text("Empty: the DaemonSet's name. Needed where `create` is false."),
                 "annotations": texts("Its annotations."),
             },
         ),

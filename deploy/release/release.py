@@ -12,7 +12,10 @@ writes to .cache/release (OUTPUT):
 Whoever has the public key checks it with `openssl pkeyutl -verify -pubin -inkey PUB -rawin -in
 SHA256SUMS -sigfile SHA256SUMS.sig`, then `sha256sum --check SHA256SUMS`.
 
-Nothing is pushed before everything that can be checked without the registry was.
+Nothing is pushed before everything that can be checked without the registry was: the image says in
+its label which commit it was built of, and that has to be the commit that the provenance names.
+
+It runs beside the signing key, so it imports the standard library alone.
 """
 
 import argparse
@@ -34,6 +37,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/fpga-plugin"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SOURCE_IS_DIRTY = "the tree has changes that are in no commit: a release is a commit"
+REVISION = "org.opencontainers.image.revision"
+"""The image's label with its commit (OCI image specification, annotations)."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class ReleaseError(Exception):
@@ -46,7 +53,7 @@ class Release:
 
     Attributes:
         registry: host and namespace.
-        image: name of the image as `make image` left it.
+        image: name of the image as `make image` left it, in buildah's storage.
         key: private Ed25519 key in PEM.
         output: directory.
         buildah: the tool and its options.
@@ -68,8 +75,8 @@ class Release:
     plain_http: bool
     sbom: Path
 
-    def check(self) -> tuple[str, str]:
-        """Version and commit of the release.
+    def check(self) -> tuple[str, str, str]:
+        """Version and commit of the release, and the id of the image that was built of it.
 
         Raises:
             ReleaseError: something is missing.
@@ -86,10 +93,37 @@ class Release:
             _run("openssl", "pkey", "-in", str(self.key), "-noout")
         except ReleaseError:
             raise ReleaseError(f"{self.key} is no private key (openssl genpkey)") from None
-        return version, _run("git", "rev-parse", "HEAD")
+        commit = _run("git", "rev-parse", "HEAD")
+        return version, commit, self._built_of(commit)
 
-    def push_image(self, version: str) -> str:
-        """Returns the image's digest in the registry."""
+    def _built_of(self, commit: str) -> str:
+        """The image's id; its name may stand for another image by the time of the push.
+
+        Raises:
+            ReleaseError: it was built of something else, or does not say of what.
+        """
+        told = json.loads(_run(*self.buildah, "inspect", "--type", "image", self.image))
+        labels = told["OCIv1"].get("config", {}).get("Labels") or {}
+        revision = labels.get(REVISION, "")
+        if not COMMIT.fullmatch(revision):
+            raise ReleaseError(
+                f"{self.image} does not say which commit it was built of (label {REVISION}): run"
+                " `make image` in a clean clone"
+            )
+        if revision != commit:
+            raise ReleaseError(
+                f"{self.image} was built of commit {revision}, and this is {commit}: run `make"
+                " image` here"
+            )
+        return str(told["FromImageID"])
+
+    def push_image(self, image: str, version: str) -> str:
+        """Returns the image's digest in the registry.
+
+        Args:
+            image: its id.
+            version: its tag there.
+        """
         options = [f"--tls-verify={'false' if self.plain_http else 'true'}"]
         options += [f"--authfile={self.auth}"] if self.auth else []
         with tempfile.TemporaryDirectory() as scratch:
@@ -98,7 +132,7 @@ class Release:
                 options.append(f"--cert-dir={scratch}")
             told = Path(scratch, "digest")
             to = f"docker://{self.registry}/fpga-plugin:{version}"
-            _run(*self.buildah, "push", "--quiet", *options, f"--digestfile={told}", self.image, to)
+            _run(*self.buildah, "push", "--quiet", *options, f"--digestfile={told}", image, to)
             return _digest(told.read_text())
 
     def package_chart(self, version: str) -> Path:
@@ -132,13 +166,13 @@ class Release:
         Raises:
             ReleaseError: it could not be done.
         """
-        version, commit = self.check()
+        version, commit, image = self.check()
         if self.output.exists():
             shutil.rmtree(self.output)
         self.output.mkdir(parents=True)
         shutil.copyfile(self.sbom, self.output / "sbom.json")
         chart = self.package_chart(version)
-        image_digest = self.push_image(version)
+        image_digest = self.push_image(image, version)
         told = {
             "version": version,
             "commit": commit,

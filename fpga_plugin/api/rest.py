@@ -112,6 +112,7 @@ class Session:
         body: object = None,
         params: Mapping[str, str] | None = None,
         host: str = "",
+        accept: str = "application/json",
         most: int | None = None,
     ) -> bytes:
         """One request; its answer, as JSON.
@@ -122,13 +123,14 @@ class Session:
             body: what is sent, as JSON.
             params: of the question.
             host: the Host header, where somebody behind the API server reads it.
+            accept: which form of JSON.
             most: bytes of an answer; None: `MAX_BODY`.
 
         Raises:
             ApiServerError: it was refused, or not answered in time.
         """
         content = None if body is None else msgspec.json.encode(body)
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": accept}
         if host:
             headers["Host"] = host
         if content is not None:

@@ -8,60 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from fpga_plugin.api.no_cookies import no_cookies
+import httpx2
+from httpx2 import Timeout
+from lightkube import AsyncClient, KubeConfig
+from lightkube.config import client_adapter
+from lightkube.config.kubeconfig import SingleConfig
+
 from fpga_plugin.errors import BitstreamError, NoSourceError, quote
-from fpga_plugin.process.stand_ins import StandIn, in_place, stand_ins
 from fpga_plugin.process.trusted_files import read_small
-
-_KUBERNETES_TYPES = {
-    "lightkube.core.internal_models": {
-        "meta_v1": "models.meta_v1",
-        "autoscaling_v1": "models.autoscaling_v1",
-        "core_v1": "models.core_v1",
-        "core_v1_res": "resources.core_v1",
-    },
-    "lightkube.core.internal_resources": {
-        "core_v1": "resources.core_v1",
-        "apiextensions": "resources.apiextensions_v1",
-    },
-}
-"""What lightkube imports of Kubernetes' types for itself, 2.4 MiB, and needs for no call of ours.
-Each is imported when it is used."""
-
-_TYPING = {
-    "TypeVar": lambda name, *_, **__: TypeVar(name),
-    "sentinel": type("sentinel", (), {"__init__": lambda *_, **__: None}),
-    "override": lambda method: method,
-    "deprecated": lambda *_, **__: lambda function: function,
-}
-"""What anyio and httpx2 ask of typing_extensions, 0.5 MiB, for those who read and check types."""
-
-# httpcore2 and httpx2 ask for their versions: 0.6 MiB. One registers an import hook, whose base
-# class has tempfile imported: 0.5 MiB. lightkube imports yaml for files of credentials, 0.9 MiB: a
-# service account has none. httpx2 imports idna for names of hosts that are not ASCII: 0.5 MiB; and
-# mimetypes for files in forms: 0.1 MiB.
-with (
-    stand_ins("idna", "importlib.metadata", "mimetypes", "tempfile", "yaml"),
-    in_place(no_cookies()),
-    in_place({"typing_extensions": StandIn("typing_extensions", _TYPING)}),
-    in_place(
-        {
-            module: StandIn(
-                module, {name: StandIn(f"lightkube.{real}", {}) for name, real in types.items()}
-            )
-            for module, types in _KUBERNETES_TYPES.items()
-        }
-    ),
-):
-    import anyio
-    import httpcore2  # noqa: F401  # httpx2 imports it with its first client
-    import httpx2
-    from httpx2 import Timeout
-    from lightkube import AsyncClient, KubeConfig
-    from lightkube.config import client_adapter
-    from lightkube.config.kubeconfig import SingleConfig
-
-    _ = anyio.connect_tcp  # imported with the first connection, and asks for the same
 
 # lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
 _one_at_a_time = threading.Lock()

@@ -6,13 +6,12 @@ shows a reader either the old file or the whole new one. All of it blocks: call 
 
 import contextlib
 import errno
-import importlib
+import hashlib
 import io
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 from fpga_plugin.process.trusted_files import TrustedFile, open_trusted
@@ -33,9 +32,6 @@ _HASHED_PIECE = 64 << 10
 """Bytes hashed at a time: large enough that hashing dominates, and below what glibc's malloc gives
 a mapping of its own (128 KiB). The first of those that is freed raises that limit to its size, and
 what is freed later stays with the process: 1 MiB pieces left it 0.8 MiB larger."""
-
-_SMALL = 16 << 20
-"""Bytes up to which a file is hashed without libcrypto; see `_sha256`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ def digest_of(
     Raises:
         BitstreamError: it changed meanwhile.
     """
-    digest = _sha256(file.size)
+    digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(min(_HASHED_PIECE, file.size + 1)))
     while count := file.file.readinto(buffer):
@@ -115,34 +111,7 @@ def read_digest(
 
 def content_of(data: bytes) -> Content:
     """What bytes in memory are known by."""
-    digest = _sha256(len(data))
-    digest.update(data)
-    return Content(digest.hexdigest(), len(data))
-
-
-class _Digest(Protocol):
-    """What is used of a hash."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-def _sha256(size: int) -> _Digest:
-    """A new SHA-256 for so many bytes, imported only now: all verdicts may be known.
-
-    hashlib loads libcrypto, 3.5 MiB that stay. The interpreter's own SHA-256 takes 0.2 MiB, but
-    3.3 ms a MiB beside 0.6. Up to 16 MiB, which is 50 ms once a boot, it is taken, as the standard
-    library's `random` takes the SHA-512 beside it. Larger files are hashed by hashlib.
-    """
-    if size <= _SMALL:
-        for name in ("_sha2", "_sha256"):  # since Python 3.12; before. A build may have neither
-            with contextlib.suppress(ImportError):
-                own: _Digest = importlib.import_module(name).sha256()
-                return own
-    import hashlib
-
-    return hashlib.sha256()
+    return Content(hashlib.sha256(data).hexdigest(), len(data))
 
 
 def read_bytes(

@@ -69,7 +69,7 @@ def add_demo_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--bitstreams",
         metavar="DIR",
-        help="a store of bitstreams (default: the sample store of the repository)",
+        help="a store of bitstreams (default: the sample store)",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="events as JSON, one object a line")

@@ -106,19 +106,19 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
     from fpga_plugin.operator.table import printable
 
     heads = ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
-    heads += ["FAILED", "REFUSED", "DRAINED", "NEVER CLEARED", "KEPT", "VERSION"]
+    heads += ["FAILED", "UNUSABLE", "REFUSED", "DRAINED", "NEVER CLEARED", "KEPT", "VERSION"]
     rows = [heads]
-    total = [0] * 9
+    total = [0] * 10
     for one in nodes:
         name = printable(one.place.node or f"{one.place.namespace}/{one.place.pod}")
         space = printable(one.place.namespace)
         if (told := one.summary) is None:
-            rows.append([name, space, "NO ANSWER", *["-"] * 10])
+            rows.append([name, space, "NO ANSWER", *["-"] * 11])
             continue
         trouble = told.trouble
         counts = [len(told.cards), told.regions, told.used, told.free]
-        counts += [trouble.failed, trouble.refused, trouble.drained, trouble.never_cleared]
-        counts.append(trouble.kept)
+        counts += [trouble.failed, sum(trouble.unusable.values()), trouble.refused]
+        counts += [trouble.drained, trouble.never_cleared, trouble.kept]
         total = [a + b for a, b in zip(total, counts, strict=True)]
         state = "ready" if told.ready else "NOT READY"
         rows.append([name, space, state, *map(str, counts), printable(told.version)])
@@ -133,8 +133,11 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
         name = one.place.node or f"{one.place.namespace}/{one.place.pod}"
         if one.error:
             lines.append(f"  ! {name}: {one.error}")
-        elif one.summary is not None and not one.summary.ready:
-            lines += [f"  ! {name}: {reason}" for reason in one.summary.not_ready]
+        elif one.summary is not None:
+            unusable = one.summary.trouble.unusable
+            lines += [f"  ! {name}: {n} unusable: {why}" for why, n in sorted(unusable.items())]
+            if not one.summary.ready:
+                lines += [f"  ! {name}: {reason}" for reason in one.summary.not_ready]
     lines += [f"  ! {doubt}" for doubt in _doubts(nodes)]
     return "\n".join(printable(line) for line in lines)
 

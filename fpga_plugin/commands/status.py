@@ -24,6 +24,7 @@ from fpga_plugin.operator.table import (
     programmed_words,
     table,
 )
+from fpga_plugin.operator.trouble import needs_somebody, problems
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
@@ -62,6 +63,12 @@ def add_status_parser(commands: "Commands") -> None:
         metavar="TEXT",
         default="",
         help="only what has it in a pod's, card's or region's name",
+    )
+    status.add_argument("--problems", action="store_true", help="only what needs somebody, and why")
+    status.add_argument(
+        "--exit-code",
+        action="store_true",
+        help="exit with 1 if anything failed, is unusable or refused, or the plugin is not ready",
     )
     status.add_argument("--json", action="store_true", help="JSON instead of a table")
 
@@ -134,10 +141,11 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
     if args.history:
         return _run_history(args, settings)
     if not args.watch:
-        _show(ask(settings.state_dir, "GET", _path(args.find)), as_json=args.json)
-        return 0
+        status = ask(settings.state_dir, "GET", _path(args.find))
+        _show(status, args)
+        return int(args.exit_code and needs_somebody(status))
     try:
-        _watch(settings.state_dir, _path(args.find), as_json=args.json)
+        _watch(settings.state_dir, args)
     except KeyboardInterrupt:
         print()
     return 0
@@ -213,27 +221,24 @@ def _card_id(text: str) -> str:
         return text
 
 
-def _watch(state_dir: str, path: str, *, as_json: bool) -> None:
+def _watch(state_dir: str, args: argparse.Namespace) -> None:
     """Until interrupted; a plugin that is away may come back."""
     before: object = None
     while True:
         try:
-            status = ask(state_dir, "GET", path)
+            status = ask(state_dir, "GET", _path(args.find))
         except FpgaPluginError as error:
             if before != str(error):
                 before = str(error)
                 print(f"fpga-plugin: {error}", file=sys.stderr, flush=True)
         else:
             steady = _steady(status)
-            redraw = sys.stdout.isatty() and not as_json  # there the times go on
+            redraw = sys.stdout.isatty() and not args.json  # there the times go on
             if redraw or steady != before:
                 before = steady
                 if redraw:
                     print(_CLEAR, end="")
-                if as_json:
-                    print(json.dumps(status), flush=True)
-                else:
-                    _show(status, as_json=False)
+                _show(status, args, indent=None)
         time.sleep(WATCH_SECONDS)
 
 
@@ -247,8 +252,9 @@ def _steady(status: Any) -> str:
     return json.dumps(kept)
 
 
-def _show(status: Any, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(status, indent=2))
+def _show(status: Any, args: argparse.Namespace, *, indent: int | None = 2) -> None:
+    shown = problems(status) if args.problems else status
+    if args.json:
+        print(json.dumps(shown, indent=indent), flush=True)
         return
-    print(table(status, width=_columns()), flush=True)
+    print(table(shown, width=_columns(), part=bool(args.find or args.problems)), flush=True)

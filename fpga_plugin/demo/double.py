@@ -24,15 +24,11 @@ from grpclib.exceptions import GRPCError
 from fpga_plugin.api.messages import v1
 from fpga_plugin.api.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE, Held, write_checkpoint
-from fpga_plugin.demo.plugins import (
-    DeviceList,
-    KubeletServer,
-    NoEndpointError,
-    PluginManager,
-)
+from fpga_plugin.demo.plugins import DeviceList, NoEndpointError, PluginManager
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.serving.server import ClosingServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +104,20 @@ class KubeletDouble(PluginManager):
         self.podresources_error: GRPCError | None = None
         self.podresources_calls: Counter[str] = Counter()
         self._podresources_path = podresources_path
-        self._podresources: KubeletServer | None = None
+        self._podresources: ClosingServer | None = None
 
     async def start(self) -> None:
         """Serve kubelet.sock, and PodResources where asked for."""
         await super().start()
         if self._podresources_path is not None:
-            self._podresources = KubeletServer(_PodResources(self))
+            self._podresources = ClosingServer([_PodResources(self)])
             await self._podresources.start(path=self._podresources_path)
 
     async def stop(self) -> None:
         """The process ends; what pods hold is remembered, as the checkpoint does."""
         server, self._podresources = self._podresources, None
         if server is not None:
-            await server.end()
+            await server.close_all()
         await super().stop()
 
     # ---------------------------------------------------------------- pods

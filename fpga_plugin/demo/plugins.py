@@ -11,17 +11,13 @@ import contextlib
 import os
 import stat
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.protocol import H2Protocol
-from grpclib.server import Server
 
 from fpga_plugin.api.messages.v1beta1 import (
     AllocateRequest,
@@ -44,6 +40,7 @@ from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, socket_path
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
+from fpga_plugin.serving.server import ClosingServer
 
 PRESTART_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""
@@ -107,40 +104,6 @@ class _Waiter:
     future: asyncio.Future[DeviceList]
 
 
-class KubeletServer(Server):
-    """A server of kubelet's: the end of its process ends the connections to it too.
-
-    grpclib's own leaves them open. Uses names that grpclib (0.4) keeps to itself.
-    """
-
-    def __init__(self, service: Any) -> None:
-        """Not yet serving."""
-        super().__init__([service], codec=ProtoCodec())
-        self._protocols: weakref.WeakSet[H2Protocol] = weakref.WeakSet()
-
-    def _protocol_factory(self) -> H2Protocol:
-        protocol = super()._protocol_factory()
-        self._protocols.add(protocol)
-        return protocol
-
-    async def end(self) -> None:
-        """Stop listening, and close every connection."""
-        # asyncio loses a connection that it accepts in the turn of the loop in which its server is
-        # closed: so none is accepted first, and those that were get their transports.
-        loop = asyncio.get_running_loop()
-        if isinstance(self._server, asyncio.Server):
-            for listening in self._server.sockets:
-                loop.remove_reader(listening.fileno())
-        for _ in range(2):
-            await asyncio.sleep(0)
-        self.close()
-        await asyncio.sleep(0)
-        for protocol in tuple(self._protocols):
-            if (processor := getattr(protocol, "processor", None)) is not None:
-                processor.close("kubelet ended")  # it has got its transport
-        await asyncio.sleep(0)  # transports close their sockets on the loop's next turn
-
-
 class PluginManager(RegistrationBase):
     """Serves `kubelet.sock` and talks to whoever registers there.
 
@@ -167,7 +130,7 @@ class PluginManager(RegistrationBase):
         self.requests: list[RegisterRequest] = []
         self.connections: dict[ResourceName, Connection] = {}
         self._on_list = on_list
-        self._server: KubeletServer | None = None
+        self._server: ClosingServer | None = None
         self._streams: dict[Connection, asyncio.Task[None]] = {}
         self._waiters: list[_Waiter] = []
 
@@ -177,7 +140,7 @@ class PluginManager(RegistrationBase):
         """Wipe the sockets of before (CleanupPluginDirectory), then serve."""
         os.makedirs(self.directory, exist_ok=True)
         self._wipe()
-        server = KubeletServer(self)
+        server = ClosingServer([self])
         with socket_path(self.directory, KUBELET_SOCKET) as path:
             await server.start(path=path)
         self._server = server
@@ -186,7 +149,7 @@ class PluginManager(RegistrationBase):
         """The process ends: connections and kubelet.sock go."""
         server, self._server = self._server, None
         if server is not None:
-            await server.end()
+            await server.close_all()
         self.connections.clear()  # first: lists that end with them are nobody's any more
         streams = list(self._streams.values())
         for connection in list(self._streams):

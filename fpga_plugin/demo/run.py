@@ -34,8 +34,11 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _KEP_POD = os.path.join(_HERE, "kep-pod.yaml")
 """The same file as deploy/examples/kep-pod.yaml, which an installed package does not have."""
 
-_SAMPLES = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "bitstreams")
-"""The sample store, next to the package in a clone."""
+_SAMPLES = (
+    os.path.join(_HERE, "bitstreams"),
+    os.path.join(os.path.dirname(os.path.dirname(_HERE)), "bitstreams"),
+)
+"""Where the sample store is: in an installed package, and in a clone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +204,14 @@ def _store(directory: str | None) -> Store:
         FpgaPluginError: it is not there.
     """
     if directory is None:
-        if not os.path.isdir(_SAMPLES):
+        samples = next(filter(os.path.isdir, _SAMPLES), None)
+        if samples is None:
             raise BitstreamNotFoundError(
-                f"the sample store is not at {_SAMPLES}: it comes with the repository",
-                hint="run the demo in a clone, or name a store with --bitstreams DIR",
+                f"the sample store is at none of {', '.join(_SAMPLES)}: the image has none",
+                hint="run the demo in a clone or from the Python package, or name a store with"
+                " --bitstreams DIR",
             )
-        return Store(_SAMPLES)
+        return Store(samples)
     if not os.path.isdir(directory):
         raise BitstreamNotFoundError(
             f"no bitstream store at {directory}",

@@ -17,7 +17,6 @@ from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
 from fpga_plugin.deviceplugin.sockets import listen, remove_socket, socket_identity
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.server import ClosingServer
-from fpga_plugin.telemetry.instruments import Counter
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""
@@ -41,7 +40,6 @@ class Endpoint:
         *,
         lives: KubeletLives,
         on_call: CallObserver | None = None,
-        dropped: Counter | None = None,
     ) -> None:
         self.name = ""
         self.streams = DeviceStreams(resource, calls, lives)
@@ -49,7 +47,6 @@ class Endpoint:
         self._calls = calls
         self._directory = directory
         self._servicer = Servicer(resource, calls, self.streams, on_call=on_call)
-        self._dropped = dropped
         self._server: ClosingServer | None = None
         self._identity: str | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -71,7 +68,7 @@ class Endpoint:
         listener, self.name = listen(self._directory)
         try:
             self._identity = socket_identity(self._directory, self.name)
-            server = ClosingServer([self._servicer], self._dropped, codec=ListCodec())
+            server = ClosingServer([self._servicer], codec=ListCodec())
             await server.serve(listener)
         except BaseException:
             listener.close()

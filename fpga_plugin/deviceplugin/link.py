@@ -14,7 +14,7 @@ from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.deviceplugin.ways import KubeletSocket, PluginWatcher, Way
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.telemetry.instruments import Counter, Labels
+from fpga_plugin.telemetry.instruments import Labels
 
 ANNOUNCE_LIMIT = 2.0
 """Seconds that kubelet gets to read its lists."""
@@ -34,9 +34,6 @@ class KubeletLink:
             plugins_registry; None: the plugin registers on kubelet.sock.
         on_call: is told of every answered call.
         timing: limits and delays.
-
-    Attributes:
-        dropped: connections to our sockets that were closed for what they sent, by reason.
     """
 
     def __init__(
@@ -48,12 +45,11 @@ class KubeletLink:
         timing: Timing | None = None,
     ) -> None:
         self._on_call = on_call
-        self.dropped = Counter()
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
         self._way: Way = KubeletSocket(kubelet_dir, self._timing.register)
         if watcher_root is not None:
-            self._way = PluginWatcher(kubelet_dir, watcher_root, self._timing.found, self.dropped)
+            self._way = PluginWatcher(kubelet_dir, watcher_root, self._timing.found)
         self._calls: DevicePluginCalls | None = None
         self._epochs: Epochs | None = None
         self._registrations: dict[ResourceName, Registration] = {}
@@ -141,7 +137,6 @@ class KubeletLink:
                 timing=self._timing,
                 epochs=epochs,
                 on_call=self._on_call,
-                dropped=self.dropped,
             )
             self._registrations[resource] = registration
             self._tasks.append(asyncio.create_task(registration.run(), name=f"kubelet {resource}"))

@@ -93,7 +93,6 @@ class Registration:
         timing: Timing,
         epochs: "Epochs",
         on_call: CallObserver | None = None,
-        dropped: Counter | None = None,
     ) -> None:
         self._resource = resource
         self._calls = calls
@@ -102,7 +101,6 @@ class Registration:
         self._timing = timing
         self._epochs = epochs
         self._on_call = on_call
-        self._dropped = dropped
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
         self._endpoint: Endpoint | None = None
@@ -203,7 +201,6 @@ class Registration:
             self._directory.path,
             lives=self._epochs,
             on_call=self._on_call,
-            dropped=self._dropped,
         )
         outdated = ""
 

@@ -42,7 +42,7 @@ from fpga_plugin.claims.calls import Allocation, Caller, DevicePluginCalls
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
-from fpga_plugin.serving.messages import receive, send
+from fpga_plugin.serving.server import receive
 
 SERVICE = "v1beta1.DevicePlugin"
 
@@ -164,7 +164,7 @@ class Servicer:
 
             async def served() -> None:
                 reply = await answer(await receive(stream), call)
-                await send(stream, reply)
+                await stream.send_message(reply)
 
             await self._serve(call, served())
 

@@ -1,8 +1,8 @@
 """Kubelet's directory, watched: kubelet comes and goes as a file, and may wipe our sockets.
 
 What the directory says is always read from the directory itself; `process.watcher` only says when
-to look. A slow look every half minute covers what inotify cannot see. The directory is the node's
-own, so it is looked at without a thread: a node that has none left still finds kubelet.
+to look, every half minute where inotify says nothing. The directory is the node's own, so it is
+looked at without a thread: a node that has none left still finds kubelet.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class KubeletDirectory:
 
     Args:
         path: kubelet's device plugin directory; need not exist.
-        recheck: seconds after which listeners are told although nothing seems to have happened.
+        recheck: seconds between two looks where inotify says nothing.
     """
 
     def __init__(self, path: str, *, recheck: float) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 from grpclib.client import Channel
@@ -24,9 +24,6 @@ from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, socket_path
 from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.fixed_socket import registry_path
-
-if TYPE_CHECKING:
-    from fpga_plugin.telemetry.instruments import Counter
 
 VERSION = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
@@ -71,16 +68,12 @@ class PluginWatcher:
         directory: where the endpoints' sockets are.
         root: kubelet's root directory.
         seconds: how long kubelet may take to find it, with its delays after failures.
-        dropped: connections that were closed for what they sent, by reason.
     """
 
-    def __init__(
-        self, directory: str, root: str, seconds: float, dropped: "Counter | None" = None
-    ) -> None:
+    def __init__(self, directory: str, root: str, seconds: float) -> None:
         self._directory = directory
         self._root = root
         self._seconds = seconds
-        self._dropped = dropped
 
     @asynccontextmanager
     async def announced(self, resource: ResourceName, endpoint: str) -> AsyncIterator[None]:
@@ -105,7 +98,6 @@ class PluginWatcher:
             registry_path(self._root, resource),
             Info("DevicePlugin", resource, path, (VERSION,)),
             told,
-            dropped=self._dropped,
         )
         await socket.start()
         try:

@@ -43,7 +43,6 @@ from fpga_plugin.serving.fixed_socket import (
 from fpga_plugin.serving.registry import Info, RegistrySocket, Reoffer
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
-from fpga_plugin.telemetry.instruments import Counter
 
 if TYPE_CHECKING:
     from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
@@ -122,7 +121,6 @@ class DraDoor:
     Attributes:
         registered: set while kubelet has the driver.
         problem: why it has not; empty while nothing went wrong.
-        dropped: connections that were closed for what they sent, by reason.
     """
 
     def __init__(  # noqa: PLR0917  # the same as of the first door
@@ -143,7 +141,6 @@ class DraDoor:
         driver, root = settings.resource_prefix, settings.kubelet_root
         self.registered = asyncio.Event()
         self.problem = ""
-        self.dropped = Counter()
         files = CdiFiles(settings.cdi_dir, driver, workloads)
         self._kept = KeptFiles(operations.ledger, files)
         claims = Claims(
@@ -181,7 +178,6 @@ class DraDoor:
             registry_path(root, driver),
             Info("DRAPlugin", driver, self._path, VERSIONS),
             self._told,
-            dropped=self.dropped,
         )
         self._reoffer = Reoffer(self._registry)
         self._server: ClosingServer | None = None
@@ -196,7 +192,7 @@ class DraDoor:
         await self._kept.begin()
         listener, self._identity = listen_at(self._path)
         try:
-            server = ClosingServer([self._servicer], self.dropped)
+            server = ClosingServer([self._servicer])
             await server.serve(listener)
         except BaseException:
             listener.close()

@@ -114,13 +114,17 @@ class Pool:
         """Whether a slice is of this driver and node."""
         return (one.spec.driver, one.spec.nodeName) == (self.driver, self.node)
 
+    def name(self, kind: str, number: int) -> str:
+        """A slice's; the policies of deploy/dra and of the chart hold each node to its own."""
+        return f"{kind}{number:04x}-{self._suffix}"
+
     def named(self, slices: Sequence[Slice]) -> dict[str, Slice]:
         """The slices by the names that they get; counters before devices."""
         counts = {"c": 0, "d": 0}
         named: dict[str, Slice] = {}
         for one in slices:
             kind = "c" if one.counter_sets else "d"
-            named[f"{kind}{counts[kind]:04x}-{self._suffix}"] = one
+            named[self.name(kind, counts[kind])] = one
             counts[kind] += 1
         return named
 

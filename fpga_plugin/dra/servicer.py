@@ -8,6 +8,7 @@ that kubelet names twice is served once.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -25,7 +26,7 @@ from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import parse_name
 from fpga_plugin.pods.recorder import EventRecorder
-from fpga_plugin.serving.messages import receive
+from fpga_plugin.serving.server import receive
 from fpga_plugin.serving.unary import statuses, unary
 
 VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
@@ -34,8 +35,12 @@ VERSIONS: Final = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResource
 MAX_CLAIMS: Final = 256
 """Of one call; a pod has at most a few dozen."""
 
-HEALTH_TIMEOUT: Final = 365 * 24 * 3600
-"""Seconds for which a word about health holds: until the next one, which comes with a change."""
+HEALTH_TIMEOUT: Final = 300
+"""Seconds after its last report for which kubelet believes it; then the health is Unknown."""
+
+HEALTH_AGAIN: Final = 120.0
+"""Seconds after which a report is sent again, although nothing changed. A plugin that hangs sends
+none, and kubelet must see that; one report may come late."""
 
 _log = structlog.get_logger()
 
@@ -132,7 +137,7 @@ class DraServicer:
     # ---------------------------------------------------------------- health
 
     def _health(self, package: Any) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
-        """One stream: all devices at once, then again with each change. Nothing wakes it but that.
+        """One stream: all devices at once, then again with each change and each HEALTH_AGAIN.
 
         `package`: of the messages, which are the same in both.
         """
@@ -140,17 +145,19 @@ class DraServicer:
         async def handler(stream: Stream[Any, Any]) -> None:
             changed = asyncio.Event()
             stop = self._ledger.subscribe(lambda _: changed.set())
-            sent = None
+            sent, due, clock = None, 0.0, asyncio.get_running_loop().time
             try:
                 with statuses("NodeWatchResources"):
                     await receive(stream)
                     while True:
                         changed.clear()
                         now = self._conditions()
-                        if now != sent:
-                            sent = now
+                        if now != sent or clock() >= due:
+                            sent, due = now, clock() + HEALTH_AGAIN
                             await stream.send_message(self._message(package, now))
-                        await changed.wait()
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout_at(due):
+                                await changed.wait()
             finally:
                 stop()
 

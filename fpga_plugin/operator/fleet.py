@@ -89,6 +89,7 @@ class Trouble(msgspec.Struct, frozen=True):
     failed: _Count
     never_cleared: _Count
     kept: _Count = 0  # a plugin of before does not tell
+    unusable: dict[_Text, _Count] = {}  # the same
 
 
 class _Region(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from fpga_plugin.operator.prometheus import (
     render,
 )
 from fpga_plugin.operator.survey import Survey
+from fpga_plugin.operator.unusable import Unusable, unusable
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.telemetry.instruments import Histogram, Labels
 
@@ -47,7 +48,7 @@ def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Met
     yield from _counted(survey)
     if survey.plugin is not None:
         yield from _kubelet(survey.plugin)
-        yield from _regions(survey.plugin)
+        yield from _regions(survey, survey.plugin)
         yield from _cards(survey.plugin)
         yield from _releases(survey.plugin)
         yield from _recoveries(survey.plugin)
@@ -151,12 +152,13 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
         ["resource"],
         plugin.link.opened,
     )
-    yield _counter(
-        "kubelet_connections_dropped",
-        "Connections to the sockets for kubelet that were closed for what they sent, by reason.",
-        ["reason"],
-        plugin.link.dropped.items(),
-    )
+    if plugin.pool is not None:
+        yield _gauge(
+            "foreign_resource_slices",
+            "ResourceSlices of others in this node's pool, when it was last looked at.",
+            [],
+            [((), len(plugin.pool.foreign))],
+        )
     yield _counter(
         "pod_source_answers",
         "Containers' requests that were not in the call, by the source that they were read from.",
@@ -165,7 +167,7 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
     )
 
 
-def _regions(plugin: Plugin) -> Iterator[Metric]:
+def _regions(survey: Survey, plugin: Plugin) -> Iterator[Metric]:
     ledger = plugin.ledger
     states: Counter[Labels] = Counter()
     troubled: Counter[Labels] = Counter()
@@ -190,6 +192,17 @@ def _regions(plugin: Plugin) -> Iterator[Metric]:
         "Regions that cannot be given to anybody: faulted, or their hardware reports a failure.",
         ["card"],
         sorted(troubled.items()),
+    )
+    why_not = Counter(
+        unusable(plugin, survey.settings.scrub, region)
+        for card in ledger.cards.values()
+        for region in card.regions
+    )
+    yield _gauge(
+        "regions_unusable",
+        "Free regions that nobody can be given until somebody acts, by reason.",
+        ["reason"],
+        [((why.name.lower(),), why_not[why]) for why in Unusable],
     )
     yield _gauge(
         "regions_kept",

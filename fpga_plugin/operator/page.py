@@ -35,6 +35,7 @@ from fpga_plugin.operator.table import (
     skipped,
     span,
 )
+from fpga_plugin.operator.trouble import troubles
 
 
 def _hash(code: str) -> str:
@@ -163,17 +164,10 @@ def _header(status: StatusView, node: str) -> str:
 
 def _trouble(status: StatusView) -> str:
     """A badge for each kind of trouble that there is; they lead to what to do."""
-    trouble = status["trouble"]
     badges = [
-        f'<a class="badge {colour}" href="#{ANCHORS[state]}">{count} {word}</a>'
-        for count, word, state, colour in (
-            (trouble["failed"], "failed", "faulted", "bad"),
-            (trouble["refused"], "refused", "refused", "bad"),
-            (trouble["drained"], "drained", "drained", "warn"),
-            (trouble["kept"], "kept for debugging", "kept", "warn"),
-            (trouble["never_cleared"], "never cleared", "never cleared", "warn"),
-        )
-        if count
+        f'<a class="badge {"bad" if one.urgent else "warn"}" href="#{ANCHORS[one.state]}">'
+        f"{_text(one.words)}</a>"
+        for one in troubles(status)
     ]
     if not badges and status["ready"]:
         badges.append('<span class="badge plain">no trouble</span>')
@@ -258,6 +252,8 @@ def _marks(card: CardView, region: RegionView) -> list[tuple[str, str]]:
         marks.append(("drained", "warn"))
     if region["kept"] is not None:
         marks.append(("kept", "warn"))
+    elif region["unusable"]:
+        marks.append(("unusable", "bad"))
     # That a drained card's free regions, and kept ones, are not offered is what that means.
     elif not region["healthy"] and not (card["drained"] and region["owner"] is None):
         marks.append(("unhealthy", "bad"))
@@ -265,7 +261,7 @@ def _marks(card: CardView, region: RegionView) -> list[tuple[str, str]]:
 
 
 def _colour(card: CardView, region: RegionView) -> str:
-    if region["failed"] or region["refused"]:
+    if region["failed"] or region["unusable"] or region["refused"]:
         return "failed"
     if card["drained"]:
         return "drained"

@@ -1,44 +1,18 @@
-"""prometheus_client without what it brings along.
+"""The plugin's metrics by prometheus_client, which is imported at the first scrape."""
 
-Its package imports, for its own HTTP server and push client, ssl, http.server, wsgiref and urllib:
-2.2 MiB and 10 ms, of which the plugin needs nothing. So its modules are imported under a package
-whose `__init__` has not run: 0.2 MiB and 3 ms. Whoever imports prometheus_client later gets all of
-it, these modules included. Imported at the first scrape.
-"""
-
-import importlib.util
-import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-        Metric,
-    )
-    from prometheus_client.openmetrics import exposition
-    from prometheus_client.process_collector import ProcessCollector
-    from prometheus_client.registry import Collector
-else:
-    hidden = "prometheus_client" not in sys.modules
-    if hidden:
-        sys.modules["prometheus_client"] = importlib.util.module_from_spec(
-            importlib.util.find_spec("prometheus_client")
-        )
-    try:
-        from prometheus_client.metrics_core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-            Metric,
-        )
-        from prometheus_client.openmetrics import exposition
-        from prometheus_client.process_collector import ProcessCollector
-    finally:
-        if hidden:
-            del sys.modules["prometheus_client"]
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics import exposition
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 __all__ = [
     "CounterMetricFamily",
@@ -70,11 +44,8 @@ def render(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
 
     OpenMetrics for those who ask for it, as Prometheus does; the older format for others.
     """
-    collected = cast("Collector", _Collected(metrics))
+    collected = cast(Collector, _Collected(metrics))
     if "application/openmetrics-text" in accept:
         body: bytes = exposition.generate_latest(collected)  # type: ignore[no-untyped-call]  # has none
         return body, exposition.CONTENT_TYPE_LATEST
-    # The whole library, only where something scrapes that does not know OpenMetrics: 2 MiB.
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-
     return generate_latest(collected), CONTENT_TYPE_PLAIN_0_0_4

@@ -56,8 +56,9 @@ class RegionView(TypedDict):
     `clock` is null where no image of a container's is on it, or the plugin was restarted since.
     `afu_id` is what is on it, and for GBS files the bitstream's id; `bitstream` is what people call
     that, empty where the store does not tell; `failed`: its hardware is not well, or FAULTED, and
-    `reason` says why; `refused` is why its owner's container was not
-    started, empty where it was not refused since; `kept` is null unless it is kept for debugging.
+    `reason` says why; `unusable` is why nobody can be given it although it is free and did not
+    fail, empty where somebody can; `refused` is why its owner's container was not started, empty
+    where it was not refused since; `kept` is null unless it is kept for debugging.
     """
 
     region: str
@@ -66,6 +67,7 @@ class RegionView(TypedDict):
     condition: str
     reason: str
     failed: bool
+    unusable: str
     afu_id: str
     bitstream: str
     clock: ClockView | None
@@ -189,13 +191,15 @@ class HistoryView(TypedDict):
 class TroubleView(TypedDict):
     """How much of the node needs somebody.
 
-    Pods that were refused and wait, cards that are drained, regions and cards that failed, cards
-    whose memory is cleared by no scrub, and regions that are kept for debugging.
+    Pods that were refused and wait, cards that are drained, regions and cards that failed, free
+    regions that nobody can be given until somebody acts, by reason, cards whose memory is cleared
+    by no scrub, and regions that are kept for debugging.
     """
 
     refused: int
     drained: int
     failed: int
+    unusable: dict[str, int]
     never_cleared: int
     kept: int
 

@@ -72,6 +72,12 @@ STATES: Final = tuple(
             "debug-a-pod",
         ),
         (
+            "unusable",
+            "free and well, but nobody can be given it until an operator acts",
+            "The note on its card says what is missing: mostly the blank bitstream in the store.",
+            "unusable-regions",
+        ),
+        (
             "unhealthy",
             "kubelet gives it to nobody",
             "The reason on the region or its card says why.",

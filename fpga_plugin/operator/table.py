@@ -26,6 +26,7 @@ from fpga_plugin.operator.schema import (
     StatusView,
     WhoView,
 )
+from fpga_plugin.operator.trouble import troubles
 
 MIN_WIDTH: Final = 60
 NO_LIMIT: Final = 10_000
@@ -60,8 +61,8 @@ health:       what kubelet is told; an Unhealthy region is given to nobody
 """What the words mean, for `--help`."""
 
 
-def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
-    """The whole status."""
+def table(status: StatusView, *, width: int = NO_LIMIT, part: bool = False) -> str:
+    """The whole status, or a part of it."""
     width = max(width, MIN_WIDTH)
     now = status["time"]
     node = f" on {status['node']}" if status["node"] else ""
@@ -75,7 +76,7 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
         lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)
     lines += _sandbox(status["sandbox"], width)
     lines += _workloads(status, width)
-    if not status["cards"] and not status["problems"]:
+    if not part and not status["cards"] and not status["problems"]:
         lines += ["", "no FPGA cards on this node"]
     for card in status["cards"]:
         lines += ["", *_card(card, now, width)]
@@ -95,21 +96,10 @@ def table(status: StatusView, *, width: int = NO_LIMIT) -> str:
 
 def _trouble(status: StatusView) -> list[str]:
     """How much of the node needs somebody, in one line; a plugin that starts cannot tell."""
-    trouble = status["trouble"]
-    counts = [
-        f"{count} {word}"
-        for count, word in (
-            (trouble["failed"], "FAILED"),
-            (trouble["refused"], "REFUSED"),
-            (trouble["drained"], "drained"),
-            (trouble["kept"], "kept for debugging"),
-            (trouble["never_cleared"], "with memory that is never cleared"),
-        )
-        if count
-    ]
-    if not counts and status["ready"]:
-        counts.append("no trouble")
-    return [f"  {', '.join(counts)}"] if counts else []
+    words = [one.words for one in troubles(status)]
+    if not words and status["ready"]:
+        words.append("no trouble")
+    return [f"  {', '.join(words)}"] if words else []
 
 
 def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:

@@ -6,6 +6,7 @@ them safe for a terminal or a page.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -34,6 +35,7 @@ from fpga_plugin.operator.schema import (
     WorkloadView,
 )
 from fpga_plugin.operator.survey import Survey
+from fpga_plugin.operator.unusable import unusable
 from fpga_plugin.plugin import Plugin
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.regions import functions
@@ -69,11 +71,17 @@ async def view(survey: Survey) -> StatusView:
         "started": survey.began,
         "ready": not reasons,
         "not_ready": reasons,
-        "notes": [] if plugin is None or plugin.door is None else plugin.door.notes(),
+        "notes": [] if plugin is None else plugin.notes(),
         "trouble": {
             "refused": sum(one["open"] for one in refusals),
             "drained": sum(card["drained"] for card in cards),
             "failed": len(problems) + sum(map(_failed, cards)),
+            "unusable": Counter(
+                region["unusable"]
+                for card in cards
+                for region in card["regions"]
+                if region["unusable"]
+            ),
             "never_cleared": 0 if plugin is None else _never_cleared(plugin.ledger),
             "kept": sum(region["kept"] is not None for card in cards for region in card["regions"]),
         },
@@ -295,6 +303,7 @@ def _region(
     holder = None if claim is None else holders.get(claim.device)
     trouble = ledger.trouble(region.id)
     kept = ledger.kept(region.id)
+    why = unusable(plugin, survey.settings.scrub, region)
     return {
         "region": region.id,
         "node": str(region.grant),
@@ -302,6 +311,7 @@ def _region(
         "condition": record.condition.value,
         "reason": trouble or record.reason,
         "failed": (bool(trouble) and kept is None) or record.condition is Condition.FAULTED,
+        "unusable": "" if why is None else why.value,
         "afu_id": record.afu_id or "",
         "bitstream": survey.catalogue.name(record.afu_id or ""),
         "clock": _clock(plugin, record),

@@ -21,7 +21,7 @@ from fpga_plugin.errors import BitstreamError, FpgaPluginError
 from fpga_plugin.operator_files.strict import MAX_BYTES
 from fpga_plugin.process.file_identity import Version, version_at
 from fpga_plugin.process.trusted_files import open_trusted
-from fpga_plugin.process.watcher import RETRY_SECONDS, Look, Watcher
+from fpga_plugin.process.watcher import RECHECK_SECONDS, Look, Watcher
 
 T = TypeVar("T")
 
@@ -183,7 +183,7 @@ class FollowedFile(ABC, Generic[T]):
                     self.not_followed()
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_SECONDS):
+                    async with asyncio.timeout(RECHECK_SECONDS):
                         await self._changed.wait()
                 self._changed.set()
 

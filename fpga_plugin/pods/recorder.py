@@ -182,6 +182,10 @@ class EventRecorder:
         """Kubelet or the container runtime may not do what pods with FPGAs take."""
         self._about_node(what, "FpgaNodeUnsuited", warning=True)
 
+    def foreign_slices(self, what: str) -> None:
+        """Others write into the node's pool of devices."""
+        self._about_node(what, "FpgaForeignSlices", warning=True)
+
     def _about_node(self, note: str, reason: str, *, warning: bool) -> None:
         if self._events is not None and self._node is not None:
             self._events.record(Event(self._node, reason, "HealthCheck", note, warning=warning))

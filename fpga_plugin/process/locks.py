@@ -18,7 +18,6 @@ import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -26,8 +25,8 @@ import structlog
 from fpga_plugin.errors import FpgaPluginError, LockHeldError
 from fpga_plugin.ids import RegionId, parse_device_id
 
-WAIT: Final = 10.0
-"""Seconds that a plugin waits for another to end."""
+_WAIT: Final = 10.0
+"""Seconds that a plugin waits for another to end; from the last time that it was programming."""
 
 WAIT_PROGRAMMING: Final = 120.0
 """Seconds that it waits at most, while the other one says that it is programming."""
@@ -43,19 +42,6 @@ _MAX_CONTENT: Final = 64 * 1024
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LockHolder:
-    """What the holder of a lock wrote into it.
-
-    Attributes:
-        pid: in the holder's own pid namespace; 0 when it is not known.
-        programming: regions with a PR in flight.
-    """
-
-    pid: int = 0
-    programming: tuple[RegionId, ...] = ()
 
 
 class NodeLocks:
@@ -100,8 +86,6 @@ async def acquire_locks(
     state_dir: str,
     kubelet_dir: str,
     *,
-    wait: float = WAIT,
-    wait_programming: float = WAIT_PROGRAMMING,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> NodeLocks:
@@ -112,9 +96,6 @@ async def acquire_locks(
     Args:
         state_dir: FPGA_PLUGIN_STATE_DIR.
         kubelet_dir: FPGA_PLUGIN_KUBELET_DIR.
-        wait: seconds to wait for a holder that is not seen programming; counted anew from the last
-            time that it was.
-        wait_programming: seconds to wait at most.
         clock: monotonic seconds; tests have their own.
         sleep: waits; tests have their own.
 
@@ -130,13 +111,9 @@ async def acquire_locks(
     held: list[int] = []
     try:
         for path in (os.path.join(state_dir, "lock"), os.path.join(subdirectory, "lock")):
-            if _is_held(path, held):
-                continue  # one directory serves as both: a second flock would wait for ourselves
-            patience = _Patience(path, begin, wait, wait_programming, clock)
-            while (descriptor := _try_lock(path)) is None:
-                patience.check(_read_holder(path))
-                await sleep(_POLL)
-            held.append(descriptor)
+            if (descriptor := _open(path, held)) is not None:
+                held.append(descriptor)
+                await _lock(path, descriptor, begin, clock, sleep)
     except BaseException:  # cancellation too: a lock must not outlive the attempt
         for descriptor in held:
             os.close(descriptor)
@@ -144,59 +121,82 @@ async def acquire_locks(
     return NodeLocks(held)
 
 
-class _Patience:
-    """How long to wait for one lock, and when to say so."""
-
-    def __init__(
-        self,
-        path: str,
-        begin: float,
-        wait: float,
-        wait_programming: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._path = path
-        self._begin = begin
-        self._wait = wait
-        self._end = begin + wait_programming
-        self._deadline = begin + wait
-        self._clock = clock
-        self._report_at = begin
-
-    def check(self, holder: LockHolder) -> None:
-        """Return if it is worth waiting on.
-
-        Raises:
-            LockHeldError: it is not.
-        """
-        now = self._clock()
-        if holder.programming:
-            self._deadline = max(self._deadline, now + self._wait)
-        if now >= min(self._deadline, self._end):
+async def _lock(
+    path: str,
+    descriptor: int,
+    begin: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]],
+) -> None:
+    """Lock an open file, and wait for another holder as long as that is worth it."""
+    deadline, report_at = begin + _WAIT, begin
+    while not _try_lock(path, descriptor):
+        pid, programming = _read_holder(descriptor)
+        now = clock()
+        if programming:
+            deadline = now + _WAIT
+        if now >= min(deadline, begin + WAIT_PROGRAMMING):
+            who = f" (pid {pid} in its own container)" if pid else ""
+            if programming:
+                who += f", programming {', '.join(programming[:4])},"
             raise LockHeldError(
-                f"another fpga-plugin{_who(holder)} holds {self._path}"
-                f" and did not end within {now - self._begin:.0f} s",
+                f"another fpga-plugin{who} holds {path} and did not end within {now - begin:.0f} s",
                 hint="one plugin serves a node: end the other one, or wait until it has ended",
             )
-        if now >= self._report_at:
-            self._report_at = now + _REPORT
+        if now >= report_at:
+            report_at = now + _REPORT
             _log.info(
                 "waiting for another fpga-plugin to end",
-                lock=self._path,
-                holder_pid=holder.pid,
-                programming=list(holder.programming),
+                lock=path,
+                holder_pid=pid,
+                programming=programming,
                 reason="it is programming, and a process in a PR cannot be ended"
-                if holder.programming
+                if programming
                 else "it holds the lock",
-                waited=round(now - self._begin, 1),
+                waited=round(now - begin, 1),
             )
+        await sleep(_POLL)
 
 
-def _who(holder: LockHolder) -> str:
-    who = f" (pid {holder.pid} in its own container)" if holder.pid else ""
-    if holder.programming:
-        who += f", programming {', '.join(holder.programming[:4])},"
-    return who
+def _open(path: str, held: Collection[int]) -> int | None:
+    """Open a lock file; None if it is one of those held: one directory may serve as both."""
+    try:
+        descriptor = os.open(path, _LOCK_FLAGS, 0o600)
+    except OSError as error:
+        raise FpgaPluginError(
+            f"cannot open the lock file {path}: {_reason(error)}",
+            hint="it has to be a plain file in a directory that this process can write",
+        ) from error
+    if any(os.path.sameopenfile(descriptor, other) for other in held):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _try_lock(path: str, descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise FpgaPluginError(
+            f"cannot lock {path}: {_reason(error)}",
+            hint="the directory has to be on a local file system",
+        ) from error
+    return True
+
+
+def _read_holder(descriptor: int) -> tuple[int, list[RegionId]]:
+    """What the holder wrote: its pid in its own pid namespace, and regions with a PR in flight.
+
+    0 and none where that cannot be read or makes no sense.
+    """
+    try:
+        value = json.loads(os.pread(descriptor, _MAX_CONTENT, 0).split(b"\n", 1)[0])
+        regions = [RegionId(parse_device_id(name)) for name in value["programming"]]
+        return int(value["pid"]), regions
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return 0, []
 
 
 def _make_directory(path: str, setting: str) -> None:
@@ -265,64 +265,3 @@ def _foreign(path: str, found: os.stat_result) -> str:
 
 def _reason(error: OSError) -> str:
     return os.strerror(error.errno or 0)
-
-
-def _try_lock(path: str) -> int | None:
-    """A descriptor that holds the lock; None while another process does."""
-    try:
-        descriptor = os.open(path, _LOCK_FLAGS, 0o600)
-    except OSError as error:
-        raise FpgaPluginError(
-            f"cannot open the lock file {path}: {_reason(error)}",
-            hint="it has to be a plain file in a directory that this process can write",
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_held(path, (descriptor,)):
-            return descriptor
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        os.close(descriptor)
-        raise FpgaPluginError(
-            f"cannot lock {path}: {_reason(error)}",
-            hint="the directory has to be on a local file system",
-        ) from error
-    # Held by another, or the file was replaced between open and flock: then its lock counts for
-    # nothing, since whoever comes next opens the new file.
-    os.close(descriptor)
-    return None
-
-
-def _is_held(path: str, descriptors: Collection[int]) -> bool:
-    """Whether the path leads to a file that one of the descriptors has open."""
-    try:
-        there = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return False
-    return any(os.path.samestat(there, os.fstat(descriptor)) for descriptor in descriptors)
-
-
-def _read_holder(path: str) -> LockHolder:
-    """What the holder wrote; nothing known where it cannot be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return LockHolder()
-    try:
-        content = os.read(descriptor, _MAX_CONTENT)
-    except OSError:
-        return LockHolder()
-    finally:
-        os.close(descriptor)
-    return _parse_holder(content)
-
-
-def _parse_holder(content: bytes) -> LockHolder:
-    try:
-        value = json.loads(content.split(b"\n", 1)[0])
-        pid, names = value["pid"], value["programming"]
-        regions = [RegionId(parse_device_id(name)) for name in names]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return LockHolder()
-    return LockHolder(pid if isinstance(pid, int) else 0, tuple(regions))

@@ -24,7 +24,6 @@ from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.serving.fixed_socket import SocketError, listen_at, remove_own
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.serving.unary import unary
-from fpga_plugin.telemetry.instruments import Counter
 
 _log = structlog.get_logger()
 
@@ -53,20 +52,11 @@ class RegistrySocket:
         path: of the socket; kubelet passes over names that begin with a dot.
         info: what is told to kubelet.
         told: is called with each word of kubelet's: empty, or why it did not register the plugin.
-        dropped: connections that were closed for what they sent, by reason.
     """
 
-    def __init__(
-        self,
-        path: str,
-        info: Info,
-        told: Callable[[str], None],
-        *,
-        dropped: Counter | None = None,
-    ) -> None:
+    def __init__(self, path: str, info: Info, told: Callable[[str], None]) -> None:
         self.path = path
         self._service = _Registration(info, told)
-        self._dropped = dropped
         self._server: ClosingServer | None = None
         self._identity = ""
 
@@ -78,7 +68,7 @@ class RegistrySocket:
         """
         listener, self._identity = listen_at(self.path)
         try:
-            server = ClosingServer([self._service], self._dropped)
+            server = ClosingServer([self._service])
             await server.serve(listener)
         except BaseException:
             listener.close()

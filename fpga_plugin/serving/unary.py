@@ -10,7 +10,7 @@ from grpclib.server import Stream
 from h2.exceptions import ProtocolError
 
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.serving.messages import receive, send
+from fpga_plugin.serving.server import receive
 
 _log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ def unary(
     async def handler(stream: Stream[Any, Any]) -> None:
         with statuses(method):
             answered = await answer(await receive(stream))
-            await send(stream, answered)
+            await stream.send_message(answered)
 
     return Handler(handler, Cardinality.UNARY_UNARY, request, reply)
 

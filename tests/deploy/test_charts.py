@@ -429,6 +429,9 @@ def test_alerts_and_dashboards_are_those_of_the_project():
 
 
 def test_the_pods_service_account_may_be_another_one():
+    refused = helm("--set", "image.repository=fpga-plugin", "--set", "serviceAccount.create=false")
+    assert refused.returncode != 0, "the namespace's default account is everybody's"
+    assert "serviceAccount.name is empty" in refused.stderr
     made = rendered("serviceAccount.create=false", "serviceAccount.name=given")
     assert ("ServiceAccount", "fpga-plugin") not in made
     assert pod_spec(made)["serviceAccountName"] == "given"
@@ -489,7 +492,7 @@ def test_helm_test_asks_a_node_of_the_plugins_over_its_status_socket():
     made = objects(helm("--set", "image.repository=x").stdout)
     pod = made["Pod", "fpga-plugin-ready"]
     (container,) = pod["spec"]["containers"]
-    assert container["command"] == ["/usr/local/bin/fpga-plugin-probe", "readyz"]
+    assert container["command"] == ["fpga-plugin", "status", "--problems", "--exit-code"]
     assert container["securityContext"]["privileged"] is False
     assert pod["spec"]["affinity"] == pod_spec(made)["affinity"]
     daemonset = made["DaemonSet", "fpga-plugin"]["spec"]["selector"]["matchLabels"]

@@ -223,7 +223,8 @@ class Cluster(ApiCalls):
                 if error.code != 409:
                     raise
         pod = self.call("POST", f"{namespace}/pods", {
-            "metadata": {"name": f"fpga-plugin-{node}"},
+            "metadata": {"name": f"fpga-plugin-{node}"} if len(node) < 64
+            else {"generateName": "fpga-plugin-"},
             "spec": {"serviceAccountName": "fpga-plugin", "nodeName": node,
                      "containers": [{"name": "main", "image": "none"}]},
         })  # fmt: skip

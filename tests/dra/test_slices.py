@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from cluster import LIMIT, Cluster, until
 from doubles.cards import REGIONS, device, make_card
+from doubles.loops import beside
+from doubles.loops import until as soon
 from ledger_support import make_ledger, scrub
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.dra.names import device_name
-from fpga_plugin.dra.pool import Pool
+from fpga_plugin.dra.pool import MAX_NAME, Pool
+from fpga_plugin.dra.poolcheck import PoolCheck
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Form, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
@@ -27,6 +30,7 @@ from fpga_plugin.ledger.ledger import Ledger
 DEPLOY = Path(__file__).parents[2] / "deploy/dra"
 DRIVER = "fpga.intel.com"
 API = "/apis/resource.k8s.io/v1"
+SLICES = f"{API}/resourceslices"
 NAMESPACED = f"{API}/namespaces/default"
 CARDS = tuple(make_card(number, nodes=(2 * number, 2 * number + 1)) for number in range(1, 5))
 
@@ -235,50 +239,127 @@ def test_the_documented_ways_to_ask_each_get_a_device(classes: Cluster) -> None:
         assert here.complete()
 
 
-def refused(cluster: Cluster, method: str, path: str, body: Any, token: str) -> str:
-    """Why the server refuses."""
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        cluster.call(method, path, body, token=token)
-    with caught.value as error:
-        return error.read().decode()
+def denied(cluster: Cluster, method: str, path: str, body: Any, token: str) -> str:
+    """Why the server refuses; empty: it does not. Nothing is written."""
+    try:
+        cluster.call(method, f"{path}?dryRun=All", body, token=token)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+    return ""
+
+
+@pytest.fixture(scope="session")
+def policed(cluster: Cluster) -> Cluster:
+    """The cluster, with the plugin's rights and the policy that narrows them."""
+    cluster.apply(DEPLOY / "rbac.yaml")
+    cluster.apply(DEPLOY / "validating-admission-policy.yaml")
+    token = cluster.plugin_token("nowhere")
+    body = a_slice("z", node="elsewhere")
+    # A new policy takes the server a moment.
+    until(lambda: "own node only" in denied(cluster, "POST", SLICES, body, token), "it is in force")
+    return cluster
+
+
+def a_slice(name: str, *, node: str, pool: str = "", generation: int = 1) -> dict[str, Any]:
+    """An empty one."""
+    told = {"name": pool or node, "generation": generation, "resourceSliceCount": 1}
+    return {
+        "metadata": {"name": name},
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": told, "devices": []},
+    }
 
 
 def test_a_plugin_with_its_own_rights_writes_its_own_nodes_slices_and_no_others(
-    cluster: Cluster,
+    policed: Cluster,
 ) -> None:
-    cluster.apply(DEPLOY / "rbac.yaml")
-    cluster.apply(DEPLOY / "validating-admission-policy.yaml")
-    with node(cluster, as_plugin=True) as here, node(cluster) as other:
+    with node(policed, as_plugin=True) as here, node(policed) as other:
         before = here.devices()
-        cluster.call("DELETE", f"{API}/resourceslices/{here.slices()[0]['metadata']['name']}")
+        policed.call("DELETE", f"{SLICES}/{here.slices()[0]['metadata']['name']}")
         until(lambda: here.complete() and here.devices() == before, "its own come back")
         token = here.token
-        theirs = other.slices()[0]
-        path = f"{API}/resourceslices"
-        one = f"{path}/{theirs['metadata']['name']}"
-
-        def denied() -> bool:
-            # A new policy takes the server a moment.
-            try:
-                cluster.call("PUT", f"{one}?dryRun=All", theirs, token=token)
-            except urllib.error.HTTPError as error:
-                with error:
-                    return "own node only" in error.read().decode()
-            return False
-
-        until(denied, "the policy is in force")
+        theirs, mine = other.slices()[0], here.slices()[0]
+        one, own = (f"{SLICES}/{each['metadata']['name']}" for each in (theirs, mine))
         forged = {"metadata": {"name": "forged"}, "spec": theirs["spec"]}
-        assert "own node only" in refused(cluster, "POST", path, forged, token)
-        assert "own node only" in refused(cluster, "DELETE", one, None, token)
-        mine = here.slices()[0]
         alien = {"metadata": {"name": "alien"}, "spec": mine["spec"] | {"driver": "other.example"}}
-        assert "driver fpga.intel.com only" in refused(cluster, "POST", path, alien, token)
-        unbound = cluster.call(
+        assert "own node only" in denied(policed, "POST", SLICES, forged, token)
+        assert "own node only" in denied(policed, "PUT", one, theirs, token)
+        assert "own node only" in denied(policed, "DELETE", one, None, token)
+        assert "driver fpga.intel.com only" in denied(policed, "POST", SLICES, alien, token)
+        unbound = policed.call(
             "POST", "/api/v1/namespaces/fpga-plugin/serviceaccounts/fpga-plugin/token", {"spec": {}}
         )["status"]["token"]
-        own = f"{path}/{mine['metadata']['name']}"
-        assert "names no node" in refused(cluster, "PUT", own, mine, unbound)
+        assert "names no node" in denied(policed, "PUT", own, mine, unbound)
         assert here.devices() == before
+
+
+def test_a_plugin_takes_neither_pool_nor_name_of_another_node(policed: Cluster) -> None:
+    token = policed.plugin_token("node-a")
+
+    def refusal(name: str, *, pool: str = "node-a") -> str:
+        body = a_slice(name, node="node-a", pool=pool, generation=1 << 61)
+        return denied(policed, "POST", SLICES, body, token)
+
+    mine, theirs = Pool(DRIVER, "node-a").name("d", 0), Pool(DRIVER, "node-b").name("d", 0)
+    assert refusal(mine) == ""
+    assert "the pool of its own node only" in refusal(mine, pool="node-b")
+    for name in (theirs, "z", f"x0000-{DRIVER}-node-a", f"d0000-{DRIVER}-node-a-2", "d0000-node-a"):
+        assert "the names of its own node only" in refusal(name), name
+
+
+def test_what_is_left_in_another_nodes_pool_may_be_deleted_by_its_own_node(
+    policed: Cluster,
+) -> None:
+    policed.call("POST", SLICES, a_slice("left", node="node-a", pool="node-b"))
+    try:
+        path = f"{SLICES}/left"
+        assert denied(policed, "DELETE", path, None, policed.plugin_token("node-a")) == ""
+        assert "own node only" in denied(
+            policed, "DELETE", path, None, policed.plugin_token("node-b")
+        )
+    finally:
+        policed.call("DELETE", f"{SLICES}/left")
+
+
+@pytest.mark.parametrize("length", [232, 233, 253])
+@pytest.mark.parametrize("label", ["a", "a."])
+def test_long_names_of_nodes_are_theirs_as_well(policed: Cluster, length: int, label: str) -> None:
+    """From 233 characters on a slice's name ends in a hash, and what it cuts may end in a dot."""
+    name = ("a" + label * length)[: length - 1] + "b"
+    token = policed.plugin_token(name)
+    mine = Pool(DRIVER, name).name("c", 3)
+    assert len(mine) <= MAX_NAME
+    assert denied(policed, "POST", SLICES, a_slice(mine, node=name), token) == ""
+    other = Pool(DRIVER, "c" + name[1:]).name("c", 3)
+    short = f"c0003-{DRIVER}-{name[:30].rstrip('.')}-0123456789abcdef"
+    for taken in (other, short):
+        body = a_slice(taken, node=name)
+        assert "the names of its own node only" in denied(policed, "POST", SLICES, body, token)
+
+
+def test_a_foreign_slice_in_the_pool_is_reported_until_it_goes(cluster: Cluster) -> None:
+    credentials = cluster.kubeconfig("admin", name="pool-check")
+    warned: list[str] = []
+
+    async def main() -> None:
+        check = PoolCheck(
+            credentials, Pool(DRIVER, "node-b"), warn=warned.append, pause=lambda: 0.1
+        )
+
+        async def call(method: str, path: str, body: Any = None) -> None:
+            await asyncio.to_thread(cluster.call, method, path, body)
+
+        await call("POST", SLICES, a_slice("own", node="node-b"))
+        await call("POST", SLICES, a_slice("evil", node="node-a", pool="node-b"))
+        async with beside(check.run()):
+            await soon(lambda: check.foreign == ("evil",))
+            assert "'evil' of node 'node-a'" in check.problem
+            await call("DELETE", f"{SLICES}/evil")
+            await soon(lambda: check.foreign == ())
+        await call("DELETE", f"{SLICES}/own")
+
+    asyncio.run(main())
+    assert len(warned) == 1
 
 
 def test_a_card_and_its_regions_are_never_given_out_together(classes: Cluster) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,9 +70,13 @@ def wanted(registry: Served, tmp_path, key, monkeypatch):
 
 
 def test_what_is_pushed_is_what_is_signed(registry: Served, wanted, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(release, "SOURCE_IS_DIRTY", "")
     version = fpga_plugin.__version__
-    monkeypatch.setattr(release.Release, "check", lambda _self: (version, "c" * 40))
+    # The image of this tier was built of some commit and whatever lay around; the refusal names it.
+    with pytest.raises(release.ReleaseError, match="was built of commit") as caught:
+        wanted._built_of("c" * 40)
+    (commit,) = re.findall("commit ([0-9a-f]{40}),", str(caught.value))
+    checked = version, commit, wanted._built_of(commit)
+    monkeypatch.setattr(release.Release, "check", lambda _self: checked)
     told = wanted.publish()
     for name, repository in (("image", "fpga/fpga-plugin"), ("chart", "fpga/charts/fpga-plugin")):
         digest = told[name].partition("@")[2]

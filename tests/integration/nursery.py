@@ -151,10 +151,8 @@ def run(
 
 
 def _serve(descriptor: int) -> None:
-    # What is to be there before a fork, imported as the program does.
-    from fpga_plugin.cli import _import_daemon, main
-
-    _import_daemon()
+    import fpga_plugin.daemon  # noqa: F401  # what is to be there before a fork
+    from fpga_plugin.cli import main
 
     with socket.socket(fileno=descriptor) as connection:
         while True:

@@ -11,9 +11,9 @@ from grpclib.exceptions import GRPCError
 
 from fpga_plugin.api.messages import core_v1, v1, v1alpha1
 from fpga_plugin.demo.double import STOCK, KubeletDouble, Profile
-from fpga_plugin.demo.plugins import KubeletServer
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.serving.server import ClosingServer
 
 UID = PodUid("0f1c2d3e-0000-4000-8000-000000000001")
 REGION = ResourceName(REGIONS)
@@ -258,12 +258,12 @@ async def serving(service, path):
 
     A connection that outlived its loop would be found, as an error, in any later test.
     """
-    server = KubeletServer(service)
+    server = ClosingServer([service])
     await server.start(path=str(path))
     try:
         yield
     finally:
-        await server.end()
+        await server.close_all()
         async with asyncio.timeout(LIMIT):
             await server.wait_closed()
 

@@ -695,7 +695,7 @@ def test_without_a_blank_bitstream_a_pod_does_not_hang_for_ever():
         assert node.dra.unprepare(claim) == ""
 
 
-def test_health_is_told_at_once_and_with_each_change_only():
+def test_health_is_told_at_once_and_with_each_change():
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
         node.dra.prepare(claim)
@@ -707,7 +707,7 @@ def test_health_is_told_at_once_and_with_each_change_only():
         )(message("NodeWatchResourcesRequest", "v1")(), timeout=LIMIT)
         (well,) = next(stream).devices
         assert (well.device.pool_name, well.device.device_name) == (NODE, dra_name(P0))
-        assert (well.health, well.health_check_timeout_seconds > 10_000) == (1, True)
+        assert (well.health, well.health_check_timeout_seconds) == (1, 300)
         node.arm(P0, "fatal")
         (sick,) = next(stream).devices
         assert sick.health == 2

@@ -156,9 +156,9 @@ def test_every_node_is_a_line_and_their_sum_is_one(cluster, tmp_path):
         assert done.returncode == 0, done.stderr
         head, a, b, total = (line.split() for line in done.stdout.splitlines())
         assert head[:7] == ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
-        assert a[:11] == ["node-a", "fpga", "ready", "2", "6", "1", "5", "0", "0", "0", "0"]
-        assert b[:11] == ["node-b", "fpga", "ready", "1", "2", "0", "2", "0", "0", "0", "1"]
-        assert total == ["2", "of", "2", "nodes", "3", "8", "1", "7", "0", "0", "0", "1", "0"]
+        assert a[:12] == ["node-a", "fpga", "ready", "2", "6", "1", "5", *["0"] * 5]
+        assert b[:12] == ["node-b", "fpga", "ready", "1", "2", "0", "2", *["0"] * 4, "1"]
+        assert total == ["2", "of", "2", "nodes", "3", "8", "1", "7", *["0"] * 4, "1", "0"]
         assert cluster.selectors == [("/api/v1/pods", "app.kubernetes.io/part-of=fpga-plugin")]
         assert done.stderr == "", "no terminal, no progress"
 
@@ -216,6 +216,22 @@ HEALTHY = json.dumps(
         "trouble": {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0},
     }
 ).encode()
+
+EMPTY_STORE = json.dumps(
+    json.loads(HEALTHY)
+    | {
+        "trouble": {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0}
+        | {"unusable": {"no blank bitstream": 6}}
+    }
+).encode()
+
+
+def test_a_node_with_an_empty_store_is_noted(cluster, tmp_path):
+    cluster.pods = {"a": (200, HEALTHY), "b": (200, EMPTY_STORE)}
+    done = fleet(cluster, tmp_path)
+    assert done.returncode == 0, "it answers"
+    assert done.stdout.count("unusable") == 1
+    assert "  ! node-b: 6 unusable: no blank bitstream\n" in done.stdout
 
 
 def test_pods_of_another_namespace_and_a_node_that_is_there_twice_are_noted(cluster, tmp_path):

@@ -203,6 +203,9 @@ def test_required_scrubbing_without_a_blank_bitstream_is_seen():
         assert seen[f'fpga_plugin_blank_bitstream_missing{{interface_id="{ID}"}}'] == 1
         name = f'fpga_plugin_devices{{health="unhealthy",resource="{REGIONS}"}}'
         assert seen[name] == 2
+        assert seen['fpga_plugin_regions_unusable{reason="no_blank_bitstream"}'] == 2
+        assert seen['fpga_plugin_regions_unusable{reason="held_by_another_plugin"}'] == 0
+        assert get(plugin, "/readyz") == (200, "ok\n"), "kubelet is served"
 
 
 def test_the_older_format_has_the_same_samples(node):

@@ -2,6 +2,7 @@
 
 from daemon_support import AFU, P0, eventually
 from dra_support import NODE, DraNode
+from test_http import metrics
 from test_status import told
 
 NODES = "/api/v1/nodes"
@@ -43,3 +44,18 @@ def test_a_directory_that_is_not_kubelets_root_is_refused_and_left_as_it_is() ->
         assert f"'{here.folder}' is not kubelet's root directory" in here.plugin.text
         assert "FPGA_PLUGIN_KUBELET_ROOT" in here.plugin.text
         assert not (here.folder / "plugins").exists()
+
+
+def test_foreign_slices_in_the_nodes_pool_show_in_status_and_metrics() -> None:
+    with DraNode(http_address="127.0.0.1:0") as here:
+        table = {
+            "columnDefinitions": [{"name": name} for name in ("Name", "Node", "Driver", "Pool")],
+            "rows": [{"cells": ["evil", "node-z", "fpga.intel.com", NODE]}],
+        }
+        question = "fieldSelector=spec.driver%3Dfpga.intel.com&includeObject=None&resourceVersion=0"
+        here.api.objects[f"/apis/resource.k8s.io/v1/resourceslices?{question}"] = table
+        plugin = here.up().plugin
+        plugin.until_logged("foreign ResourceSlices in the node's pool")
+        (note,) = told(here, "status")["notes"]
+        assert "'evil' of node 'node-z'" in note
+        assert metrics(plugin)["fpga_plugin_foreign_resource_slices"] == 1

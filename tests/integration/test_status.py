@@ -16,6 +16,7 @@ from daemon_support import (
     CARD,
     CARDS,
     HEALTHY,
+    ID,
     LIMIT,
     P0,
     P1,
@@ -27,6 +28,7 @@ from daemon_support import (
     eventually,
     request,
 )
+from doubles.samples import copy_samples
 
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
 NAME = "opencl / vector_add"
@@ -141,7 +143,32 @@ def test_what_failed_and_what_is_drained_is_counted(node):
     trouble = eventually(
         lambda: t if (t := told(node, "status")["trouble"])["failed"] else None, limit=LIMIT
     )
-    assert trouble == {"refused": 0, "drained": 1, "failed": 1, "never_cleared": 0, "kept": 0}
+    counts = {"refused": 0, "drained": 1, "failed": 1, "never_cleared": 0, "kept": 0}
+    assert trouble == counts | {"unusable": {}}
+
+
+def test_an_empty_store_is_trouble_though_kubelet_is_served():
+    with Node("1x2") as node:
+        (node.own_store() / ID / "blank.gbs").unlink()
+        node.kubelet.start()
+        node.start()
+        node.kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY})
+        status = told(node, "status")
+        assert status["ready"], "the rollout of a DaemonSet waits for no store"
+        assert status["trouble"]["unusable"] == {"no blank bitstream": 2}
+        done = command(node.state_dir, "status", "--problems", "--exit-code")
+        assert done.returncode == 1
+        assert "2 unusable: no blank bitstream" in done.stdout
+        assert str(node.store / ID / "blank.gbs") in done.stdout
+        node.kubelet.allocate(P0)
+        assert told(node, "status")["trouble"]["unusable"] == {"no blank bitstream": 1}
+        node.kubelet.deallocate(P0)
+        copy_samples(node.store)
+        node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        done = command(node.state_dir, "status", "--exit-code")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "no trouble" in done.stdout
+        assert "no FPGA cards" not in command(node.state_dir, "status", "--problems").stdout
 
 
 def test_bitstreams_are_listed_and_named_by_what_the_store_says_of_them(node):

@@ -1,7 +1,8 @@
 """Clients that mean ill, on every socket of the plugin, for as long as the run goes.
 
-Each picks a socket and does one thing that tests/integration/test_http2_limits.py, test_http.py and
-tests/unit/test_hostile.py look at once; here it is done thousands of times beside honest clients.
+Each picks a socket and does one thing that tests/unit/test_grpclib.py, test_hostile.py and
+tests/integration/test_http.py look at once; here it is done thousands of times beside honest
+clients. Only root may connect to the gRPC sockets: there they do what a broken client does.
 """
 
 import asyncio
@@ -85,8 +86,8 @@ class Hostile:
 
     async def _client(self, pause: float) -> None:
         attacks = [
-            *[(self._sockets, each) for each in (self.half, self.garbage, self.unread, self.calls)],
-            *[(self._sockets, each) for each in (self.oversize, self.resets, self.aborts)],
+            *[(self._sockets, each) for each in (self.half, self.calls)],
+            *[(self._sockets, each) for each in (self.oversize, self.aborts)],
             *[(self._https, each) for each in (self.half, self.garbage, self.headers, self.slow)],
         ]
         while True:
@@ -135,15 +136,6 @@ class Hostile:
         await self._send(connection, good + os.urandom(self._rng.randrange(1, 9000)))
         await self._drain(connection)
 
-    async def unread(self, connection: socket.socket) -> None:
-        """Streams of the device list and pings, whose answers are never read."""
-        await self._send(connection, PREFACE)
-        for stream in range(1, 20, 2):
-            await self._send(connection, call(stream, WATCH, EMPTY))
-        for _ in range(50):
-            await self._send(connection, frame(6, 0, 0, os.urandom(8)) * 50)
-        await asyncio.sleep(PATIENCE * self._rng.random())
-
     async def calls(self, connection: socket.socket) -> None:
         """Calls of methods that there are and are not, with messages that are none."""
         await self._send(connection, PREFACE)
@@ -162,14 +154,6 @@ class Hostile:
                 for _ in range(100):  # more than the window of a stream
                     await self._send(connection, frame(0, 0, 1, bytes(16000)))
         await self._send(connection, b"\xff\xff\xff" + bytes(6) + bytes(1000))
-        await self._drain(connection)
-
-    async def resets(self, connection: socket.socket) -> None:
-        """Streams that are reset at once (CVE-2023-44487)."""
-        await self._send(connection, PREFACE)
-        for stream in range(1, 1001, 2):
-            reset = frame(3, 0, stream, struct.pack(">L", 8))
-            await self._send(connection, call(stream, PRESTART, None) + reset)
         await self._drain(connection)
 
     async def aborts(self, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from doubles import LIMIT
 from doubles.cards import TOO_HOT, device, make_card
-from doubles.loops import until
+from doubles.loops import beside, until
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Status
 from grpclib.encoding.proto import ProtoCodec
@@ -464,7 +464,7 @@ WELL = ("HEALTHY", "")
 def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
     play: Callable[..., None], package: ModuleType
 ) -> None:
-    """Pods' status shows it. What changes nothing of it is not sent, and nothing is asked."""
+    """Pods' status shows it. What changes nothing of it is not sent at once."""
 
     async def story(door: Door) -> None:
         ledger = door.ledger
@@ -488,6 +488,31 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
             assert words(await health.next()) == {dra_name(P0): WELL}
             assert await door.prepare(named(3)), "the loop is free"
             assert health.said == []
+
+    play(story)
+
+
+def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert servicer.HEALTH_AGAIN * 2 < servicer.HEALTH_TIMEOUT, "one report may be lost"
+    monkeypatch.setattr(servicer, "HEALTH_AGAIN", 0.05)
+
+    async def story(door: Door) -> None:
+        take(door.ledger, 1, P0)
+
+        async def other_changes() -> None:
+            while True:
+                for pod in (OTHER_POD, POD):
+                    door.ledger.users(ClaimUid(uid(1)), [pod])
+                    await asyncio.sleep(0.01)
+
+        async with door.health() as health:
+            for _ in range(3):
+                assert words(await health.next()) == {dra_name(P0): WELL}
+            async with beside(other_changes()):
+                for _ in range(3):
+                    assert words(await health.next()) == {dra_name(P0): WELL}
 
     play(story)
 

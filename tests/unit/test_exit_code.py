@@ -30,7 +30,7 @@ def test_a_background_task_that_fails_is_no_success(monkeypatch, capsys, work, c
         return made
 
     def run(settings) -> int:
-        # Not cli._run, which tunes the process that it has to itself: garbage, imports, log.
+        # Not cli._run, which tunes the process that it has to itself: garbage, log.
         asyncio.run(daemon_module.run(settings))
         return 0
 

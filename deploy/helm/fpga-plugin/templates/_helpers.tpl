@@ -5,7 +5,9 @@
 {{- end }}
 
 {{- define "fpga-plugin.serviceAccount" -}}
-{{- if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}{{ else if .Values.serviceAccount.create }}{{ include "fpga-plugin.name" . }}{{ else }}default{{ end }}
+{{- if .Values.serviceAccount.name }}{{ .Values.serviceAccount.name }}
+{{- else if .Values.serviceAccount.create }}{{ include "fpga-plugin.name" . }}
+{{- else }}{{ fail "serviceAccount.create is false and serviceAccount.name is empty: the plugin's rights would go to every pod of the namespace that names no account; name one, or let the chart make it" }}{{ end }}
 {{- end }}
 
 {{- /* All pods of this release, whatever their configuration. */ -}}

@@ -1,0 +1,61 @@
+"""What of a node needs somebody: the same words in table, page and exit code."""
+
+from dataclasses import dataclass
+
+from fpga_plugin.operator.schema import CardView, StatusView
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One kind of trouble.
+
+    Attributes:
+        words: how much of it there is, and where it is known why.
+        state: which state of `states` says what to do about it.
+        urgent: pods do not get what they could have; else it is only to be known.
+    """
+
+    words: str
+    state: str
+    urgent: bool
+
+
+def troubles(status: StatusView) -> list[Trouble]:
+    """Those that there are, what is urgent first."""
+    counts = status["trouble"]
+    kinds = [
+        (counts["failed"], "failed", "faulted", True),
+        *(
+            (count, f"unusable: {why}", "unusable", True)
+            for why, count in sorted(counts["unusable"].items())
+        ),
+        (counts["refused"], "refused", "refused", True),
+        (counts["drained"], "drained", "drained", False),
+        (counts["kept"], "kept for debugging", "kept", False),
+        (counts["never_cleared"], "never cleared", "never cleared", False),
+    ]
+    return [
+        Trouble(f"{count} {words}", state, urgent) for count, words, state, urgent in kinds if count
+    ]
+
+
+def needs_somebody(status: StatusView) -> bool:
+    """Whether pods do not get what they could have until somebody acts."""
+    return not status["ready"] or any(one.urgent for one in troubles(status))
+
+
+def troubled(card: CardView) -> bool:
+    """Whether the card, or a region of it, is among what is urgent."""
+    return not card["present"] or any(
+        one["failed"] or one["unusable"] or one["refused"] for one in card["regions"]
+    )
+
+
+def problems(status: StatusView) -> StatusView:
+    """The status without what is well: other cards, pods that do not wait any more, warnings."""
+    return {
+        **status,
+        "cards": [card for card in status["cards"] if troubled(card)],
+        "refusals": [one for one in status["refusals"] if one["open"]],
+        "warnings": [],
+    }
