@@ -396,14 +396,6 @@ def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
     assert not ledger.others_clean(replace(CARD, ports=3), [R0, R1]), "one of it is not seen"
 
 
-def test_cards_of_which_all_owners_are_known_are_so_though_they_are_gone() -> None:
-    ledger, _ = make_ledger(CARD, OTHER)
-    ledger.card_gone(OTHER.id)
-    assert ledger.reconciled_cards() == {CARD.id, OTHER.id}
-    ledger._commit(Change(unreconciled={CARD.id: True}))
-    assert ledger.reconciled_cards() == {OTHER.id}
-
-
 def test_an_alias_that_the_journal_lost_is_told_by_a_claims_card_that_is_there() -> None:
     """One that is gone tells nothing, and is no reason to ask no other."""
     name = ResourceName(f"{PREFIX}/region-fast-ce489693")
