@@ -32,6 +32,7 @@ CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))
 R0, R1 = (region.id for region in CARD.regions)
 R2 = OTHER.regions[0].id
+GONE = make_card(3).regions[0].id
 POD = PodUid("pod-1")
 
 
@@ -170,7 +171,7 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     "change",
     [
         Change(images={TenantImage(R0, AFU): True}),
-        tenancy(R2, POD, "/dev/dfl-port.0"),
+        tenancy(GONE, POD, "/dev/dfl-port.0"),
         Change(holders={A: holder(A, DeviceId(R0))}),
         Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
         Change(debts={CARD.id: True}),
