@@ -29,7 +29,7 @@ async def write_file(ledger: Ledger, files: CdiFiles, uid: ClaimUid) -> Holder |
         if holder is None or not ledger.is_prepared(holder):
             if written is None:
                 return None
-            await asyncio.to_thread(files.remove, written.file)
+            await asyncio.to_thread(files.remove, files.of(written))
             written = None  # it may be prepared again by now
             continue
         claims = tuple(ledger.claims[device] for device in holder.devices)

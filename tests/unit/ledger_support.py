@@ -83,7 +83,6 @@ def remembered(ledger: Ledger, boot_id: str) -> Change:
         debts=dict.fromkeys(ledger.debts, True),
         drained=dict.fromkeys(ledger.drained, True),
         rebinding=dict.fromkeys(ledger.rebinding, True),
-        unreconciled=dict.fromkeys(ledger.unreconciled, True),
         tenancies=dict(ledger.tenancies),
         resources=dict.fromkeys(ledger.resources, True),
         strays=dict(ledger.strays),

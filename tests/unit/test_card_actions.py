@@ -73,7 +73,7 @@ def in_service(scene: Scene) -> None:
 
 
 def unreconciled(scene: Scene) -> None:
-    commit(scene, Change(unreconciled={card(scene): True}))
+    scene.ledger.unreconciled.add(card(scene))
 
 
 def at_work(scene: Scene) -> None:

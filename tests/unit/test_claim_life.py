@@ -79,6 +79,8 @@ class Server:
 class Anything:
     """A policy that notes what it is asked, and allows it."""
 
+    policy = None
+
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
 

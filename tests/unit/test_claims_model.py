@@ -124,6 +124,8 @@ class Server:
 class Anything:
     """A policy that allows everything, and takes its time."""
 
+    policy = None
+
     async def check(self, *_: object) -> None:
         await asyncio.to_thread(self._allowed)
 
@@ -248,7 +250,12 @@ class Replay:
         """Kubelet's."""
         return {
             uid(n): RecordedClaim(
-                uid(n), "n", f"c{n}", frozenset(self.present(n)), {device_name(device): ("fpga",)}
+                uid(n),
+                "n",
+                f"c{n}",
+                frozenset(self.present(n)),
+                self.settings.resource_prefix,
+                {device_name(device): ("fpga",)},
             )
             for n, device in self.recorded.items()
         }

@@ -158,7 +158,7 @@ def make(root: Path, ledger: Ledger) -> Callable[[], DraDoor]:
         queue = CardQueue(interval=LIMIT)
         queue.sync()
         recorder = EventRecorder(None, node_name="node-a", pods=nothing)  # type: ignore[arg-type]
-        rest: list[Any] = [operations, nothing, nothing, queue, nothing, recorder]
+        rest: list[Any] = [operations, nothing, nothing, queue, nothing, recorder, nothing]
         return DraDoor(SETTINGS, *rest)
 
     return new

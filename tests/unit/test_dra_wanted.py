@@ -320,7 +320,6 @@ def test_functions_and_cards_that_cannot_be_programmed_are_offered_by_the_device
 def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
     """The scheduler knows nothing of these owners: it would give the device to a second one."""
     ledger, journal = make_ledger(CARD)
-    journal.snapshot.unreconciled[CARD.id] = True
     again = reopened_unreconciled(journal)
     for one in (P0, P1, BOARD):
         assert taints(again, one) == (Taint("held", "owners-unknown"),)

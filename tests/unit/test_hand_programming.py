@@ -172,7 +172,7 @@ def foreign(scene: Scene) -> None:
 
 
 def unreconciled(scene: Scene) -> None:
-    commit(scene, Change(unreconciled={card(scene): True}))
+    scene.ledger.unreconciled.add(card(scene))
 
 
 def rebinding(scene: Scene) -> None:

@@ -32,6 +32,7 @@ CARD = make_card(1)
 OTHER = make_card(2, nodes=(2, 3))
 R0, R1 = (region.id for region in CARD.regions)
 R2 = OTHER.regions[0].id
+GONE = make_card(3).regions[0].id
 POD = PodUid("pod-1")
 
 
@@ -170,7 +171,7 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     "change",
     [
         Change(images={TenantImage(R0, AFU): True}),
-        tenancy(R2, POD, "/dev/dfl-port.0"),
+        tenancy(GONE, POD, "/dev/dfl-port.0"),
         Change(holders={A: holder(A, DeviceId(R0))}),
         Change(regions={R0: RegionRecord(R0, Condition.DIRTY, "so")}),
         Change(debts={CARD.id: True}),
@@ -394,14 +395,6 @@ def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
     assert ledger.others_clean(CARD, [R1])
     assert ledger.others_clean(CARD, [R0, R1])
     assert not ledger.others_clean(replace(CARD, ports=3), [R0, R1]), "one of it is not seen"
-
-
-def test_cards_of_which_all_owners_are_known_are_so_though_they_are_gone() -> None:
-    ledger, _ = make_ledger(CARD, OTHER)
-    ledger.card_gone(OTHER.id)
-    assert ledger.reconciled_cards() == {CARD.id, OTHER.id}
-    ledger._commit(Change(unreconciled={CARD.id: True}))
-    assert ledger.reconciled_cards() == {OTHER.id}
 
 
 def test_an_alias_that_the_journal_lost_is_told_by_a_claims_card_that_is_there() -> None:

@@ -432,11 +432,10 @@ class Life(RuleBasedStateMachine):
         """What `Reconciler` does with kubelet's records; returns whether it came to an end."""
         ledger = self.plugin.ledger
         cards = ledger.unreconciled & ledger.cards.keys()
-        known = ledger.reconciled_cards()
         try:
             for pod in self.active():
                 for device in pod.devices:
-                    if card_of(device) not in known and device not in ledger.claims:
+                    if device not in ledger.claims:
                         granted = {device_variable(r): node for r, node in pod.nodes.items()}
                         try:
                             ledger.adopt(pod.resource, device, pod.uid, granted)

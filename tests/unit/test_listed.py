@@ -154,7 +154,6 @@ def test_of_a_card_that_went_no_device_stays_on_a_list(ledger: Ledger, lists: De
 def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
     """Kubelet's records may name an owner that the journal lost (invariant 1)."""
     _, journal = make_ledger(CARD)
-    journal.snapshot.unreconciled[CARD.id] = True
     again = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     again.card_found(CARD, dict.fromkeys((R0, R1), None), None)
     scrub(again, CARD)

@@ -72,7 +72,7 @@ def kept(scene: Scene) -> None:
 
 
 def unreconciled(scene: Scene) -> None:
-    commit(scene, Change(unreconciled={card_of(scene.regions[0]): True}))
+    scene.ledger.unreconciled.add(card_of(scene.regions[0]))
 
 
 def borrowed(scene: Scene) -> None:

@@ -21,6 +21,7 @@ from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
+from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import (
@@ -29,6 +30,7 @@ from fpga_plugin.pods.podresources import (
 )
 from fpga_plugin.pods.podwatch import PodWatch
 from fpga_plugin.stock import reconcile
+from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
@@ -110,6 +112,7 @@ class World:
             link=self.kubelet,  # type: ignore[arg-type]
             pods=pods,
             owners=self.owners,
+            adoption=Adoption(self.ledger, self.owners, PodCgroups(None)),
             envs=Nobody(),  # type: ignore[arg-type]
             missed=self.missed,  # type: ignore[arg-type]
             pods_socket=pods_socket,

@@ -58,7 +58,6 @@ def test_a_card_that_is_claimed_in_both_ways_loses_these_claims_alone() -> None:
     assert left_out.startswith(f"claims on card {CARD.id}:")
     assert found.commits == 7
     assert found.snapshot.claims == {each: replace(good[each], exposed=True) for each in good}
-    assert found.snapshot.unreconciled == dict.fromkeys((CARD.id, OTHER.id, third.id), True)
     again = salvaged(replace(loaded, left_out=("a row",)))
     assert again.left_out == ("a row", left_out)
 
@@ -69,7 +68,6 @@ def test_nothing_that_would_give_a_region_out_is_believed_and_nothing_else_is_lo
         epochs={Epoch.BOOT: "boot"},
         regions={R0: record(R0), R1: record(R1, Condition.FAULTED)},
         images={TenantImage(R0, AFU): True},
-        unreconciled={OTHER.id: True},
         drained={CARD.id: True},
         debts={CARD.id: True},
     )
@@ -81,7 +79,6 @@ def test_nothing_that_would_give_a_region_out_is_believed_and_nothing_else_is_lo
     }
     expected = (TenantImage(R0, AFU), TenantImage(R0, None), TenantImage(R1, None))
     assert found.images == dict.fromkeys(expected, True)
-    assert found.unreconciled == {OTHER.id: True, CARD.id: True}
     assert (found.drained, found.debts) == (told.drained, told.debts)
 
 
