@@ -17,7 +17,7 @@ from ledger_support import make_ledger
 from structlog.testing import capture_logs
 from test_holders import POD, A, B, holder
 
-from fpga_plugin.dra.cdi import CdiError, CdiFiles, request_variable
+from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
 from fpga_plugin.ids import ClaimUid, DeviceId
 from fpga_plugin.ledger.records import Claim, Holder
 from fpga_plugin.workloads.rules import Extras
@@ -66,12 +66,13 @@ def env(edits: Any) -> dict[str, str]:
 def test_a_container_gets_the_nodes_of_its_requests_and_no_others(tmp_path: Path) -> None:
     region, card = device(ONE, 0), device(TWO)
     files = CdiFiles(str(tmp_path), DRIVER)
-    files.write(*taken(region, card, requests={region: ("fast", "any-1"), card: ("any-1",)}))
+    known, claims = taken(region, card, requests={region: ("fast", "any-1"), card: ("any-1",)})
+    files.write(known, claims)
     told = written(tmp_path)
     assert (told["cdiVersion"], told["kind"]) == ("0.5.0", f"k8s.{DRIVER}/claim")
     first, second = told["devices"]
     assert [first["name"], second["name"]] == [
-        files.device_id(A, one).removeprefix(f"k8s.{DRIVER}/claim=") for one in (region, card)
+        device_id(known, one).removeprefix(f"k8s.{DRIVER}/claim=") for one in (region, card)
     ]
     nodes = [
         [node["path"] for node in one["containerEdits"]["deviceNodes"]] for one in (first, second)
@@ -244,13 +245,13 @@ def test_what_cannot_be_removed_is_told_and_what_is_gone_is_not(
 ) -> None:
     """A file that stays lets containers start with what became somebody else's."""
     files = CdiFiles(str(tmp_path), DRIVER)
-    files.remove(A)
+    files.remove(files.path(A))
     files.write(*region)
-    files.remove(A)
+    files.remove(files.path(A))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / f"k8s.{DRIVER}-claim_{A}.json").mkdir()
     with pytest.raises(CdiError, match="cannot be removed"):
-        files.remove(A)
+        files.remove(files.path(A))
 
 
 def test_a_directory_is_made_and_what_cannot_be_written_is_told(
@@ -270,6 +271,6 @@ def test_no_path_is_made_of_what_is_no_uid(tmp_path: Path, region: Any, uid: str
     files = CdiFiles(str(tmp_path), DRIVER)
     known, claims = region
     with pytest.raises(ValueError, match="uid"):
-        files.remove(ClaimUid(uid))
+        files.path(ClaimUid(uid))
     with pytest.raises(ValueError, match="uid"):
         files.write(replace(known, uid=ClaimUid(uid)), claims)

@@ -4,16 +4,17 @@ import re
 from dataclasses import replace
 
 import pytest
-from doubles.cards import AFU, PREFIX, REGIONS, TOO_HOT, WHOLE, device, make_card
+from doubles.cards import AFU, PREFIX, TOO_HOT, device, make_card
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import MemoryJournal, found, make_ledger, reopened, scrub, start
+from test_holders import POD, holder
 
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.dra.names import device_name, parse_device_name
 from fpga_plugin.dra.wanted import Effect, Form, Slice, Taint, Wanted
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import ClaimUid, DeviceId, RegionId, ResourceName
 
 CARD = make_card(1, nodes=(0, 1), clears_memory=True)
 OTHER = make_card(2, nodes=(2, 3), numa_node=1)
@@ -42,6 +43,11 @@ def taints(ledger, device_id, form=NEW, **given):
 
 def keys(ledger, device_id, **given):
     return [one.key for one in taints(ledger, device_id, **given)]
+
+
+def own(ledger, device_id):
+    """A ResourceClaim of its own has it."""
+    ledger.take(holder(ClaimUid(f"claim-{device_id}"), device_id), [POD])
 
 
 def test_a_card_takes_every_counter_of_which_each_region_takes_one() -> None:
@@ -102,7 +108,7 @@ def test_a_pods_life_changes_nothing() -> None:
     ledger, _ = make_ledger(CARD)
     want = wanted(ledger)
     before = want(Form())
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     assert want(Form()) == before
     ledger.dirty([R0], "x")
     ledger.working([R0])
@@ -111,7 +117,7 @@ def test_a_pods_life_changes_nothing() -> None:
     assert want(Form()) == before
     ledger.set_debt(CARD.id, open_=True)  # a neighbour is gone, this one still uses the memory
     assert want(Form()) == before
-    ledger.release([P0])
+    ledger.end_holder(ClaimUid(f"claim-{P0}"))
     assert keys(ledger, P0) == ["not-clean"]
     assert keys(ledger, BOARD) == ["memory-not-cleared", "not-clean"]
     assert keys(ledger, P1) == []
@@ -147,13 +153,13 @@ def test_a_faulted_region_taints_itself_and_its_card_with_the_word_for_it() -> N
 
 def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted_and_no_other() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     ledger.working([R0])
     ledger.faulted(R0, "x")
     assert taints(ledger, P0)[0].effect is Effect.NO_EXECUTE
     assert taints(ledger, BOARD)[0].effect is Effect.NO_SCHEDULE
     started, _ = make_ledger(CARD)
-    started.allocate(REGIONS, [P0])
+    own(started, P0)
     start(started, P0)
     started.faulted(R0, "x")
     assert taints(started, P0)[0].effect is Effect.NO_SCHEDULE
@@ -161,7 +167,7 @@ def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted_and_no_other() ->
 
 def test_a_drained_card_keeps_its_devices_under_a_taint() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     ledger.set_drained(CARD.id, drained=True)
     for one in (P0, P1, BOARD):
         assert keys(ledger, one) == ["drained"]
@@ -170,7 +176,7 @@ def test_a_drained_card_keeps_its_devices_under_a_taint() -> None:
 
 def test_what_another_holds_is_held_back_unless_it_is_owned() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     ledger.set_foreign({CARD.id: "x"})
     assert taints(ledger, P1) == (Taint("held", "another-plugin"),)
     assert keys(ledger, BOARD) == ["held"]
@@ -179,15 +185,15 @@ def test_what_another_holds_is_held_back_unless_it_is_owned() -> None:
 
 def test_an_owned_device_stays_while_its_card_is_gone() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
-    ledger.allocate(REGIONS, [P0])
-    ledger.allocate(WHOLE, [device(OTHER)])
+    own(ledger, P0)
+    own(ledger, device(OTHER))
     for card in (CARD, OTHER):
         ledger.card_gone(card.id)
     for form in (Form(), OLD):
         assert set(told(ledger, form)) == {device_name(P0), device_name(device(OTHER))}
     assert keys(ledger, P0) == keys(ledger, device(OTHER)) == ["gone"]
     assert told(ledger)[device_name(P0)].attributes["interfaceID"] == CARD.interface_id
-    ledger.release([P0])
+    ledger.end_holder(ClaimUid(f"claim-{P0}"))
     assert set(told(ledger)) == {device_name(device(OTHER))}
 
 
@@ -210,7 +216,7 @@ def test_one_kind_alone_takes_no_counters(advertise, types) -> None:
 
 def test_an_owned_device_of_a_kind_that_is_left_out_still_excludes_the_other_kind() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(WHOLE, [BOARD])
+    own(ledger, BOARD)
     counters, devices = wanted(ledger, Advertise.REGION)(Form())
     assert len(counters.counter_sets) == 1
     assert len(devices.devices) == 3
@@ -220,9 +226,9 @@ def test_without_counters_the_two_kinds_of_a_card_never_stand_side_by_side() -> 
     ledger, _ = make_ledger(CARD, OTHER)
     regions = [device_name(device(card, port)) for card in (CARD, OTHER) for port in (0, 1)]
     assert names(ledger, OLD) == regions
-    ledger.allocate(WHOLE, [BOARD])
+    own(ledger, BOARD)
     assert names(ledger, OLD) == [*regions[2:], device_name(BOARD)]
-    ledger.release([BOARD])
+    ledger.end_holder(ClaimUid(f"claim-{BOARD}"))
     scrub(ledger, CARD)
     assert names(ledger, OLD) == regions
     (only,) = wanted(ledger)(OLD)
@@ -231,7 +237,7 @@ def test_without_counters_the_two_kinds_of_a_card_never_stand_side_by_side() -> 
 
 def test_without_taints_what_must_not_be_given_out_is_left_out_unless_it_is_owned() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     ledger.set_drained(CARD.id, drained=True)
     form = Form(counters=True, taints=False)
     assert names(ledger, form) == [device_name(P0)]
@@ -340,27 +346,27 @@ def reopened_unreconciled(journal: MemoryJournal):
 def test_a_region_whose_node_a_pod_has_for_another_is_held_back_and_so_is_its_card() -> None:
     """The number of a node that went is given to the next device (invariant 1)."""
     ledger, _ = make_ledger(CARD, OTHER)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     ledger.card_gone(CARD.id)
     found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
     scrub(ledger, OTHER)
     lent = (Taint("held", "node-lent"),)
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == lent
     assert taints(ledger, device(OTHER, 1)) == ()
-    ledger.release([P0])
+    ledger.end_holder(ClaimUid(f"claim-{P0}"))
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == ()
 
 
 def test_an_owned_card_is_not_held_back_from_its_owner() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(WHOLE, [BOARD])
+    own(ledger, BOARD)
     ledger.set_foreign({CARD.id: "x"})
     assert taints(ledger, BOARD) == ()
 
 
 def test_of_an_owned_card_a_region_that_went_is_told_and_is_no_device_of_its_own() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(WHOLE, [BOARD])
+    own(ledger, BOARD)
     found(ledger, replace(CARD, regions=CARD.regions[:1]))
     assert keys(ledger, BOARD) == ["gone", "incomplete"]
     assert names(ledger) == [device_name(P0), device_name(BOARD)]
@@ -369,7 +375,7 @@ def test_of_an_owned_card_a_region_that_went_is_told_and_is_no_device_of_its_own
 def test_a_fault_that_passes_or_comes_of_a_rebind_evicts_nobody() -> None:
     """The pod of a claim that has not started yet waits for the card: it need not be deleted."""
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     ledger.set_failing(CARD.id, {R0: TOO_HOT})
     assert [one.effect for one in taints(ledger, P0)] == [Effect.NO_SCHEDULE]
     ledger.set_failing(CARD.id, {})
@@ -388,7 +394,7 @@ def test_without_taints_a_sound_card_is_listed_and_an_owned_one_has_none() -> No
     form = Form(counters=True, taints=False)
     ledger, _ = make_ledger(CARD)
     assert device_name(BOARD) in names(ledger, form)
-    ledger.allocate(WHOLE, [BOARD])
+    own(ledger, BOARD)
     ledger.set_drained(CARD.id, drained=True)
     assert taints(ledger, BOARD, form) == ()
 
@@ -397,7 +403,7 @@ def test_of_an_owner_whose_alias_nothing_explains_any_more_the_device_is_told_ne
     None
 ):
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    own(ledger, P0)
     (claim,) = ledger.claims.values()
     lost = replace(claim, resource=ResourceName(f"{PREFIX}/region-lost"))
     snapshot = replace(journal.snapshot, claims={P0: lost})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from doubles.cards import AFU, OTHER_INTERFACE, REGIONS, device, make_card
+from doubles.cards import AFU, OTHER_INTERFACE, PREFIX, REGIONS, device, make_card
 from ledger_support import MemoryJournal, former, make_ledger, reopened, scrub
 
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
@@ -25,6 +25,7 @@ def holder(uid: ClaimUid, *devices: DeviceId) -> Holder:
         name="c",
         devices=devices,
         requests=dict.fromkeys(devices, ("fpga",)),
+        driver=PREFIX,
     )
 
 
