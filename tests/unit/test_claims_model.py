@@ -19,14 +19,14 @@ from unittest import mock
 import ledger_world
 import pytest
 import structlog
-from doubles.cards import BLANK
+from doubles.cards import BLANK, PREFIX
 from ledger_support import MemoryJournal, former
 from ledger_world import Images, Job, Plugin, Pod, Rack, make_boards
 from repository import ROOT
 from test_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
 
 from fpga_plugin.config.settings import Mode, ScrubPolicy
-from fpga_plugin.dra import reconcile
+from fpga_plugin.dra import record
 from fpga_plugin.dra.claim import (
     Allocated,
     ClaimRef,
@@ -254,7 +254,7 @@ class Replay:
                 "n",
                 f"c{n}",
                 frozenset(self.present(n)),
-                self.settings.resource_prefix,
+                PREFIX,
                 {device_name(device): ("fpga",)},
             )
             for n, device in self.recorded.items()
@@ -368,7 +368,7 @@ class Replay:
         def read(*_: object) -> Mapping[ClaimUid, RecordedClaim]:
             return self.record()
 
-        with mock.patch.object(reconcile, "read_record", read):
+        with mock.patch.object(record, "read_record", read):
             self.finish(self.reconciler._end_if_over(uid(claim)))
         self.ended(claim)
 

@@ -23,6 +23,7 @@ from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError, ResourceClaim, rea
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
+from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, ClaimUid, PodUid
@@ -30,6 +31,7 @@ from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition
 from fpga_plugin.ledger.rows import Loaded
 from fpga_plugin.ledger.salvage import salvaged
+from fpga_plugin.pods.cgroup import PodPresence
 
 CARD = make_card()
 DRIVER = "fpga.intel.com"
@@ -60,6 +62,23 @@ class Files(CdiFiles):
             self.failing -= 1
             raise CdiError("the file cannot be removed")
         super().remove(uid)
+
+
+class NoLeftovers:
+    """Kubelet's checkpoint names no pod."""
+
+    problem = ""
+    waits = False
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def settled(self) -> set[CardId]:
+        return set(self._ledger.cards)
+
+    async def look(self) -> bool:
+        return True
 
 
 class World:
@@ -94,7 +113,11 @@ class World:
                 prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
             )
             self.ledger.card_found(CARD, dict.fromkeys([one.id for one in CARD.regions], AFU), AFU)
-        operations = SimpleNamespace(ledger=self.ledger, living=self._living)
+        operations = SimpleNamespace(
+            ledger=self.ledger,
+            living=self._living,
+            cgroups=SimpleNamespace(state=lambda _: PodPresence.ALIVE),
+        )
         told = SimpleNamespace(get=self._get)
         nothing = SimpleNamespace()
         self.life = life = ClaimLife(
@@ -112,9 +135,10 @@ class World:
             self.queue,
             life,
             told,
+            record=ClaimRecord(operations, self.files, root=root, driver=DRIVER),  # type: ignore[arg-type]
+            leftovers=NoLeftovers(self.ledger),  # type: ignore[arg-type]
             files=self.files,
             root=root,
-            driver=DRIVER,
         )
 
     async def _living(self, _pods: object) -> PodUid | None:
