@@ -110,11 +110,11 @@ BUGS = {
     ),
     "owners-leave-the-list": Bug(
         "ledger/lists.py",
-        "healthy = present and not any(ledger.trouble(region) for region in claim.grants)\n",
-        "healthy = present and all(\n"
-        "                ledger.record(region).condition in self._healthy_conditions\n"
-        "                for region in claim.grants\n"
-        "            )\n",
+        "                and not any(ledger.trouble(region) for region in claim.grants)\n",
+        "                and all(\n"
+        "                    ledger.record(region).condition in self._healthy_conditions\n"
+        "                    for region in claim.grants\n"
+        "                )\n",
         "3",
     ),
     "lost-log-believed": Bug(
@@ -157,9 +157,8 @@ BUGS = {
     ),
     "file-stays-after-unprepare": Bug(
         "dra/life.py",
-        "            self._queue.add(card)\n"
-        "        await asyncio.to_thread(self._files.remove, uid)\n",
-        "            self._queue.add(card)\n",
+        "        await asyncio.to_thread(self._files.remove, path)\n",
+        "",
         "10",
         door="dra",
     ),
