@@ -59,7 +59,6 @@ def _make_sound() -> bytes:
             drained={_OTHER.id: True},
             resources={REGIONS: True},
             epochs={Epoch.BOOT: "boot", Epoch.KUBELET: "1"},
-            unreconciled={_OTHER.id: True},
         )
     )
     journal.close()
@@ -175,8 +174,6 @@ _ROWS: list[list[object]] = [
     ["rebinding", _OURS.id, True],
     ["resources", WHOLE, True],
     ["epochs", "kubelet", '"2"'],
-    ["unreconciled", _OURS.id, True],
-    ["loans", f'{{"pod":"pod","region":"{_REGION}","node":"/dev/dfl-port.16"}}', True],
 ]
 _WHOLE_ROWS = [
     *_ROWS[:1],
