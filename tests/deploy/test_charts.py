@@ -563,8 +563,8 @@ def test_chart_and_kustomization_make_the_same_dra_driver() -> None:
     chart, kustomization = comparable(chart), comparable(kustomization)
     assert chart["DaemonSet", "fpga-plugin"] == kustomization["DaemonSet", "fpga-plugin"]
     for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
-        key = kind, "fpga-plugin-resourceslices"
-        assert chart[key]["spec"] == kustomization[key]["spec"]
+        for name in ("fpga-plugin-resourceslices", "fpga-plugin-regionconfigs"):
+            assert chart[kind, name]["spec"] == kustomization[kind, name]["spec"]
 
 
 def test_each_kind_of_card_gets_its_classes() -> None:
