@@ -127,6 +127,14 @@ def kinds(description: str, properties: dict[str, Schema]) -> Schema:
     return closed(description, properties, maxProperties=1)
 
 
+def timing(description: str) -> Schema:
+    """A probe's numbers."""
+    numbers = {"periodSeconds", "timeoutSeconds", "failureThreshold"}
+    return closed(
+        description, {name: {"type": "integer", "minimum": 1} for name in sorted(numbers)}
+    )
+
+
 MODES = ["device-plugin", "dra"]
 NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 NODE_PATH = {"type": "string", "pattern": "^/"}
@@ -183,7 +191,12 @@ def values() -> dict[str, Schema]:
             },
         ),
         "imagePullSecrets": each("Credentials for the registry.", closed("A Secret.", NAMED)),
+        "nameOverride": text(
+            "What the application is called, in labels and names. Empty: the chart's name.",
+            pattern=f"^$|{NAME}",
+        ),
         "fullnameOverride": text("Name of the objects.", pattern=f"^$|{NAME}"),
+        "enabled": boolean("For the `condition` of a chart that depends on this one; not used."),
         "observe": boolean("Only look and log: nothing is touched, and the pod has no privileges."),
         "mode": {
             "description": "By which door devices are asked for; a node has one of them.",
@@ -337,6 +350,16 @@ def values() -> dict[str, Schema]:
             "The container's SELinux context.",
             {name: text(f"Its {name}.") for name in ("type", "level", "role", "user")},
         ),
+        "probes": closed(
+            "When kubelet asks the plugin whether it is well.",
+            {
+                "startup": timing("Until it has started."),
+                "liveness": timing("After that: a plugin that fails is restarted."),
+                "readiness": timing("Whether the pod counts as ready."),
+            },
+        ),
+        "securityContext": kubernetes("Of the container, over the chart's own."),
+        "podSecurityContext": kubernetes("Of the pod."),
         "annotations": texts("Of the DaemonSet."),
         "podAnnotations": texts("Of its pods."),
         "podLabels": texts("Of its pods, besides its own."),
@@ -369,7 +392,7 @@ def schema() -> Schema:
     }
 
 
-_NO_LINE_EACH = {"global", "settings", "affinity", "resources", "tolerations"}
+_NO_LINE_EACH = {"global", "settings", "affinity", "resources", "tolerations", "probes"}
 """Values that have one line in the README for all that is in them."""
 
 

@@ -563,8 +563,8 @@ def test_chart_and_kustomization_make_the_same_dra_driver() -> None:
     chart, kustomization = comparable(chart), comparable(kustomization)
     assert chart["DaemonSet", "fpga-plugin"] == kustomization["DaemonSet", "fpga-plugin"]
     for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
-        key = kind, "fpga-plugin-resourceslices"
-        assert chart[key]["spec"] == kustomization[key]["spec"]
+        for name in ("fpga-plugin-resourceslices", "fpga-plugin-regionconfigs"):
+            assert chart[kind, name]["spec"] == kustomization[kind, name]["spec"]
 
 
 def test_each_kind_of_card_gets_its_classes() -> None:
@@ -635,3 +635,107 @@ def test_a_device_plugin_that_kubelet_finds_by_itself_has_its_directory() -> Non
     assert {"kubelet", "plugins", "cdi"}.isdisjoint(mounts)
     env = {each["name"]: each.get("value") for each in container["env"]}
     assert env["FPGA_PLUGIN_KUBELET_ROOT"] == "/var/lib/kubelet"
+
+
+def names_labels(labels: dict[str, str]) -> tuple[str, str, str]:
+    kinds = ("name", "instance", "component")
+    return tuple(labels[f"app.kubernetes.io/{kind}"] for kind in kinds)
+
+
+def test_selectors_have_helms_own_names() -> None:
+    """They are immutable: application and release, and which configuration it is."""
+    named = "nodeConfigurations.named.look.observe=true"
+    sets = ["--set", "image.repository=fpga-plugin", "--set", named]
+    made = objects(helm("--no-hooks", *sets, release="lab").stdout)
+    plain, look = (
+        names_labels(made["DaemonSet", name]["spec"]["selector"]["matchLabels"])
+        for name in ("lab-fpga-plugin", "lab-fpga-plugin-look")
+    )
+    assert plain == ("fpga-plugin", "lab", "plugin")
+    assert look == ("fpga-plugin", "lab", "plugin-look")
+    labels = made["ClusterRole", "lab-fpga-plugin"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/name"] == "fpga-plugin"
+    assert labels["app.kubernetes.io/instance"] == "lab"
+
+
+def test_what_selects_the_pods_selects_those_of_each_configuration() -> None:
+    create = ("podMonitor.create=true", "service.create=true", "networkPolicy.create=true")
+    made = rendered("nodeConfigurations.named.look.observe=true", *create)
+    selectors = (
+        made["PodMonitor", "fpga-plugin"]["spec"]["selector"]["matchLabels"],
+        made["Service", "fpga-plugin"]["spec"]["selector"],
+        made["NetworkPolicy", "fpga-plugin"]["spec"]["podSelector"]["matchLabels"],
+    )
+    for name in ("fpga-plugin", "fpga-plugin-look"):
+        labels = made["DaemonSet", name]["spec"]["template"]["metadata"]["labels"]
+        for selector in selectors:
+            assert len(selector) == 2
+            assert selector.items() <= labels.items()
+
+
+def test_the_application_may_be_called_otherwise() -> None:
+    made = rendered("nameOverride=boards", "nodeFeatureRule.create=true")
+    assert made["DaemonSet", "fpga-plugin-boards"]["spec"]["selector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "boards",
+        "app.kubernetes.io/instance": "fpga-plugin",
+        "app.kubernetes.io/component": "plugin",
+    }
+    assert ("NodeFeatureRule", "fpga-plugin-boards") in made
+    assert ("DaemonSet", "given") in rendered("nameOverride=boards", "fullnameOverride=given")
+
+
+def test_a_parent_chart_switches_it_on_and_off(tmp_path: Path) -> None:
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts/fpga-plugin").symlink_to(CHART)
+    (tmp_path / "Chart.yaml").write_text(
+        "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies:\n"
+        "- {name: fpga-plugin, version: '*', condition: fpga-plugin.enabled}\n"
+    )
+
+    def kinds(enabled: str) -> list[str]:
+        sets = f"fpga-plugin.image.repository=r,fpga-plugin.enabled={enabled}"
+        done = subprocess.run(
+            [TOOLS / "helm", "template", "all", tmp_path, "--set", sets],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [each["kind"] for each in yaml.safe_load_all(done.stdout) if each]
+
+    assert "DaemonSet" in kinds("true")
+    assert kinds("false") == []
+
+
+def test_probes_wait_as_long_as_the_operator_says() -> None:
+    made = rendered("probes.startup.failureThreshold=90", "probes.liveness.periodSeconds=60")
+    (container,) = pod_spec(made)["containers"]
+    assert container["startupProbe"]["failureThreshold"] == 90
+    assert container["startupProbe"]["periodSeconds"] == 5, "what is not said is the chart's"
+    assert container["livenessProbe"]["periodSeconds"] == 60
+    refused = helm("--set", "image.repository=r", "--set", "probes.startup.initialDelay=1")
+    assert "initialDelay" in refused.stderr
+
+
+def test_security_contexts_are_the_charts_but_for_what_is_given() -> None:
+    made = rendered(
+        "securityContext.capabilities.drop={ALL}",
+        "securityContext.readOnlyRootFilesystem=false",
+        "podSecurityContext.fsGroup=7",
+    )
+    spec = pod_spec(made)
+    assert spec["securityContext"] == {"fsGroup": 7}
+    (container,) = spec["containers"]
+    (plain,) = pod_spec(rendered())["containers"]
+    assert container["securityContext"] == plain["securityContext"] | {
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": False,
+    }
+    assert "securityContext" not in pod_spec(rendered())
+
+
+@pytest.mark.parametrize("value", ["mode=dra", "nodeConfigurations.named.claims.mode=dra"])
+def test_claims_need_a_kubernetes_that_has_them(value: str) -> None:
+    sets = ("--set", "image.repository=r", "--set", value, "--kube-version")
+    assert "needs Kubernetes 1.34 or later, and this is v1.33.9" in helm(*sets, "1.33.9").stderr
+    for version in ("1.34.0", "v1.34.1-gke.100", "1.37.0"):
+        assert helm(*sets, version).returncode == 0, version
+    assert helm("--set", "image.repository=r", "--kube-version", "1.33.9").returncode == 0

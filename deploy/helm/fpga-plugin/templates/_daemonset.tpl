@@ -10,6 +10,7 @@ lock in the state directory keeps the two apart meanwhile.
 {{- $settings := .settings }}
 {{- $watched := or (eq .mode "dra") (eq (.settings.FPGA_PLUGIN_REGISTRATION | default "") "plugin-watcher") }}
 {{- $port := include "fpga-plugin.port" .settings }}
+{{- $component := empty .configuration | ternary "plugin" (printf "plugin-%s" .configuration) }}
 {{- $label := $values.nodeConfigurations.label }}
 {{- $affinity := deepCopy ($values.affinity | default dict) }}
 {{- if $values.nodeConfigurations.named }}
@@ -36,8 +37,9 @@ metadata:
   {{- end }}
 spec:
   selector:
-    matchLabels:
-      app.kubernetes.io/name: {{ .name }}
+    matchLabels:         # immutable
+      {{- include "fpga-plugin.pods" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ $component }}
   updateStrategy:
     type: {{ $values.updateStrategy.type }}
     {{- if eq $values.updateStrategy.type "RollingUpdate" }}
@@ -48,14 +50,17 @@ spec:
   template:
     metadata:
       labels:
-        app.kubernetes.io/name: {{ .name }}
         {{- include "fpga-plugin.pods" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ $component }}
         app.kubernetes.io/part-of: fpga-plugin
         {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         kubectl.kubernetes.io/default-container: fpga-plugin
         {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
+      {{- with $values.podSecurityContext }}
+      securityContext: {{- toYaml . | nindent 8 }}
+      {{- end }}
       serviceAccountName: {{ include "fpga-plugin.serviceAccount" $root }}
       automountServiceAccountToken: {{ include "fpga-plugin.api" $root | eq "true" }}
       enableServiceLinks: false
@@ -169,39 +174,20 @@ spec:
         {{- if not .observe }}
         # Over the status socket, which is root's alone: whoever reaches the pod's address could hold
         # up probes of the port, and kubelet would restart a plugin that is well.
-        startupProbe:      # it may wait two minutes for its predecessor's PR
+        startupProbe:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, healthz]}
-          periodSeconds: 5
-          timeoutSeconds: 10
-          failureThreshold: 36
+          {{- toYaml $values.probes.startup | nindent 10 }}
         livenessProbe:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, healthz]}
-          periodSeconds: 15
-          timeoutSeconds: 10
-          failureThreshold: 4
+          {{- toYaml $values.probes.liveness | nindent 10 }}
         readinessProbe:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, readyz]}
-          periodSeconds: 10
-          timeoutSeconds: 5
-          failureThreshold: 4 # a status socket that was removed is there again within 30 s
+          {{- toYaml $values.probes.readiness | nindent 10 }}
         {{- end }}
         resources: {{- toYaml $values.resources | nindent 10 }}
         terminationMessagePolicy: FallbackToLogsOnError
-        securityContext:   # each privilege and its reason: docs/security.md
-          runAsUser: 0
-          runAsGroup: 0
-          readOnlyRootFilesystem: true
-          {{- if .observe }}
-          privileged: false
-          allowPrivilegeEscalation: false
-          capabilities: {drop: [ALL]}
-          {{- else }}
-          privileged: true # the device cgroup: nothing less lets it open /dev/dfl-fme.N
-          {{- end }}
-          seccompProfile: {type: RuntimeDefault}
-          {{- with $values.seLinuxOptions }}
-          seLinuxOptions: {{- toYaml . | nindent 12 }}
-          {{- end }}
+        {{- $context := include "fpga-plugin.securityContext" . | fromYaml }}
+        securityContext: {{- mergeOverwrite $context $values.securityContext | toYaml | nindent 10 }}
         volumeMounts:
         - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins{{ if .observe }}, readOnly: true{{ end }}}
         - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
@@ -285,4 +271,22 @@ spec:
       {{- with $values.extraVolumes }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
+{{- end }}
+
+{{- /* Of the plugin's container. Each privilege and its reason: docs/security.md. */ -}}
+{{- define "fpga-plugin.securityContext" -}}
+runAsUser: 0
+runAsGroup: 0
+readOnlyRootFilesystem: true
+{{- if .observe }}
+privileged: false
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+{{- else }}
+privileged: true # the device cgroup: nothing less lets it open /dev/dfl-fme.N
+{{- end }}
+seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.seLinuxOptions }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}

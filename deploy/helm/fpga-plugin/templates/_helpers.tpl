@@ -1,7 +1,14 @@
+{{- /* What the application is called, in labels: the same in each release. */ -}}
+{{- define "fpga-plugin.application" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* What this release's objects are called. */ -}}
 {{- define "fpga-plugin.name" -}}
+{{- $application := include "fpga-plugin.application" . }}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
-{{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}{{ end }}
+{{- else if contains $application .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $application | trunc 63 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
 {{- define "fpga-plugin.serviceAccount" -}}
@@ -12,11 +19,11 @@
 
 {{- /* All pods of this release, whatever their configuration. */ -}}
 {{- define "fpga-plugin.pods" -}}
-app.kubernetes.io/instance: {{ include "fpga-plugin.name" . }}
+app.kubernetes.io/name: {{ include "fpga-plugin.application" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "fpga-plugin.labels" -}}
-app.kubernetes.io/name: {{ include "fpga-plugin.name" . }}
 {{ include "fpga-plugin.pods" . }}
 app.kubernetes.io/part-of: fpga-plugin
 app.kubernetes.io/managed-by: {{ .Release.Service }}
