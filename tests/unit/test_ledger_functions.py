@@ -299,6 +299,7 @@ def test_what_stays_on_a_region_its_owners_resource_says_whatever_the_node_serve
     ledger.allocate(name(FUNCTIONS[0]), [IDS[0]])
     later = open_ledger(journal, Advertise.REGION)
     later.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), BLANK)
+    later.reconciled([CARD.id])
     assert [later.keeps(region) for region in IDS] == [True, False]
     later.allocate(REGIONS, [IDS[1]])
     again = open_ledger(journal, Advertise.AF)
