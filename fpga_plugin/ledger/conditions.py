@@ -47,14 +47,14 @@ class Conditions(LedgerState):
 
     def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
         """Somebody's image or state may be on them; holds even if it cannot be written."""
-        self._learn(_change(map(self.record, regions), Condition.DIRTY, reason))
+        self._commit(_change(map(self.record, regions), Condition.DIRTY, reason))
 
     def faulted(self, region: RegionId, reason: str) -> None:
         """The region cannot be used until an operator, or a rebind, mends it.
 
         Holds even if it cannot be written.
         """
-        self._learn(_change([self.record(region)], Condition.FAULTED, reason))
+        self._commit(_change([self.record(region)], Condition.FAULTED, reason))
 
     def another_blank(self, card: CardId) -> None:
         """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""

@@ -1,9 +1,9 @@
 """The ledger's state and the one way to change it, and what can be asked of it.
 
-A step collects a `Change`, writes it to the journal, and only then applies it (`_commit`). What is
-learnt of the hardware, and what went wrong, holds in memory even where it cannot be written
-(`_learn`): it only ever makes the ledger stricter. Indexes by card and by device node keep every
-question independent of how many claims there are.
+A step collects a `Change` (`_commit`). What of it takes trust away holds in memory at once, written
+or not; what gives trust holds once both are written. So memory is never less strict than what a
+restart would read. Indexes by card and by device node keep every question independent of how many
+claims there are.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from fpga_plugin.ids import (
     parse_device_id,
 )
 from fpga_plugin.ledger.exposure import ExposurePolicy
-from fpga_plugin.ledger.journal import JournalError, JournalWriter
+from fpga_plugin.ledger.journal import JournalWriter
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
@@ -61,6 +61,7 @@ from fpga_plugin.ledger.records import (
     TenancyKey,
     TenantImage,
 )
+from fpga_plugin.ledger.trust import parted
 
 _K = TypeVar("_K")
 
@@ -106,6 +107,7 @@ class LedgerState:
         self.exposure = exposure
         self._prefix = prefix
         self._journal = journal
+        self._unwritten = Change()  # what takes trust away, and could not be written yet
         self.serves_functions = functions
         self._generations = itertools.count(_last_number(snapshot) + 1)
         self._clock = time.time  # nothing is decided by it: it is shown
@@ -192,7 +194,7 @@ class LedgerState:
 
     def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
         """In another boot no process of before runs; what is still allocated may be used unseen."""
-        claim = self._claim_of(tenancy.key)
+        claim = self.claim_of(tenancy.key)
         if claim is None:
             return replace(tenancy, used=True, left=True) if same_boot else None
         if same_boot:
@@ -231,10 +233,26 @@ class LedgerState:
             listener(card)
 
     def _commit(self, change: Change) -> None:
-        if change:
-            self._doubt(change)
-            self._journal.write(change)
-            self._apply(change)
+        """Make a change, in memory and in the journal; of nothing, write what is not written yet.
+
+        What could not be written before is written with it, in one transaction: nothing that gives
+        trust, no work on hardware and no hand-over goes ahead of it.
+
+        Raises:
+            JournalError: nothing was written; what takes trust away holds all the same.
+        """
+        self._doubt(change)
+        taking, giving = parted(change, self)
+        concerned = self._apply(taking)
+        self._unwritten |= taking
+        try:
+            if told := self._unwritten | giving:
+                self._journal.write(told)
+                self._unwritten = Change()
+                concerned |= self._apply(giving)
+        finally:
+            for card in concerned:
+                self._notify(card)
 
     def _doubt(self, change: Change) -> None:
         """Regions that the journal learns of may hold images of which a lost one would have told.
@@ -245,19 +263,10 @@ class LedgerState:
             new = change.regions.keys() - self.regions.keys()
             change.images |= {TenantImage(region, None): True for region in new}
 
-    def _learn(self, change: Change) -> None:
-        """Like `_commit`, for what takes trust away: it holds even if it cannot be written.
-
-        After a restart the hardware has to agree with the journal before anything is trusted.
-        """
-        try:
-            self._commit(change)
-        except JournalError:
-            self._apply(change)
-            raise
-
-    def _apply(self, change: Change) -> None:
-        cards = self._apply_to_cards(change) | self._apply_to_holders(change)
+    def _apply(self, change: Change) -> set[CardId | None]:
+        """Returns the cards whose devices may be listed otherwise now; None: resources are new."""
+        cards: set[CardId | None] = set()
+        cards |= self._apply_to_cards(change) | self._apply_to_holders(change)
         cards |= self._rename(change)
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
@@ -277,10 +286,7 @@ class LedgerState:
         self.epoch = change.epochs.get(Epoch.KUBELET, self.epoch)
         self.env_epoch = change.epochs.get(Epoch.ENVIRONMENT, self.env_epoch)
         self.lost = change.epochs.get(Epoch.LOST, self.lost)
-        if new_resources:
-            self._notify(None)
-        for card in cards:
-            self._notify(card)
+        return cards | {None} if new_resources else cards
 
     def _apply_to_regions(self, change: Change) -> set[CardId]:
         """Of what is on regions, and for whom it is kept; returns the cards concerned."""
@@ -579,7 +585,7 @@ class LedgerState:
         users = (one for claim in claims for one in self.users(claim) if not one.left)
         return frozenset(one.pod for one in users if one.pod is not None)
 
-    def _claim_of(self, key: TenancyKey) -> Claim | None:
+    def claim_of(self, key: TenancyKey) -> Claim | None:
         """The allocation of a tenancy; None: it ended."""
         claim = self.region_claim(key.region)
         return None if claim is None or claim.generation != key.allocation else claim
