@@ -165,7 +165,6 @@ class LedgerState:
             taken = _claim_at_start(claim, same_boot=same_boot, exposed=not by_claim)
             if taken != claim:
                 change.claims[claim.device] = taken
-            change.tenancies |= self._users_at_start(claim)
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
         change.debugs = self._debugs_over(same_boot=same_boot)
         held = {claim.resource for claim in self.claims.values()}
@@ -174,31 +173,17 @@ class LedgerState:
                 change.meanings[name] = replace(meaning, current=False) if name in held else None
         if not same_boot:
             change.strays = dict.fromkeys(self.strays, 0)
-        for key, tenancy in {**self.tenancies, **change.tenancies}.items():
-            assert tenancy is not None, "none is removed yet"
+        for key, tenancy in self.tenancies.items():
             if (now := self._tenancy_at_start(tenancy, same_boot=same_boot)) != tenancy:
                 change.tenancies[key] = now
         self._commit(change)
 
-    def _users_at_start(self, claim: Claim) -> dict[TenancyKey, Tenancy | None]:
-        """The tenancies that a damaged journal lost: nobody is forgotten who may be there."""
-        users = self.users(claim)
-        known = {one.region for one in users}
-        lost = [
-            Tenancy(TenancyKey(region, claim.generation, claim.pod), grant.nodes, used=True)
-            for region, grant in claim.grants.items()
-            if region not in known
-        ]
-        unseen = [replace(one, used=True) for one in users if claim.exposed and not one.used]
-        return {one.key: one for one in (*lost, *unseen)}
-
     def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
         """In another boot no process of before runs; what is still allocated may be used unseen."""
-        claim = self.claim_of(tenancy.key)
-        if claim is None:
-            return replace(tenancy, used=True, left=True) if same_boot else None
         if same_boot:
             return tenancy
+        if (claim := self.claim_of(tenancy.key)) is None:
+            return None
         used = self.holder_of(claim.device) is None
         return replace(tenancy, used=used, left=False, cgroups=())
 

@@ -111,7 +111,6 @@ _TAKES: Final[Mapping[str, Callable[[Known, Change, Any, Any], bool]]] = {
     "debts": _flag,
     "drained": _flag,
     "rebinding": _no,  # the step is the rebind
-    "unreconciled": _flag,
     "tenancies": _tenancy,
     "resources": _flag,
     "strays": _no,

@@ -48,7 +48,7 @@ def laxer(ledger: Ledger, told: Change) -> list[object]:
         if record.condition in TRUSTED and told.regions.get(region) != record
     ]
     now = remembered(ledger, ledger.boot_id)
-    kinds = ("claims", "tenancies", "debts", "drained", "unreconciled", "images", "resources")
+    kinds = ("claims", "tenancies", "debts", "drained", "images", "resources")
     forgotten = [key for kind in kinds for key in getattr(told, kind).keys() - getattr(now, kind)]
     return [*regions, *forgotten, *_laxer_claims(ledger, told), *_laxer_holders(ledger, told)]
 
@@ -278,9 +278,9 @@ def test_a_pod_whose_name_could_not_be_written_is_there_once() -> None:
     """Two tenancies of one pod: neither is forgotten, and the next look makes them one."""
     ledger, journal = make_ledger(CARD)
     ledger.allocate(REGIONS, [P0])
-    failing(ledger, journal, lambda one: one.bind_pod([P0], POD, ["/a"]))
+    failing(ledger, journal, lambda one: one.bind_pod([P0], POD, cgroups=["/a"]))
     assert {one.pod for one in ledger.users(ledger.claims[P0])} == {None, POD}
     failing(ledger, journal, lambda one: one.started([one.claims[P0]]))
-    ledger.bind_pod([P0], POD, ["/b"])
+    ledger.bind_pod([P0], POD, cgroups=["/b"])
     (one,) = ledger.users(ledger.claims[P0])
     assert (one.pod, one.used, set(one.cgroups)) == (POD, True, {"/a", "/b"})
