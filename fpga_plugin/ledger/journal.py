@@ -82,7 +82,7 @@ class Journal:
             marker: what the last life wrote of its journal; None: it lies beside this one.
 
         Raises:
-            JournalError: the directory or the journal cannot be written, or the marker be read.
+            JournalError: the directory or the journal cannot be written.
         """
         self.path = path
         self.doubt = ""
@@ -95,8 +95,8 @@ class Journal:
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
         self._fold_failed = False
+        self.marker = marker or Marker(os.path.join(os.path.dirname(path), MARKER_FILE))
         try:
-            self.marker = marker or Marker(os.path.join(os.path.dirname(path), MARKER_FILE))
             try:
                 self._db, self.snapshot = self._open()
             except (sqlite3.DatabaseError, ValueError) as error:

@@ -63,17 +63,13 @@ class Marker:
     """
 
     def __init__(self, path: str, now: Served = Served()) -> None:  # it is frozen
-        """Read the file; `now` is what serves from now on, but for the journal's id.
-
-        Raises:
-            OSError: it is there and cannot be read.
-        """
+        """Read the file; `now` is what serves from now on, but for the journal's id."""
         self.path = path
         self.last: Served | None = None
         self.counted = 0
         self._now = now
         self._failed = False
-        with suppress(FileNotFoundError, ValueError):
+        with suppress(OSError, ValueError):
             self._parse(self._read())
 
     def _read(self) -> bytes:
@@ -138,7 +134,7 @@ class Marker:
             if not self._failed:
                 log.warning(
                     "the journal's marker cannot be written",
-                    file=error.filename or self.path,
+                    file=self.path,
                     error=error.strerror,
                     hint="the next start doubts the journal, and scrubs every region that nobody"
                     " owns: see why the file cannot be written",

@@ -98,12 +98,17 @@ def test_what_keeps_it_from_being_written_is_said_once_each_time(tmp_path) -> No
     assert [said(), said()] == [1, 0], "it is another failure"
 
 
-def test_a_link_in_its_place_is_not_followed(tmp_path) -> None:
-    (tmp_path / "other").write_bytes(b"something else")
+def test_what_cannot_be_read_says_nothing_and_a_link_is_not_followed(tmp_path) -> None:
+    (tmp_path / "other").write_bytes(SOUND)
     (tmp_path / "marker").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match="symbolic"):
-        Marker(str(tmp_path / "marker"))
-    assert (tmp_path / "other").read_bytes() == b"something else"
+    assert Marker(str(tmp_path / "marker")).last is None
+    marked(str(tmp_path / "marker"))
+    assert (tmp_path / "other").read_bytes() == SOUND
+    (tmp_path / "folder").mkdir()
+    marker = Marker(str(tmp_path / "folder"))
+    with capture_logs() as lines:
+        marker.begin("0123", 1)
+    assert [line["file"] for line in lines] == [str(tmp_path / "folder")]
 
 
 def test_no_descriptor_is_left_behind(path: str) -> None:
