@@ -215,7 +215,9 @@ class Presence(LedgerState):
             JournalError: it cannot be written. The card is out of service all the same, until the
                 plugin's end at least; it is not back in service.
         """
-        change = Change(drained={card: drained})
+        change = Change()
+        if (card in self.drained) != drained:
+            change.drained[card] = drained
         for record in tuple(self.regions.values()):
             by_hand = record.condition is Condition.PROGRAMMED and not drained
             if card_of(record.region) == card and by_hand and not self.region_claim(record.region):
