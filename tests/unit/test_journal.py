@@ -1049,7 +1049,7 @@ regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{A
 resources|{REGIONS}|true
 strays|{P0}|3
 tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|{{"key":{{"region":"{P0}",\
-"allocation":7,"pod":"pod"}},"nodes":["/dev/a"],"used":true,"left":true,\
+"allocation":7,"pod":"pod"}},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,\
 "cgroups":[{{"tree":"/t","path":"/t/p","device":1,"inode":2}}]}}
 """
 
