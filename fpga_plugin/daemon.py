@@ -25,6 +25,7 @@ from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
+from fpga_plugin.ledger.marker import MARKER_FILE, Marker, Served
 from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.historian import Historian
 from fpga_plugin.operator.inspection import inspection
@@ -39,7 +40,7 @@ from fpga_plugin.plugin import (
     open_node,
 )
 from fpga_plugin.process.confinement import confine
-from fpga_plugin.process.locks import NodeLocks, acquire_locks
+from fpga_plugin.process.locks import LOCK_DIRECTORY, NodeLocks, acquire_locks
 from fpga_plugin.process.ticks import tick
 
 if TYPE_CHECKING:
@@ -66,20 +67,17 @@ def _open_journal(settings: Settings) -> Journal:
         FpgaPluginError: the directory or the journal cannot be used.
     """
     check_state_dir(settings)
-    journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
-    if journal.left_out:
-        log.error(
-            "damaged rows of the journal are ignored",
+    now = Served(
+        settings.mode.value, settings.resource_prefix, settings.cdi_dir, settings.state_dir
+    )
+    marker = Marker(os.path.join(settings.kubelet_dir, LOCK_DIRECTORY, MARKER_FILE), now)
+    journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE), marker)
+    if journal.doubt:
+        log.warning(
+            "the journal is in doubt",
+            reason=journal.doubt,
             rows=journal.left_out[:10],
-            count=len(journal.left_out),
             copy=journal.set_aside,
-            hint="every region without an owner is scrubbed; kubelet's records name the owners",
-        )
-    elif journal.set_aside is not None:
-        log.error(
-            "journal unreadable: beginning a new one",
-            reason=journal.reason,
-            moved_to=journal.set_aside,
             hint="every region without an owner is scrubbed; kubelet's records name the owners",
         )
     return journal

@@ -144,7 +144,7 @@ class KubeletLives(Protocol):
         """A life of kubelet began or was found, told by its socket's identity.
 
         Raises:
-            FpgaPluginError: it cannot be written down; it is told again.
+            FpgaPluginError: it is not written down yet, and holds; it is told again.
         """
 
     def stream_opened(self, resource: ResourceName) -> None:

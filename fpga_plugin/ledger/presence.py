@@ -70,7 +70,7 @@ class Presence(LedgerState):
         self._see(change, observed)
         self._seen.update(region.id for region in card.regions)
         try:
-            self._learn(change)
+            self._commit(change)
         finally:
             self._notify(card.id)
         return went & present.keys()
@@ -127,7 +127,7 @@ class Presence(LedgerState):
         if gone.clears_memory:
             change.debts[card] = True
         try:
-            self._learn(change)
+            self._commit(change)
         finally:
             self._notify(card)
 
@@ -165,7 +165,7 @@ class Presence(LedgerState):
                     record, condition=Condition.DIRTY, reason="the hardware failed in between"
                 )
         try:
-            self._learn(change)
+            self._commit(change)
         finally:
             if changed:
                 self._notify(card)
@@ -202,7 +202,7 @@ class Presence(LedgerState):
                     afu_id=None,
                     reason="another process changed it",
                 )
-        self._learn(change)
+        self._commit(change)
         return found
 
     def set_drained(self, card: CardId, *, drained: bool) -> None:
@@ -210,10 +210,14 @@ class Presence(LedgerState):
 
         Holds over restarts, and for a card that is not there, too. What an operator programmed is
         DIRTY when its card is in service again.
+
+        Raises:
+            JournalError: it cannot be written. The card is out of service all the same, until the
+                plugin's end at least; it is not back in service.
         """
-        if (card in self.drained) == drained:
-            return
-        change = Change(drained={card: drained})
+        change = Change()
+        if (card in self.drained) != drained:
+            change.drained[card] = drained
         for record in tuple(self.regions.values()):
             by_hand = record.condition is Condition.PROGRAMMED and not drained
             if card_of(record.region) == card and by_hand and not self.region_claim(record.region):

@@ -16,6 +16,7 @@ from typing import Final
 
 import fpga_plugin
 from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, RegistrationWay, Settings
+from fpga_plugin.process.locks import LOCK_DIRECTORY
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 _SYSTEM: Final = (
@@ -66,6 +67,7 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
         if not found:
             unreached.append(path)
     allow((settings.state_dir,), OWN)
+    allow((os.path.join(settings.kubelet_dir, LOCK_DIRECTORY),), OWN)
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
     if settings.mode is Mode.DRA:
         allow((settings.cdi_dir,), OWN)

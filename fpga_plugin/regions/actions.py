@@ -100,7 +100,7 @@ class CardActions:
 
         Raises:
             UnknownDeviceError: no such card.
-            JournalError: it cannot be written down, so nothing has changed.
+            JournalError: it is not written down yet: a restart of the plugin would end it.
         """
         card_id = self._known(card)
         self._ledger.set_drained(card_id, drained=True)

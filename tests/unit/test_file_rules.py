@@ -46,7 +46,14 @@ def test_of_sysfs_what_is_below_the_pci_host_bridges_is_written_and_nothing_else
     settings = real(sysfs)
     allowed, _ = rules(settings, rebinds=False)
     bridges = {str(sysfs / bridge) for bridge in BRIDGES}
-    own = {settings.state_dir, settings.kubelet_dir, settings.dev_root, "/dev/null"}
+    beside_the_lock = f"{settings.kubelet_dir}/fpga-plugin"
+    own = {
+        settings.state_dir,
+        settings.kubelet_dir,
+        beside_the_lock,
+        settings.dev_root,
+        "/dev/null",
+    }
     assert written(allowed) == bridges | own
     assert {allowed[bridge] for bridge in bridges} == {WRITE}
     assert allowed[str(sysfs / "devices")] == READ
@@ -112,6 +119,7 @@ def test_simulated_cards_take_neither_sysfs_nor_dev(tmp_path: Path):
         settings.state_dir,
         settings.simulated_dir,
         settings.kubelet_dir,
+        f"{settings.kubelet_dir}/fpga-plugin",
         "/dev/null",
     }
     assert allowed[settings.simulated_dir] == OWN

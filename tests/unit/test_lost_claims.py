@@ -27,10 +27,9 @@ from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, ClaimUid, PodUid
+from fpga_plugin.ledger.doubt import doubted
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition
-from fpga_plugin.ledger.rows import Loaded
-from fpga_plugin.ledger.salvage import salvaged
 from fpga_plugin.pods.cgroup import PodPresence
 
 CARD = make_card()
@@ -107,8 +106,7 @@ class World:
         if not fresh:
             self.files.write(self.ledger.holders[A], self.ledger.claims.values())
         if damaged:
-            told = Loaded(replace(journal.snapshot, claims={}), left_out=("the claim's row",))
-            journal.snapshot = salvaged(told).snapshot
+            journal.snapshot = doubted(replace(journal.snapshot, claims={}), "the claim's row")
             self.ledger = Ledger(
                 prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
             )

@@ -620,7 +620,8 @@ def test_an_owner_that_cannot_be_written_down_is_a_problem_that_is_told(director
     journal.full = True
     world.kubelet.checkpoint = {away, REGION}
     world.play(lambda: "disk full" in world.reconciler.problem)
-    assert not world.ledger.claims
+    assert world.ledger.claims[REGION].exposed, "it takes the device from others, written or not"
+    assert world.ledger.unreconciled
 
 
 def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
