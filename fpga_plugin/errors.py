@@ -46,12 +46,14 @@ class FpgaPluginError(Exception):
         status: gRPC status that fits.
         message: what happened, to which device, variable or file.
         hint: what the reader can do; may be empty.
+        retry_after: seconds for which whoever refused asks to be left alone; 0: it does not ask.
 
     Both can always be encoded: names of files may hold bytes that are no UTF-8, which Python has as
     lone surrogates, and gRPC, HTML and the log would each fail with them.
     """
 
     status: ClassVar[Status] = Status.INTERNAL
+    retry_after: float = 0.0
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

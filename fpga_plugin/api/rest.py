@@ -57,7 +57,6 @@ class ApiServerError(NoSourceError):
         code: HTTP status; 0: there was no answer.
         reason: the API server's own word for it (`NotFound`, `Conflict`, `Expired`); empty where
             a proxy or another server answered.
-        retry_after: how many seconds it asks to be left alone; 0: it does not ask.
         said: the API server's own message as a whole, to look into, and for no log.
     """
 
