@@ -6,9 +6,9 @@ import os
 import socket
 from typing import Any, Final
 
-from fpga_plugin.deviceplugin.sockets import socket_path
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.operator import SOCKET
+from fpga_plugin.serving.unix_socket import socket_path
 
 SECONDS: Final = 20.0
 """How long the daemon may take; `card retry` waits for work on the card that is under way."""
