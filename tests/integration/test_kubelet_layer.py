@@ -328,7 +328,7 @@ def test_refusals_carry_their_status_and_defects_say_nothing_of_themselves(tmp_p
                 (
                     RuntimeError("secret"),
                     Status.INTERNAL,
-                    "Allocate failed because of an error in fpga-plugin: see its log",
+                    "Allocate failed: see the log of fpga-plugin",
                 ),
             ):
                 calls.fails = error
