@@ -172,6 +172,10 @@ class PortPoisonedError(HardwareError):
     """`afu_id` reads EBUSY outside our own PR: an earlier failed PR left the port disabled."""
 
 
+class AcceleratorSilentError(HardwareError):
+    """The AFU id reads all ones: the accelerator hangs, or the card is off the bus."""
+
+
 class SettingsError(FpgaPluginError):
     """One or more environment variables have wrong values; the message names them all."""
 

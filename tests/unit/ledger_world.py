@@ -21,6 +21,7 @@ from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
+    AcceleratorSilentError,
     CardGoneError,
     PortInUseError,
     PortPoisonedError,
@@ -145,6 +146,17 @@ class Slot:
     opens: set[str] = field(default_factory=set)
     held: object = None
     failing: str = ""
+    silent: str = ""  # its accelerator is "hung", which the next PR mends, or "dead"
+    hanging: AfuId | None = None  # an image whose accelerator always hangs
+
+    @property
+    def hangs(self) -> bool:
+        return bool(self.silent) or self.afu in {self.hanging} - {None}
+
+    def answer(self, afu: AfuId) -> AfuId:
+        if self.hangs:
+            raise AcceleratorSilentError(f"the accelerator of region {self.id} does not answer")
+        return afu
 
 
 @dataclass(eq=False)
@@ -242,7 +254,7 @@ class Rack:
         afu = self.slot(region.id).afu
         if afu is None:
             raise PortPoisonedError(f"region {region.id} is poisoned")
-        return afu
+        return self.slot(region.id).answer(afu)
 
     def functions(self, card: CardId) -> list[PciFunction]:
         return []
@@ -310,7 +322,9 @@ class Rack:
 
     def health(self, card: Card) -> CardHealth:
         board = self.boards[card.id]
-        failed = {
+        hung = Fault(FaultKind.CURABLE, "hung: it does not answer")
+        failed = {s.id: hung for s in board.slots.values() if s.hangs}
+        failed |= {
             s.id: Fault(FaultKind.TRANSIENT, s.failing) for s in board.slots.values() if s.failing
         }
         poisoned = Fault(FaultKind.POISONED, "poisoned: PR failed")
@@ -355,6 +369,8 @@ class Hand:
         if self.slot.afu is None:
             return  # the kernel reports success on a poisoned port
         self.slot.afu = AfuId(image.decode())
+        if self.slot.silent == "hung":
+            self.slot.silent = ""
         if self.slot.afu == BLANK:
             self.slot.data.clear()
 
@@ -362,7 +378,7 @@ class Hand:
         self.rack._operate()
         if self.slot.afu is None:
             raise PortPoisonedError(f"region {self.slot.id} is poisoned")
-        return self.slot.afu
+        return self.slot.answer(self.slot.afu)
 
 
 # ------------------------------------------------------------------ kubelet's side

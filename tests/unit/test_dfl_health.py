@@ -29,7 +29,7 @@ ONE_REGION = [
     ("port", "errors/errors", errno.ENXIO, "unreadable: "),
     ("port", "power_state", "0x6", "power: "),
     ("port", "afu_id", errno.EBUSY, "poisoned: "),
-    ("port", "afu_id", "f" * 32, "unreadable: "),
+    ("port", "afu_id", "f" * 32, "hung: "),
     ("port", "afu_id", errno.ENODEV, "unreadable: "),
     ("port", "afu_id", None, "unreadable: "),
 ]
@@ -99,7 +99,8 @@ def test_a_failed_port_fails_its_region_only(where, name, value, reason):
     ((region, fault),) = health.failed.items()
     assert region == card.regions[1].id
     assert fault.message.startswith(reason)
-    assert (fault.kind is FaultKind.POISONED) == reason.startswith("poisoned")
+    kinds = {"poisoned: ": FaultKind.POISONED, "hung: ": FaultKind.CURABLE}
+    assert fault.kind is kinds.get(reason, FaultKind.TRANSIENT)
 
 
 @pytest.mark.parametrize(("where", "name", "value", "reason"), DEGRADED)
@@ -147,6 +148,30 @@ def test_a_port_that_is_poisoned_and_worse_is_not_helped_by_a_rebind():
     (fault,) = backend.health(card).failed.values()
     assert "; poisoned: " in fault.message
     assert fault.kind is FaultKind.TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("errors/errors", "0xffffffffffffffff"),
+        ("errors/errors", errno.EIO),
+        ("errors/errors", f"0x{defs.PORT_AP6_EVENT:x}"),
+        ("power_state", "0xf"),
+        ("power_state", f"0x{defs.POWER_AP6:x}"),
+    ],
+)
+def test_an_accelerator_that_is_silent_behind_a_port_that_is_not_well_is_worth_no_scrub(
+    name: str, value: str | int
+):
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    port = port_of(card.regions[0]).sysfs
+    kernel.files[f"{port}/afu_id"] = "f" * 32
+    kernel.files[f"{port}/{name}"] = value
+    (fault,) = backend.health(card).failed.values()
+    assert fault.kind is FaultKind.TRANSIENT
+    assert fault.stops_work
 
 
 def test_nothing_that_a_dying_card_answers_is_raised():

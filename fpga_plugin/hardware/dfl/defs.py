@@ -67,6 +67,9 @@ NONFATAL_DEGRADED = {
 POWER_AP6 = 0x6
 """`power_state` of a port that the card has shut down (PORT_STS bits 11:8, dfl.h)."""
 
+POWER_ALL_ONES = 0xF
+"""`power_state` of a port that does not answer: PORT_STS reads all ones."""
+
 POWER_THROTTLED = {0x1: "AP1", 0x2: "AP2"}
 
 PRODUCTS: dict[tuple[str, ...], str] = {

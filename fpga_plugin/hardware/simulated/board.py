@@ -27,6 +27,11 @@ from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId, region_id
 AP6_ERROR = 1 << 50
 """PORT_ERROR bit 50, Ap6Event: the card has cut the AFU's power for heat (opae-sdk, fpgad)."""
 
+MMIO_TIMEOUT = 1 << 32
+"""PORT_ERROR, MMIOTimedOut: the AFU did not answer a read, and the card did, with all ones."""
+
+_SILENT = frozenset({Fault.AFU_HUNG, Fault.AFU_DEAD})
+
 ALL_ONES = 0xFFFF_FFFF_FFFF_FFFF
 """What a read from a device that no longer answers gives on PCI Express."""
 
@@ -183,7 +188,7 @@ class Board:
         busy = self.binding is not None and self.binding.reconfiguring == port
         if busy or state.poisoned:
             raise failure(errno.EBUSY, self.region(port))
-        return "f" * 32 if self._fault(port) is Fault.FATAL else state.afu_id
+        return "f" * 32 if self._fault(port) in {Fault.FATAL, *_SILENT} else state.afu_id
 
     def power_state(self, port: int) -> str:
         """`power_state`: 4 bits, 6 in AP6."""
@@ -206,6 +211,8 @@ class Board:
                 return f"0x{AP6_ERROR:x}"
             case Fault.FATAL:
                 return f"0x{ALL_ONES:x}"
+            case Fault.AFU_HUNG | Fault.AFU_DEAD:
+                return f"0x{MMIO_TIMEOUT:x}"
             case _:
                 return "0x0"
 
@@ -235,6 +242,8 @@ class Board:
                 raise failure(errno.EBUSY, self.region(port))
             case Fault.FATAL:  # the port does not leave reset
                 raise failure(errno.ETIMEDOUT, self.region(port))
+            case Fault.AFU_HUNG | Fault.AFU_DEAD if value == MMIO_TIMEOUT:
+                pass  # the next read of the AFU sets it again
             case _:
                 if value != 0:
                     raise failure(errno.EINVAL, self.region(port))

@@ -1,8 +1,8 @@
 """`faults/<region id>`: trouble that a test or a person arms, one word a file.
 
 The files are read when they take effect, never watched for that: a fault is armed as soon as the
-file is there. `pr-error` and `pr-stuck` are used up by one PR, which removes the file; the others
-are in force while the file is there.
+file is there. `pr-error`, `pr-stuck` and `afu-hung` are used up by one PR, which removes the file;
+the others are in force while the file is there.
 
 | word | what the region shows |
 |---|---|
@@ -10,6 +10,8 @@ are in force while the file is there.
 | `pr-stuck` | the next PR ends with ETIMEDOUT after the driver's own 8 s and poisons the port |
 | `port-deaf` | no reset is acknowledged: the next one ends with ETIMEDOUT and poisons the port |
 | `port-open` | exclusive opens fail with EBUSY, as when a tenant has the port open |
+| `afu-hung` | until the next PR `afu_id` reads all ones; port error bit 32 (MMIOTimedOut) is set |
+| `afu-dead` | the same, whatever is programmed |
 | `thermal` | port error bit 50 (Ap6Event) and power state 0x6; errors cannot be cleared (EBUSY) |
 | `fatal` | every attribute of the port's registers reads all ones, as when the link is dead |
 
@@ -38,6 +40,8 @@ class Fault(StrEnum):
     PR_STUCK = "pr-stuck"
     PORT_DEAF = "port-deaf"
     PORT_OPEN = "port-open"
+    AFU_HUNG = "afu-hung"
+    AFU_DEAD = "afu-dead"
     THERMAL = "thermal"
     FATAL = "fatal"
 

@@ -38,6 +38,7 @@ MEMORY_STATUS, MEMORY_WELL = 0x3008, 0b11
 ALL_ONES = (1 << 64) - 1
 AP6_EVENT = 1 << 50
 POWER_AP6 = 6 << 8
+MMIO_TIMEOUT = 1 << 32
 
 SLOWER = 4.0
 """Whoever looks for a PR that is under way takes longer to look here."""
@@ -285,6 +286,10 @@ class Fault:
                 slot = (PCI / address(region) / "virtfn0").exists()
                 path = group(FUNCTIONS[0]) if slot else node(region)
                 self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            case "afu-hung":
+                for offset in (AFU + 8, AFU + 16):
+                    poke(region, offset, ALL_ONES)
+                poke(region, PORT_ERRORS, MMIO_TIMEOUT)
             case "thermal":
                 poke(region, PORT_ERRORS, AP6_EVENT)
                 poke(region, PORT_STATUS, POWER_AP6)
@@ -322,6 +327,8 @@ class Fault:
                 return bool(count(self.region, "pr_stuck"))
             case "port-deaf":
                 return bool(count(self.region, "port_deaf"))
+            case "afu-hung":
+                return bool(attributes()[self.region]["afu_id"] == "f" * 32)
             case _:
                 return True
 
