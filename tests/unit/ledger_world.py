@@ -168,6 +168,7 @@ class Board:
     unbound: bool = False
     slots: dict[RegionId, Slot] = field(default_factory=dict)
     memory: set[str] = field(default_factory=set)
+    pcie_errors: dict[str, int] = field(default_factory=dict)
 
 
 class Rack:
@@ -323,7 +324,9 @@ class Rack:
     def health(self, card: Card) -> CardHealth:
         board = self.boards[card.id]
         hung = Fault(FaultKind.CURABLE, "hung: it does not answer")
-        failed = {s.id: hung for s in board.slots.values() if s.hangs}
+        pcie = Fault(FaultKind.CURABLE, "pcie: PcieError")
+        failed = {s.id: pcie for s in board.slots.values() if board.pcie_errors}
+        failed |= {s.id: hung for s in board.slots.values() if s.hangs}
         failed |= {
             s.id: Fault(FaultKind.TRANSIENT, s.failing) for s in board.slots.values() if s.failing
         }
@@ -333,6 +336,11 @@ class Rack:
 
     def accept_errors(self, card: CardId) -> None:
         self.accepted.append(card)
+
+    def clear_errors(self, card: Card) -> Mapping[str, int]:
+        board = self.boards[card.id]
+        errors, board.pcie_errors = board.pcie_errors, {}
+        return errors
 
 
 @dataclass(eq=False)

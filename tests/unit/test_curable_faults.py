@@ -1,7 +1,7 @@
 """What a tenant's image may have caused stops nobody who would mend it, and only him.
 
 An accelerator that hangs reads all ones, as a card that is off the bus does; its port tells them
-apart.
+apart. PCI Express errors stay noted in the card's FME until somebody clears them.
 """
 
 from collections.abc import Callable
@@ -134,6 +134,41 @@ def test_what_is_silent_with_the_blank_too_is_given_up_until_the_operator_asks(
     scene.rack.slot(region).silent = "hung"
     retry(scene)
     assert scene.condition(region) is Condition.BLANK
+
+
+def test_a_pcie_error_keeps_a_card_back_until_its_tenants_scrub_has_cleared_it(
+    scene: Scene,
+) -> None:
+    region, other = scene.regions
+    pod = tenant(scene, region)
+    scene.rack.boards[card(scene)].pcie_errors = {"pcie0_errors": 1}
+    look(scene)
+    for device in (card(scene), other):
+        with pytest.raises(RefusedError):
+            scene.admit(device)
+    scene.start(pod, AFU)
+    scene.rack.boards[card(scene)].pcie_errors = {"pcie0_errors": 1}
+    programs = scene.rack.programs
+    leave(scene, pod)
+    assert scene.condition(region) is Condition.BLANK
+    look(scene)
+    assert not scene.ledger.failing
+    assert scene.rack.programs == programs + 1, "the neighbour was clean all the time"
+
+
+def test_a_retry_clears_pcie_errors_and_touches_no_region(scene: Scene) -> None:
+    region = scene.regions[0]
+    tenant(scene, region)
+    scene.rack.boards[card(scene)].pcie_errors = {"pcie0_errors": 1}
+    look(scene)
+    assert scene.ledger.failing.keys() == set(scene.regions)
+    programs = scene.rack.programs
+    retry(scene)
+    assert not scene.ledger.failing
+    assert scene.rack.programs == programs
+    assert scene.logged.count("card errors cleared") == 1
+    retry(scene)
+    assert scene.logged.count("card errors cleared") == 1, "there was nothing to clear"
 
 
 def test_a_hung_accelerator_does_not_keep_a_poisoned_neighbour_from_its_rebind(

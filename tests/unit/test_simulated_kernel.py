@@ -350,6 +350,27 @@ def test_a_silent_afu_leaves_its_port_well_and_a_pr_mends_the_one_that_hangs(
     assert (directory / "faults" / REGION).exists() != mended
 
 
+@pytest.mark.parametrize("word", ["port-fatal", "pcie-error"])
+def test_a_summary_bit_of_the_card_stays_until_its_cause_is_cleared(kernel, directory, word: str):
+    port, fme = port_path(kernel, CARD, 1), fme_path(kernel, CARD)
+    nonfatal = f"{fme}/errors/nonfatal_errors"
+    assert kernel.read(nonfatal) == "0x0"
+    fault(directory, REGION, word)
+    of_port = word == "port-fatal"
+    assert kernel.read(nonfatal) == ("0x8" if of_port else "0x4")
+    cause = f"{port}/errors/errors" if of_port else f"{fme}/errors/pcie0_errors"
+    assert kernel.read(cause) == "0x1"
+    assert program(kernel, "/dev/dfl-fme.0", 1) == 0
+    with raises(errno.EINVAL):
+        kernel.write(cause, "0x2")
+    assert kernel.read(nonfatal) != "0x0"
+    kernel.write(cause, "0x1")
+    assert kernel.read(cause) == kernel.read(nonfatal) == "0x0"
+    assert not (directory / "faults" / REGION).exists()
+    with raises(errno.EINVAL):
+        kernel.write(cause, "0x1")
+
+
 def test_a_fault_of_another_region_waits_for_its_own_pr(kernel, directory):
     fault(directory, "0000-10-00.0-p0", "pr-error")
     assert program(kernel, "/dev/dfl-fme.0", 1) == 0

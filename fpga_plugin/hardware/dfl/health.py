@@ -1,9 +1,9 @@
 """What a card's own signals say of it: which regions have failed, and what is worth a log line.
 
 Reads only attributes that a running PR does not block (dfl-fme-error.c takes the FME's lock for
-fme_errors, first_error, next_error and pcie*_errors; not for the two read here). Errors that a
-tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub clears
-them.
+fme_errors, first_error, next_error and pcie*_errors; not for the two read here). A port's errors
+that a tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub
+clears them. What it can cause of the card's, or that its accelerator hangs, bars no scrub.
 
 An FPGA manager's state is not judged: it tells of the region that was programmed last, and whoever
 programmed it has looked.
@@ -59,7 +59,10 @@ def health(
         if reasons := reading.failed or port.failed:
             # Only what is alone may be rebound, or scrubbed, away.
             kind = own if len(reasons) == 1 else FaultKind.TRANSIENT
-            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(reasons)))
+        else:
+            kind = FaultKind.CURABLE
+        if told := [*reasons, *reading.curable]:
+            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(told)))
     return CardHealth(failed, tuple(dict.fromkeys(degraded)))
 
 
@@ -69,6 +72,7 @@ class _Reading:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.failed: list[str] = []
+        self.curable: list[str] = []
         self.degraded: list[str] = []
 
     def value(self, path: str, parse: _Parse = number) -> int:
@@ -134,6 +138,7 @@ def _judge_errors(reading: _Reading, card: Card) -> None:
     nonfatal = reading.value(f"{fme_of(card).sysfs}/errors/nonfatal_errors")
     for bits, says in (
         (defs.NONFATAL_FAILED, reading.failed),
+        (defs.NONFATAL_CURABLE, reading.curable),
         (defs.NONFATAL_DEGRADED, reading.degraded),
     ):
         for bit, (word, name) in bits.items():
