@@ -60,6 +60,19 @@ def test_errors_of_the_last_image_are_cleared_and_told():
     assert report.steps[1].note == "errors was 0x2, errors_left was 0x2, pcie0_errors was 0x1"
 
 
+def test_what_the_last_image_noted_in_the_card_after_its_reset_is_cleared_too():
+    card, port = backend(), FakePort()
+    seen: list[int] = []
+
+    def clear(_: object) -> dict[str, int]:
+        seen.append(len(port.programmed))
+        return {}
+
+    card.clear_errors.side_effect = clear
+    steps.scrub(card, CARD, REGION, port, image(BLANK), Report(REGION.id))
+    assert seen == [0, 1]
+
+
 def test_errors_that_stay_after_blanking_fail_the_scrub():
     """Under the last image they may be its doing; under the blank one the hardware is at fault."""
     report = Report(REGION.id)
