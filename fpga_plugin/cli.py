@@ -116,10 +116,9 @@ def _complain(error: FpgaPluginError) -> None:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    parser = _parser()
     if not arguments:
-        return _printed(_help, parser)
-    args = parser.parse_args(arguments)
+        return _printed(_help, _parser())
+    args = _parser().parse_args(arguments)
     if args.command == "run":
         return _run(load_settings(os.environ))
     return _printed(_command, args)

@@ -192,7 +192,7 @@ def open_link(settings: Settings, on_call: CallObserver) -> KubeletLink:
 
 def _event_sink(settings: Settings) -> EventSink:
     """What puts Events into the cluster."""
-    from fpga_plugin.telemetry.event_sink import ApiServerSink  # lightkube: 10 MiB
+    from fpga_plugin.telemetry.event_sink import ApiServerSink  # only where Events are wanted
 
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 

@@ -21,12 +21,12 @@ A registration counts once the stream is open: Register's OK alone says little.
 """
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
@@ -136,7 +136,7 @@ class Registration:
 
     async def run(self) -> None:
         """Register, and again whenever that is due, until cancelled."""
-        delays = _Delays(self._timing)
+        backoff = Backoff(self._timing.first_delay, self._timing.last_delay)
         with self._directory.listening(self._looked.set):
             while True:
                 epoch = await self._kubelet()
@@ -149,7 +149,10 @@ class Registration:
                 except Exception:  # noqa: BLE001  # a defect must not end the registrations for good
                     self._problem = "an error in fpga-plugin: see its log"
                     self._log.exception("unexpected error in a registration")
-                delay = delays.after(asyncio.get_running_loop().time() - began)
+                delay = backoff.delay()
+                if asyncio.get_running_loop().time() - began >= self._timing.steady:
+                    backoff.reset()
+                    delay = 0.0
                 self._log.warning(
                     "not registered with kubelet", reason=self._problem, retry_in=round(delay, 3)
                 )
@@ -287,21 +290,3 @@ class Epochs:
         """Kubelet has the resource's list."""
         self.opened.add(resource)
         self._lives.stream_opened(resource)
-
-
-class _Delays:
-    """Exponential, with jitter, so that resources and nodes do not retry in step."""
-
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
-        self._next = timing.first_delay
-
-    def after(self, life: float) -> float:
-        """How long to wait after a life of so many seconds."""
-        first, last = self._timing.first_delay, self._timing.last_delay
-        if life >= self._timing.steady:
-            self._next = first
-            return 0.0
-        delay = self._next * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
-        self._next = min(self._next * 2, last)
-        return min(max(delay, first), last)

@@ -20,10 +20,11 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from fpga_plugin.api.messages.v1beta1 import RegisterRequest, RegistrationStub
 from fpga_plugin.deviceplugin.errors import NotRegisteredError
 from fpga_plugin.deviceplugin.servicer import OPTIONS
-from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, socket_path
+from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.fixed_socket import registry_path
+from fpga_plugin.serving.unix_socket import socket_path
 
 VERSION = "v1beta1"
 """The one version that kubelet accepts (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""

@@ -225,7 +225,7 @@ class ClaimLife:
         """Whether what was prepared for a claim in this boot still is as it was left."""
         ledger = self._ledger
         return not ledger.fallen(holder) and not any(
-            ledger.trouble(region)
+            ledger.bars_work(region)
             for device in holder.devices
             for region in ledger.claims[device].grants
         )
@@ -526,7 +526,7 @@ class ClaimLife:
     def _to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.trouble(region):
+        if record.condition in CLEAN or self._ledger.bars_work(region):
             return False
         if self._ledger.region_claim(region) is not None:
             return False  # somebody else's by now, who gets it scrubbed

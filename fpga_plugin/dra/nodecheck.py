@@ -18,8 +18,8 @@ from urllib.parse import quote as url
 import msgspec
 import structlog
 
-from fpga_plugin.api.mirror import Backoff
 from fpga_plugin.api.rest import decoded, session
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import NoSourceError, quote
 
 log = structlog.get_logger()

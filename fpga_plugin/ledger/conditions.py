@@ -75,7 +75,7 @@ class Conditions(LedgerState):
                 region.id
                 for region in (present.regions if present is not None else ())
                 if self.record(region.id).condition is Condition.FAULTED
-                and region.id not in self.failing
+                and ((fault := self.failing.get(region.id)) is None or not fault.stops_work)
                 and self.region_claim(region.id) is None
             ],
             reason,

@@ -150,17 +150,21 @@ class Presence(LedgerState):
         changed = False
         for region in present.regions:
             fault = failing.get(region.id)
-            if self.failing.get(region.id) == fault:
+            before = self.failing.get(region.id)
+            if before == fault:
                 continue
             changed = True
-            if fault is not None:
+            if fault is None:
+                del self.failing[region.id]
+            else:
                 self.failing[region.id] = fault
+            if before is None or (fault is not None and not fault.lifts(before)):
                 continue
-            del self.failing[region.id]
             record = self.record(region.id)
             free = self.region_claim(region.id) is None
             # A poisoned port that answers again was rebound: worth another scrub.
-            if record.condition is Condition.FAULTED or (free and record.condition in CLEAN):
+            unsure = free and record.condition in CLEAN and before.stops_work
+            if record.condition is Condition.FAULTED or unsure:
                 change.regions[region.id] = replace(
                     record, condition=Condition.DIRTY, reason="the hardware failed in between"
                 )

@@ -427,10 +427,15 @@ class LedgerState:
 
     def trouble(self, region: RegionId) -> str:
         """Why a region must not be given to anybody, whatever is on it; empty if nothing is."""
+        fault = self.failing.get(region)
+        return self.bars_work(region) or ("" if fault is None else fault.message)
+
+    def bars_work(self, region: RegionId) -> str:
+        """Why nobody may scrub or program a region; empty if somebody may."""
         record = self.record(region)
         if record.condition is Condition.FAULTED:
             return record.reason or "faulted"
-        if (fault := self.failing.get(region)) is not None:
+        if (fault := self.failing.get(region)) is not None and fault.stops_work:
             return fault.message
         kept = self.kept(region)
         return "" if kept is None else kept_words(kept)

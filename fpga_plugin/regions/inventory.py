@@ -520,8 +520,8 @@ class Inventory:
             fault = self._ledger.failing.get(region)
             if fault is None or region in health.failed:
                 self._well_since.pop(region, None)
-            elif fault.kind is FaultKind.POISONED:
-                continue  # somebody rebound the driver: that passes by no limit
+            elif fault.kind in {FaultKind.POISONED, FaultKind.CURABLE}:
+                continue  # a rebind, or an image that answers: that passes by no limit
             elif region not in self._well_since and self._interval:
                 self._well_since[region] = now
                 waiting[region] = fault

@@ -29,10 +29,10 @@ from fpga_plugin.api.messages.v1beta1 import (
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
-from fpga_plugin.deviceplugin.sockets import socket_path
 from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
+from fpga_plugin.serving.unix_socket import socket_path
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")

@@ -44,9 +44,10 @@ from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegistered
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
 from fpga_plugin.deviceplugin.servicer import OPTIONS, Servicer
-from fpga_plugin.deviceplugin.sockets import OWN_SOCKET, check_directory, socket_identity
+from fpga_plugin.deviceplugin.sockets import OWN_SOCKET, check_directory
 from fpga_plugin.deviceplugin.ways import register
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
+from fpga_plugin.serving.unix_socket import socket_identity
 
 REGION_2 = device("0000-10-00.0-p1", healthy=False)
 
@@ -327,7 +328,7 @@ def test_refusals_carry_their_status_and_defects_say_nothing_of_themselves(tmp_p
                 (
                     RuntimeError("secret"),
                     Status.INTERNAL,
-                    "Allocate failed because of an error in fpga-plugin: see its log",
+                    "Allocate failed: see the log of fpga-plugin",
                 ),
             ):
                 calls.fails = error

@@ -127,7 +127,7 @@ def test_a_kubeconfig_that_runs_a_program_is_told_why_that_does_not_work(tmp_pat
     done = subprocess.run(
         [sys.executable, "-c", ASKS_A_PROGRAM, path], capture_output=True, text=True, check=False
     )
-    assert f"the program that {path} names for credentials cannot be run" in done.stdout
+    assert "the program that the kubeconfig names for credentials cannot be run" in done.stdout
     assert "FPGA_PLUGIN_SANDBOX=off" in done.stdout
 
 

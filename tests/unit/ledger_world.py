@@ -21,6 +21,7 @@ from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
+    AcceleratorSilentError,
     CardGoneError,
     PortInUseError,
     PortPoisonedError,
@@ -145,6 +146,17 @@ class Slot:
     opens: set[str] = field(default_factory=set)
     held: object = None
     failing: str = ""
+    silent: str = ""  # its accelerator is "hung", which the next PR mends, or "dead"
+    hanging: AfuId | None = None  # an image whose accelerator always hangs
+
+    @property
+    def hangs(self) -> bool:
+        return bool(self.silent) or self.afu in {self.hanging} - {None}
+
+    def answer(self, afu: AfuId) -> AfuId:
+        if self.hangs:
+            raise AcceleratorSilentError(f"the accelerator of region {self.id} does not answer")
+        return afu
 
 
 @dataclass(eq=False)
@@ -156,6 +168,7 @@ class Board:
     unbound: bool = False
     slots: dict[RegionId, Slot] = field(default_factory=dict)
     memory: set[str] = field(default_factory=set)
+    pcie_errors: dict[str, int] = field(default_factory=dict)
 
 
 class Rack:
@@ -242,7 +255,7 @@ class Rack:
         afu = self.slot(region.id).afu
         if afu is None:
             raise PortPoisonedError(f"region {region.id} is poisoned")
-        return afu
+        return self.slot(region.id).answer(afu)
 
     def functions(self, card: CardId) -> list[PciFunction]:
         return []
@@ -310,7 +323,11 @@ class Rack:
 
     def health(self, card: Card) -> CardHealth:
         board = self.boards[card.id]
-        failed = {
+        hung = Fault(FaultKind.CURABLE, "hung: it does not answer")
+        pcie = Fault(FaultKind.CURABLE, "pcie: PcieError")
+        failed = {s.id: pcie for s in board.slots.values() if board.pcie_errors}
+        failed |= {s.id: hung for s in board.slots.values() if s.hangs}
+        failed |= {
             s.id: Fault(FaultKind.TRANSIENT, s.failing) for s in board.slots.values() if s.failing
         }
         poisoned = Fault(FaultKind.POISONED, "poisoned: PR failed")
@@ -319,6 +336,11 @@ class Rack:
 
     def accept_errors(self, card: CardId) -> None:
         self.accepted.append(card)
+
+    def clear_errors(self, card: Card) -> Mapping[str, int]:
+        board = self.boards[card.id]
+        errors, board.pcie_errors = board.pcie_errors, {}
+        return errors
 
 
 @dataclass(eq=False)
@@ -355,6 +377,8 @@ class Hand:
         if self.slot.afu is None:
             return  # the kernel reports success on a poisoned port
         self.slot.afu = AfuId(image.decode())
+        if self.slot.silent == "hung":
+            self.slot.silent = ""
         if self.slot.afu == BLANK:
             self.slot.data.clear()
 
@@ -362,7 +386,7 @@ class Hand:
         self.rack._operate()
         if self.slot.afu is None:
             raise PortPoisonedError(f"region {self.slot.id} is poisoned")
-        return self.slot.afu
+        return self.slot.answer(self.slot.afu)
 
 
 # ------------------------------------------------------------------ kubelet's side

@@ -271,6 +271,28 @@ def test_a_region_in_trouble_is_not_answered_as_prepared(scene: ClaimScene, word
         task.result()
 
 
+def test_what_a_tenants_image_may_have_caused_has_nothing_prepared_again_under_a_pod(
+    scene: ClaimScene,
+) -> None:
+    """A further pod of the claim finds what the first one has, and the claim's end mends it."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    first = scene.prepared()
+    scene.rack.slot(region).silent = "hung"
+    scene.plugin.begin(scene.plugin.hardware.check(card_of(region)))
+    scene.plugin.work()
+    assert scene.ledger.trouble(region)
+    scene.rack.done.clear()
+    assert scene.prepared() == first
+    assert not scene.rack.done
+    task = scene.unprepare()
+    assert scene.life._left(A) == [region], "it is worth a scrub"
+    scene.plugin.work()
+    task.result()
+    assert scene.afu(region) == BLANK
+    assert not scene.rack.slot(region).silent
+
+
 def test_an_image_that_reads_as_another_one_is_not_prepared(scene: ClaimScene) -> None:
     """Invariant 2: the kernel reports success on a poisoned port."""
     scene.images.mislabelled = OTHER

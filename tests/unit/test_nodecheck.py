@@ -15,7 +15,7 @@ from doubles.loops import beside, until
 from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.mirror import Backoff
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.dra import nodecheck
 from fpga_plugin.dra.nodecheck import NodeCheck, concerns
 from fpga_plugin.errors import NoSourceError
