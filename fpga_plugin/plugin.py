@@ -22,12 +22,11 @@ from fpga_plugin.claims.other_door import leave_device_plugin, leave_dra
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Advertise, Mode, RegistrationWay, Settings
+from fpga_plugin.config.settings import Advertise, Mode, Settings
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.servicer import CallObserver
-from fpga_plugin.deviceplugin.sockets import LONGEST_SOCKET_NAME
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.ids import InterfaceId, RegionId, Resource, ResourceKind
+from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.journal import Journal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.lists import DeviceLists
@@ -48,7 +47,6 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import ReportObserver
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.serving.fixed_socket import check_length, registry_path
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 from fpga_plugin.stock.owners import Owners
@@ -170,22 +168,11 @@ def check_link(settings: Settings) -> None:
 
         check(settings)
         make_directories(settings)
-        return
-    if settings.registration is not RegistrationWay.PLUGIN_WATCHER:
-        return
-    longest = Resource(settings.resource_prefix, ResourceKind.REGION, InterfaceId("0" * 32)).name
-    check_length(registry_path(settings.kubelet_root, longest), "FPGA_PLUGIN_KUBELET_ROOT")
-    check_length(os.path.join(settings.kubelet_dir, LONGEST_SOCKET_NAME), "FPGA_PLUGIN_KUBELET_DIR")
 
 
 def open_link(settings: Settings, on_call: CallObserver) -> KubeletLink:
     """The device plugin's link to kubelet; not started."""
-    watched = settings.registration is RegistrationWay.PLUGIN_WATCHER
-    return KubeletLink(
-        kubelet_dir=settings.kubelet_dir,
-        watcher_root=settings.kubelet_root if watched else None,
-        on_call=on_call,
-    )
+    return KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=on_call)
 
 
 def _event_sink(settings: Settings) -> EventSink:

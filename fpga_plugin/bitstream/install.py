@@ -17,7 +17,6 @@ from fpga_plugin.bitstream.files import (
     content_of,
     no_progress,
     read_bytes,
-    sync_directory,
     write_atomically,
 )
 from fpga_plugin.bitstream.formats import Contents, Kind, parse
@@ -27,6 +26,7 @@ from fpga_plugin.bitstream.store import BLANK, Store
 from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Trust, check_signed
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
+from fpga_plugin.process.atomic_file import sync_directory
 
 
 @dataclass(frozen=True, slots=True)

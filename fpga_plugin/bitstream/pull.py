@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from fpga_plugin.bitstream.artifact import ArtifactFile, files_of
-from fpga_plugin.bitstream.files import FILE_MODE, Progress, sync_directory
+from fpga_plugin.bitstream.files import FILE_MODE, Progress
 from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
+from fpga_plugin.process.atomic_file import sync_directory
 from fpga_plugin.registry.client import Registry
 
 DATA: Final = "..data"

@@ -30,7 +30,6 @@ from fpga_plugin.config.values import (
     LogLevel,
     Mode,
     RecoveryPolicy,
-    RegistrationWay,
     SandboxMode,
     ScrubPolicy,
     SimulatedGroup,
@@ -73,7 +72,6 @@ __all__ = [
     "LogLevel",
     "Mode",
     "RecoveryPolicy",
-    "RegistrationWay",
     "SandboxMode",
     "ScrubPolicy",
     "Setting",
@@ -290,15 +288,6 @@ class Settings:
                 default_text="the parent of FPGA_PLUGIN_KUBELET_DIR",
             )
         },
-    )
-    registration: RegistrationWay = _setting(
-        "FPGA_PLUGIN_REGISTRATION",
-        "kubelet-socket",
-        choice(RegistrationWay),
-        allowed_words(RegistrationWay),
-        "How kubelet hears of the device plugin. `kubelet-socket`: the plugin registers on "
-        "kubelet.sock. `plugin-watcher`: kubelet finds the plugin by its sockets in "
-        "`plugins_registry` of FPGA_PLUGIN_KUBELET_ROOT, as it finds CSI and DRA drivers.",
     )
     cdi_dir: str = _setting(
         "FPGA_PLUGIN_CDI_DIR",

@@ -90,13 +90,6 @@ class Mode(Enum):
     DRA = "dra"
 
 
-class RegistrationWay(Enum):
-    """How kubelet hears of the device plugin."""
-
-    KUBELET_SOCKET = "kubelet-socket"
-    PLUGIN_WATCHER = "plugin-watcher"
-
-
 class TrustMode(Enum):
     """What has to be shown of a bitstream before it is programmed."""
 

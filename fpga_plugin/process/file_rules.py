@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, RegistrationWay, Settings
+from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, Settings
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 _SYSTEM: Final = (
@@ -87,10 +87,9 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
 
 
 def registry(settings: Settings) -> Iterator[str]:
-    """Where sockets lie by which kubelet finds the plugin."""
+    """Where sockets lie by which kubelet finds a DRA driver."""
     if settings.mode is Mode.DRA:
         yield os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
-    if settings.mode is Mode.DRA or settings.registration is RegistrationWay.PLUGIN_WATCHER:
         yield os.path.join(settings.kubelet_root, "plugins_registry")
 
 

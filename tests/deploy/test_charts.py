@@ -624,19 +624,6 @@ def test_a_device_plugin_has_nothing_of_a_dra_drivers() -> None:
     assert not names & {"kubelet", "plugins", "plugins-registry", "cdi"}
 
 
-def test_a_device_plugin_that_kubelet_finds_by_itself_has_its_directory() -> None:
-    spec = pod_spec(rendered("settings.FPGA_PLUGIN_REGISTRATION=plugin-watcher"))
-    (container,) = spec["containers"]
-    mounts = {each["name"]: each for each in container["volumeMounts"]}
-    assert mounts["plugins-registry"] == {
-        "name": "plugins-registry",
-        "mountPath": "/var/lib/kubelet/plugins_registry",
-    }
-    assert {"kubelet", "plugins", "cdi"}.isdisjoint(mounts)
-    env = {each["name"]: each.get("value") for each in container["env"]}
-    assert env["FPGA_PLUGIN_KUBELET_ROOT"] == "/var/lib/kubelet"
-
-
 def names_labels(labels: dict[str, str]) -> tuple[str, str, str]:
     kinds = ("name", "instance", "component")
     return tuple(labels[f"app.kubernetes.io/{kind}"] for kind in kinds)

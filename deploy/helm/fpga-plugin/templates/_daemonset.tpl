@@ -8,7 +8,6 @@ lock in the state directory keeps the two apart meanwhile.
 {{- $root := .root }}
 {{- $values := .root.Values }}
 {{- $settings := .settings }}
-{{- $watched := or (eq .mode "dra") (eq (.settings.FPGA_PLUGIN_REGISTRATION | default "") "plugin-watcher") }}
 {{- $port := include "fpga-plugin.port" .settings }}
 {{- $component := empty .configuration | ternary "plugin" (printf "plugin-%s" .configuration) }}
 {{- $label := $values.nodeConfigurations.label }}
@@ -143,7 +142,7 @@ spec:
         {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_MODE, value: dra}
         {{- end }}
-        {{- if $watched }}
+        {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_KUBELET_ROOT, value: {{ $values.paths.kubelet }}}
         {{- end }}
         {{- if $values.events }}
@@ -204,7 +203,7 @@ spec:
         - {name: plugins, mountPath: {{ $values.paths.kubelet }}/plugins{{ if .observe }}, readOnly: true{{ end }}}
         - {name: cdi, mountPath: /var/run/cdi{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
-        {{- if $watched }}
+        {{- if eq .mode "dra" }}
         - {name: plugins-registry, mountPath: {{ $values.paths.kubelet }}/plugins_registry{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
         {{- if $values.policy }}
@@ -246,7 +245,7 @@ spec:
       - name: cdi
         hostPath: {path: {{ $values.paths.cdi }}, type: DirectoryOrCreate}
       {{- end }}
-      {{- if $watched }}
+      {{- if eq .mode "dra" }}
       - name: plugins-registry
         hostPath: {path: {{ $values.paths.kubelet }}/plugins_registry, type: DirectoryOrCreate}
       {{- end }}
