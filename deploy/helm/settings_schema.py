@@ -31,8 +31,6 @@ CHARTS_OWN = {
     "FPGA_PLUGIN_CDI_DIR": "paths.cdi",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
-    "FPGA_PLUGIN_WORKLOADS": "workloads",
-    "FPGA_PLUGIN_HOST_PATHS": "paths",
     "FPGA_PLUGIN_KEYS_DIR": "keysConfigMap",
     "FPGA_PLUGIN_STATE_DIR": "paths.state",
     "FPGA_PLUGIN_BITSTREAM_DIR": "paths.bitstreams",
@@ -234,7 +232,6 @@ def values() -> dict[str, Schema]:
         "events": boolean("Post Events on pods and nodes, with the right to do so."),
         "readPods": boolean("The plugin may `get` pods, to learn what a container asks for."),
         "policy": text("Text of the policy file (docs/policy.md); empty: none."),
-        "workloads": text("Text of the workloads file (docs/workloads.md); empty: none."),
         "keysConfigMap": text("ConfigMap with the keys that sign bitstreams; empty: none."),
         "bitstreams": closed(
             "The store of bitstreams.",

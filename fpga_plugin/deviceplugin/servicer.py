@@ -24,6 +24,7 @@ from h2.exceptions import ProtocolError
 from fpga_plugin.api.messages.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
+    CdiDevice,
     ContainerAllocateResponse,
     ContainerPreferredAllocationResponse,
     DeallocateRequest,
@@ -332,6 +333,7 @@ def _container_response(given: Allocation) -> ContainerAllocateResponse:
             )
             for mount in given.mounts
         ],
+        cdi_devices=[CdiDevice(name=name) for name in given.cdi_devices],
     )
 
 

@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.build import open_workloads
-from fpga_plugin.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/fpga-plugin"
@@ -146,61 +144,36 @@ def test_an_unknown_setting_and_one_that_the_chart_sets_itself_are_refused(name:
     assert name in done.stderr
 
 
-def test_policy_workloads_and_keys_are_mounted_where_the_settings_say():
-    made = rendered("policy=rules: []", "workloads=workloads: []", "keysConfigMap=keys")
+def test_policy_and_keys_are_mounted_where_the_settings_say():
+    made = rendered("policy=rules: []", "keysConfigMap=keys")
     spec = pod_spec(made)
     env = {entry["name"]: entry.get("value") for entry in spec["containers"][0]["env"]}
     mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
     (file,) = made["ConfigMap", "fpga-plugin-policy"]["data"]
     assert env["FPGA_PLUGIN_POLICY_FILE"] == f"{mounts['policy']}/{file}"
-    (file,) = made["ConfigMap", "fpga-plugin-workloads"]["data"]
-    assert env["FPGA_PLUGIN_WORKLOADS"] == f"{mounts['workloads']}/{file}"
     assert env["FPGA_PLUGIN_KEYS_DIR"] == mounts["keys"]
     # Not configMap volumes: kubelet makes their directories 0777, and the plugin refuses those.
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     for name, config_map in (
         ("policy", "fpga-plugin-policy"),
-        ("workloads", "fpga-plugin-workloads"),
         ("keys", "keys"),
     ):
         assert volumes[name]["projected"] == {"sources": [{"configMap": {"name": config_map}}]}
 
 
 @pytest.mark.parametrize(
-    ("mount", "allowed"),
+    "value",
     [
-        ("{hostPath: /data/s/copies}", False),
-        ("{hostPath: /data/k/pods}", False),
-        ("{hostPath: /data/b, readOnly: false}", False),
-        ("{hostPath: /data/b}", True),
+        "settings.FPGA_PLUGIN_CDI_DEVICES=*=vendor.com/opencl=board",
+        "nodeConfigurations.named.cl.settings.FPGA_PLUGIN_CDI_DEVICES=*=vendor.com/opencl=board",
     ],
 )
-def test_workloads_get_nothing_of_what_the_node_has_elsewhere(tmp_path, mount, allowed):
-    workloads = f"version: 1\nworkloads:\n- {{name: x, mounts: [{mount}]}}\n"
-    values = tmp_path / "values.yaml"
-    values.write_text(
-        yaml.safe_dump(
-            {
-                "image": {"repository": "fpga-plugin"},
-                "workloads": workloads,
-                "paths": {"state": "/data/s", "kubelet": "/data/k", "bitstreams": "/data/b"},
-            }
-        )
-    )
-    done = helm("--no-hooks", "--values", str(values))
-    assert done.returncode == 0, done.stderr
-    made = objects(done.stdout)
-    env = {
-        entry["name"]: entry["value"]
-        for entry in pod_spec(made)["containers"][0]["env"]
-        if "value" in entry
-    }
-    ((name, text),) = made["ConfigMap", "fpga-plugin-workloads"]["data"].items()
-    (tmp_path / name).write_text(text)
-    here = {"FPGA_PLUGIN_WORKLOADS": str(tmp_path / name), "FPGA_PLUGIN_BACKEND": "simulated"}
-    file = open_workloads(load_settings(env | here))
-    assert file is not None
-    assert bool(file.problem) is not allowed, file.problem
+def test_who_adds_cdi_devices_may_read_the_nodes_runtime_and_nobody_else(value: str):
+    right = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
+    made = rendered("readPods=false", value)
+    assert made["ClusterRole", "fpga-plugin"]["rules"] == [right]
+    assert pod_spec(made)["automountServiceAccountToken"] is True
+    assert right not in rendered("readPods=true")["ClusterRole", "fpga-plugin"]["rules"]
 
 
 def test_without_the_api_server_there_is_neither_a_right_nor_a_token():

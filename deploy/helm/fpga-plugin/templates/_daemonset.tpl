@@ -152,12 +152,6 @@ spec:
         {{- if $values.policy }}
         - {name: FPGA_PLUGIN_POLICY_FILE, value: /etc/fpga-plugin/policy/policy.yaml}
         {{- end }}
-        {{- if $values.workloads }}
-        - {name: FPGA_PLUGIN_WORKLOADS, value: /etc/fpga-plugin/workloads/workloads.yaml}
-        # A hostPath there is the node's path, and the settings above say the pod's.
-        - name: FPGA_PLUGIN_HOST_PATHS
-          value: {{ printf "%s,%s,%s:ro" $values.paths.kubelet $values.paths.state $values.paths.bitstreams | quote }}
-        {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
         {{- end }}
@@ -210,9 +204,6 @@ spec:
         {{- if $values.policy }}
         - {name: policy, mountPath: /etc/fpga-plugin/policy, readOnly: true}
         {{- end }}
-        {{- if $values.workloads }}
-        - {name: workloads, mountPath: /etc/fpga-plugin/workloads, readOnly: true}
-        {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
         {{- end }}
@@ -255,10 +246,6 @@ spec:
       # plugin uses nothing that others could replace.
       - name: policy
         projected: {sources: [{configMap: {name: {{ include "fpga-plugin.name" $root }}-policy}}]}
-      {{- end }}
-      {{- if $values.workloads }}
-      - name: workloads
-        projected: {sources: [{configMap: {name: {{ include "fpga-plugin.name" $root }}-workloads}}]}
       {{- end }}
       {{- with $values.keysConfigMap }}
       - name: keys
