@@ -237,20 +237,6 @@ def values() -> dict[str, Schema]:
             "The store of bitstreams.",
             {
                 "volume": kinds("One kind of volume; none: paths.bitstreams.", volume),
-                "pull": closed(
-                    "An OCI artifact that each node pulls into paths.bitstreams.",
-                    {
-                        "reference": text("Which one, by digest or tag; empty: none."),
-                        "secret": text("Pull secret for its registry; empty: none."),
-                        "realms": each("Hosts that may see its password.", {"type": "string"}),
-                        "plainHTTP": boolean("The registry has no TLS."),
-                        "within": {
-                            "type": "integer",
-                            "minimum": 1,
-                            "description": "Seconds until the plugin starts with what is there.",
-                        },
-                    },
-                ),
             },
         ),
         "paths": closed(

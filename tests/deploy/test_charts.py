@@ -474,52 +474,6 @@ def test_helm_test_asks_a_node_of_the_plugins_over_its_status_socket():
     assert not [kind for kind, _ in observing if kind == "Pod"]
 
 
-PULL = "bitstreams.pull.reference=h.example/s@sha256:0"
-
-
-def test_each_node_pulls_its_store_before_its_plugin_starts() -> None:
-    spec = pod_spec(
-        rendered(
-            PULL,
-            "bitstreams.pull.secret=registry",
-            "bitstreams.pull.realms={tokens.example}",
-            "settings.FPGA_PLUGIN_TRUST=signed",
-            "keysConfigMap=keys",
-        )
-    )
-    (pull,) = spec["initContainers"]
-    (plugin,) = spec["containers"]
-    assert pull["image"] == plugin["image"]
-    words = ["bitstream", "pull", "--or-keep", "--within=300", "--realm=tokens.example"]
-    auth = "--auth=/etc/fpga-plugin/registry/.dockerconfigjson"
-    assert pull["args"] == [*words, auth, "h.example/s@sha256:0"]
-    assert {each["name"]: each["value"] for each in pull["env"]} == {
-        "FPGA_PLUGIN_KEYS_DIR": "/etc/fpga-plugin/keys",
-        "FPGA_PLUGIN_TRUST": "signed",
-    }
-    mounts = {each["name"]: each for each in pull["volumeMounts"]}
-    assert set(mounts) == {"bitstreams", "state", "keys", "registry"}
-    assert mounts["bitstreams"]["mountPath"] == "/srv/intel.com/fpga"
-    assert [name for name, each in mounts.items() if not each.get("readOnly")] == ["bitstreams"]
-    assert pull["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    (volume,) = (each for each in spec["volumes"] if each["name"] == "registry")
-    assert volume["secret"] == {"secretName": "registry", "defaultMode": 0o400}
-
-
-def test_nothing_is_pulled_while_it_only_looks_or_unasked() -> None:
-    assert "initContainers" not in pod_spec(rendered(PULL, "observe=true"))
-    assert "initContainers" not in pod_spec(rendered())
-
-
-def test_what_is_pulled_is_a_directory_of_the_node() -> None:
-    done = helm(
-        "--set", "image.repository=r", "--set", PULL,
-        "--set", "bitstreams.volume.nfs.server=s", "--set", "bitstreams.volume.nfs.path=/p",
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "leave bitstreams.volume empty" in done.stderr
-
-
 DRA = ROOT / "deploy/dra"
 CARD = "ce48969398f05f33946d560708be108a"
 

@@ -74,59 +74,6 @@ spec:
       nodeSelector: {{- toYaml $values.nodeSelector | nindent 8 }}
       affinity: {{- toYaml $affinity | nindent 8 }}
       tolerations: {{- toYaml $values.tolerations | nindent 8 }}
-      {{- $observe := .observe }}
-      {{- with $values.bitstreams.pull }}
-      {{- if and .reference (not $observe) }}
-      {{- if $values.bitstreams.volume }}{{ fail "bitstreams.pull fills the directory paths.bitstreams: leave bitstreams.volume empty" }}{{ end }}
-      initContainers:
-      - name: pull
-        image: {{ include "fpga-plugin.image" $root | quote }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
-        # Whoever has a device has to get rid of it some day: the plugin starts in any case.
-        args:
-        - bitstream
-        - pull
-        - --or-keep
-        - --within={{ .within }}
-        {{- if .plainHTTP }}
-        - --plain-http
-        {{- end }}
-        {{- range .realms }}
-        - --realm={{ . }}
-        {{- end }}
-        {{- if .secret }}
-        - --auth=/etc/fpga-plugin/registry/.dockerconfigjson
-        {{- end }}
-        - {{ .reference | quote }}
-        env:
-        {{- if $values.keysConfigMap }}
-        - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
-        {{- end }}
-        {{- with $settings.FPGA_PLUGIN_TRUST }}
-        - {name: FPGA_PLUGIN_TRUST, value: {{ . | quote }}}
-        {{- end }}
-        resources: {{- toYaml $values.resources | nindent 10 }}
-        securityContext:
-          runAsUser: 0       # as the store's owner
-          runAsGroup: 0
-          readOnlyRootFilesystem: true
-          allowPrivilegeEscalation: false
-          capabilities: {drop: [ALL]}
-          seccompProfile: {type: RuntimeDefault}
-          {{- with $values.seLinuxOptions }}
-          seLinuxOptions: {{- toYaml . | nindent 12 }}
-          {{- end }}
-        volumeMounts:
-        - {name: bitstreams, mountPath: /srv/intel.com/fpga}
-        - {name: state, mountPath: /var/lib/fpga-plugin, readOnly: true} # which manifests the node has seen
-        {{- if $values.keysConfigMap }}
-        - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
-        {{- end }}
-        {{- if .secret }}
-        - {name: registry, mountPath: /etc/fpga-plugin/registry, readOnly: true}
-        {{- end }}
-      {{- end }}
-      {{- end }}
       containers:
       - name: fpga-plugin
         image: {{ include "fpga-plugin.image" $root | quote }}
@@ -250,10 +197,6 @@ spec:
       {{- with $values.keysConfigMap }}
       - name: keys
         projected: {sources: [{configMap: {name: {{ . }}}}]}
-      {{- end }}
-      {{- if and $values.bitstreams.pull.reference $values.bitstreams.pull.secret (not .observe) }}
-      - name: registry
-        secret: {secretName: {{ $values.bitstreams.pull.secret }}, defaultMode: 0400}
       {{- end }}
       {{- with $values.extraVolumes }}
       {{- toYaml . | nindent 6 }}
