@@ -97,13 +97,13 @@ def show_store(args: argparse.Namespace) -> int:
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
     data = _read(args.file)
-    contents = parse(data, where=args.file)
+    contents = parse(data, where=args.file, keep_image=False)
     facts: dict[str, object] = {
         "file": args.file,
         "bytes": len(data),
         "format": contents.kind.value,
         "bitstream_id": contents.bitstream_id,
-        "image_bytes": len(contents.image),
+        "image_bytes": contents.image_bytes,
         "sha256": hashlib.sha256(data).hexdigest(),
         **_metadata_json(contents.metadata),
     }
@@ -140,7 +140,7 @@ def verify(args: argparse.Namespace) -> int:
     worst = DONE
     for file in args.files:
         try:
-            contents = parse(_read(file), where=file)
+            contents = parse(_read(file), where=file, keep_image=False)
             metadata = contents.metadata
             _check_path(file, contents)
             _check_wanted(file, metadata, args)
