@@ -112,7 +112,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	  $(PYTHON) -m pytest tests/dra/test_chart_pod.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
 
 .PHONY: test-deploy
-test-deploy: ## chart and kustomization by the real helm and kustomize; a real registry (takes Go)
+test-deploy: ## chart and kustomization by the real helm and kustomize (takes Go)
 	@bash .ci/setup dev
 	@bash tests/deploy/build
 	@$(PYTHON) -m pytest tests/deploy -q $(PYTEST_ARGS)

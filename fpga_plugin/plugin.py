@@ -23,6 +23,7 @@ from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.config.settings import Advertise, Mode, Settings
+from fpga_plugin.config.values import NO_CDI_DEVICES
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.hardware.backend import Backend
@@ -32,6 +33,7 @@ from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.recorder import EventRecorder, PodObserver
 from fpga_plugin.regions.actions import CardActions
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from fpga_plugin.dra.poolcheck import PoolCheck
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
     from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
-    from fpga_plugin.workloads.file import WorkloadsFile  # the same
 
 log = structlog.get_logger()
 
@@ -79,7 +80,6 @@ class Node:
         workers: locks and threads of cards that are worked on.
         reads: threads in which cards are read.
         policy: who may load what; None: everybody everything.
-        workloads: what containers get beside their devices; None: nothing.
     """
 
     backend: Backend
@@ -89,7 +89,6 @@ class Node:
     workers: CardWorkers
     reads: CardReads = field(default_factory=CardReads)
     policy: "PolicyFile | None" = None
-    workloads: "WorkloadsFile | None" = None
 
 
 def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
@@ -128,7 +127,6 @@ def open_node(
     backend: Backend,
     library: Library,
     policy: "PolicyFile | None",
-    workloads: "WorkloadsFile | None",
     programming: Callable[[frozenset[RegionId]], None],
 ) -> Node:
     """The node that the settings describe.
@@ -151,7 +149,6 @@ def open_node(
         cgroups=PodCgroups(settings.cgroup_root, os.path.join(settings.kubelet_root, "pods")),
         workers=CardWorkers(programming),
         policy=policy,
-        workloads=workloads,
     )
 
 
@@ -293,7 +290,6 @@ class Plugin:
                 queue,
                 permission,
                 recorder,
-                workloads=node.workloads,
             )
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)
@@ -319,7 +315,7 @@ class Plugin:
             lists=self.lists,
             prestarts=self.prestarts,
             queue=queue,
-            workloads=node.workloads,
+            cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         # What a stock kubelet does not say.
         self.reconciler = Reconciler(
@@ -337,6 +333,16 @@ class Plugin:
             ),
             pods_socket=settings.pods_socket,
         )
+        self._runtime: NodeCheck | None = None
+        if settings.cdi_devices is not None and self.door is None:
+            self._runtime = NodeCheck(
+                settings.kubeconfig,
+                settings.node_name,
+                judge=for_cdi_devices,
+                warn=recorder.node_unsuited,
+                not_known=CDI_NOT_KNOWN,
+            )
+            self._runtime.wake()
         self._index: StoreIndex | None = None
         self._names = InterfaceNames(ledger, node.store) if names_interfaces(settings) else None
 
@@ -361,9 +367,8 @@ class Plugin:
             await self.link.start(self.claims, self.reconciler)
         else:
             await self.door.start()
-        for followed in (self.node.policy, self.node.workloads):
-            if followed is not None:
-                followed.start()
+        if self.node.policy is not None:
+            self.node.policy.start()
         log.info(
             "serving",
             version=__version__,
@@ -397,14 +402,17 @@ class Plugin:
         return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
 
     def notes(self) -> list[str]:
-        """What may keep pods from their devices, although kubelet is served."""
+        """What may keep pods from what they should get, although kubelet is served."""
         found = [] if self.door is None else self.door.notes()
+        if self._runtime is not None:
+            found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
 
     def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         watch = self.reconciler.watch
         return {
             **({} if watch is None else {"pods": watch.run()}),
+            **({} if self._runtime is None else {"runtime": self._runtime.run()}),
             "reconcile": self.reconciler.run(),
             "owners": self.owners.run(),
         }

@@ -118,7 +118,7 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
         data = read_bytes(file, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
         raise no_file(file) from None
-    contents = parse(data, where=file)
+    contents = parse(data, where=file, keep_image=False)
     if blank and contents.kind is not Kind.GBS:
         raise BitstreamError(
             f"{file}: an AOCX file, which is no blank bitstream",

@@ -212,14 +212,6 @@ class MeasureView(TypedDict):
     detail: str
 
 
-class WorkloadView(TypedDict):
-    """An entry of the workloads file; `absent` are its device nodes that are not there."""
-
-    name: str
-    resources: list[str]
-    absent: list[str]
-
-
 class StatusView(TypedDict):
     """Everything; `time` and `started` are Unix time.
 
@@ -236,8 +228,6 @@ class StatusView(TypedDict):
     trouble: TroubleView
     scrub: str
     sandbox: list[MeasureView]
-    workloads: list[WorkloadView]
-    workloads_problem: str
     resources: list[ResourceView]
     cards: list[CardView]
     problems: list[ProblemView]

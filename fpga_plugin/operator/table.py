@@ -75,7 +75,6 @@ def table(status: StatusView, *, width: int = NO_LIMIT, part: bool = False) -> s
     if status["scrub"] != "required":
         lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)
     lines += _sandbox(status["sandbox"], width)
-    lines += _workloads(status, width)
     if not part and not status["cards"] and not status["problems"]:
         lines += ["", "no FPGA cards on this node"]
     for card in status["cards"]:
@@ -163,20 +162,6 @@ def _sandbox(measures: Sequence[MeasureView], width: int) -> list[str]:
     lines = _wrapped(f"confined by {', '.join(held)}", width, "  ", "    ") if held else []
     missing = [f"{one['name']}: {one['detail']}" for one in measures if not one["holds"]]
     return lines + _noted(missing, width)
-
-
-def _workloads(status: StatusView, width: int) -> list[str]:
-    """What containers get beside their devices, and what is wrong with that."""
-    lines: list[str] = []
-    for entry in status["workloads"]:
-        names = [name.partition("/")[2] for name in entry["resources"]]
-        of = ", ".join(names) or "no resource of this node"
-        lines += _wrapped(printable(f"workload {entry['name']}: {of}"), width, "  ", "    ")
-        if entry["absent"]:
-            missing = ", ".join(entry["absent"])
-            lines += _noted([f"workload {entry['name']}: {missing} is not there"], width)
-    problem = status["workloads_problem"]
-    return lines + _noted([f"not taken: {problem}"] if problem else [], width)
 
 
 def span(seconds: float) -> str:

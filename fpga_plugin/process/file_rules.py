@@ -119,8 +119,6 @@ def _read(settings: Settings) -> Iterator[str]:
         yield settings.keys_dir
     if settings.policy_file is not None:
         yield os.path.dirname(settings.policy_file)
-    if settings.workloads_file is not None:
-        yield os.path.dirname(settings.workloads_file)
     if settings.cgroup_root is not None:
         yield settings.cgroup_root
     if settings.kubeconfig is not None:

@@ -84,7 +84,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "http_address": ("", 9102),
         "http_hosts": None,
         "policy_file": None,
-        "workloads_file": None,
+        "cdi_devices": None,
         "status_page": False,
         "runbook_url": None,
         "events": False,
@@ -106,7 +106,6 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "unknown_variables": UnknownVariables.WARN,
         "debug_namespaces": None,
         "debug_seconds": 600.0,
-        "host_paths": None,
     }
 
 
@@ -267,9 +266,12 @@ def test_an_empty_value_counts_as_unset_unless_it_has_a_meaning(setting):
         ("HTTP_HOSTS", "https://a.example.com"),
         ("HTTP_HOSTS", "a.example.com:443"),
         ("HTTP_HOSTS", "a.*.example.com"),
-        ("HOST_PATHS", "/a,,/b"),
-        ("HOST_PATHS", "data"),
-        ("HOST_PATHS", "data:ro"),
+        ("CDI_DEVICES", "vendor.com/opencl=board"),
+        ("CDI_DEVICES", "region=vendor.com/opencl=board"),
+        ("CDI_DEVICES", "*=vendor.com/opencl"),
+        ("CDI_DEVICES", "*=/dev/null"),
+        ("CDI_DEVICES", "*=vendor.com/opencl=board,,*=vendor.com/x=y"),
+        ("CDI_DEVICES", "*=k8s.fpga.intel.com/claim=0f1e"),
         ("LOG_LEVEL", "INFO"),
         ("LOG_FORMAT", "text"),
         ("SLOT_FUNCTIONS", "0000:3b:00.0"),

@@ -176,7 +176,6 @@ def test_files_that_python_imports_later_may_be_read_and_the_working_directory_m
     assert str(modules) in rules(Settings(), rebinds=False)[0]
 
 
-@pytest.mark.parametrize("setting", ["policy_file", "workloads_file"])
-def test_an_operators_files_directory_is_read_since_the_file_is_replaced(tmp_path: Path, setting):
-    settings = Settings(**{setting: str(tmp_path / "file.yaml")})
+def test_the_policys_directory_is_read_since_the_file_is_replaced(tmp_path: Path):
+    settings = Settings(policy_file=str(tmp_path / "file.yaml"))
     assert str(tmp_path) in rules(settings, rebinds=False)[0]

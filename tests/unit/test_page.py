@@ -132,8 +132,6 @@ def status(*cards, **changes):
         "trouble": trouble(),
         "scrub": "required",
         "sandbox": [],
-        "workloads": [],
-        "workloads_problem": "",
         "notes": [],
         "resources": [],
         "cards": list(cards),
