@@ -269,7 +269,6 @@ def test_the_port_follows_the_address_everywhere():
         "settings.FPGA_PLUGIN_HTTP_ADDRESS=:9200",
         "service.create=true",
         "podMonitor.create=true",
-        "networkPolicy.create=true",
         "networkPolicy.from[0].namespaceSelector.matchLabels.a=b",
     )
     (container,) = pod_spec(made)["containers"]
@@ -285,22 +284,35 @@ def test_the_port_follows_the_address_everywhere():
 
 
 def test_where_nothing_is_served_there_is_no_port_and_nothing_that_leads_to_it():
-    (container,) = pod_spec(rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS="))["containers"]
+    made = rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS=", "networkPolicy.from[0].ipBlock.cidr=::/0")
+    (container,) = pod_spec(made)["containers"]
     assert "ports" not in container
-    for kind in ("service", "podMonitor", "networkPolicy"):
+    assert made["NetworkPolicy", "fpga-plugin"]["spec"]["ingress"] == []
+    for kind in ("service", "podMonitor"):
         off = ("--set", "settings.FPGA_PLUGIN_HTTP_ADDRESS=", "--set", f"{kind}.create=true")
         done = helm("--set", "image.repository=x", *off)
         assert done.returncode != 0
         assert "FPGA_PLUGIN_HTTP_ADDRESS is empty" in done.stderr
 
 
+def test_nobody_reaches_metrics_until_somebody_says_who():
+    assert rendered()["NetworkPolicy", "fpga-plugin"]["spec"]["ingress"] == []
+    for kind in ("service", "podMonitor"):
+        done = helm("--set", "image.repository=x", "--set", f"{kind}.create=true")
+        assert done.returncode != 0
+        assert "networkPolicy.from is empty" in done.stderr
+        made = rendered(f"{kind}.create=true", "networkPolicy.create=false")
+        assert not [one for one, _ in made if one == "NetworkPolicy"]
+
+
 def test_two_releases_have_no_object_of_one_name():
     everything = [
         word
         for kind in ("nodeFeatureRule", "podMonitor", "prometheusRule", "dashboards", "service",
-                     "networkPolicy", "openshift")
+                     "openshift")
         for word in ("--set", f"{kind}.create=true")
     ]  # fmt: skip
+    everything += ["--set", "networkPolicy.from[0].namespaceSelector.matchLabels.a=b"]
     values = ("--set", "image.repository=x", "--set", "policy=rules: []", *everything)
     one, two = (objects(helm(*values, release=name).stdout) for name in ("fpga-plugin", "two"))
     assert one.keys().isdisjoint(two.keys())
