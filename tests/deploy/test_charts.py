@@ -85,7 +85,10 @@ def pod_spec(given: Objects) -> dict[str, Any]:
     return spec
 
 
-ALL = ("nodeFeatureRule.create=true", "podMonitor.create=true", "events=true")
+SCRAPER = (
+    r"networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring"
+)
+ALL = ("nodeFeatureRule.create=true", "podMonitor.create=true", "events=true", SCRAPER)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_workloads_get_nothing_of_what_the_node_has_elsewhere(tmp_path, mount, a
 
 def test_without_the_api_server_there_is_neither_a_right_nor_a_token():
     made = rendered("readPods=false")
-    assert {kind for kind, _ in made} == {"ServiceAccount", "DaemonSet"}
+    assert {kind for kind, _ in made} == {"ServiceAccount", "DaemonSet", "NetworkPolicy"}
     assert pod_spec(made)["automountServiceAccountToken"] is False
 
 
@@ -287,7 +290,7 @@ def test_where_nothing_is_served_there_is_no_port_and_nothing_that_leads_to_it()
     made = rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS=", "networkPolicy.from[0].ipBlock.cidr=::/0")
     (container,) = pod_spec(made)["containers"]
     assert "ports" not in container
-    assert made["NetworkPolicy", "fpga-plugin"]["spec"]["ingress"] == []
+    assert "ingress" not in made["NetworkPolicy", "fpga-plugin"]["spec"]
     for kind in ("service", "podMonitor"):
         off = ("--set", "settings.FPGA_PLUGIN_HTTP_ADDRESS=", "--set", f"{kind}.create=true")
         done = helm("--set", "image.repository=x", *off)
@@ -296,7 +299,9 @@ def test_where_nothing_is_served_there_is_no_port_and_nothing_that_leads_to_it()
 
 
 def test_nobody_reaches_metrics_until_somebody_says_who():
-    assert rendered()["NetworkPolicy", "fpga-plugin"]["spec"]["ingress"] == []
+    policy = rendered()["NetworkPolicy", "fpga-plugin"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert "ingress" not in policy
     for kind in ("service", "podMonitor"):
         done = helm("--set", "image.repository=x", "--set", f"{kind}.create=true")
         assert done.returncode != 0
