@@ -6,9 +6,11 @@ change something are served on the local socket alone, which only its owner may 
 kubelet's probes, so that no flood of others can delay them.
 """
 
+import asyncio
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Final
 
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
@@ -126,13 +128,13 @@ class Routes:
         return _json(200, await past(self._survey, request.query.get(FIND, "")))
 
     async def _page(self, request: Request) -> Response:
-        from fpga_plugin.operator.page import HEADERS, page  # only where the page is served
-
+        # Jinja2: only where a page is asked for, and nothing waits for its import.
+        drawn = await asyncio.to_thread(import_module, "fpga_plugin.operator.page")
         words = request.query.get(FIND, "")
         events = await self._survey.past.events(words, most=PAGE_EVENTS)
         runbook = self._survey.settings.runbook_url
-        html = page(await view(self._survey), events, words=words, runbook=runbook)
-        return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
+        html = drawn.page(await view(self._survey), events, words=words, runbook=runbook)
+        return Response(200, html.encode(), "text/html; charset=utf-8", drawn.HEADERS)
 
     async def _card(self, request: Request) -> Response:
         try:
