@@ -155,7 +155,7 @@ def completed(*words):
     asked = " ".join(f"'{word}'" for word in words)
     script += f"""
 COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}
-_fpga_plugin
+_shtab_fpga_plugin
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
@@ -196,7 +196,7 @@ class Zsh:
         os.close(its)
         self._type(
             "PS1='REA''DY> '; autoload -U compinit && compinit -u -D;"
-            f" source {script};"
+            f' eval "$(<{script})";'
             ' fpga-plugin() { print -r -- "CAL""LED:$*:" }\n'
         )
         self._until(b"READY> ")
