@@ -19,6 +19,9 @@ ENVIRONMENT = {
     "FPGA_PLUGIN_BITSTREAM_DIR": str(ROOT / "bitstreams"),
 }
 COMMANDS = {
+    "version": ["version"],
+    "card-list": ["card", "list"],
+    "card-show": ["card", "show", "--assumptions"],
     "devices": ["devices"],
     "devices-json": ["devices", "--json"],
     "list": ["bitstream", "list"],
@@ -113,6 +116,8 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
         ["run"],
         ["status"],
         ["card", "drain"],
+        ["card", "list"],
+        ["card", "show"],
         ["policy", "check"],
         ["policy", "admission"],
         ["completion"],

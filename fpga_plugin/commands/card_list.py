@@ -1,5 +1,9 @@
-"""`fpga-plugin devices`: prints what is on this node (`operator/node.py`)."""
+"""`fpga-plugin card list`, once `devices`: prints what is on this node (`operator/node.py`)."""
 
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
 from typing import TypedDict
 
 from fpga_plugin.build import exposure
@@ -39,6 +43,17 @@ class Listing(TypedDict):
 
     cards: list[CardRow]
     problems: list[dict[str, str]]
+
+
+def run_list(args: argparse.Namespace, settings: Settings) -> int:
+    """Print it.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    listing = list_devices(settings)
+    print(json.dumps(listing, indent=2) if args.json else table(listing))
+    return 0
 
 
 def list_devices(settings: Settings) -> Listing:
