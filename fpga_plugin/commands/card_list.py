@@ -7,6 +7,7 @@ import json
 from typing import TypedDict
 
 from fpga_plugin.build import exposure
+from fpga_plugin.columns import columns
 from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import FUNCTIONS_HINT
@@ -131,11 +132,7 @@ def table(listing: Listing) -> str:
             )
             for r in card["regions"]
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines += [
-            "  " + "  ".join([*(row[i].ljust(widths[i]) for i in range(5)), row[5]]).rstrip()
-            for row in rows
-        ]
+        lines += [f"  {line}" for line in columns(rows)]
     lines += [
         f"card {problem['card']}  skipped: {problem['error']}\n  {problem['hint']}".rstrip()
         for problem in listing["problems"]
