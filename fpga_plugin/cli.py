@@ -14,7 +14,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fpga_plugin import __version__
 from fpga_plugin.commands.bitstream import add_bitstream_parser
@@ -173,9 +173,16 @@ def _settings() -> Settings:
     return settings
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes no abbreviated options; its commands' parsers are of its class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def _parser() -> argparse.ArgumentParser:
     settings = _defaults()
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="fpga-plugin",
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
         " scrubs it afterwards.",

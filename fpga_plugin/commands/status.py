@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import re
 import secrets
 import shutil
 import sys
@@ -37,6 +38,9 @@ WATCH_SECONDS: Final = 1.0
 """Between two questions while somebody watches; nobody asks otherwise."""
 
 _CLEAR = "\x1b[H\x1b[J"  # cursor home, clear to the end of the screen (ECMA-48)
+_WITHOUT_DOMAIN: Final = re.compile(r"[0-9a-fA-F]{2}[:-][0-9a-fA-F]{2}\.[0-7]")
+"""A PCI address as lspci shows it."""
+
 _OPERATIONS: Final = {
     "drain": "give it to no new pod; pods that have it keep it",
     "undrain": "bring it back into service",
@@ -230,8 +234,9 @@ def _columns() -> int:
 
 def _card_id(text: str) -> str:
     """A card's id, of its PCI address in either spelling; what is none is for the plugin to say."""
+    whole = f"0000:{text}" if _WITHOUT_DOMAIN.fullmatch(text) else text
     try:
-        return PciAddress.parse(text).card_id
+        return PciAddress.parse(whole).card_id
     except ValueError:
         return text
 

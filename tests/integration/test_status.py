@@ -286,6 +286,14 @@ def test_inspecting_a_card_tells_what_its_hardware_says_now(node):
     assert region(node, P0)["condition"] == "PROGRAMMED", "its owner did not notice"
 
 
+def test_a_card_may_be_named_as_lspci_does_and_an_option_is_not_abbreviated(node):
+    found = json.loads(card_show(node, CARD[5:].replace("-", ":"), "--json").stdout)
+    assert [card["card"] for card in found["cards"]] == [CARD]
+    done = command(node.state_dir, "status", "--watc")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --watc" in done.stderr
+
+
 def test_a_card_that_is_not_there_cannot_be_inspected(node):
     eventually((node.state_dir / "status.sock").exists)
     done = card_show(node, "0000-99-00.0")
