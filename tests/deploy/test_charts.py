@@ -676,7 +676,7 @@ def test_selectors_have_helms_own_names() -> None:
 
 
 def test_what_selects_the_pods_selects_those_of_each_configuration() -> None:
-    create = ("podMonitor.create=true", "service.create=true", "networkPolicy.create=true")
+    create = ("podMonitor.create=true", "service.create=true", SCRAPER)
     made = rendered("nodeConfigurations.named.look.observe=true", *create)
     selectors = (
         made["PodMonitor", "fpga-plugin"]["spec"]["selector"]["matchLabels"],
