@@ -320,7 +320,7 @@ def values() -> dict[str, Schema]:
             {"create": boolean("Make it."), "annotations": texts("Its annotations.")},
         ),
         "networkPolicy": closed(
-            "Who may reach metrics and page.",
+            "Who may reach metrics and page; by default nobody.",
             {
                 "create": boolean("Make it."),
                 "from": each("Peers.", kubernetes("A NetworkPolicyPeer.")),

@@ -39,6 +39,7 @@ from fpga_plugin.bitstream.signing import (
 )
 from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
 from fpga_plugin.bitstream.trust import Trust, check_signed
+from fpga_plugin.columns import columns
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
@@ -82,10 +83,7 @@ def show_store(args: argparse.Namespace) -> int:
         (*_row(entry, names), trust or "-") for entry, trust in judged if entry.problem is None
     ]
     if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip())
+        print("\n".join(columns(rows)))
     for entry in entries:
         if entry.problem is not None:
             print(f"problem: {_plain(entry.problem.message)}")

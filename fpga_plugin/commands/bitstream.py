@@ -64,7 +64,7 @@ def add_bitstream_parser(
         bitstream_default=default_store,
         bitstream_guarded=guarded,
         bitstream_state=state_dir,
-        trust=trust,
+        trust=trust.value,
         keys=keys_dir,
     )
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
@@ -81,6 +81,7 @@ def add_bitstream_parser(
 def run_bitstream(args: argparse.Namespace) -> int:
     """Run the subcommand that `args` names; returns the exit code."""
     run: Callable[[argparse.Namespace], int] = args.bitstream_run
+    args.trust = TrustMode(args.trust)
     try:
         return run(args)
     except FpgaPluginError as error:
@@ -355,9 +356,7 @@ def _expiry(text: str) -> datetime:
 def _trust_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
-        choices=list(TrustMode),
-        type=_trust_mode,
-        metavar="any|digest|signed",
+        choices=[mode.value for mode in TrustMode],
         default=argparse.SUPPRESS,
         help="how a file must be trusted (default: FPGA_PLUGIN_TRUST)",
     )
@@ -367,13 +366,6 @@ def _trust_options(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="directory of public keys, *.pem (default: FPGA_PLUGIN_KEYS_DIR)",
     )
-
-
-def _trust_mode(text: str) -> TrustMode:
-    try:
-        return TrustMode(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not any, digest or signed") from None
 
 
 def _command(

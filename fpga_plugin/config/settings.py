@@ -383,7 +383,7 @@ class Settings:
         "names of namespaces separated by commas, `*` for every one, or empty",
         "Whose pods may have the annotation `<prefix>/debug`: port errors are logged while such a "
         "pod has a region, and if its container fails, the region is kept as it is for a time, "
-        "owned by nobody and given to nobody, for `fpga-plugin card inspect` (docs/runbook.md).",
+        "owned by nobody and given to nobody, for `fpga-plugin card show` (docs/runbook.md).",
         empty="the annotation has no effect, and is not read",
     )
     debug_seconds: float = _setting(

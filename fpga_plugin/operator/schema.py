@@ -1,6 +1,6 @@
 """The shape of what `fpga-plugin status` and `card` answer in JSON, and of what the page draws.
 
-Types alone: the commands that print the answers import nothing of the daemon.
+No more than types: the commands that print the answers import nothing of the daemon.
 """
 
 from typing import NotRequired, TypedDict
@@ -258,6 +258,20 @@ class CardStateView(TypedDict):
     holders: list[HolderView]
     waits_for: list[str]
     not_clean: list[str]
+
+
+class FunctionView(TypedDict):
+    """A PCI function of a card.
+
+    `role` is `card` (by it the card is programmed), `physical` or `virtual`; `driver` is empty for
+    none; `group` is its IOMMU group, null without an IOMMU, and `translation` that group's type.
+    """
+
+    address: str
+    role: str
+    driver: str
+    group: int | None
+    translation: str
 
 
 class ReadingView(TypedDict):

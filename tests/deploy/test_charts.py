@@ -83,7 +83,10 @@ def pod_spec(given: Objects) -> dict[str, Any]:
     return spec
 
 
-ALL = ("nodeFeatureRule.create=true", "podMonitor.create=true", "events=true")
+SCRAPER = (
+    r"networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring"
+)
+ALL = ("nodeFeatureRule.create=true", "podMonitor.create=true", "events=true", SCRAPER)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_who_adds_cdi_devices_may_read_the_nodes_runtime_and_nobody_else(value: 
 
 def test_without_the_api_server_there_is_neither_a_right_nor_a_token():
     made = rendered("readPods=false")
-    assert {kind for kind, _ in made} == {"ServiceAccount", "DaemonSet"}
+    assert {kind for kind, _ in made} == {"ServiceAccount", "DaemonSet", "NetworkPolicy"}
     assert pod_spec(made)["automountServiceAccountToken"] is False
 
 
@@ -242,7 +245,6 @@ def test_the_port_follows_the_address_everywhere():
         "settings.FPGA_PLUGIN_HTTP_ADDRESS=:9200",
         "service.create=true",
         "podMonitor.create=true",
-        "networkPolicy.create=true",
         "networkPolicy.from[0].namespaceSelector.matchLabels.a=b",
     )
     (container,) = pod_spec(made)["containers"]
@@ -258,22 +260,37 @@ def test_the_port_follows_the_address_everywhere():
 
 
 def test_where_nothing_is_served_there_is_no_port_and_nothing_that_leads_to_it():
-    (container,) = pod_spec(rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS="))["containers"]
+    made = rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS=", "networkPolicy.from[0].ipBlock.cidr=::/0")
+    (container,) = pod_spec(made)["containers"]
     assert "ports" not in container
-    for kind in ("service", "podMonitor", "networkPolicy"):
+    assert "ingress" not in made["NetworkPolicy", "fpga-plugin"]["spec"]
+    for kind in ("service", "podMonitor"):
         off = ("--set", "settings.FPGA_PLUGIN_HTTP_ADDRESS=", "--set", f"{kind}.create=true")
         done = helm("--set", "image.repository=x", *off)
         assert done.returncode != 0
         assert "FPGA_PLUGIN_HTTP_ADDRESS is empty" in done.stderr
 
 
+def test_nobody_reaches_metrics_until_somebody_says_who():
+    policy = rendered()["NetworkPolicy", "fpga-plugin"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert "ingress" not in policy
+    for kind in ("service", "podMonitor"):
+        done = helm("--set", "image.repository=x", "--set", f"{kind}.create=true")
+        assert done.returncode != 0
+        assert "networkPolicy.from is empty" in done.stderr
+        made = rendered(f"{kind}.create=true", "networkPolicy.create=false")
+        assert not [one for one, _ in made if one == "NetworkPolicy"]
+
+
 def test_two_releases_have_no_object_of_one_name():
     everything = [
         word
         for kind in ("nodeFeatureRule", "podMonitor", "prometheusRule", "dashboards", "service",
-                     "networkPolicy", "openshift")
+                     "openshift")
         for word in ("--set", f"{kind}.create=true")
     ]  # fmt: skip
+    everything += ["--set", "networkPolicy.from[0].namespaceSelector.matchLabels.a=b"]
     values = ("--set", "image.repository=x", "--set", "policy=rules: []", *everything)
     one, two = (objects(helm(*values, release=name).stdout) for name in ("fpga-plugin", "two"))
     assert one.keys().isdisjoint(two.keys())
@@ -573,7 +590,7 @@ def test_selectors_have_helms_own_names() -> None:
 
 
 def test_what_selects_the_pods_selects_those_of_each_configuration() -> None:
-    create = ("podMonitor.create=true", "service.create=true", "networkPolicy.create=true")
+    create = ("podMonitor.create=true", "service.create=true", SCRAPER)
     made = rendered("nodeConfigurations.named.look.observe=true", *create)
     selectors = (
         made["PodMonitor", "fpga-plugin"]["spec"]["selector"]["matchLabels"],

@@ -76,7 +76,10 @@ push it to a registry that your nodes can pull from:
 
 {{- define "fpga-plugin.needsPort" -}}
 {{- if not (include "fpga-plugin.port" .Values.settings) }}
-{{- fail "settings.FPGA_PLUGIN_HTTP_ADDRESS is empty: nothing is served that service, podMonitor or networkPolicy could lead to" }}
+{{- fail "settings.FPGA_PLUGIN_HTTP_ADDRESS is empty: nothing is served that service or podMonitor could lead to" }}
+{{- end }}
+{{- if and .Values.networkPolicy.create (not .Values.networkPolicy.from) }}
+{{- fail "networkPolicy.from is empty, so nobody reaches what service or podMonitor lead to: name who scrapes, or set networkPolicy.create=false" }}
 {{- end }}
 {{- end }}
 
