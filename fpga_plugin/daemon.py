@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from fpga_plugin.build import (
-    check_state_dir,
-    log_settings,
-    open_hardware,
-    open_policy,
-    open_workloads,
-)
+from fpga_plugin.build import check_state_dir, log_settings, open_hardware, open_policy
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
@@ -45,7 +39,6 @@ from fpga_plugin.process.ticks import tick
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
-    from fpga_plugin.workloads.file import WorkloadsFile
 
 log = structlog.get_logger()
 
@@ -106,7 +99,6 @@ class Daemon:
         self._journal: Journal | None = None
         self._events: EventSource | None = None
         self._policy: PolicyFile | None = None
-        self._workloads: WorkloadsFile | None = None
         self._plugin: Plugin | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -133,7 +125,6 @@ class Daemon:
         check_link(settings)
         check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
-        self._workloads = open_workloads(settings)
         self._status = Listeners(self.survey, self._operations)
         self._status.start()
         self.survey.phase = "waiting for another plugin on this node to end"
@@ -156,7 +147,6 @@ class Daemon:
             backend=hardware.backend,
             library=await asyncio.to_thread(open_library, settings, boot_id),
             policy=self._policy,
-            workloads=self._workloads,
             programming=self._locks.set_programming,
         )
         link = open_link(settings, self.survey.called)
@@ -206,7 +196,7 @@ class Daemon:
         if self._status is not None:
             await self._status.close()
         await self._end_tasks()
-        for watcher in (self._events, self._policy, self._workloads):
+        for watcher in (self._events, self._policy):
             if watcher is not None:
                 watcher.close()
         if self._plugin is not None:

@@ -31,8 +31,6 @@ CHARTS_OWN = {
     "FPGA_PLUGIN_CDI_DIR": "paths.cdi",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
-    "FPGA_PLUGIN_WORKLOADS": "workloads",
-    "FPGA_PLUGIN_HOST_PATHS": "paths",
     "FPGA_PLUGIN_KEYS_DIR": "keysConfigMap",
     "FPGA_PLUGIN_STATE_DIR": "paths.state",
     "FPGA_PLUGIN_BITSTREAM_DIR": "paths.bitstreams",
@@ -234,26 +232,11 @@ def values() -> dict[str, Schema]:
         "events": boolean("Post Events on pods and nodes, with the right to do so."),
         "readPods": boolean("The plugin may `get` pods, to learn what a container asks for."),
         "policy": text("Text of the policy file (docs/policy.md); empty: none."),
-        "workloads": text("Text of the workloads file (docs/workloads.md); empty: none."),
         "keysConfigMap": text("ConfigMap with the keys that sign bitstreams; empty: none."),
         "bitstreams": closed(
             "The store of bitstreams.",
             {
                 "volume": kinds("One kind of volume; none: paths.bitstreams.", volume),
-                "pull": closed(
-                    "An OCI artifact that each node pulls into paths.bitstreams.",
-                    {
-                        "reference": text("Which one, by digest or tag; empty: none."),
-                        "secret": text("Pull secret for its registry; empty: none."),
-                        "realms": each("Hosts that may see its password.", {"type": "string"}),
-                        "plainHTTP": boolean("The registry has no TLS."),
-                        "within": {
-                            "type": "integer",
-                            "minimum": 1,
-                            "description": "Seconds until the plugin starts with what is there.",
-                        },
-                    },
-                ),
             },
         ),
         "paths": closed(
@@ -337,7 +320,7 @@ def values() -> dict[str, Schema]:
             {"create": boolean("Make it."), "annotations": texts("Its annotations.")},
         ),
         "networkPolicy": closed(
-            "Who may reach metrics and page.",
+            "Who may reach metrics and page; by default nobody.",
             {
                 "create": boolean("Make it."),
                 "from": each("Peers.", kubernetes("A NetworkPolicyPeer.")),

@@ -30,10 +30,10 @@ from fpga_plugin.backoff import Backoff
 from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
+from fpga_plugin.deviceplugin.register import register
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
-from fpga_plugin.deviceplugin.ways import Way
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.telemetry.instruments import Counter
@@ -47,8 +47,6 @@ class Timing:
 
     Attributes:
         register: how long Register may take; kubelet dials us within it (its own limit is 10 s).
-        found: how long kubelet may take to find a socket in plugins_registry: its plugin manager
-            waits up to 122 s after failures.
         stream: how long after Register's answer kubelet may take to open ListAndWatch.
         steady: a life at least this long was a success, and what follows starts without delay.
         first_delay: before the second attempt; doubles with each further one.
@@ -57,7 +55,6 @@ class Timing:
     """
 
     register: float = 10.0
-    found: float = 150.0
     stream: float = 5.0
     steady: float = 5.0
     first_delay: float = 0.1
@@ -89,7 +86,6 @@ class Registration:
         calls: DevicePluginCalls,
         directory: KubeletDirectory,
         *,
-        way: Way,
         timing: Timing,
         epochs: "Epochs",
         on_call: CallObserver | None = None,
@@ -97,7 +93,6 @@ class Registration:
         self._resource = resource
         self._calls = calls
         self._directory = directory
-        self._way = way
         self._timing = timing
         self._epochs = epochs
         self._on_call = on_call
@@ -220,10 +215,12 @@ class Registration:
                     self._look = look
                     look()
                     began = asyncio.get_running_loop().time()
-                    async with self._way.announced(self._resource, endpoint.name):
-                        self._registered = True
-                        await self._streaming(endpoint, began)
-                        await endpoint.streams.lost.wait()
+                    await register(
+                        self._directory.path, self._resource, endpoint.name, self._timing.register
+                    )
+                    self._registered = True
+                    await self._streaming(endpoint, began)
+                    await endpoint.streams.lost.wait()
             raise NotRegisteredError("kubelet ended the stream of the device list")
         except TimeoutError:
             raise NotRegisteredError(outdated) from None

@@ -23,6 +23,7 @@ from grpclib.server import Stream
 from fpga_plugin.api.messages.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
+    CdiDevice,
     ContainerAllocateResponse,
     ContainerPreferredAllocationResponse,
     DeallocateRequest,
@@ -313,6 +314,7 @@ def _container_response(given: Allocation) -> ContainerAllocateResponse:
             )
             for mount in given.mounts
         ],
+        cdi_devices=[CdiDevice(name=name) for name in given.cdi_devices],
     )
 
 

@@ -24,9 +24,6 @@ KUBELET_SOCKET = "kubelet.sock"
 OWN_SOCKET = re.compile(r"fpga-plugin-[0-9]+-[0-9]+\.sock", re.ASCII)
 """Whole names of the sockets that this plugin makes, and the only ones that it removes."""
 
-LONGEST_SOCKET_NAME = "fpga-plugin-4194304-99999999.sock"
-"""No name that `listen` makes is longer: a process id of seven digits (kernel.pid_max)."""
-
 _log = structlog.get_logger()
 _numbers = itertools.count(int.from_bytes(os.urandom(3), "big"))
 

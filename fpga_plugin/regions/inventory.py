@@ -343,7 +343,7 @@ class Inventory:
             log.warning(
                 "a card that FPGA_PLUGIN_CARDS names is not there",
                 card=card,
-                hint="`fpga-plugin devices` lists those that are; it is served once it comes",
+                hint="`fpga-plugin card list` lists those that are; it is served once it comes",
             )
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(

@@ -234,7 +234,7 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert scene.afu(region) == AFU
     assert scene.ledger.is_prepared(scene.ledger.holders[A])
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
-    assert answer.cdi_id.rpartition("=")[2] in scene.file()
+    assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
     assert scene.life.read(A) == scene.server.claims[A], "to say whose a later refusal is"
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, RegistrationWay, Settings
+from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, Settings
 from fpga_plugin.process.file_rules import rules
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
@@ -93,14 +93,6 @@ def test_of_kubelets_directory_sockets_are_made_and_no_file_is_written():
     right = allowed[Settings().kubelet_dir]
     assert not right & (WRITE | Right.MAKE_REG)
     assert Right.MAKE_SOCK in right
-
-
-def test_sockets_by_which_kubelet_finds_the_plugin_are_made_only_where_it_looks_for_them():
-    where = "/k/plugins_registry"
-    assert where not in rules(Settings(kubelet_root="/k"), rebinds=False)[0]
-    settings = Settings(kubelet_root="/k", registration=RegistrationWay.PLUGIN_WATCHER)
-    allowed, _ = rules(settings, rebinds=False)
-    assert allowed[where] == allowed[settings.kubelet_dir]
 
 
 def test_neither_proc_nor_the_rest_of_sysfs_nor_any_program_is_ever_within_reach(sysfs: Path):
@@ -192,7 +184,6 @@ def test_files_that_python_imports_later_may_be_read_and_the_working_directory_m
     assert str(modules) in rules(Settings(), rebinds=False)[0]
 
 
-@pytest.mark.parametrize("setting", ["policy_file", "workloads_file"])
-def test_an_operators_files_directory_is_read_since_the_file_is_replaced(tmp_path: Path, setting):
-    settings = Settings(**{setting: str(tmp_path / "file.yaml")})
+def test_the_policys_directory_is_read_since_the_file_is_replaced(tmp_path: Path):
+    settings = Settings(policy_file=str(tmp_path / "file.yaml"))
     assert str(tmp_path) in rules(settings, rebinds=False)[0]

@@ -5,7 +5,6 @@ import errno
 import gc
 import gzip
 import hashlib
-from types import SimpleNamespace
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubles.bitstreams import HASH, aocx

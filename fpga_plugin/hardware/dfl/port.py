@@ -50,7 +50,7 @@ _PR_FAILURES = {
     ),
     errno.EINVAL: (
         "the driver refused the request: the port does not exist or the card is going away",
-        "see `fpga-plugin devices`",
+        "see `fpga-plugin card list`",
     ),
     errno.ENOENT: ("the driver of the ports is not loaded", "load the module dfl-afu"),
     errno.ENOMEM: ("the kernel had no memory for a copy of the image", "free memory on the node"),
@@ -90,7 +90,7 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
             raise CardGoneError(
                 f"{node} (region {region.id}) is not there: the card was removed, or its driver "
                 "unbound",
-                hint="see `fpga-plugin devices` and the kernel's log",
+                hint="see `fpga-plugin card list` and the kernel's log",
             ) from error
         raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
     port = DflPort(kernel, card, region, handle)

@@ -8,7 +8,6 @@ lock in the state directory keeps the two apart meanwhile.
 {{- $root := .root }}
 {{- $values := .root.Values }}
 {{- $settings := .settings }}
-{{- $watched := or (eq .mode "dra") (eq (.settings.FPGA_PLUGIN_REGISTRATION | default "") "plugin-watcher") }}
 {{- $port := include "fpga-plugin.port" .settings }}
 {{- $component := empty .configuration | ternary "plugin" (printf "plugin-%s" .configuration) }}
 {{- $label := $values.nodeConfigurations.label }}
@@ -74,59 +73,6 @@ spec:
       nodeSelector: {{- toYaml $values.nodeSelector | nindent 8 }}
       affinity: {{- toYaml $affinity | nindent 8 }}
       tolerations: {{- toYaml $values.tolerations | nindent 8 }}
-      {{- $observe := .observe }}
-      {{- with $values.bitstreams.pull }}
-      {{- if and .reference (not $observe) }}
-      {{- if $values.bitstreams.volume }}{{ fail "bitstreams.pull fills the directory paths.bitstreams: leave bitstreams.volume empty" }}{{ end }}
-      initContainers:
-      - name: pull
-        image: {{ include "fpga-plugin.image" $root | quote }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
-        # Whoever has a device has to get rid of it some day: the plugin starts in any case.
-        args:
-        - bitstream
-        - pull
-        - --or-keep
-        - --within={{ .within }}
-        {{- if .plainHTTP }}
-        - --plain-http
-        {{- end }}
-        {{- range .realms }}
-        - --realm={{ . }}
-        {{- end }}
-        {{- if .secret }}
-        - --auth=/etc/fpga-plugin/registry/.dockerconfigjson
-        {{- end }}
-        - {{ .reference | quote }}
-        env:
-        {{- if $values.keysConfigMap }}
-        - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
-        {{- end }}
-        {{- with $settings.FPGA_PLUGIN_TRUST }}
-        - {name: FPGA_PLUGIN_TRUST, value: {{ . | quote }}}
-        {{- end }}
-        resources: {{- toYaml $values.resources | nindent 10 }}
-        securityContext:
-          runAsUser: 0       # as the store's owner
-          runAsGroup: 0
-          readOnlyRootFilesystem: true
-          allowPrivilegeEscalation: false
-          capabilities: {drop: [ALL]}
-          seccompProfile: {type: RuntimeDefault}
-          {{- with $values.seLinuxOptions }}
-          seLinuxOptions: {{- toYaml . | nindent 12 }}
-          {{- end }}
-        volumeMounts:
-        - {name: bitstreams, mountPath: /srv/intel.com/fpga}
-        - {name: state, mountPath: /var/lib/fpga-plugin, readOnly: true} # which manifests the node has seen
-        {{- if $values.keysConfigMap }}
-        - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
-        {{- end }}
-        {{- if .secret }}
-        - {name: registry, mountPath: /etc/fpga-plugin/registry, readOnly: true}
-        {{- end }}
-      {{- end }}
-      {{- end }}
       containers:
       - name: fpga-plugin
         image: {{ include "fpga-plugin.image" $root | quote }}
@@ -143,7 +89,7 @@ spec:
         {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_MODE, value: dra}
         {{- end }}
-        {{- if $watched }}
+        {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_KUBELET_ROOT, value: {{ $values.paths.kubelet }}}
         {{- end }}
         {{- if $values.events }}
@@ -151,12 +97,6 @@ spec:
         {{- end }}
         {{- if $values.policy }}
         - {name: FPGA_PLUGIN_POLICY_FILE, value: /etc/fpga-plugin/policy/policy.yaml}
-        {{- end }}
-        {{- if $values.workloads }}
-        - {name: FPGA_PLUGIN_WORKLOADS, value: /etc/fpga-plugin/workloads/workloads.yaml}
-        # A hostPath there is the node's path, and the settings above say the pod's.
-        - name: FPGA_PLUGIN_HOST_PATHS
-          value: {{ printf "%s,%s,%s:ro" $values.paths.kubelet $values.paths.state $values.paths.bitstreams | quote }}
         {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
@@ -204,14 +144,11 @@ spec:
         - {name: plugins, mountPath: {{ $values.paths.kubelet }}/plugins{{ if .observe }}, readOnly: true{{ end }}}
         - {name: cdi, mountPath: /var/run/cdi{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
-        {{- if $watched }}
+        {{- if eq .mode "dra" }}
         - {name: plugins-registry, mountPath: {{ $values.paths.kubelet }}/plugins_registry{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
         {{- if $values.policy }}
         - {name: policy, mountPath: /etc/fpga-plugin/policy, readOnly: true}
-        {{- end }}
-        {{- if $values.workloads }}
-        - {name: workloads, mountPath: /etc/fpga-plugin/workloads, readOnly: true}
         {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
@@ -246,7 +183,7 @@ spec:
       - name: cdi
         hostPath: {path: {{ $values.paths.cdi }}, type: DirectoryOrCreate}
       {{- end }}
-      {{- if $watched }}
+      {{- if eq .mode "dra" }}
       - name: plugins-registry
         hostPath: {path: {{ $values.paths.kubelet }}/plugins_registry, type: DirectoryOrCreate}
       {{- end }}
@@ -256,17 +193,9 @@ spec:
       - name: policy
         projected: {sources: [{configMap: {name: {{ include "fpga-plugin.name" $root }}-policy}}]}
       {{- end }}
-      {{- if $values.workloads }}
-      - name: workloads
-        projected: {sources: [{configMap: {name: {{ include "fpga-plugin.name" $root }}-workloads}}]}
-      {{- end }}
       {{- with $values.keysConfigMap }}
       - name: keys
         projected: {sources: [{configMap: {name: {{ . }}}}]}
-      {{- end }}
-      {{- if and $values.bitstreams.pull.reference $values.bitstreams.pull.secret (not .observe) }}
-      - name: registry
-        secret: {secretName: {{ $values.bitstreams.pull.secret }}, defaultMode: 0400}
       {{- end }}
       {{- with $values.extraVolumes }}
       {{- toYaml . | nindent 6 }}

@@ -1,4 +1,4 @@
-"""`fpga-plugin card check`: what would be done, as text to send back; nothing is touched."""
+"""`fpga-plugin card show`: what would be done, as text to send back; nothing is touched."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from daemon_support import AFU, CARD, ID, LIMIT, P0, REGIONS, ROOT, Node, reques
 def check(node: Node, *options: str) -> str:
     others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
     return subprocess.run(
-        [sys.executable, "-m", "fpga_plugin", "card", "check", *options],
+        [sys.executable, "-m", "fpga_plugin", "card", "show", "--assumptions", *options],
         env=others | dict(node.settings),
         capture_output=True,
         text=True,
@@ -45,6 +45,24 @@ def test_beside_a_plugin_it_says_what_is_in_use_and_changes_nothing():
         assert found["settings"]["FPGA_PLUGIN_UNTRANSLATED_DMA"] == "refuse"
         assert node.state() == before
         assert not node.plugin.logged("card found", calls)
+
+
+def test_without_being_asked_it_lists_no_assumptions_and_names_no_plugin():
+    with Node("2x1") as node:
+        others = {k: v for k, v in os.environ.items() if not k.startswith("FPGA_PLUGIN_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "fpga_plugin", "card", "show", CARD, "--json"],
+            env=others | dict(node.settings),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        assert [card["card"] for card in found["cards"]] == [CARD]
+        assert found["cards"][0]["assumptions"] == []
+        assert found["cards"][0]["functions"][0]["role"] == "card"
+        assert found["now"] is None
 
 
 def test_a_card_that_the_settings_leave_out_would_be_left_alone():

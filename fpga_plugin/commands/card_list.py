@@ -1,8 +1,13 @@
-"""`fpga-plugin devices`: prints what is on this node (`operator/node.py`)."""
+"""`fpga-plugin card list`, once `devices`: prints what is on this node (`operator/node.py`)."""
 
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
 from typing import TypedDict
 
 from fpga_plugin.build import exposure
+from fpga_plugin.columns import columns
 from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import FUNCTIONS_HINT
@@ -39,6 +44,17 @@ class Listing(TypedDict):
 
     cards: list[CardRow]
     problems: list[dict[str, str]]
+
+
+def run_list(args: argparse.Namespace, settings: Settings) -> int:
+    """Print it.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    listing = list_devices(settings)
+    print(json.dumps(listing, indent=2) if args.json else table(listing))
+    return 0
 
 
 def list_devices(settings: Settings) -> Listing:
@@ -116,11 +132,7 @@ def table(listing: Listing) -> str:
             )
             for r in card["regions"]
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines += [
-            "  " + "  ".join([*(row[i].ljust(widths[i]) for i in range(5)), row[5]]).rstrip()
-            for row in rows
-        ]
+        lines += [f"  {line}" for line in columns(rows)]
     lines += [
         f"card {problem['card']}  skipped: {problem['error']}\n  {problem['hint']}".rstrip()
         for problem in listing["problems"]

@@ -1,8 +1,9 @@
-"""`fpga-plugin card check`: what the plugin would do with each card, and what it takes for granted.
+"""`fpga-plugin card show`: a card's functions, what would be done with it, what is assumed of it.
 
-For owners of cards that nobody has tried, as text to send back. It reads what anybody may read:
-sysfs, the store, the journal and kubelet's checkpoint. It opens no device node, writes nothing, and
-needs no running plugin; what a pod is called is not in it.
+It reads what anybody may read: sysfs, the store, the journal and kubelet's checkpoint. It opens no
+device node, writes nothing, and needs no running plugin. Of one card it asks the plugin that runs
+here, too, what the hardware says now. Without CARD nothing names a pod: that text may be sent to
+others, by owners of cards that nobody has tried.
 """
 # ruff: noqa: T201  # a command prints
 
@@ -10,19 +11,22 @@ import argparse
 import json
 import os
 import textwrap
+import time
 from typing import TypedDict
 
 from fpga_plugin import __version__
 from fpga_plugin.build import exposure, open_hardware
 from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings, defaults
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Verdict
 from fpga_plugin.ids import CardId, functions_variable, with_name
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.names import FUNCTIONS_HINT
-from fpga_plugin.operator.node import Node, NodeCard, look, resources
-from fpga_plugin.operator.table import printable
+from fpga_plugin.operator.client import NoDaemonError, ask
+from fpga_plugin.operator.node import Node, NodeCard, function_view, look, resources
+from fpga_plugin.operator.schema import FunctionView, InspectionView
+from fpga_plugin.operator.table import functions_table, inspection_table, printable
 
 _WIDTH = 100
 _DECIDE = (
@@ -60,11 +64,12 @@ class Held(TypedDict):
     error: str
 
 
-class CardCheck(TypedDict):
+class CardShown(TypedDict):
     """One card; `problem` is why it is not served, empty where it is.
 
     `interface_id` is empty where the card shows none; `interface_alias` is what the store's
-    manifest calls it, and may be empty. `holds` is what is on its regions.
+    manifest calls it, and may be empty. `holds` is what is on its regions. `assumptions` is empty
+    unless they were asked for.
     """
 
     card: str
@@ -73,51 +78,96 @@ class CardCheck(TypedDict):
     interface_alias: str
     holds: list[Held]
     problem: str
+    functions: list[FunctionView]
     would: list[str]
     assumptions: list[AssumptionView]
 
 
-class Check(TypedDict):
-    """Everything; `settings` are those that decide what would be done."""
+class Shown(TypedDict):
+    """Everything; `settings` are those that decide what would be done.
+
+    `now` is what the plugin that runs here says of the card that was named; null without one.
+    """
 
     version: str
     kernel: str
     machine: str
     settings: dict[str, str]
-    cards: list[CardCheck]
+    cards: list[CardShown]
+    now: InspectionView | None
 
 
-def run_check(args: argparse.Namespace, settings: Settings) -> int:
+def run_show(args: argparse.Namespace, settings: Settings) -> int:
     """Print it.
 
     Raises:
-        FpgaPluginError: the hardware cannot be looked at.
+        FpgaPluginError: the hardware cannot be looked at, or there is no such card.
     """
-    found = check(settings)
-    print(json.dumps(found, indent=2) if args.json else report(found))
+    found = show(settings, args.card, assumptions=args.assumptions)
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    print(report(found))
+    if found["now"] is not None:
+        print(f"\n{inspection_table(found['now'], now=time.time())}")
+    elif args.card:
+        print("\nno plugin runs here that could say more")
     return 0
 
 
-def check(settings: Settings) -> Check:
+def show(settings: Settings, card: str | None, *, assumptions: bool) -> Shown:
     """Look at the node.
 
+    Args:
+        settings: the plugin's.
+        card: only this one, by its id, and what a running plugin says of it.
+        assumptions: what the plugin takes for granted about it, too.
+
     Raises:
-        FpgaPluginError: the hardware cannot be looked at.
+        FpgaPluginError: the hardware cannot be looked at, or there is no such card.
     """
     backend = open_hardware(settings, owner=False).backend
     node = look(settings)
     system = os.uname()
     texts = defaults(settings) | dict(settings.given)
+    cards = [
+        *(_served(settings, backend, node, seen) for seen in node.cards),
+        *(_skipped(problem) for problem in node.problems),
+    ]
+    if card is not None:
+        cards = [one for one in cards if one["card"] == card]
+        if not cards:
+            raise UnknownDeviceError(
+                f"no card {quote(card)} on this node", hint="`fpga-plugin card list` lists them"
+            )
+    for one in cards:
+        one["functions"] = _pci_functions(backend, CardId(one["card"]))
+        one["assumptions"] = _assumptions(backend, CardId(one["card"])) if assumptions else []
     return {
         "version": __version__,
         "kernel": f"{system.sysname} {system.release}",
         "machine": system.machine,
         "settings": {name: texts[name] for name in _DECIDE},
-        "cards": [
-            *(_served(settings, backend, node, seen) for seen in node.cards),
-            *(_skipped(backend, problem) for problem in node.problems),
-        ],
+        "cards": cards,
+        "now": None if card is None else _now(settings, card),
     }
+
+
+def _now(settings: Settings, card: str) -> InspectionView | None:
+    try:
+        found: InspectionView = ask(
+            settings.state_dir, "POST", "/card", {"operation": "inspect", "card": card}
+        )
+    except (NoDaemonError, RefusedError):  # none runs, or it does not serve this card
+        return None
+    return found
+
+
+def _pci_functions(backend: Backend, card: CardId) -> list[FunctionView]:
+    try:
+        return [function_view(one) for one in backend.functions(card)]
+    except FpgaPluginError:  # the card went, or is of a kind that lists none
+        return []
 
 
 def _assumptions(backend: Backend, card: CardId) -> list[AssumptionView]:
@@ -127,7 +177,7 @@ def _assumptions(backend: Backend, card: CardId) -> list[AssumptionView]:
     ]
 
 
-def _skipped(backend: Backend, problem: CardProblem) -> CardCheck:
+def _skipped(problem: CardProblem) -> CardShown:
     card = problem.address.card_id
     return {
         "card": card,
@@ -136,12 +186,13 @@ def _skipped(backend: Backend, problem: CardProblem) -> CardCheck:
         "interface_alias": "",
         "holds": [],
         "problem": ": ".join(filter(None, (problem.message, problem.hint))),
+        "functions": [],
         "would": ["leave it alone"],
-        "assumptions": _assumptions(backend, card),
+        "assumptions": [],
     }
 
 
-def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) -> CardCheck:
+def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) -> CardShown:
     card = seen.card
     problem = ""
     if not seen.selected:
@@ -165,8 +216,9 @@ def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) ->
             for each in seen.regions
         ],
         "problem": problem,
+        "functions": [],
         "would": ["leave it alone"] if problem else _would(settings, backend, seen),
-        "assumptions": _assumptions(backend, card.id),
+        "assumptions": [],
     }
 
 
@@ -214,10 +266,10 @@ def _functions(backend: Backend, card: Card) -> list[str]:
     return [f"bind to vfio-pci, and unbind when nobody has it: {', '.join(unbound)}"]
 
 
-def report(found: Check) -> str:
+def report(found: Shown) -> str:
     """As text to send back."""
     lines = [
-        f"fpga-plugin {found['version']}, card check; {found['kernel']}, {found['machine']}",
+        f"fpga-plugin {found['version']}, card show; {found['kernel']}, {found['machine']}",
         "Nothing was opened, written or programmed.",
         *(f"  {name}={value}" for name, value in found["settings"].items()),
     ]
@@ -235,10 +287,13 @@ def report(found: Check) -> str:
             lines.append(f"  {held['region']}: {shown if held['afu_id'] else held['error']}")
         if card["problem"]:
             lines += _item("!", f"not served: {card['problem']}")
+        if card["functions"]:
+            lines += [f"  {line}" for line in functions_table(card).splitlines()]
         lines.append("  it would")
         for one in card["would"]:
             lines += _item("*", one)
-        lines.append("  it assumes (+ holds, - does not hold, ? is taken on trust)")
+        if card["assumptions"]:
+            lines.append("  it assumes (+ holds, - does not hold, ? is taken on trust)")
         for assumed in card["assumptions"]:
             mark = _MARKS[Verdict(assumed["verdict"])]
             lines += _item(mark, f"{assumed['says']}: {assumed['seen']}")
