@@ -174,6 +174,7 @@ class ClaimScene(Scene):
             tuple(Allocated(request, request, DeviceId(one)) for one in devices),
             config,
             frozenset(map(PodUid, pods)),
+            reserved=bool(pods),
         )
         return claim
 
