@@ -52,6 +52,8 @@ from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.pods.cgroup import Cgroup, PodPresence
+from fpga_plugin.pods.checkpoint import Checkpoint as KubeletsCheckpoint
+from fpga_plugin.pods.checkpoint import CheckpointEntry
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
@@ -437,6 +439,18 @@ class Checkpoint(PodDirectory):
     def __init__(self, pods: list[Pod]) -> None:
         super().__init__(kubelet_dir="/nowhere", prefix=PREFIX)
         self._pods = pods
+
+    async def checkpoint(self) -> KubeletsCheckpoint:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> KubeletsCheckpoint:
+        return KubeletsCheckpoint(
+            tuple(
+                CheckpointEntry(pod.uid, "main", pod.resource, frozenset(pod.devices))
+                for pod in self._pods
+                if pod.active and pod.devices
+            )
+        )
 
     async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
         return await asyncio.to_thread(self._identify, resource, devices)

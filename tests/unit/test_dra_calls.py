@@ -504,7 +504,8 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
         async def other_changes() -> None:
             while True:
                 for pod in (OTHER_POD, POD):
-                    door.ledger.users(ClaimUid(uid(1)), [pod])
+                    door.ledger.join(ClaimUid(uid(1)), [pod])
+                    door.ledger.part(ClaimUid(uid(1)), [])
                     await asyncio.sleep(0.01)
 
         async with door.health() as health:
