@@ -90,7 +90,7 @@ typedef Claim {
   unsigned owner : 2; unsigned due : 3; unsigned absent : 2
 };
 typedef Region {
-  unsigned cond : 2; unsigned former : 3; bit left; bit emptied; /* what the ledger knows */
+  unsigned cond : 2; unsigned former : 3; bit left; bit used;  /* what the ledger knows */
   unsigned image : 2; unsigned data : 3; unsigned att : 3; bit held  /* what is */
 };
 typedef Prep { unsigned st : 2; unsigned owner : 2; bit known; bit ok; bit same };
@@ -107,6 +107,7 @@ Work work[CARDS];
 bit debt[CARDS];
 byte memory[CARDS];
 bit synced, ungated;
+bit unread;  /* kubelet's records, since the plugin's process began (Ledger.unreconciled) */
 #ifndef EXTENDED
 bit amnesia;  /* kubelet's List may lack what its pods have, since it restarted */
 #endif
@@ -177,11 +178,6 @@ inline always()
 #define COUNTABLE(d) (!claim[d].exposed && !claim[d].uncounted)
 #define STOPPED(d)   (claim[d].touched && COUNTABLE(d) && claim[d].due == 0)
 #define CLAIM_OF(r)  (claim[r].has -> (r) : WHOLE(r))  /* where one has */
-#ifdef BUG_COUNTS
-#define EMPTIED(r)   true
-#else
-#define EMPTIED(r)   region[r].emptied
-#endif
 #define OWNED(r)     (claim[r].has || claim[WHOLE(r)].has)
 #define IS_DUE(r)    (region[r].cond == DIRTY && (!OWNED(r) || !USED(CLAIM_OF(r)) || STOPPED(CLAIM_OF(r))))
 
@@ -192,30 +188,29 @@ inline set_cond(r, c)
   prep[WHOLE(r)].same = 0
 }
 
-/* The end of a claim (Claims._release); the claim may be made anew. */
+/* The end of a claim (Claims._release); the claim may be made anew. Who never used it leaves nothing. */
 inline release(d)
 {
   quiet = STOPPED(d);
-  used = USED(d);
-  add = ((claim[d].touched || used) && claim[d].owner -> BIT(claim[d].owner) : 0);
   if
   :: !COUNTABLE(d) && claim[d].due == 0 -> claim[d].due = 1
   :: else
   fi;
   for (k : FIRST(d) .. LAST(d)) {
     /* Balanced PostStops may be others': of a used region only a scrub since then shows the end */
-    ok = quiet && EMPTIED(k);
+    used = region[k].used;
+#ifdef BUG_COUNTS
+    used = used && !quiet;
+#endif
+    add = (used && claim[d].owner -> BIT(claim[d].owner) : 0);
     if
-    :: region[k].cond != SCRUBBING && !((ok || !used) && region[k].cond == BLANK) ->
-      set_cond(k, DIRTY)
+    :: region[k].cond != SCRUBBING && (used || region[k].cond != BLANK) -> set_cond(k, DIRTY)
     :: else
     fi;
 #ifndef BUG_FORMER
     if
-    :: !((ok || (quiet && !used)) && region[k].cond == BLANK) && (region[k].former | add) != region[k].former ->
+    :: (region[k].former | add) != region[k].former ->
       region[k].former = region[k].former | add;
-      prep[k].same = 0;
-      prep[WHOLE(k)].same = 0;
       if
       :: region[k].cond == SCRUBBING -> region[k].left = 1
       :: else
@@ -223,7 +218,7 @@ inline release(d)
     :: else
     fi;
 #endif
-    region[k].emptied = 0
+    region[k].used = 0
   }
   claim[d].has = 0; claim[d].touched = 0; claim[d].started = 0; claim[d].exposed = 0;
   claim[d].uncounted = 0;
@@ -339,6 +334,10 @@ inline may_clear(c, mine)
     :: else
     fi
   }
+  if
+  :: unread -> ok = 0
+  :: else
+  fi;
 #ifdef BUG_NEIGHBOUR
   ok = 1
 #endif
@@ -461,7 +460,13 @@ inline bring_next(c)
 inline clean(r)
 {
   if
-  :: region[r].cond == SCRUBBING && !region[r].left -> region[r].former = 0; set_cond(r, BLANK)
+  :: region[r].cond == SCRUBBING && !region[r].left ->
+    region[r].former = 0;
+    set_cond(r, BLANK);
+    if  /* nobody has begun on it since, but who began without a PreStart may */
+    :: OWNED(r) && !claim[CLAIM_OF(r)].exposed -> region[r].used = 0
+    :: else
+    fi
   :: else -> work[r / 2].failed = 1
   fi
 }
@@ -476,6 +481,7 @@ inline after_wipes(c)
     work[c].r = 0;
     if
     :: ok -> work[c].pc = CLEAR
+    :: !ok && work[c].dev >= NR -> give_up(c)  /* a card is not handed over with its debt */
     :: else -> work[c].todo = SET_OF(work[c].dev); work[c].done = 0; bring_next(c)
     fi
   fi
@@ -541,7 +547,7 @@ inline prepare_goes_on(c)
         may_clear(c, SET_OF(was));
         if
         :: ok -> work[c].pc = CLEAR
-        :: else -> work[c].todo = SET_OF(was); bring_next(c)
+        :: else -> give_up(c)
         fi
       :: else -> work[c].todo = SET_OF(was); bring_next(c)
       fi
@@ -722,11 +728,7 @@ inline scrub_goes_on(c)
         region[j].held = 0;
         if
         :: (work[c].done & (1 << j)) && !work[c].failed && region[j].cond == SCRUBBING ->
-          clean(j);
-          if  /* Claims.emptied */
-          :: !work[c].failed && OWNED(j) && USED(CLAIM_OF(j)) -> region[j].emptied = 1
-          :: else
-          fi
+          clean(j)
         :: else
         fi;
         if  /* after one that was disturbed the others are not believed either */
@@ -749,6 +751,7 @@ inline scrub_goes_on(c)
 inline allocate(p, d)
 {
   if
+  :: unread -> pod[p].phase = ENDED
 #ifndef BUG_MODE
   :: d < NR && claim[WHOLE(d)].has -> pod[p].phase = ENDED
   :: d >= NR && (claim[FIRST(d)].has || claim[LAST(d)].has) -> pod[p].phase = ENDED
@@ -836,7 +839,7 @@ inline hand_over(p, arrives)
       assert(was < NR || (memory[k / 2] & (7 - BIT(p))) == 0)
     }
     claim[was].started = 1;
-    for (k : FIRST(was) .. LAST(was)) { region[k].emptied = 0 }
+    for (k : FIRST(was) .. LAST(was)) { region[k].used = 1 }
     drop(was);
     pod[p].call = 0;
     pod[p].lease = 0;
@@ -847,7 +850,7 @@ inline hand_over(p, arrives)
     if
     :: ok ->
       claim[was].started = 1;
-      for (k : FIRST(was) .. LAST(was)) { region[k].emptied = 0 }
+      for (k : FIRST(was) .. LAST(was)) { region[k].used = 1 }
     :: else
     fi;
     drop(was);
@@ -861,7 +864,6 @@ inline crash()
   for (k : 0 .. NR - 1) {
     region[k].held = 0;
     region[k].left = 0;
-    region[k].emptied = 0;
     if
     :: region[k].cond == SCRUBBING -> region[k].cond = DIRTY
     :: region[k].cond == PROGRAMMED && !OWNED(k) -> region[k].cond = DIRTY
@@ -880,7 +882,8 @@ inline crash()
     :: else
     fi
   }
-  synced = 0
+  synced = 0;
+  unread = 1
 }
 
 /* What a thread was about to do is done, and nobody hears of it. */
@@ -911,7 +914,9 @@ inline kubelet_restarts()
 {
   for (k : 0 .. ND - 1) {
     if
-    :: claim[k].has -> claim[k].exposed = 1
+    :: claim[k].has ->
+      claim[k].exposed = 1;
+      for (j : FIRST(k) .. LAST(k)) { region[j].used = 1 }
     :: else -> claim[k].due = 0
     fi;
     claim[k].absent = 0;
@@ -1000,7 +1005,11 @@ inline poststop(p)
 #define POD(p) \
   :: d_step { pod[p].phase == ADMITTED && !ungated && !claim[pod[p].dev].touched \
               && !claim[pod[p].dev].exposed && claim[pod[p].dev].owner != 0 -> \
-     claim[pod[p].dev].owner = 0; claim[pod[p].dev].absent = 0; TOLD(admit_again, p, 0) } \
+     if \
+     :: unread -> pod[p].phase = ENDED; forget(p) \
+     :: else -> claim[pod[p].dev].owner = 0; claim[pod[p].dev].absent = 0 \
+     fi; \
+     TOLD(admit_again, p, 0) } \
   :: d_step { ACTIVE(p) && !pod[p].runs && !pod[p].call && !ungated && pod[p].calls < CALLS -> \
      pod[p].phase = CALLED; pod[p].calls++; pod[p].call = IDENTIFY; pod[p].lease = 1; \
      claim[pod[p].dev].touched = 1; claim[pod[p].dev].absent = 0; \
@@ -1174,7 +1183,7 @@ init {
 #ifndef EXTENDED
   :: d_step { amnesia -> amnesia = 0; TOLD(readmitted, 0, 0) }
 #endif
-  :: d_step { !synced && !ungated -> synced = 1; learn_owners(); TOLD(kubelet_answers, 0, 0) }
+  :: d_step { !synced && !ungated -> synced = 1; unread = 0; learn_owners(); TOLD(kubelet_answers, 0, 0) }
   :: timeout ->
     /* 9: whatever happened, what is left in the end is clean */
     d_step {

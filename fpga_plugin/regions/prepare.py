@@ -312,6 +312,12 @@ class Preparer:
             self.check(plan)
             scrubbed = {r.id: reports[r.id] for r in (dirty or regions)}
             await operations.clear_memory(card, {**scrubbed, **_rest(reports, scrubbed)})
+        if whole and card.clears_memory and card.id in ledger.debts:
+            raise NotFinishedError(
+                f"the memory of card {card.id} is not cleared: who else may be on it is not known",
+                hint="kubelet's next try clears it; the plugin's log says what keeps it from"
+                " reading kubelet's records",
+            )
         for region in regions:
             self.check(plan)  # before each step that begins work for this owner
             await self._bring(

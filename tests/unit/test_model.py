@@ -143,8 +143,7 @@ class Replay:
         self.journal = MemoryJournal()
         self.epoch = 1
         self.begin()
-        self.plugin.call(lambda: self.plugin.ledger.reconciled([self.card]))
-        self.plugin.call(self.plugin.queue.sync)
+        self.plugin.kubelet_answers()
         self.plugin.work()
 
     # ------------------------------------------------------------ the plugin's process
@@ -239,7 +238,10 @@ class Replay:
 
     def step_admit_again(self, number: int, _: int) -> None:
         pod = self.pods[number]
-        self.plugin.call(lambda: self.plugin.claims.allocate(pod.resource, pod.devices))
+        try:
+            self.plugin.call(lambda: self.plugin.claims.allocate(pod.resource, pod.devices))
+        except RefusedError:
+            pod.active = False
 
     def step_prestart(self, number: int, _: int) -> None:
         pod = self.pods[number]
@@ -341,7 +343,7 @@ class Replay:
 
     def step_kubelet_answers(self, _x: int, _y: int) -> None:
         self.plugin.call(self.learn_owners)
-        self.plugin.call(self.plugin.queue.sync)
+        self.plugin.kubelet_answers()
 
     # ------------------------------------------------------------ states
 

@@ -13,9 +13,10 @@ from unittest import mock
 import pytest
 from doubles.cards import BLANK, OTHER_INTERFACE, PREFIX, REGIONS, TOO_HOT, WHOLE
 from ledger_scene import Scene, scenes
-from ledger_world import AFUS, FACTORY, Checkpoint, Hand, env_for
+from ledger_world import AFUS, FACTORY, Checkpoint, Hand, Plugin, env_for
 
 from fpga_plugin.claims import prestart
+from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
@@ -98,6 +99,27 @@ def test_memory_is_not_called_clear_for_a_card_that_came_while_it_was_cleared(be
     pod = scene.admit(board.card.id)
     scene.refused(scene.prestart(pod, AFU, AFU), CardGoneError, "was removed while")
     assert board.card.id in scene.ledger.debts
+    scene.start(pod, AFU, AFU)
+    assert not board.memory
+
+
+def test_a_card_is_not_handed_over_with_its_memory_before_it_is_known_who_is_on_it(begin):
+    scene = begin(memory=True)
+    scene.hold_releases()
+    board = next(iter(scene.rack.boards.values()))
+    scene.start(scene.admit(board.card.id), AFU, AFU)
+    board.memory.add("what the tenant left")
+    pod = scene.admit(board.card.id)
+    scene.plugin.end()  # a new life of the process, which has not read kubelet's records
+    scene.plugin = Plugin(
+        scene.rack, scene.pods, scene.images, scene.journal, scrub=ScrubPolicy.REQUIRED
+    )
+    scene.ledger = scene.plugin.ledger
+    scene.plugin.begin(scene.plugin.hardware.scan())
+    scene.plugin.work()
+    scene.refused(scene.prestart(pod, AFU, AFU), NotFinishedError, "is not cleared")
+    assert board.memory, "nobody knows who else is on the card"
+    scene.ledger.reconciled([board.card.id])
     scene.start(pod, AFU, AFU)
     assert not board.memory
 
