@@ -93,8 +93,10 @@ class Node:
     policy: "PolicyFile | None" = None
 
 
-def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
-    """What the journal knew, in this boot.
+def open_ledger(
+    settings: Settings, journal: Journal, boot_id: str, claims_unknown: str = ""
+) -> Ledger:
+    """What the journal knew, in this boot; `claims_unknown`: as `lost_claims` says.
 
     Raises:
         JournalError: what this boot makes of it cannot be written down.
@@ -108,11 +110,11 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
-        claims_unknown=_lost_claims(settings, journal),
+        claims_unknown=claims_unknown,
     )
 
 
-def _lost_claims(settings: Settings, journal: Journal) -> str:
+def lost_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last = journal.marker.last
     if settings.mode is Mode.DRA or not journal.doubt or last is None or last.api != Mode.DRA.value:

@@ -161,9 +161,10 @@ class ClaimReconciler:
         self.problem = ""
         if not self._queue.synced:
             log.info("kubelet's record of claims read", claims=len(record))
-            # Not before: of a claim that the journal lost the file is still needed.
+            # Not before: of a claim that the journal lost the file is still needed, unless nobody
+            # of whom kubelet knows can have it.
             known = {uid for uid, one in self._ledger.holders.items() if not one.ended}
-            await asyncio.to_thread(self._files.keep, known | record.keys())
+            await asyncio.to_thread(self._files.keep, known | (record.keys() - gone))
             self._queue.sync()
         await self._part(record, calls)
         await self._look_for_lost(before, record)
@@ -182,6 +183,8 @@ class ClaimReconciler:
             for uid, one in record.items():
                 if self._life.calls[uid] == calls[uid]:
                     self._ledger.part(uid, one.pods)
+                else:  # kubelet writes its record just before it calls: it is read once more
+                    self._wake.set()
                 self._parting |= await self._record.end_gone(uid)
         except FpgaPluginError as error:
             self._parting = True

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import A, B, ClaimScene, ref
+from test_claim_life import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import AllocatedElsewhereError
@@ -194,10 +194,15 @@ def test_a_claim_is_not_adopted_if_all_its_pods_are_known_to_be_gone(
     """It ended while another plugin served, or before the journal was lost. Nobody would end it
     again; where a pod's cgroup cannot be seen, nobody knows."""
     gone = {"pod-1": PodPresence.GONE, "pod-2": PodPresence.GONE if knows else PodPresence.UNKNOWN}
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.forgotten()
+    scene.restart()
     monkeypatch.setattr(scene.operations.cgroups, "state", gone.__getitem__)
     scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-2")
     assert scene.look()
     assert bool(scene.ledger.holders) is not knows
+    assert bool(scene.file(A)) is not knows, "no container starts with what is given to others"
 
 
 def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
@@ -219,6 +224,26 @@ def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
     assert {one.pod for one in scene.ledger.tenancies_of_holder(A)} == {"pod-5"}
     kept = [one for one in scene.journal.snapshot.tenancies.values() if one is not None]
     assert {one.pod for one in kept} == {"pod-5"}
+
+
+def test_a_record_that_was_read_around_a_call_is_read_once_more(scene: RecordScene) -> None:
+    """Kubelet writes it just before it calls. Read before the call it does not show for which pods
+    the call is; if it were not read again, the call's pod would wait for pods that are gone."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.write({A: (name(region),)}, "pod-2")
+    scene.reconciler._wake.clear()
+    look = scene.plugin.begin(scene.reconciler._round())
+    scene.allocated(A, region, pods=("pod-2",), wants=OTHER)
+    task = scene.prepare()
+    scene.plugin.work()
+    assert look.result()
+    assert not task.done()
+    assert "pod-1" in scene.ledger.pods_of([DeviceId(region)])
+    assert scene.reconciler._wake.is_set()
+    assert scene.look()
+    assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-2"}
 
 
 def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
@@ -396,7 +421,9 @@ def test_the_end_of_a_claim_that_nobody_knows_is_answered_once_the_record_was_re
     assert scene.ledger.cards
     task = scene.unprepare(B)
     scene.plugin.work()
-    assert isinstance(task.exception(), NotFinishedError), "the journal may have been put back"
+    assert isinstance(task.exception(), NotFinishedError), (
+        "the journal may be one that was put back"
+    )
     scene.write({})
     assert scene.look()
     task = scene.unprepare(B)

@@ -22,8 +22,9 @@ from ledger_support import (
 from test_holders import LATER, POD, A, holder, prepare
 
 from fpga_plugin.ids import PodUid
+from fpga_plugin.ledger.doubt import doubted
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Change, Condition, Tenancy, TenancyKey
+from fpga_plugin.ledger.records import Condition, Tenancy, TenancyKey
 from fpga_plugin.pods.cgroup import Cgroup
 
 CARD, OTHER = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
@@ -283,6 +284,7 @@ def test_a_tenancy_whose_allocation_a_damaged_journal_lost_is_left(boot_id: str)
     ledger.allocate(REGIONS, [P0])
     ledger.bind_pod([P0], POD)
     del journal.snapshot.claims[P0]
+    journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     again = reopened(journal, CARD, boot_id=boot_id)
     left = [(one.pod, one.used, one.left) for one in again.tenancies.values()]
     assert left == ([(POD, True, True)] if boot_id == "boot" else [])
@@ -295,12 +297,13 @@ def test_a_tenancy_that_a_damaged_journal_lost_is_made_again_as_used() -> None:
     before = only(ledger)
     assert isinstance(journal, MemoryJournal)
     journal.snapshot.tenancies.clear()
+    journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     assert only(reopened(journal, CARD)) == replace(before, used=True)
 
 
 def test_of_a_claim_with_which_somebody_may_have_started_unseen_each_tenancy_is_used() -> None:
     """As a damaged journal says of all of them."""
     ledger, journal = make_ledger(CARD)
-    (claim,) = ledger.allocate(REGIONS, [P0])
-    journal.write(Change(claims={P0: replace(claim, exposed=True)}))
+    ledger.allocate(REGIONS, [P0])
+    journal.snapshot = doubted(journal.snapshot, "rows of it are lost")
     assert only(reopened(journal, CARD)).used
