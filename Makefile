@@ -112,7 +112,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	  $(PYTHON) -m pytest tests/dra/test_chart_pod.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
 
 .PHONY: test-deploy
-test-deploy: ## chart and kustomization by the real helm and kustomize; a real registry (takes Go)
+test-deploy: ## chart and kustomization by the real helm and kustomize (takes Go)
 	@bash .ci/setup dev
 	@bash tests/deploy/build
 	@$(PYTHON) -m pytest tests/deploy -q $(PYTEST_ARGS)
@@ -189,12 +189,13 @@ messages: ## generate the messages from fpga_plugin/api/*.proto anew
 	@$(PYTHON) -m fpga_plugin.api.generate
 
 .PHONY: docs
-docs: ## write docs/configuration.md and the chart's schema from the settings anew
+docs: ## write docs/configuration.md, the chart's schema and those of --json again, from the code
 	@bash .ci/setup runtime
 	@mkdir -p .cache
 	@$(PYTHON) -m fpga_plugin.config.docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
 	@$(PYTHON) deploy/helm/settings_schema.py
+	@$(PYTHON) -m fpga_plugin.commands.schemas docs/schema
 
 .PHONY: lock
 lock: ## pin what the image takes from PyPI, with hashes (LOCK_ARGS=--upgrade for newer ones)

@@ -1,4 +1,4 @@
-"""What the settings name, opened: hardware, store, trust, policy, workloads.
+"""What the settings name, opened: hardware, store, trust, policy.
 
 For the daemon, and for commands that only look, which should not pay for importing a daemon.
 """
@@ -12,7 +12,6 @@ import structlog
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import Advertise, BackendKind, Mode, Settings, defaults
-from fpga_plugin.config.values import HostPaths
 from fpga_plugin.errors import BitstreamError, RefusedError, SettingsError
 from fpga_plugin.hardware.backend import Backend, EventSource
 from fpga_plugin.ledger.exposure import ExposurePolicy
@@ -20,7 +19,6 @@ from fpga_plugin.process.trusted_files import check_directory
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
-    from fpga_plugin.workloads.file import WorkloadsFile
 
 
 log = structlog.get_logger()
@@ -142,30 +140,6 @@ def open_policy(settings: Settings) -> "PolicyFile | None":
         return PolicyFile(settings.policy_file, guarded=is_guarded(settings))
     except PolicyError as error:
         raise SettingsError(f"FPGA_PLUGIN_POLICY_FILE: {error.message}", hint=error.hint) from error
-
-
-def open_workloads(settings: Settings) -> "WorkloadsFile | None":
-    """What containers get beside their devices, if the operator says so.
-
-    A wrong file is told, and nothing is added: to refuse the start would take away the devices of
-    those that need nothing else.
-    """
-    if settings.workloads_file is None:
-        return None
-    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: 1.5 MiB
-    from fpga_plugin.workloads.paths import Guarded
-
-    on_host = settings.host_paths or HostPaths()
-    own = (os.path.dirname(settings.kubelet_dir), settings.kubelet_root, settings.state_dir)
-    return WorkloadsFile(
-        settings.workloads_file,
-        guarded=is_guarded(settings),
-        dev_root=settings.dev_root,
-        paths=Guarded(
-            private=(*own, *on_host.private),
-            kept=(settings.bitstream_dir, *on_host.kept),
-        ),
-    )
 
 
 def is_guarded(settings: Settings) -> bool:

@@ -11,11 +11,10 @@ import argparse
 import asyncio
 import errno
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fpga_plugin import __version__
 from fpga_plugin.commands.bitstream import add_bitstream_parser
@@ -116,10 +115,9 @@ def _complain(error: FpgaPluginError) -> None:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    parser = _parser()
     if not arguments:
-        return _printed(_help, parser)
-    args = parser.parse_args(arguments)
+        return _printed(_help, _parser())
+    args = _parser().parse_args(arguments)
     if args.command == "run":
         return _run(load_settings(os.environ))
     return _printed(_command, args)
@@ -127,8 +125,14 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _command(args: argparse.Namespace) -> int:  # noqa: PLR0911  # one for each command
     match args.command:
+        case "version":
+            print(f"fpga-plugin {__version__}")
+            return 0
         case "devices":
-            return _devices(_settings(), as_json=args.json)
+            from fpga_plugin.commands.card_list import run_list
+
+            _log_errors()
+            return run_list(args, _settings())
         case "demo":
             from fpga_plugin.commands.demo import run_demo
 
@@ -136,6 +140,7 @@ def _command(args: argparse.Namespace) -> int:  # noqa: PLR0911  # one for each 
         case "status" | "card":
             from fpga_plugin.commands.status import run_status
 
+            _log_errors()
             return run_status(args, _settings())
         case "completion":
             from fpga_plugin.commands.completion import script
@@ -167,9 +172,16 @@ def _settings() -> Settings:
     return settings
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes no abbreviated options; its commands' parsers are of its class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def _parser() -> argparse.ArgumentParser:
     settings = _defaults()
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="fpga-plugin",
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
         " scrubs it afterwards.",
@@ -185,11 +197,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=help_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    commands.add_parser("version", help="print the version")
     devices = commands.add_parser(
         "devices",
-        help="list the cards and regions of this node",
-        description="List the cards and regions of this node, what is on them, and what is\n"
-        "missing. Only looks: nothing is touched.",
+        help="the old name of `card list`",
+        description="The old name of `fpga-plugin card list`.",
         epilog="example:\n  FPGA_PLUGIN_BACKEND=simulated fpga-plugin devices",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -237,12 +249,3 @@ def _log_errors() -> None:
     from fpga_plugin.telemetry.logs import configure_logging
 
     configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)
-
-
-def _devices(settings: Settings, *, as_json: bool) -> int:
-    from fpga_plugin.commands.devices import list_devices, table
-
-    _log_errors()
-    listing = list_devices(settings)
-    print(json.dumps(listing, indent=2) if as_json else table(listing))
-    return 0

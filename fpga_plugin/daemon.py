@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from fpga_plugin.build import (
-    check_state_dir,
-    log_settings,
-    open_hardware,
-    open_policy,
-    open_workloads,
-)
+from fpga_plugin.build import check_state_dir, log_settings, open_hardware, open_policy
 from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import BackgroundFailedError
 from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
+from fpga_plugin.ledger.marker import MARKER_FILE, Marker, Served
 from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.historian import Historian
 from fpga_plugin.operator.inspection import inspection
@@ -39,12 +34,11 @@ from fpga_plugin.plugin import (
     open_node,
 )
 from fpga_plugin.process.confinement import confine
-from fpga_plugin.process.locks import NodeLocks, acquire_locks
+from fpga_plugin.process.locks import LOCK_DIRECTORY, NodeLocks, acquire_locks
 from fpga_plugin.process.ticks import tick
 
 if TYPE_CHECKING:
     from fpga_plugin.policy.file import PolicyFile
-    from fpga_plugin.workloads.file import WorkloadsFile
 
 log = structlog.get_logger()
 
@@ -66,20 +60,17 @@ def _open_journal(settings: Settings) -> Journal:
         FpgaPluginError: the directory or the journal cannot be used.
     """
     check_state_dir(settings)
-    journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE))
-    if journal.left_out:
-        log.error(
-            "damaged rows of the journal are ignored",
+    now = Served(
+        settings.mode.value, settings.resource_prefix, settings.cdi_dir, settings.state_dir
+    )
+    marker = Marker(os.path.join(settings.kubelet_dir, LOCK_DIRECTORY, MARKER_FILE), now)
+    journal = Journal(os.path.join(settings.state_dir, JOURNAL_FILE), marker)
+    if journal.doubt:
+        log.warning(
+            "the journal is in doubt",
+            reason=journal.doubt,
             rows=journal.left_out[:10],
-            count=len(journal.left_out),
             copy=journal.set_aside,
-            hint="every region without an owner is scrubbed; kubelet's records name the owners",
-        )
-    elif journal.set_aside is not None:
-        log.error(
-            "journal unreadable: beginning a new one",
-            reason=journal.reason,
-            moved_to=journal.set_aside,
             hint="every region without an owner is scrubbed; kubelet's records name the owners",
         )
     return journal
@@ -108,7 +99,6 @@ class Daemon:
         self._journal: Journal | None = None
         self._events: EventSource | None = None
         self._policy: PolicyFile | None = None
-        self._workloads: WorkloadsFile | None = None
         self._plugin: Plugin | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -135,7 +125,6 @@ class Daemon:
         check_link(settings)
         check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
-        self._workloads = open_workloads(settings)
         self._status = Listeners(self.survey, self._operations)
         self._status.start()
         self.survey.phase = "waiting for another plugin on this node to end"
@@ -158,7 +147,6 @@ class Daemon:
             backend=hardware.backend,
             library=await asyncio.to_thread(open_library, settings, boot_id),
             policy=self._policy,
-            workloads=self._workloads,
             programming=self._locks.set_programming,
         )
         link = open_link(settings, self.survey.called)
@@ -208,7 +196,7 @@ class Daemon:
         if self._status is not None:
             await self._status.close()
         await self._end_tasks()
-        for watcher in (self._events, self._policy, self._workloads):
+        for watcher in (self._events, self._policy):
             if watcher is not None:
                 watcher.close()
         if self._plugin is not None:

@@ -46,12 +46,14 @@ class FpgaPluginError(Exception):
         status: gRPC status that fits.
         message: what happened, to which device, variable or file.
         hint: what the reader can do; may be empty.
+        retry_after: seconds for which whoever refused asks to be left alone; 0: it does not ask.
 
     Both can always be encoded: names of files may hold bytes that are no UTF-8, which Python has as
     lone surrogates, and gRPC, HTML and the log would each fail with them.
     """
 
     status: ClassVar[Status] = Status.INTERNAL
+    retry_after: float = 0.0
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -168,6 +170,10 @@ class WrongImageError(HardwareError):
 
 class PortPoisonedError(HardwareError):
     """`afu_id` reads EBUSY outside our own PR: an earlier failed PR left the port disabled."""
+
+
+class AcceleratorSilentError(HardwareError):
+    """The AFU id reads all ones: the accelerator hangs, or the card is off the bus."""
 
 
 class SettingsError(FpgaPluginError):

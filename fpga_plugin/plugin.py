@@ -21,17 +21,18 @@ from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.prestart import PreStarts
 from fpga_plugin.claims.wants import Wants
-from fpga_plugin.config.settings import Advertise, Mode, RegistrationWay, Settings
+from fpga_plugin.config.settings import Advertise, Mode, Settings
+from fpga_plugin.config.values import NO_CDI_DEVICES
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.servicer import CallObserver
-from fpga_plugin.deviceplugin.sockets import LONGEST_SOCKET_NAME
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.ids import InterfaceId, RegionId, Resource, ResourceKind
+from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.journal import Journal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.directory import PodDirectory
+from fpga_plugin.pods.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices
 from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.recorder import EventRecorder, PodObserver
 from fpga_plugin.regions.actions import CardActions
@@ -47,7 +48,6 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import ReportObserver
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.serving.fixed_socket import check_length, registry_path
 from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from fpga_plugin.dra.poolcheck import PoolCheck
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
     from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
-    from fpga_plugin.workloads.file import WorkloadsFile  # the same
 
 log = structlog.get_logger()
 
@@ -83,7 +82,6 @@ class Node:
         workers: locks and threads of cards that are worked on.
         reads: threads in which cards are read.
         policy: who may load what; None: everybody everything.
-        workloads: what containers get beside their devices; None: nothing.
     """
 
     backend: Backend
@@ -93,7 +91,6 @@ class Node:
     workers: CardWorkers
     reads: CardReads = field(default_factory=CardReads)
     policy: "PolicyFile | None" = None
-    workloads: "WorkloadsFile | None" = None
 
 
 def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
@@ -132,7 +129,6 @@ def open_node(
     backend: Backend,
     library: Library,
     policy: "PolicyFile | None",
-    workloads: "WorkloadsFile | None",
     programming: Callable[[frozenset[RegionId]], None],
 ) -> Node:
     """The node that the settings describe.
@@ -155,7 +151,6 @@ def open_node(
         cgroups=PodCgroups(settings.cgroup_root, os.path.join(settings.kubelet_root, "pods")),
         workers=CardWorkers(programming),
         policy=policy,
-        workloads=workloads,
     )
 
 
@@ -172,27 +167,16 @@ def check_link(settings: Settings) -> None:
 
         check(settings)
         make_directories(settings)
-        return
-    if settings.registration is not RegistrationWay.PLUGIN_WATCHER:
-        return
-    longest = Resource(settings.resource_prefix, ResourceKind.REGION, InterfaceId("0" * 32)).name
-    check_length(registry_path(settings.kubelet_root, longest), "FPGA_PLUGIN_KUBELET_ROOT")
-    check_length(os.path.join(settings.kubelet_dir, LONGEST_SOCKET_NAME), "FPGA_PLUGIN_KUBELET_DIR")
 
 
 def open_link(settings: Settings, on_call: CallObserver) -> KubeletLink:
     """The device plugin's link to kubelet; not started."""
-    watched = settings.registration is RegistrationWay.PLUGIN_WATCHER
-    return KubeletLink(
-        kubelet_dir=settings.kubelet_dir,
-        watcher_root=settings.kubelet_root if watched else None,
-        on_call=on_call,
-    )
+    return KubeletLink(kubelet_dir=settings.kubelet_dir, on_call=on_call)
 
 
 def _event_sink(settings: Settings) -> EventSink:
     """What puts Events into the cluster."""
-    from fpga_plugin.telemetry.event_sink import ApiServerSink  # lightkube: 10 MiB
+    from fpga_plugin.telemetry.event_sink import ApiServerSink  # only where Events are wanted
 
     return ApiServerSink(settings.kubeconfig, instance=settings.node_name or "")
 
@@ -310,7 +294,6 @@ class Plugin:
                 permission,
                 recorder,
                 DevicePluginLeftovers(ledger, adoption, node.pods, node.cgroups, queue),
-                workloads=node.workloads,
             )
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)
@@ -336,7 +319,7 @@ class Plugin:
             lists=self.lists,
             prestarts=self.prestarts,
             queue=queue,
-            workloads=node.workloads,
+            cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         # What a stock kubelet does not say.
         self.reconciler = Reconciler(
@@ -356,6 +339,16 @@ class Plugin:
             pods_socket=settings.pods_socket,
         )
         self.leftovers = self._open_leftovers() if self.door is None and ledger.holders else None
+        self._runtime: NodeCheck | None = None
+        if settings.cdi_devices is not None and self.door is None:
+            self._runtime = NodeCheck(
+                settings.kubeconfig,
+                settings.node_name,
+                judge=for_cdi_devices,
+                warn=recorder.node_unsuited,
+                not_known=CDI_NOT_KNOWN,
+            )
+            self._runtime.wake()
         self._index: StoreIndex | None = None
         self._names = InterfaceNames(ledger, node.store) if names_interfaces(settings) else None
 
@@ -379,9 +372,8 @@ class Plugin:
             await self.link.start(self.claims, self.reconciler)
         else:
             await self.door.start()
-        for followed in (self.node.policy, self.node.workloads):
-            if followed is not None:
-                followed.start()
+        if self.node.policy is not None:
+            self.node.policy.start()
         log.info(
             "serving",
             version=__version__,
@@ -413,14 +405,17 @@ class Plugin:
         return ClaimLeftovers(self.operations, record, self.queue, files, root)
 
     def notes(self) -> list[str]:
-        """What may keep pods from their devices, although kubelet is served."""
+        """What may keep pods from what they should get, although kubelet is served."""
         found = [] if self.door is None else self.door.notes()
+        if self._runtime is not None:
+            found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
 
     def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         watch = self.reconciler.watch
         return {
             **({} if watch is None else {"pods": watch.run()}),
+            **({} if self._runtime is None else {"runtime": self._runtime.run()}),
             "reconcile": self.reconciler.run(),
             "owners": self.owners.run(),
             **({} if self.leftovers is None else {"claims": self.leftovers.run()}),

@@ -31,8 +31,6 @@ CHARTS_OWN = {
     "FPGA_PLUGIN_CDI_DIR": "paths.cdi",
     "FPGA_PLUGIN_EVENTS": "events",
     "FPGA_PLUGIN_POLICY_FILE": "policy",
-    "FPGA_PLUGIN_WORKLOADS": "workloads",
-    "FPGA_PLUGIN_HOST_PATHS": "paths",
     "FPGA_PLUGIN_KEYS_DIR": "keysConfigMap",
     "FPGA_PLUGIN_STATE_DIR": "paths.state",
     "FPGA_PLUGIN_BITSTREAM_DIR": "paths.bitstreams",
@@ -127,6 +125,14 @@ def kinds(description: str, properties: dict[str, Schema]) -> Schema:
     return closed(description, properties, maxProperties=1)
 
 
+def timing(description: str) -> Schema:
+    """A probe's numbers."""
+    numbers = {"periodSeconds", "timeoutSeconds", "failureThreshold"}
+    return closed(
+        description, {name: {"type": "integer", "minimum": 1} for name in sorted(numbers)}
+    )
+
+
 MODES = ["device-plugin", "dra"]
 NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 NODE_PATH = {"type": "string", "pattern": "^/"}
@@ -183,7 +189,12 @@ def values() -> dict[str, Schema]:
             },
         ),
         "imagePullSecrets": each("Credentials for the registry.", closed("A Secret.", NAMED)),
+        "nameOverride": text(
+            "What the application is called, in labels and names. Empty: the chart's name.",
+            pattern=f"^$|{NAME}",
+        ),
         "fullnameOverride": text("Name of the objects.", pattern=f"^$|{NAME}"),
+        "enabled": boolean("For the `condition` of a chart that depends on this one; not used."),
         "observe": boolean("Only look and log: nothing is touched, and the pod has no privileges."),
         "mode": {
             "description": "By which door devices are asked for; a node has one of them.",
@@ -221,26 +232,11 @@ def values() -> dict[str, Schema]:
         "events": boolean("Post Events on pods and nodes, with the right to do so."),
         "readPods": boolean("The plugin may `get` pods, to learn what a container asks for."),
         "policy": text("Text of the policy file (docs/policy.md); empty: none."),
-        "workloads": text("Text of the workloads file (docs/workloads.md); empty: none."),
         "keysConfigMap": text("ConfigMap with the keys that sign bitstreams; empty: none."),
         "bitstreams": closed(
             "The store of bitstreams.",
             {
                 "volume": kinds("One kind of volume; none: paths.bitstreams.", volume),
-                "pull": closed(
-                    "An OCI artifact that each node pulls into paths.bitstreams.",
-                    {
-                        "reference": text("Which one, by digest or tag; empty: none."),
-                        "secret": text("Pull secret for its registry; empty: none."),
-                        "realms": each("Hosts that may see its password.", {"type": "string"}),
-                        "plainHTTP": boolean("The registry has no TLS."),
-                        "within": {
-                            "type": "integer",
-                            "minimum": 1,
-                            "description": "Seconds until the plugin starts with what is there.",
-                        },
-                    },
-                ),
             },
         ),
         "paths": closed(
@@ -324,7 +320,7 @@ def values() -> dict[str, Schema]:
             {"create": boolean("Make it."), "annotations": texts("Its annotations.")},
         ),
         "networkPolicy": closed(
-            "Who may reach metrics and page.",
+            "Who may reach metrics and page; by default nobody.",
             {
                 "create": boolean("Make it."),
                 "from": each("Peers.", kubernetes("A NetworkPolicyPeer.")),
@@ -337,6 +333,16 @@ def values() -> dict[str, Schema]:
             "The container's SELinux context.",
             {name: text(f"Its {name}.") for name in ("type", "level", "role", "user")},
         ),
+        "probes": closed(
+            "When kubelet asks the plugin whether it is well.",
+            {
+                "startup": timing("Until it has started."),
+                "liveness": timing("After that: a plugin that fails is restarted."),
+                "readiness": timing("Whether the pod counts as ready."),
+            },
+        ),
+        "securityContext": kubernetes("Of the container, over the chart's own."),
+        "podSecurityContext": kubernetes("Of the pod."),
         "annotations": texts("Of the DaemonSet."),
         "podAnnotations": texts("Of its pods."),
         "podLabels": texts("Of its pods, besides its own."),
@@ -369,7 +375,7 @@ def schema() -> Schema:
     }
 
 
-_NO_LINE_EACH = {"global", "settings", "affinity", "resources", "tolerations"}
+_NO_LINE_EACH = {"global", "settings", "affinity", "resources", "tolerations", "probes"}
 """Values that have one line in the README for all that is in them."""
 
 

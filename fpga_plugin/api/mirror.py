@@ -10,7 +10,6 @@ Nothing is polled: between two changes the process sleeps until the watch is ren
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -18,6 +17,7 @@ import msgspec
 import structlog
 
 from fpga_plugin.api.rest import ApiServerError, Session, decoded, session
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import NoSourceError, quote
 
 log = structlog.get_logger()
@@ -32,8 +32,8 @@ PAGE: Final = 500
 MOST_PAGES: Final = 1000
 """Of a list; a server that always tells of another page is given up."""
 
-FIRST_DELAY, LAST_DELAY = 0.5, 60.0
-"""Seconds before another try; doubled each time."""
+FIRST_DELAY: Final = 0.5
+"""Seconds from a watch that ended at once to the next."""
 
 LASTING_SECONDS: Final = 5.0
 """A watch that lasted so long was one: that a proxy cuts it off is no failure."""
@@ -86,30 +86,6 @@ class _Marked(msgspec.Struct):
 _event = msgspec.json.Decoder(_Event)
 _refusal = msgspec.json.Decoder(_Refusal)
 _marked = msgspec.json.Decoder(_Marked)
-
-
-class Backoff:
-    """How long to wait after a failure.
-
-    Args:
-        first: seconds after the first.
-        last: seconds after many.
-    """
-
-    def __init__(self, first: float = FIRST_DELAY, last: float = LAST_DELAY) -> None:
-        self._first, self._last = first, last
-        self._next = first
-
-    def reset(self) -> None:
-        """It went well."""
-        self._next = self._first
-
-    def delay(self, error: Exception) -> float:
-        """Seconds until the next try; not the same on each node, and as long as the server asks."""
-        delay = self._next
-        self._next = min(2 * delay, self._last)
-        asked = error.retry_after if isinstance(error, ApiServerError) else 0.0
-        return max(delay * random.uniform(0.75, 1.25), asked)  # noqa: S311  # no secret
 
 
 class Mirror(Generic[T]):

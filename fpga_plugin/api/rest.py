@@ -1,8 +1,9 @@
 """Calls to the API server for objects as JSON, and the lines of a watch.
 
-lightkube reads the credentials and makes the connection. Its own watch is not used: it reconnects
-by itself, at once and with the token that it has, as often as a server ends the stream; and it
-waits for ever on a connection whose other end is gone. Every wait here has an end.
+lightkube reads the credentials, and nothing else of it is used: its client has no limit of an
+answer's size, and its watch reconnects by itself, at once and with the token that it has, as often
+as a server ends the stream, and waits for ever on a connection whose other end is gone. Every wait
+here has an end.
 
 A session reads the credentials when it begins, so that a token that was replaced is taken up by the
 next session. lightkube is imported with the first one, 50 to 100 ms and 10 MiB.
@@ -52,23 +53,26 @@ class ApiServerError(NoSourceError):
     """The API server did not do what it was asked for.
 
     Attributes:
+        why: the message without what was asked.
         code: HTTP status; 0: there was no answer.
         reason: the API server's own word for it (`NotFound`, `Conflict`, `Expired`); empty where
             a proxy or another server answered.
-        retry_after: how many seconds it asks to be left alone; 0: it does not ask.
         said: the API server's own message as a whole, to look into, and for no log.
     """
 
     def __init__(
         self,
-        message: str,
+        why: str,
         *,
+        asked: str = "",
+        hint: str = "",
         code: int = 0,
         reason: str = "",
         retry_after: float = 0.0,
         said: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{asked}: {why}" if asked else why, hint=hint)
+        self.why = why
         self.code, self.reason, self.retry_after, self.said = code, reason, retry_after, said
 
     @property
@@ -93,7 +97,7 @@ def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: st
     # Bytes that are no UTF-8 are a ValueError, and what is nested too deep a RecursionError.
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ApiServerError(
-            f"{what}: the API server's answer is not understood ({quote(error)})"
+            f"the API server's answer is not understood ({quote(error)})", asked=what
         ) from error
 
 
@@ -120,7 +124,7 @@ class Session:
         Args:
             method: of HTTP.
             path: of the object or collection.
-            body: what is sent, as JSON.
+            body: what is sent, as JSON; with PATCH it is a merge patch (RFC 7396).
             params: of the question.
             host: the Host header, where somebody behind the API server reads it.
             accept: which form of JSON.
@@ -134,7 +138,9 @@ class Session:
         if host:
             headers["Host"] = host
         if content is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = (
+                "application/merge-patch+json" if method == "PATCH" else "application/json"
+            )
         what = f"{method} {path}"
         with _understood(what, self._seconds):
             async with (
@@ -160,7 +166,7 @@ class Session:
         Raises:
             ApiServerError: it was refused, broke, or is dead.
         """
-        import httpx2  # comes with lightkube
+        import httpx2  # imported with the first session
 
         what = f"watch {path}"
         limits = httpx2.Timeout(self._seconds, read=silence)
@@ -178,7 +184,7 @@ class Session:
                         if line.strip():
                             yield line
                     if len(rest) > MAX_LINE:
-                        raise ApiServerError(f"{what}: a line of more than {MAX_LINE} bytes")
+                        raise ApiServerError(f"a line of more than {MAX_LINE} bytes", asked=what)
 
 
 @contextlib.asynccontextmanager
@@ -202,15 +208,15 @@ async def session(
 
 
 def _open(kubeconfig: str | None, seconds: float) -> "httpx2.AsyncClient":
-    from fpga_plugin.api.server import connect_http  # imports lightkube: only where needed
+    from fpga_plugin.api.server import connect  # imports lightkube: only where needed
 
-    return connect_http(kubeconfig, seconds=seconds)
+    return connect(kubeconfig, seconds=seconds)
 
 
 @contextlib.contextmanager
 def _understood(what: str, seconds: float) -> Iterator[None]:
     """Every way in which a call can go wrong, as one error."""
-    from httpx2 import HTTPError, InvalidURL, ReadTimeout  # comes with lightkube
+    from httpx2 import HTTPError, InvalidURL, ReadTimeout  # imported with the first session
     from lightkube.core.exceptions import ConfigError
 
     from fpga_plugin.api.server import reason  # imports lightkube: only where needed
@@ -218,15 +224,25 @@ def _understood(what: str, seconds: float) -> Iterator[None]:
     try:
         yield
     except (TimeoutError, ReadTimeout):
-        raise ApiServerError(f"{what}: the API server said nothing for {seconds:g} s") from None
+        raise ApiServerError(f"the API server said nothing for {seconds:g} s", asked=what) from None
+    except PermissionError as error:
+        raise ApiServerError(
+            f"the program that the kubeconfig names for credentials cannot be run"
+            f" ({error.strerror})",
+            asked=what,
+            hint="use a token or a certificate in its place, or set FPGA_PLUGIN_SANDBOX=off",
+        ) from error
     except (HTTPError, InvalidURL, OSError, ConfigError) as error:
-        raise ApiServerError(f"{what}: the API server cannot be asked ({reason(error)})") from None
+        raise ApiServerError(
+            f"the API server cannot be asked ({reason(error)})", asked=what
+        ) from None
     except FpgaPluginError:
         raise
     except Exception as error:  # of many types, for a token or a login that is not understood
         raise ApiServerError(
-            f"{what}: the API server cannot be asked ({type(error).__name__}: the credentials may"
-            " not be what they should be)"
+            f"the API server cannot be asked ({type(error).__name__}: the credentials may not be"
+            " what they should be)",
+            asked=what,
         ) from error
 
 
@@ -236,7 +252,7 @@ async def _body(what: str, response: "httpx2.Response", limit: int) -> bytes:
         parts.append(chunk)
         size += len(chunk)
         if size > limit:
-            raise ApiServerError(f"{what}: an answer of more than {limit} bytes")
+            raise ApiServerError(f"an answer of more than {limit} bytes", asked=what)
     return b"".join(parts)
 
 
@@ -250,7 +266,8 @@ async def _refusal(what: str, response: "httpx2.Response") -> ApiServerError:
         told = _Status()
     said = f": {quote(told.message)}" if told.message else ""
     return ApiServerError(
-        f"{what}: the API server answered {code}{said}",
+        f"the API server answered {code}{said}",
+        asked=what,
         code=code,
         reason=told.reason,
         retry_after=_retry_after(response.headers.get("Retry-After", "")),

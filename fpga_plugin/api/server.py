@@ -5,22 +5,17 @@ and not on the event loop.
 """
 
 import threading
-from collections.abc import Callable
-from typing import TypeVar
 
 import httpx2
 from httpx2 import Timeout
-from lightkube import AsyncClient, KubeConfig
+from lightkube import KubeConfig
 from lightkube.config import client_adapter
-from lightkube.config.kubeconfig import SingleConfig
 
 from fpga_plugin.errors import BitstreamError, NoSourceError, quote
 from fpga_plugin.process.trusted_files import read_small
 
 # lightkube has msgspec decode them, which crashes where two threads are the first to decode a type.
 _one_at_a_time = threading.Lock()
-
-T = TypeVar("T")
 
 _MAX_KUBECONFIG_BYTES = 1 << 20
 _PART = 0.45
@@ -31,7 +26,7 @@ class CredentialsError(NoSourceError):
     """There are no credentials for the API server, or they are not understood."""
 
 
-def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
+def connect(kubeconfig: str | None, *, seconds: float) -> httpx2.AsyncClient:
     """A client. Blocks: it reads credentials, which are replaced now and then, and makes a context.
 
     Args:
@@ -42,16 +37,24 @@ def connect(kubeconfig: str | None, *, seconds: float) -> AsyncClient:
         CredentialsError: there are none, others may write them, or they are not understood.
     """
     # No proxy and no default certificates from the environment: the file says it all.
-    return _connect(
-        kubeconfig,
-        lambda config: AsyncClient(config=config, timeout=_limits(seconds), trust_env=False),
-    )
-
-
-def connect_http(kubeconfig: str | None, *, seconds: float) -> httpx2.AsyncClient:
-    """Like `connect`, for calls that lightkube's client does not make as they have to be made."""
     given = client_adapter.ConnectionParams(timeout=_limits(seconds), trust_env=False)
-    return _connect(kubeconfig, lambda config: client_adapter.AsyncClient(config, given))
+    try:
+        with _one_at_a_time:
+            config = KubeConfig.from_service_account() if kubeconfig is None else _read(kubeconfig)
+        single = config.get()
+        assert single is not None, "without a default, lightkube raises"
+        return client_adapter.AsyncClient(single, given)
+    except BitstreamError as error:
+        raise CredentialsError(f"the credentials cannot be used: {error}") from error
+    except Exception as error:  # of many types, for files that are missing or malformed
+        what = f"{type(error).__name__}: {quote(error)}"
+        if kubeconfig is None:
+            raise CredentialsError(
+                f"no service account is mounted to ask the API server with ({what})"
+            ) from error
+        raise CredentialsError(
+            f"the credentials in {kubeconfig} cannot be used ({what})"
+        ) from error
 
 
 def reason(error: Exception) -> str:
@@ -70,31 +73,6 @@ def _limits(seconds: float) -> Timeout:
     `Exception`, which a cancellation is not).
     """
     return Timeout(seconds, connect=max(_PART * seconds, _LEAST_SECONDS))
-
-
-def _connect(kubeconfig: str | None, make: Callable[[SingleConfig], T]) -> T:
-    """What `make` makes of the credentials.
-
-    Raises:
-        CredentialsError: there are none, others may write them, or they are not understood.
-    """
-    try:
-        with _one_at_a_time:
-            config = KubeConfig.from_service_account() if kubeconfig is None else _read(kubeconfig)
-        single = config.get()
-        assert single is not None, "without a default, lightkube raises"
-        return make(single)
-    except BitstreamError as error:
-        raise CredentialsError(f"the credentials cannot be used: {error}") from error
-    except Exception as error:  # of many types, for files that are missing or malformed
-        what = f"{type(error).__name__}: {quote(error)}"
-        if kubeconfig is None:
-            raise CredentialsError(
-                f"no service account is mounted to ask the API server with ({what})"
-            ) from error
-        raise CredentialsError(
-            f"the credentials in {kubeconfig} cannot be used ({what})"
-        ) from error
 
 
 def _read(path: str) -> KubeConfig:

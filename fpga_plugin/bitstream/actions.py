@@ -9,12 +9,8 @@ import argparse
 import hashlib
 import json
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-from typing import NoReturn
+from dataclasses import replace
 
 from fpga_plugin.bitstream.files import (
     MAX_FILE_BYTES,
@@ -43,13 +39,13 @@ from fpga_plugin.bitstream.signing import (
 )
 from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
 from fpga_plugin.bitstream.trust import Trust, check_signed
+from fpga_plugin.columns import columns
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import (
     BitstreamError,
     BitstreamNotFoundError,
     FpgaPluginError,
     NotPermittedError,
-    StoreUnavailableError,
     quote,
 )
 from fpga_plugin.ids import InterfaceId, parse_bitstream_id, parse_interface_id
@@ -87,10 +83,7 @@ def show_store(args: argparse.Namespace) -> int:
         (*_row(entry, names), trust or "-") for entry, trust in judged if entry.problem is None
     ]
     if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip())
+        print("\n".join(columns(rows)))
     for entry in entries:
         if entry.problem is not None:
             print(f"problem: {_plain(entry.problem.message)}")
@@ -102,13 +95,13 @@ def show_store(args: argparse.Namespace) -> int:
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
     data = _read(args.file)
-    contents = parse(data, where=args.file)
+    contents = parse(data, where=args.file, keep_image=False)
     facts: dict[str, object] = {
         "file": args.file,
         "bytes": len(data),
         "format": contents.kind.value,
         "bitstream_id": contents.bitstream_id,
-        "image_bytes": len(contents.image),
+        "image_bytes": contents.image_bytes,
         "sha256": hashlib.sha256(data).hexdigest(),
         **_metadata_json(contents.metadata),
     }
@@ -145,7 +138,7 @@ def verify(args: argparse.Namespace) -> int:
     worst = DONE
     for file in args.files:
         try:
-            contents = parse(_read(file), where=file)
+            contents = parse(_read(file), where=file, keep_image=False)
             metadata = contents.metadata
             _check_path(file, contents)
             _check_wanted(file, metadata, args)
@@ -298,85 +291,6 @@ def install_file(args: argparse.Namespace) -> int:
     if installed.untrusted is not None:
         complain(installed.untrusted)
         return FAILED
-    return DONE
-
-
-def pull_store(args: argparse.Namespace) -> int:
-    """Make a store what an artifact in a registry holds."""
-    try:
-        with _within(args.within):
-            return _pull_store(args)
-    except FpgaPluginError as error:
-        if not args.or_keep:
-            raise
-        complain(error)
-        print(f"{_plain(args.dir)}: kept as it is")
-        return DONE
-
-
-@contextmanager
-def _within(seconds: float | None) -> Iterator[None]:
-    """Give up after a while, whatever is waited for.
-
-    Raises:
-        StoreUnavailableError: the time is up.
-    """
-
-    def up(_number: int, _frame: object) -> NoReturn:
-        raise StoreUnavailableError(
-            f"the registry did not send all of it within {seconds:g} s",
-            hint="try again, or give it longer (--within)",
-        )
-
-    if seconds is None:
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _pull_store(args: argparse.Namespace) -> int:
-    # An HTTP client, 10 MiB: no other command needs it.
-    from fpga_plugin.bitstream.pull import pull
-    from fpga_plugin.registry.client import Access, Registry
-    from fpga_plugin.registry.credentials import read_credentials
-
-    access = Access(
-        read_credentials(args.auth) if args.auth else {},
-        realms=frozenset(args.realm),
-        ca_file=args.ca,
-        plain_http=args.plain_http,
-    )
-
-    def fetching(path: str) -> Progress:
-        print(f"{_plain(path)}: fetching", file=sys.stderr)
-        return _progress(path)
-
-    # By what this node has seen, as the plugin: it would refuse what is older.
-    seen = SeenManifests(args.bitstream_state, owner=False) if _is_own(args.dir, args) else None
-    with Registry(args.reference, access) as registry:
-        pulled = pull(
-            registry,
-            args.dir,
-            name=str(args.reference),
-            trust=lambda root: Trust(root, args.trust, args.keys, guarded=False, seen=seen),
-            said=fetching,
-        )
-    if args.json:
-        print(json.dumps({"reference": str(args.reference), **asdict(pulled)}))
-        return DONE
-    what = f"{pulled.fetched} fetched, {pulled.bytes} bytes" if pulled.changed else "up to date"
-    print(f"{_plain(args.dir)}: {pulled.files} files of {args.reference}: {what}")
-    if args.reference.digest is None:
-        print(
-            f"note: a tag may mean something else tomorrow; to pin it, name @{pulled.digest}",
-            file=sys.stderr,
-        )
     return DONE
 
 

@@ -1,19 +1,18 @@
 """Files of bitstreams: opened, hashed and written without surprises.
 
-How a file is opened so that nothing else can be meant by it, `process.trusted_files` says; writing
-shows a reader either the old file or the whole new one. All of it blocks: call it from a thread.
+How a file is opened so that nothing else can be meant by it, `process.trusted_files` says, and how
+one is written, `process.atomic_file`. All of it blocks: call it from a thread.
 """
 
-import contextlib
 import errno
 import hashlib
 import io
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
+from fpga_plugin.process.atomic_file import replace_file
 from fpga_plugin.process.trusted_files import TrustedFile, open_trusted
 
 MAX_FILE_BYTES = 1 << 30
@@ -140,32 +139,13 @@ READ_ONLY = (
 def write_atomically(
     path: str, data: bytes, *, mode: int = FILE_MODE, progress: Progress = no_progress
 ) -> None:
-    """Write a file; whoever opens it meets the old content or all of the new.
+    """Write a file of a store, which may be another process's work too at this moment.
 
     Raises:
         BitstreamError: it cannot be written.
     """
-    directory, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # of an earlier process with our number that was killed
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                view = memoryview(data)
-                for start in range(0, len(view), _PIECE):
-                    file.write(view[start : start + _PIECE])
-                    progress(min(start + _PIECE, len(view)), len(view))
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            os.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        sync_directory(directory)
+        replace_file(path, _told(data, progress), mode=mode, durable=True, several_writers=True)
     except OSError as error:
         raise BitstreamError(
             f"{path}: cannot be written: {error.strerror}",
@@ -175,14 +155,8 @@ def write_atomically(
         ) from error
 
 
-def sync_directory(path: str) -> None:
-    """Make a rename or a removal in a directory survive a power cut.
-
-    Raises:
-        OSError: the directory is gone, or cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _told(data: bytes, progress: Progress) -> Iterator[memoryview]:
+    view = memoryview(data)
+    for start in range(0, len(view), _PIECE):
+        yield view[start : start + _PIECE]
+        progress(min(start + _PIECE, len(view)), len(view))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fpga_plugin.bitstream.aocx import Begin, read_aocx
 from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.elf import MAGIC as ELF_MAGIC
-from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_gbs, parse_header
+from fpga_plugin.bitstream.gbs import HEAD_BYTES, parse_header
 from fpga_plugin.bitstream.metadata import Metadata
 from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId
 
@@ -32,13 +32,15 @@ class Contents:
         bitstream_id: what names it in a store: the AFU id (GBS), the compiler's hash (AOCX). The
             AFU id is verified against the card after programming; a hash proves nothing.
         metadata: what the file says of its image.
-        image: the raw image; empty only where it was not asked for.
+        image_bytes: of the raw image.
+        image: the raw image; empty where it was not asked for.
         sections: of an AOCX file, name and bytes each; the names are foreign text.
     """
 
     kind: Kind
     bitstream_id: BitstreamId
     metadata: Metadata
+    image_bytes: int
     image: bytes | memoryview = field(repr=False)
     sections: tuple[tuple[str, int], ...] = ()
 
@@ -73,10 +75,11 @@ def parse(data: bytes, *, where: str, keep_image: bool = True) -> Contents:
         unpacked = io.BytesIO()
         begin: Begin | None = (lambda _size: unpacked.write) if keep_image else None
         aocx = read_aocx(ByteRange.of_bytes(data, where), where=where, begin=begin)
-        image = unpacked.getbuffer()[aocx.header.image_offset :] if keep_image else b""
-        return Contents(Kind.AOCX, aocx.hash, aocx.header.metadata, image, aocx.sections)
-    if not keep_image:
-        metadata = parse_header(data[:HEAD_BYTES], size=len(data), where=where).metadata
-        return Contents(Kind.GBS, BitstreamId(metadata.afu_id), metadata, b"")
-    gbs = parse_gbs(data, where=where)
-    return Contents(Kind.GBS, BitstreamId(gbs.metadata.afu_id), gbs.metadata, gbs.image)
+        offset = aocx.header.image_offset
+        image = unpacked.getbuffer()[offset:] if keep_image else b""
+        size = aocx.gbs_bytes - offset
+        return Contents(Kind.AOCX, aocx.hash, aocx.header.metadata, size, image, aocx.sections)
+    header = parse_header(data[:HEAD_BYTES], size=len(data), where=where)
+    image = data[header.image_offset :] if keep_image else b""
+    size = len(data) - header.image_offset
+    return Contents(Kind.GBS, BitstreamId(header.metadata.afu_id), header.metadata, size, image)

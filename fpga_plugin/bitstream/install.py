@@ -17,7 +17,6 @@ from fpga_plugin.bitstream.files import (
     content_of,
     no_progress,
     read_bytes,
-    sync_directory,
     write_atomically,
 )
 from fpga_plugin.bitstream.formats import Contents, Kind, parse
@@ -27,6 +26,7 @@ from fpga_plugin.bitstream.store import BLANK, Store
 from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Trust, check_signed
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
+from fpga_plugin.process.atomic_file import sync_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
         data = read_bytes(file, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
         raise no_file(file) from None
-    contents = parse(data, where=file)
+    contents = parse(data, where=file, keep_image=False)
     if blank and contents.kind is not Kind.GBS:
         raise BitstreamError(
             f"{file}: an AOCX file, which is no blank bitstream",

@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from fpga_plugin import strict_json
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import AfuId, InterfaceId, parse_afu_id, parse_interface_id
 
@@ -118,24 +119,9 @@ def read_json(raw: bytes, *, where: str, offset: int = 0) -> dict[str, object]:
     Raises:
         BitstreamError: it is something else; the message gives the byte.
     """
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise BitstreamError(
-                f"{where}: the metadata has the name {quote(twice)} twice in one object",
-                hint="readers would disagree on which one counts; build the file again",
-            )
-        return result
-
-    def no_constant(_: str) -> NoReturn:
-        raise BitstreamError(f"{where}: the metadata has a NaN or an infinity, which JSON lacks")
-
     try:
         text = raw.decode()
-        document = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        document = strict_json.load(text)
     except UnicodeDecodeError as error:
         raise BitstreamError(
             f"{where}: the metadata is not UTF-8 at byte {offset + error.start}"
@@ -144,6 +130,15 @@ def read_json(raw: bytes, *, where: str, offset: int = 0) -> dict[str, object]:
         at = offset + len(text[: error.pos].encode(errors="replace"))
         raise BitstreamError(
             f"{where}: the metadata is not JSON at byte {at}: {error.msg}"
+        ) from None
+    except strict_json.RepeatedNameError as error:
+        raise BitstreamError(
+            f"{where}: the metadata has the name {error.name} twice in one object",
+            hint="readers would disagree on which one counts; build the file again",
+        ) from None
+    except strict_json.NotANumberError:
+        raise BitstreamError(
+            f"{where}: the metadata has a NaN or an infinity, which JSON lacks"
         ) from None
     except RecursionError:
         raise BitstreamError(f"{where}: the metadata is nested too deeply") from None

@@ -18,7 +18,6 @@ from fpga_plugin.bitstream.files import (
     no_progress,
     read_bytes,
     read_digest,
-    sync_directory,
     write_atomically,
 )
 from fpga_plugin.bitstream.formats import parse
@@ -36,6 +35,7 @@ from fpga_plugin.bitstream.signatures import ENDING, sign, statement
 from fpga_plugin.bitstream.store import BLANK, Store, check_names, ids_of
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 from fpga_plugin.ids import Alias, InterfaceId
+from fpga_plugin.process.atomic_file import sync_directory
 
 _CLOCKS_DIFFER = 24 * 60 * 60 * 1000
 """Milliseconds by which the clocks of two computers that sign may differ."""

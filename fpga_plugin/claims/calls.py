@@ -19,7 +19,6 @@ from fpga_plugin.ids import (
 )
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.pods.identity import Identity
-from fpga_plugin.workloads.rules import Extras
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,13 @@ class Allocation:
             `FPGA_DEVICES_<KIND>_<8>`.
         nodes: device nodes, to read and write, at the same path.
         mounts: files and directories of the node.
+        cdi_devices: CDI devices that the operator adds.
     """
 
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, resource: Resource, grants: Mapping[RegionId, Grant]) -> "Allocation":
@@ -59,16 +60,6 @@ class Allocation:
             mounts += grant.mounts
         envs[resource.variable] = ",".join(str(grants[r]) for r in regions)
         return cls(envs, tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(mounts)))
-
-    def plus(self, extras: Extras) -> "Allocation":
-        """The same with what the operator adds; of two things with one name, the plugin's own."""
-        taken = {mount.container_path for mount in self.mounts}
-        added = [mount for mount in extras.mounts if mount.container_path not in taken]
-        return Allocation(
-            {**extras.env, **self.envs},
-            tuple(dict.fromkeys([*self.nodes, *extras.nodes])),
-            (*self.mounts, *added),
-        )
 
 
 @dataclass(slots=True)
@@ -144,7 +135,7 @@ class KubeletLives(Protocol):
         """A life of kubelet began or was found, told by its socket's identity.
 
         Raises:
-            FpgaPluginError: it cannot be written down; it is told again.
+            FpgaPluginError: it is not written down yet, and holds; it is told again.
         """
 
     def stream_opened(self, resource: ResourceName) -> None:

@@ -5,12 +5,14 @@ background (invariant 5). PreStart, which waits, has a module of its own (`prest
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import structlog
 
 from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.prestart import PreStarts
+from fpga_plugin.config.values import NO_CDI_DEVICES, CdiDevices
 from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of
@@ -18,9 +20,6 @@ from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.preferred import preferred
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
-
-if TYPE_CHECKING:
-    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
 
 log = structlog.get_logger()
 
@@ -44,7 +43,7 @@ class ClaimService:
         lists: what is advertised of it.
         prestarts: the call that waits.
         queue: where cards that may have to be scrubbed are added.
-        workloads: what the operator adds; None: nothing.
+        cdi_devices: what the operator adds.
     """
 
     def __init__(
@@ -55,14 +54,14 @@ class ClaimService:
         lists: DeviceLists,
         prestarts: PreStarts,
         queue: CardQueue,
-        workloads: "WorkloadsFile | None" = None,
+        cdi_devices: CdiDevices = NO_CDI_DEVICES,
     ) -> None:
         self._ledger = ledger
         self._owners = owners
         self._lists = lists
         self._prestarts = prestarts
         self._queue = queue
-        self._workloads = workloads
+        self._cdi_devices = cdi_devices
 
     # ---------------------------------------------------------------- lists
 
@@ -88,10 +87,7 @@ class ClaimService:
         answer = Allocation.of(
             of, {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
-        if self._workloads is None:
-            return answer
-        # As of the last change that was noticed: to look at the file here could take long.
-        return answer.plus(self._workloads.content.extras(of))
+        return replace(answer, cdi_devices=self._cdi_devices.of(of))
 
     def preferred(
         self,

@@ -23,7 +23,6 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_interface_id,
 )
-from fpga_plugin.registry.reference import Reference, parse_reference
 
 if TYPE_CHECKING:
     # argparse has no public name for what `add_subparsers` returns; it is generic in stubs only.
@@ -65,7 +64,7 @@ def add_bitstream_parser(
         bitstream_default=default_store,
         bitstream_guarded=guarded,
         bitstream_state=state_dir,
-        trust=trust,
+        trust=trust.value,
         keys=keys_dir,
     )
     commands = parser.add_subparsers(dest="bitstream_command", metavar="COMMAND", required=True)
@@ -73,7 +72,6 @@ def add_bitstream_parser(
     _add_inspect(commands)
     _add_verify(commands, default_store)
     _add_install(commands, default_store)
-    _add_pull(commands, default_store)
     _add_remove(commands, default_store)
     _add_pack(commands)
     _add_sign(commands, default_store)
@@ -83,6 +81,7 @@ def add_bitstream_parser(
 def run_bitstream(args: argparse.Namespace) -> int:
     """Run the subcommand that `args` names; returns the exit code."""
     run: Callable[[argparse.Namespace], int] = args.bitstream_run
+    args.trust = TrustMode(args.trust)
     try:
         return run(args)
     except FpgaPluginError as error:
@@ -170,68 +169,6 @@ def _add_install(commands: "Subparsers", default_store: str) -> None:
         "--force", action="store_true", help="replace a different file that has the place"
     )
     _trust_options(parser)
-
-
-def _add_pull(commands: "Subparsers", default_store: str) -> None:
-    parser = _command(
-        commands,
-        "pull",
-        run=actions.pull_store,
-        summary="make the store what an OCI artifact holds",
-        description="Fetch an OCI artifact whose layers are the files of a store, check digests,"
-        " manifest and signatures, and put all of it in place in one step: who reads the store"
-        " sees all of the old files or all of the new ones. Files that did not change are not"
-        " fetched again. The store is then the pull's alone: files that somebody else put there"
-        " are not touched, and the pull is refused. oras, run from within a prepared store, makes"
-        " such an artifact: oras push REFERENCE manifest.json <interface id>/<bitstream id>.gbs",
-        example="fpga-plugin bitstream pull --auth ~/.docker/config.json \\\n"
-        "    registry.example:5000/fpga/store@sha256:<64 digits>",
-    )
-    parser.add_argument(
-        "reference",
-        metavar="REFERENCE",
-        type=_reference,
-        help="<host>/<repository>@sha256:<digits>, which always means the same, or :<tag>",
-    )
-    _dir_option(parser, default_store)
-    parser.add_argument(
-        "--auth",
-        metavar="FILE",
-        help="user and password by host, as `docker login` or a pull secret's .dockerconfigjson"
-        " has them",
-    )
-    parser.add_argument(
-        "--realm",
-        metavar="HOST",
-        action="append",
-        default=[],
-        help="another host that may see the registry's password, because it gives its tokens",
-    )
-    parser.add_argument("--ca", metavar="FILE", help="certificates of the registry's authority")
-    parser.add_argument(
-        "--plain-http", action="store_true", help="the registry has no TLS: anybody may listen"
-    )
-    parser.add_argument(
-        "--within",
-        metavar="SECONDS",
-        type=_number,
-        help="give up after so long; files that are there already are not fetched again",
-    )
-    parser.add_argument(
-        "--or-keep",
-        action="store_true",
-        help="if it fails, say why, leave the store as it is, and exit with 0: for what has to"
-        " start with whatever is there",
-    )
-    _trust_options(parser)
-    _json_option(parser)
-
-
-def _reference(text: str) -> Reference:
-    try:
-        return parse_reference(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_remove(commands: "Subparsers", default_store: str) -> None:
@@ -419,9 +356,7 @@ def _expiry(text: str) -> datetime:
 def _trust_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
-        choices=list(TrustMode),
-        type=_trust_mode,
-        metavar="any|digest|signed",
+        choices=[mode.value for mode in TrustMode],
         default=argparse.SUPPRESS,
         help="how a file must be trusted (default: FPGA_PLUGIN_TRUST)",
     )
@@ -431,13 +366,6 @@ def _trust_options(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="directory of public keys, *.pem (default: FPGA_PLUGIN_KEYS_DIR)",
     )
-
-
-def _trust_mode(text: str) -> TrustMode:
-    try:
-        return TrustMode(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not any, digest or signed") from None
 
 
 def _command(

@@ -103,6 +103,7 @@ def _progress(count: int) -> Callable[[int], None]:
 
 def table(nodes: "Sequence[NodeStatus]") -> str:
     """A line a node, their sum, and why nodes are missing."""
+    from fpga_plugin.columns import columns
     from fpga_plugin.operator.table import printable
 
     heads = ["NODE", "NAMESPACE", "STATE", "CARDS", "REGIONS", "USED", "FREE"]
@@ -124,11 +125,7 @@ def table(nodes: "Sequence[NodeStatus]") -> str:
         rows.append([name, space, state, *map(str, counts), printable(told.version)])
     answered = sum(one.summary is not None for one in nodes)
     rows.append([f"{answered} of {len(nodes)} nodes", "", "", *map(str, total), ""])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = columns(rows)
     for one in nodes:
         name = one.place.node or f"{one.place.namespace}/{one.place.pod}"
         if one.error:

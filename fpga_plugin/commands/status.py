@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import re
 import secrets
 import shutil
 import sys
@@ -20,7 +21,6 @@ from fpga_plugin.operator.table import (
     card_table,
     functions_table,
     history_table,
-    inspection_table,
     programmed_words,
     table,
 )
@@ -29,10 +29,18 @@ from fpga_plugin.operator.trouble import needs_somebody, problems
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  # has no other name
 
+LIST_HELP: Final = """\
+List the cards and regions of this node, what is on them, and what is
+missing. Only looks: nothing is touched, and no running plugin is asked.
+"""
+
 WATCH_SECONDS: Final = 1.0
 """Between two questions while somebody watches; nobody asks otherwise."""
 
 _CLEAR = "\x1b[H\x1b[J"  # cursor home, clear to the end of the screen (ECMA-48)
+_WITHOUT_DOMAIN: Final = re.compile(r"[0-9a-fA-F]{2}[:-][0-9a-fA-F]{2}\.[0-7]")
+"""A PCI address as lspci shows it."""
+
 _OPERATIONS: Final = {
     "drain": "give it to no new pod; pods that have it keep it",
     "undrain": "bring it back into service",
@@ -92,15 +100,34 @@ def add_card_parser(commands: "Commands") -> None:
         operation.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
 
-    inspect = operations.add_parser(
-        "inspect",
-        help="show what its hardware says now: AFU ids, error registers, what happened last",
-        description="Show what a card's hardware says now, beside what the plugin knows of it, and"
-        " what happened last to its regions. Reads only: no port is opened for it, and a container"
-        " that has a region does not notice.",
+    listed = operations.add_parser(
+        "list",
+        help="list the cards and regions of this node",
+        description=LIST_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    inspect.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
-    inspect.add_argument("--json", action="store_true", help="JSON instead of words")
+    listed.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    show = operations.add_parser(
+        "show",
+        help="show a card: functions, what would be done with it, what its hardware says now",
+        description="Show cards of this node: their PCI functions, and what the plugin would do"
+        " with each, as text to send to others. Of one card also what the plugin that runs here"
+        " says of it: its regions and their owners, AFU ids, error registers, what happened last."
+        " Reads only: it opens no device node, and a container that has a region does not notice.",
+    )
+    show.add_argument(
+        "card",
+        metavar="CARD",
+        nargs="?",
+        type=_card_id,
+        help="such as 0000-3b-00.0, or 0000:3b:00.0 (default: all)",
+    )
+    show.add_argument(
+        "--assumptions",
+        action="store_true",
+        help="also everything that the plugin takes for granted about it, and whether it holds",
+    )
+    show.add_argument("--json", action="store_true", help="JSON instead of text")
     program = operations.add_parser(
         "program",
         help="program a region of a drained card by hand, with a bitstream of the store",
@@ -114,24 +141,15 @@ def add_card_parser(commands: "Commands") -> None:
     program.add_argument("--json", action="store_true", help="JSON instead of words")
     functions = operations.add_parser(
         "functions",
-        help="show a card's PCI functions, their drivers and IOMMU groups",
-        description="Show a card's PCI functions: which is virtual, which driver and which IOMMU"
-        " group each has. On a card that is out of service (`card drain`), or that cannot be"
-        " served, make or remove the virtual ones.",
+        help="make or remove a card's virtual PCI functions",
+        description="Make or remove the virtual PCI functions of a card that is out of service"
+        " (`card drain`), or that cannot be served. `card show` shows them.",
     )
     functions.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
-    change = functions.add_mutually_exclusive_group()
+    change = functions.add_mutually_exclusive_group(required=True)
     change.add_argument("--make", action="store_true", help="make all that it can have")
     change.add_argument("--remove", action="store_true", help="remove those that it has")
     functions.add_argument("--json", action="store_true", help="JSON instead of a table")
-    check = operations.add_parser(
-        "check",
-        help="print what the plugin would do with each card and what it assumes; touches nothing",
-        description="Print what the plugin would do with each card of this node, and everything"
-        " that it takes for granted about it, as text to send back. Reads only: it opens no device"
-        " node, writes nothing and asks no running plugin.",
-    )
-    check.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
 def run_status(args: argparse.Namespace, settings: Settings) -> int:
@@ -153,27 +171,28 @@ def run_status(args: argparse.Namespace, settings: Settings) -> int:
 
 def _run_card(args: argparse.Namespace, settings: Settings) -> int:
     """Ask for an operation on a card, and print the card's state."""
-    if args.operation == "check":
-        from fpga_plugin.commands.check import run_check  # it looks at the node itself
+    if args.operation == "list":
+        from fpga_plugin.commands.card_list import run_list
 
-        return run_check(args, settings)
+        return run_list(args, settings)
+    if args.operation == "show":
+        from fpga_plugin.commands.card_show import run_show
+
+        return run_show(args, settings)
     if args.operation == "program":
         return _run_program(args, settings)
     if args.operation == "functions":
         return _run_functions(args, settings)
     body = {"operation": args.operation, "card": _card_id(args.card)}
     state = ask(settings.state_dir, "POST", "/card", body)
-    if args.operation == "inspect" and not args.json:
-        print(inspection_table(state, now=time.time(), width=_columns()))
-        return 0
     print(json.dumps(state, indent=2) if args.json else card_table(state))
     return 0
 
 
 def _run_functions(args: argparse.Namespace, settings: Settings) -> int:
-    """Ask for a card's PCI functions, after a change of the virtual ones if asked for."""
-    word = "-make" if args.make else "-remove" if args.remove else ""
-    body = {"operation": f"functions{word}", "card": _card_id(args.card)}
+    """Have a card's virtual PCI functions made or removed; print those that it has then."""
+    word = "make" if args.make else "remove"
+    body = {"operation": f"functions-{word}", "card": _card_id(args.card)}
     found = ask(settings.state_dir, "POST", "/card", body)
     if args.json:
         print(json.dumps(found, indent=2))
@@ -215,8 +234,9 @@ def _columns() -> int:
 
 def _card_id(text: str) -> str:
     """A card's id, of its PCI address in either spelling; what is none is for the plugin to say."""
+    whole = f"0000:{text}" if _WITHOUT_DOMAIN.fullmatch(text) else text
     try:
-        return PciAddress.parse(text).card_id
+        return PciAddress.parse(whole).card_id
     except ValueError:
         return text
 

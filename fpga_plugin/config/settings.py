@@ -23,14 +23,13 @@ from fpga_plugin.config.values import (
     Advertise,
     BackendKind,
     CardSelection,
+    CdiDevices,
     Exposure,
-    HostPaths,
     HttpAddress,
     LogFormat,
     LogLevel,
     Mode,
     RecoveryPolicy,
-    RegistrationWay,
     SandboxMode,
     ScrubPolicy,
     SimulatedGroup,
@@ -43,7 +42,7 @@ from fpga_plugin.config.values import (
     parse_bool,
     parse_card_list,
     parse_cards,
-    parse_host_paths,
+    parse_cdi_devices,
     parse_http_address,
     parse_http_hosts,
     parse_namespaces,
@@ -67,13 +66,13 @@ __all__ = [
     "Advertise",
     "BackendKind",
     "CardSelection",
+    "CdiDevices",
     "Exposure",
     "HttpAddress",
     "LogFormat",
     "LogLevel",
     "Mode",
     "RecoveryPolicy",
-    "RegistrationWay",
     "SandboxMode",
     "ScrubPolicy",
     "Setting",
@@ -291,15 +290,6 @@ class Settings:
             )
         },
     )
-    registration: RegistrationWay = _setting(
-        "FPGA_PLUGIN_REGISTRATION",
-        "kubelet-socket",
-        choice(RegistrationWay),
-        allowed_words(RegistrationWay),
-        "How kubelet hears of the device plugin. `kubelet-socket`: the plugin registers on "
-        "kubelet.sock. `plugin-watcher`: kubelet finds the plugin by its sockets in "
-        "`plugins_registry` of FPGA_PLUGIN_KUBELET_ROOT, as it finds CSI and DRA drivers.",
-    )
     cdi_dir: str = _setting(
         "FPGA_PLUGIN_CDI_DIR",
         "/var/run/cdi",
@@ -393,7 +383,7 @@ class Settings:
         "names of namespaces separated by commas, `*` for every one, or empty",
         "Whose pods may have the annotation `<prefix>/debug`: port errors are logged while such a "
         "pod has a region, and if its container fails, the region is kept as it is for a time, "
-        "owned by nobody and given to nobody, for `fpga-plugin card inspect` (docs/runbook.md).",
+        "owned by nobody and given to nobody, for `fpga-plugin card show` (docs/runbook.md).",
         empty="the annotation has no effect, and is not read",
     )
     debug_seconds: float = _setting(
@@ -404,25 +394,15 @@ class Settings:
         "The longest time for which a region is kept for debugging. The annotation may ask for "
         "less. At most one pod's regions are kept on a node at a time.",
     )
-    workloads_file: str | None = _optional(
-        "FPGA_PLUGIN_WORKLOADS",
+    cdi_devices: CdiDevices | None = _optional(
+        "FPGA_PLUGIN_CDI_DEVICES",
         "",
-        parse_path,
-        _OR_EMPTY,
-        "What containers get beside their devices, by resource or interface id: mounts, variables "
-        "and device nodes. YAML, or JSON where the name ends in `.json` (docs/workloads.md). Read "
-        "again when it changes; a wrong new version leaves the one before in force, and a wrong "
-        "first one adds nothing.",
-        empty="nothing",
-    )
-    host_paths: HostPaths | None = _optional(
-        "FPGA_PLUGIN_HOST_PATHS",
-        "",
-        parse_host_paths,
-        "absolute paths separated by commas, `:ro` behind those that may be read, or empty",
-        "Where the node has kubelet's directory, the plugin's state and the store, if the plugin's "
-        "container has them elsewhere: FPGA_PLUGIN_WORKLOADS may not mount them.",
-        empty="at the plugin's own paths",
+        parse_cdi_devices,
+        "`<resource>=<vendor>/<class>=<device>`, several separated by commas, or empty",
+        "CDI devices that containers get beside their FPGAs (docs/workloads.md). The resource is "
+        "the name with its interface id, with or without the domain (`region-<interface id>`), or "
+        "`*` for every resource. A resource may stand several times.",
+        empty="none",
     )
     state_dir: str = _setting(
         "FPGA_PLUGIN_STATE_DIR",

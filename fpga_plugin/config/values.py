@@ -4,15 +4,14 @@ A parser gets one variable's text and returns a typed value, or raises a `ValueE
 is wrong with it. It never quotes the text: `config.load_settings` does that, once, for all of them.
 """
 
-import os
 import re
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import NamedTuple, TypeVar
 
-from fpga_plugin.ids import CardId, InterfaceId, PciAddress, parse_interface_id
+from fpga_plugin.ids import CardId, InterfaceId, PciAddress, Resource, parse_interface_id
 
 E = TypeVar("E", bound=Enum)
 
@@ -33,6 +32,15 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti)?", re.ASCII)
 _ADDRESS = re.compile(r"(\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})", re.ASCII)
+_EVERY = "*"
+_ADDED_TO = re.compile(
+    rf"({_LABEL}(\.{_LABEL})*/)?(region|fpga|af)-[A-Za-z0-9._-]{{1,63}}", re.ASCII
+)
+_KIND = r"[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_CDI_DEVICE = re.compile(  # container-device-interface v1.1, pkg/parser
+    rf"(?P<vendor>{_KIND})/(?P<class>{_KIND})=[A-Za-z0-9]([A-Za-z0-9_.:-]{{0,125}}[A-Za-z0-9])?",
+    re.ASCII,
+)
 _GROUP = re.compile(r"([0-9]{1,6})x([0-9]{1,6})(?P<kinds>(?:\+[^+@]*)*)(?P<id>@.*)?", re.ASCII)
 
 
@@ -88,13 +96,6 @@ class Mode(Enum):
 
     DEVICE_PLUGIN = "device-plugin"
     DRA = "dra"
-
-
-class RegistrationWay(Enum):
-    """How kubelet hears of the device plugin."""
-
-    KUBELET_SOCKET = "kubelet-socket"
-    PLUGIN_WATCHER = "plugin-watcher"
 
 
 class TrustMode(Enum):
@@ -191,16 +192,25 @@ class HttpAddress(NamedTuple):
     port: int
 
 
-class HostPaths(NamedTuple):
-    """Directories by their paths on the node, which a container has elsewhere.
+@dataclass(frozen=True, slots=True)
+class CdiDevices:
+    """CDI devices that containers get beside their FPGAs.
 
     Attributes:
-        private: what no other container may see.
-        kept: what others may read.
+        items: resources, as the operator names them, each with the full name of one CDI device.
     """
 
-    private: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    items: tuple[tuple[str, str], ...] = ()
+
+    def of(self, resource: Resource) -> tuple[str, ...]:
+        """What containers get that have devices of this resource."""
+        # By its id, also where the resource has an alias: the setting says the same on every node.
+        name = replace(resource, alias=None).name
+        named = {_EVERY, name, name.partition("/")[2]}
+        return tuple(dict.fromkeys(device for of, device in self.items if of in named))
+
+
+NO_CDI_DEVICES = CdiDevices()
 
 
 def parse_bool(text: str) -> bool:
@@ -262,14 +272,24 @@ def parse_path(text: str) -> str:
     return text.rstrip("/") or "/"
 
 
-def parse_host_paths(text: str) -> HostPaths:
-    """Absolute paths, separated by commas; `:ro` behind those that others may read."""
-    private: list[str] = []
-    kept: list[str] = []
+def parse_cdi_devices(text: str) -> CdiDevices:
+    """`resource=vendor.com/class=name`, separated by commas."""
+    found = []
     for item in _items(text):
-        path = item.removesuffix(":ro")
-        (private if path == item else kept).append(os.path.normpath(parse_path(path)))
-    return HostPaths(tuple(private), tuple(kept))
+        resource, equals, device = item.partition("=")
+        if not equals:
+            raise ValueError("not <resource>=<vendor>/<class>=<device>")
+        if resource != _EVERY and not _ADDED_TO.fullmatch(resource):
+            raise ValueError("the resource is neither region-..., fpga-... or af-... nor *")
+        match = _CDI_DEVICE.fullmatch(device)
+        if match is None:
+            raise ValueError("what is added is no CDI device (<vendor>/<class>=<device>)")
+        if match["vendor"].startswith("k8s.") and match["class"] == "claim":
+            raise ValueError(
+                "CDI devices of the kind k8s.<driver>/claim belong to one ResourceClaim"
+            )
+        found.append((resource, device))
+    return CdiDevices(tuple(found))
 
 
 def parse_subdomain(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fpga_plugin.api.messages.v1beta1 import ContainerAllocateResponse
 from fpga_plugin.ids import PodUid, ResourceName
+from fpga_plugin.process.atomic_file import replace_file
 
 FILE_NAME = "kubelet_internal_checkpoint"
 
@@ -72,8 +73,5 @@ def write_checkpoint(
         "RegisteredDevices": {name: sorted(ids) for name, ids in registered.items()},
     }
     checksum = zlib.crc32(json.dumps(data).encode())
-    path = os.path.join(directory, FILE_NAME)
-    temporary = os.path.join(directory, f".{FILE_NAME}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump({"Data": data, "Checksum": checksum}, file)
-    os.replace(temporary, path)
+    content = json.dumps({"Data": data, "Checksum": checksum})
+    replace_file(os.path.join(directory, FILE_NAME), [content.encode()])

@@ -37,10 +37,11 @@ from fpga_plugin.api.messages.v1beta1 import (
     RegistrationBase,
 )
 from fpga_plugin.demo.checkpoint import UNKNOWN_NODE
-from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, socket_path
+from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.serving.unix_socket import socket_path
 
 PRESTART_SECONDS = 30.0
 """Kubelet's limit of PreStartContainer, and the fork's of PostStopContainer."""

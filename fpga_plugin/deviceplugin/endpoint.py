@@ -14,9 +14,10 @@ from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
-from fpga_plugin.deviceplugin.sockets import listen, remove_socket, socket_identity
+from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.server import ClosingServer
+from fpga_plugin.serving.unix_socket import socket_identity
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""

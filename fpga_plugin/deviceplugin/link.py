@@ -12,7 +12,6 @@ from fpga_plugin.deviceplugin.registration import Epochs, Registration, Resource
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
-from fpga_plugin.deviceplugin.ways import KubeletSocket, PluginWatcher, Way
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.telemetry.instruments import Labels
 
@@ -30,8 +29,6 @@ class KubeletLink:
         kubelet_dir: kubelet's device plugin directory. While it is missing or cannot be written the
             service waits for it and says so in `status`; call `sockets.check_directory` first to
             refuse the start instead.
-        watcher_root: kubelet's root directory, where it finds the plugin by its sockets in
-            plugins_registry; None: the plugin registers on kubelet.sock.
         on_call: is told of every answered call.
         timing: limits and delays.
     """
@@ -40,16 +37,12 @@ class KubeletLink:
         self,
         *,
         kubelet_dir: str,
-        watcher_root: str | None = None,
         on_call: CallObserver | None = None,
         timing: Timing | None = None,
     ) -> None:
         self._on_call = on_call
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
-        self._way: Way = KubeletSocket(kubelet_dir, self._timing.register)
-        if watcher_root is not None:
-            self._way = PluginWatcher(kubelet_dir, watcher_root, self._timing.found)
         self._calls: DevicePluginCalls | None = None
         self._epochs: Epochs | None = None
         self._registrations: dict[ResourceName, Registration] = {}
@@ -133,7 +126,6 @@ class KubeletLink:
                 resource,
                 calls,
                 self._directory,
-                way=self._way,
                 timing=self._timing,
                 epochs=epochs,
                 on_call=self._on_call,

@@ -21,19 +21,19 @@ A registration counts once the stream is open: Register's OK alone says little.
 """
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
+from fpga_plugin.deviceplugin.register import register
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
-from fpga_plugin.deviceplugin.ways import Way
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.telemetry.instruments import Counter
@@ -47,8 +47,6 @@ class Timing:
 
     Attributes:
         register: how long Register may take; kubelet dials us within it (its own limit is 10 s).
-        found: how long kubelet may take to find a socket in plugins_registry: its plugin manager
-            waits up to 122 s after failures.
         stream: how long after Register's answer kubelet may take to open ListAndWatch.
         steady: a life at least this long was a success, and what follows starts without delay.
         first_delay: before the second attempt; doubles with each further one.
@@ -57,7 +55,6 @@ class Timing:
     """
 
     register: float = 10.0
-    found: float = 150.0
     stream: float = 5.0
     steady: float = 5.0
     first_delay: float = 0.1
@@ -89,7 +86,6 @@ class Registration:
         calls: DevicePluginCalls,
         directory: KubeletDirectory,
         *,
-        way: Way,
         timing: Timing,
         epochs: "Epochs",
         on_call: CallObserver | None = None,
@@ -97,7 +93,6 @@ class Registration:
         self._resource = resource
         self._calls = calls
         self._directory = directory
-        self._way = way
         self._timing = timing
         self._epochs = epochs
         self._on_call = on_call
@@ -136,7 +131,7 @@ class Registration:
 
     async def run(self) -> None:
         """Register, and again whenever that is due, until cancelled."""
-        delays = _Delays(self._timing)
+        backoff = Backoff(self._timing.first_delay, self._timing.last_delay)
         with self._directory.listening(self._looked.set):
             while True:
                 epoch = await self._kubelet()
@@ -149,7 +144,10 @@ class Registration:
                 except Exception:  # noqa: BLE001  # a defect must not end the registrations for good
                     self._problem = "an error in fpga-plugin: see its log"
                     self._log.exception("unexpected error in a registration")
-                delay = delays.after(asyncio.get_running_loop().time() - began)
+                delay = backoff.delay()
+                if asyncio.get_running_loop().time() - began >= self._timing.steady:
+                    backoff.reset()
+                    delay = 0.0
                 self._log.warning(
                     "not registered with kubelet", reason=self._problem, retry_in=round(delay, 3)
                 )
@@ -217,10 +215,12 @@ class Registration:
                     self._look = look
                     look()
                     began = asyncio.get_running_loop().time()
-                    async with self._way.announced(self._resource, endpoint.name):
-                        self._registered = True
-                        await self._streaming(endpoint, began)
-                        await endpoint.streams.lost.wait()
+                    await register(
+                        self._directory.path, self._resource, endpoint.name, self._timing.register
+                    )
+                    self._registered = True
+                    await self._streaming(endpoint, began)
+                    await endpoint.streams.lost.wait()
             raise NotRegisteredError("kubelet ended the stream of the device list")
         except TimeoutError:
             raise NotRegisteredError(outdated) from None
@@ -287,21 +287,3 @@ class Epochs:
         """Kubelet has the resource's list."""
         self.opened.add(resource)
         self._lives.stream_opened(resource)
-
-
-class _Delays:
-    """Exponential, with jitter, so that resources and nodes do not retry in step."""
-
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
-        self._next = timing.first_delay
-
-    def after(self, life: float) -> float:
-        """How long to wait after a life of so many seconds."""
-        first, last = self._timing.first_delay, self._timing.last_delay
-        if life >= self._timing.steady:
-            self._next = first
-            return 0.0
-        delay = self._next * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
-        self._next = min(self._next * 2, last)
-        return min(max(delay, first), last)

@@ -19,11 +19,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import Deadline
 from grpclib.server import Stream
-from h2.exceptions import ProtocolError
 
 from fpga_plugin.api.messages.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
+    CdiDevice,
     ContainerAllocateResponse,
     ContainerPreferredAllocationResponse,
     DeallocateRequest,
@@ -40,9 +40,10 @@ from fpga_plugin.api.messages.v1beta1 import (
 )
 from fpga_plugin.claims.calls import Allocation, Caller, DevicePluginCalls
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
-from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
+from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
 from fpga_plugin.serving.server import receive
+from fpga_plugin.serving.unary import WENT_AWAY, statuses
 
 SERVICE = "v1beta1.DevicePlugin"
 
@@ -53,10 +54,6 @@ OPTIONS = DevicePluginOptions(
     deallocate_required=True,
 )
 """All that kubelets of any kind may read; deviceplugin.proto tells why all four are true."""
-
-_WENT_AWAY = "the caller went away, or this endpoint ended"
-"""Nobody hears such a call's answer. h2 raises its ProtocolError where a stream that has ended is
-written to before its task was cancelled."""
 
 _LOGGED_DEVICES = 16
 
@@ -176,24 +173,17 @@ class Servicer:
         started = time.monotonic()
         status, message = Status.OK, ""
         try:
-            await served
-        except FpgaPluginError as error:
-            status, message = error.status, str(error)
-            raise GRPCError(status, message) from error
-        except ProtocolError as error:
-            status, message = Status.CANCELLED, _WENT_AWAY
-            raise GRPCError(status, message) from error
+            with statuses(call.method):
+                await served
+        except GRPCError as error:
+            status, message = error.status, error.message or ""
+            raise
         except asyncio.CancelledError:
             # Kubelet gave up or went away, or this endpoint ends. Nobody hears an answer.
             late = call.time_left == 0
             status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
-            message = "the call's time was up" if late else _WENT_AWAY
+            message = "the call's time was up" if late else WENT_AWAY
             raise
-        except Exception as error:
-            status = Status.INTERNAL
-            message = _unexpected(call.method)
-            self._log.exception("unexpected error in a call", method=call.method)
-            raise GRPCError(status, message) from error
         finally:
             # grpclib ends the answer when this returns, and waits for nothing before that: what the
             # log line costs, some 0.1 ms, kubelet does not wait for.
@@ -289,17 +279,9 @@ class Servicer:
 
     async def _list_and_watch(self, stream: _Stream) -> None:
         self._track()
-        try:
+        with statuses("ListAndWatch"):
             await receive(stream)
             await self._streams.feed(stream)
-        except FpgaPluginError as error:
-            self._log.warning("the device list cannot be sent", message=str(error))
-            raise GRPCError(error.status, str(error)) from error
-        except ProtocolError as error:
-            raise GRPCError(Status.CANCELLED, _WENT_AWAY) from error
-        except Exception as error:
-            self._log.exception("unexpected error in a call", method="ListAndWatch")
-            raise GRPCError(Status.INTERNAL, _unexpected("ListAndWatch")) from error
 
     def _track(self) -> None:
         task = asyncio.current_task()
@@ -332,6 +314,7 @@ def _container_response(given: Allocation) -> ContainerAllocateResponse:
             )
             for mount in given.mounts
         ],
+        cdi_devices=[CdiDevice(name=name) for name in given.cdi_devices],
     )
 
 
@@ -340,7 +323,3 @@ def _device_id(text: str) -> DeviceId | None:
         return parse_device_id(text)
     except ValueError:
         return None
-
-
-def _unexpected(method: str) -> str:
-    return f"{method} failed because of an error in fpga-plugin: see its log"

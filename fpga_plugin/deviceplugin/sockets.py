@@ -12,14 +12,11 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import structlog
 
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError
-from fpga_plugin.process.file_identity import life_of
-from fpga_plugin.serving.fixed_socket import SUN_PATH
+from fpga_plugin.serving.unix_socket import listen_on, socket_identity, socket_path
 
 KUBELET_SOCKET = "kubelet.sock"
 """Where kubelet serves Registration (k8s.io/kubelet deviceplugin/v1beta1/constants.go)."""
@@ -27,10 +24,6 @@ KUBELET_SOCKET = "kubelet.sock"
 OWN_SOCKET = re.compile(r"fpga-plugin-[0-9]+-[0-9]+\.sock", re.ASCII)
 """Whole names of the sockets that this plugin makes, and the only ones that it removes."""
 
-LONGEST_SOCKET_NAME = "fpga-plugin-4194304-99999999.sock"
-"""No name that `listen` makes is longer: a process id of seven digits (kernel.pid_max)."""
-
-_BACKLOG = 16
 _log = structlog.get_logger()
 _numbers = itertools.count(int.from_bytes(os.urandom(3), "big"))
 
@@ -64,72 +57,27 @@ def check_directory(directory: str) -> None:
         )
 
 
-@contextmanager
-def socket_path(directory: str, name: str) -> Iterator[str]:
-    """A path to a socket that is short enough for the kernel, however deep the directory is.
-
-    Raises:
-        OSError: the path is too long and the directory cannot be opened.
-    """
-    path = os.path.join(directory, name)
-    if len(os.fsencode(path)) <= SUN_PATH:
-        yield path
-        return
-    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{name}"
-    finally:
-        os.close(descriptor)
-
-
 def listen(directory: str) -> tuple[socket.socket, str]:
     """A listening socket under a name that was not there before; returns both.
 
     Raises:
         KubeletDirectoryError: it cannot be made.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # The file's mode comes from the socket's (net/unix/af_unix.c, unix_bind): no window in
-        # which others may connect, and no process-wide umask.
-        os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)
-        name = _bind(listener, directory)
-        listener.listen(_BACKLOG)
+        while True:
+            name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
+            try:
+                with socket_path(directory, name) as path:
+                    return listen_on(path), name
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
     except OSError as error:
-        listener.close()
         check_directory(directory)
         raise KubeletDirectoryError(
             f"no socket can be made in kubelet's directory '{directory}': {error.strerror}",
             hint="mount the hostPath without readOnly and run the plugin as root",
         ) from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener, name
-
-
-def _bind(listener: socket.socket, directory: str) -> str:
-    while True:
-        name = f"fpga-plugin-{os.getpid()}-{next(_numbers)}.sock"
-        try:
-            with socket_path(directory, name) as path:
-                listener.bind(path)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return name
-
-
-def socket_identity(directory: str, name: str) -> str | None:
-    """What tells one life of a socket file from the next; None where there is no such socket."""
-    try:
-        found = os.stat(os.path.join(directory, name), follow_symlinks=False)
-    except OSError:
-        return None
-    if not stat.S_ISSOCK(found.st_mode):
-        return None
-    return life_of(found)
 
 
 def remove_socket(directory: str, name: str) -> None:

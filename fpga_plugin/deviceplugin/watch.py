@@ -13,8 +13,9 @@ from contextlib import contextmanager
 
 import structlog
 
-from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, OWN_SOCKET, socket_identity
+from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, OWN_SOCKET
 from fpga_plugin.process.watcher import Look, Watcher, hint_for
+from fpga_plugin.serving.unix_socket import socket_identity
 
 _WITHOUT_INOTIFY = 1.0
 """Seconds between looks where the node has no inotify instances or watches left."""

@@ -3,10 +3,7 @@
 One file a claim (cncf-tags/container-device-interface, spec 0.5.0, in which names may begin with a
 digit), one device in it for each device of the claim. The directory is empty after a reboot, so the
 files are written anew at each Prepare and at each start of the plugin. A runtime drops a file that
-it does not understand, and a container whose device is in none does not start. What the operator
-adds to containers (`workloads`) is in it too, as it was when the file was written. While that
-cannot be read, a file that has the claim's devices already is not written anew: it would lose what
-the operator adds, and so would each container that starts again.
+it does not understand, and a container whose device is in none does not start.
 """
 
 import contextlib
@@ -14,10 +11,9 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
-import structlog
 
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.dra.names import device_name
@@ -35,41 +31,9 @@ from fpga_plugin.ids import (
 )
 from fpga_plugin.ledger.records import Claim, Holder
 
-if TYPE_CHECKING:
-    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
-
 VERSION: Final = "0.5.0"
 
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
-
-
-MAX_BYTES: Final = 1 << 20
-"""Of a file that is looked at; ours have some KiB."""
-
-log = structlog.get_logger()
-
-
-class _Edits(msgspec.Struct):
-    env: list[str] = []
-
-
-class _Device(msgspec.Struct):
-    name: str
-    containerEdits: _Edits  # noqa: N815  # the specification's own name
-
-    def core(self) -> tuple[str, list[str]]:
-        """Which device it is, and its nodes as its variables tell them: workloads set none."""
-        return self.name, [line for line in self.containerEdits.env if _TELLING.match(line)]
-
-
-class _File(msgspec.Struct):
-    """Of a file as it was written what tells the devices."""
-
-    devices: list[_Device]
-
-
-# Made at import: see pods/checkpoint.py.
-_FILE: Final = msgspec.json.Decoder(_File)
 
 
 class CdiError(FpgaPluginError):
@@ -82,14 +46,10 @@ class CdiFiles:
     Args:
         directory: where the runtime looks for generated files.
         driver: our name, which is in the names of files and devices.
-        workloads: what containers get beside their devices; None: nothing.
     """
 
-    def __init__(
-        self, directory: str, driver: str, workloads: "WorkloadsFile | None" = None
-    ) -> None:
+    def __init__(self, directory: str, driver: str) -> None:
         self._directory = directory
-        self._workloads = workloads
         self.driver = driver
         self._one = threading.Lock()
         self._name = re.compile(rf"k8s\.{re.escape(driver)}-claim_([A-Za-z0-9-]+)\.json")
@@ -112,12 +72,9 @@ class CdiFiles:
         path = self.of(holder)
         # The runtime reads *.json and *.yaml only.
         new = f"{path}.new"
-        planned = self._content(holder, claims)
-        content = _ENCODER.encode(planned)
+        content = _ENCODER.encode(self._content(holder, claims))
         try:
             with self._one:
-                if (problem := self._problem) and _has(path, planned):
-                    return
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
                 with open(new, "wb") as file:
@@ -130,20 +87,6 @@ class CdiFiles:
                 f"{path} cannot be written: {error.strerror}",
                 hint="mount the node's directory for CDI files there, and see FPGA_PLUGIN_CDI_DIR",
             ) from error
-        if problem:
-            log.warning(
-                "claim's file has not what the workloads file may add",
-                claim=holder.uid,
-                error=problem,
-                hint="mend the workloads file; containers of new claims get it then",
-            )
-
-    @property
-    def _problem(self) -> str:
-        """Why it is not known what the operator adds to containers; empty: it is."""
-        if self._workloads is None or self._workloads.content.entries:
-            return ""  # by the last good version
-        return self._workloads.problem
 
     def remove(self, path: str) -> None:
         """No container starts with the devices of the claim whose file it is.
@@ -197,20 +140,13 @@ class CdiFiles:
                 {
                     "name": f"{holder.uid}-{device_name(device)}",
                     "containerEdits": _edits(
-                        self._allocation(granted[device]),
+                        _allocation(granted[device]),
                         [variables[request] for request in holder.requests.get(device, ())],
                     ),
                 }
                 for device in holder.devices
             ],
         }
-
-    def _allocation(self, claim: Claim) -> Allocation:
-        resource = Resource.parse(claim.resource)
-        given = Allocation.of(resource, claim.grants)
-        if self._workloads is None:
-            return given
-        return given.plus(self._workloads.content.extras(resource))
 
 
 def device_id(holder: Holder, device: DeviceId) -> str:
@@ -229,16 +165,8 @@ def request_variable(request: str) -> str:
     )
 
 
-def _has(path: str, planned: Mapping[str, Any]) -> bool:
-    """Whether a file has the devices that are planned, whatever else it adds to containers."""
-    try:
-        with open(path, "rb") as file:
-            there = _FILE.decode(file.read(MAX_BYTES))
-    except (OSError, msgspec.DecodeError):
-        return False
-    return [one.core() for one in there.devices] == [
-        one.core() for one in msgspec.convert(planned, _File).devices
-    ]
+def _allocation(claim: Claim) -> Allocation:
+    return Allocation.of(Resource.parse(claim.resource), claim.grants)
 
 
 def _variables(request: str, claims: Iterable[Claim]) -> Mapping[str, str]:
@@ -286,6 +214,3 @@ def _edits(given: Allocation, of_requests: Iterable[Mapping[str, str]]) -> Mappi
 
 
 _OF_REQUEST: Final = re.compile(r"FPGA_DEVICE_[0-9]+|FPGA_DEVICES_.*", re.ASCII)
-
-_TELLING: Final = re.compile(r"FPGA_(?!DEVICE_[0-9]+=|DEVICES_)", re.ASCII)
-"""Lines of a device's variables that tell its nodes; the others repeat them in another order."""

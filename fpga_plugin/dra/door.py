@@ -8,18 +8,18 @@ starts finds them by itself.
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.config.settings import Advertise, Settings
+from fpga_plugin.config.values import NO_CDI_DEVICES
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
 from fpga_plugin.dra.kept import KeptFiles
 from fpga_plugin.dra.life import ClaimLife
-from fpga_plugin.dra.nodecheck import NodeCheck
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.dra.record import ClaimRecord
@@ -28,6 +28,7 @@ from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Wanted
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import SettingsError
+from fpga_plugin.pods.nodecheck import NodeCheck, for_claims
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Preparer
@@ -43,9 +44,6 @@ from fpga_plugin.serving.fixed_socket import (
 from fpga_plugin.serving.registry import Info, RegistrySocket, Reoffer
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
-
-if TYPE_CHECKING:
-    from fpga_plugin.workloads.file import WorkloadsFile  # imports YAML: only where there is one
 
 log = structlog.get_logger()
 
@@ -116,7 +114,6 @@ class DraDoor:
         permission: the operator's policy.
         recorder: makes Events.
         leftovers: what pods have by the device plugin API.
-        workloads: what containers get beside their devices; None: nothing.
 
     Attributes:
         registered: set while kubelet has the driver.
@@ -133,15 +130,13 @@ class DraDoor:
         permission: Permission,
         recorder: EventRecorder,
         leftovers: DevicePluginLeftovers,
-        *,
-        workloads: "WorkloadsFile | None" = None,
     ) -> None:
         assert settings.node_name is not None, "checked before"
         self._settings = settings
         driver, root = settings.resource_prefix, settings.kubelet_root
         self.registered = asyncio.Event()
         self.problem = ""
-        files = CdiFiles(settings.cdi_dir, driver, workloads)
+        files = CdiFiles(settings.cdi_dir, driver)
         self._kept = KeptFiles(operations.ledger, files)
         claims = Claims(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
@@ -155,6 +150,7 @@ class DraDoor:
             wishes=Wishes(operations.ledger, wants, settings.kubeconfig),
             permission=permission,
             files=files,
+            cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         self.reconciler = ClaimReconciler(
             operations,
@@ -171,7 +167,9 @@ class DraDoor:
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
         self.life.tell_scheduler = self.slices.caught_up
-        self.node = NodeCheck(settings.kubeconfig, settings.node_name, warn=recorder.node_unsuited)
+        self.node = NodeCheck(
+            settings.kubeconfig, settings.node_name, judge=for_claims, warn=recorder.node_unsuited
+        )
         self._servicer = DraServicer(self.life, operations.ledger, settings.node_name, recorder)
         self._path = socket_path(settings)
         self._registry = RegistrySocket(

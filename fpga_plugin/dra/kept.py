@@ -5,10 +5,8 @@ claim's file. So the file goes when what was prepared is no longer there, or its
 elsewhere, and no container starts with another claim's region (invariant 10). It comes back with
 the next Prepare; of a card that was only not seen yet, with the card.
 
-At the start the files are written anew: they may have been lost. While the workloads file is wrong,
-one that is there with these devices stays as it is: what it adds to containers is not known. That
-of a claim that was adopted stays, and none is written: what its region holds is not known
-(docs/architecture.md).
+At the start the files are written anew: they may have been lost. That of a claim that was adopted
+stays, and none is written: what its region holds is not known (docs/architecture.md).
 """
 
 import asyncio

@@ -29,6 +29,7 @@ from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.claims.gate import last_look
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
+from fpga_plugin.config.values import NO_CDI_DEVICES, CdiDevices
 from fpga_plugin.dra.cdi import CdiFiles, device_id
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
 from fpga_plugin.dra.wishes import Wishes
@@ -40,7 +41,7 @@ from fpga_plugin.errors import (
     PortInUseError,
     RefusedError,
 )
-from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, ResourceName
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
 from fpga_plugin.ledger.holders import HeldError, unknown_device
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Holder, Prepared
@@ -73,7 +74,7 @@ class PreparedDevice:
 
     requests: tuple[str, ...]
     device: DeviceId
-    cdi_id: str
+    cdi_ids: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class ClaimLife:
         wishes: tells what their regions are to become.
         permission: the operator's policy.
         files: for the container runtime.
+        cdi_devices: what the operator adds.
 
     Attributes:
         doubted: is told of a claim of which kubelet's record has to be looked at again: it keeps
@@ -127,6 +129,7 @@ class ClaimLife:
         wishes: Wishes,
         permission: Permission,
         files: CdiFiles,
+        cdi_devices: CdiDevices = NO_CDI_DEVICES,
     ) -> None:
         self._operations = operations
         self._ledger = operations.ledger
@@ -137,6 +140,7 @@ class ClaimLife:
         self._wishes = wishes
         self._permission = permission
         self._files = files
+        self._cdi_devices = cdi_devices
         self._work: dict[ClaimUid, _Work] = {}
         self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
         self._changed = asyncio.Event()
@@ -200,7 +204,14 @@ class ClaimLife:
                 f"{ref}: {why}", hint="it changed after it was prepared; kubelet asks again"
             )
         return tuple(
-            PreparedDevice(holder.requests.get(device, ()), device, device_id(holder, device))
+            PreparedDevice(
+                holder.requests.get(device, ()),
+                device,
+                (
+                    device_id(holder, device),
+                    *self._cdi_devices.of(Resource.parse(self._ledger.claims[device].resource)),
+                ),
+            )
             for device in holder.devices
         )
 
@@ -225,7 +236,7 @@ class ClaimLife:
         """Whether what was prepared for a claim in this boot still is as it was left."""
         ledger = self._ledger
         return not ledger.fallen(holder) and not any(
-            ledger.trouble(region)
+            ledger.bars_work(region)
             for device in holder.devices
             for region in ledger.claims[device].grants
         )
@@ -526,7 +537,7 @@ class ClaimLife:
     def _to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.trouble(region):
+        if record.condition in CLEAN or self._ledger.bars_work(region):
             return False
         if self._ledger.region_claim(region) is not None:
             return False  # somebody else's by now, who gets it scrubbed

@@ -111,7 +111,8 @@ class ClaimReconciler:
         )
 
     def kubelet_seen(self) -> None:
-        """A life of kubelet registered the driver."""
+        """A life of kubelet registered the driver: nothing is touched before its record is read."""
+        self._queue.unsync()
         self._wake.set()
 
     def _doubt(self, _uid: ClaimUid) -> None:

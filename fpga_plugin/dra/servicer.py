@@ -109,7 +109,7 @@ class DraServicer:
             request_names=list(one.requests),
             pool_name=self._pool,
             device_name=device_name(one.device),
-            cdi_device_ids=[one.cdi_id],
+            cdi_device_ids=list(one.cdi_ids),
         )
 
     async def _unprepare(

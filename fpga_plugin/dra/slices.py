@@ -18,8 +18,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from fpga_plugin.api.mirror import Backoff, Mirror
+from fpga_plugin.api.mirror import Mirror
 from fpga_plugin.api.rest import ApiServerError, Session, decoded, session
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.dra.pool import (
     COLLECTION,
     Plan,

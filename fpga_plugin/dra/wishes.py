@@ -58,7 +58,7 @@ class Wishes:
     async def _of_pod(self, claim: ResourceClaim) -> dict[RegionId, Wish]:
         """What the containers ask for in their environment that share the claim."""
         assert claim.pod is not None, "asked for only then"
-        from fpga_plugin.pods.apiserver import ApiServer  # lightkube: where needed
+        from fpga_plugin.pods.apiserver import ApiServer  # where needed
 
         name, uid = claim.pod
         server = ApiServer(self._kubeconfig, call_seconds=CALL_SECONDS)

@@ -192,6 +192,13 @@ class Backend(Protocol):
             HardwareError: they cannot be read.
         """
 
+    def clear_errors(self, card: Card) -> Mapping[str, int]:
+        """Clear error registers of the card as a whole; returns those that were, by name.
+
+        For the card's thread: waits for a PR. Never raises for what the card answers: an error
+        that stays is seen by `health`.
+        """
+
     def clear_memory(self, card: Card) -> None:
         """Clear the card's on-card memory, of all its regions at once; up to 5 s a bank.
 

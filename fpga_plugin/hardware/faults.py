@@ -14,6 +14,11 @@ class FaultKind(enum.Enum):
     TRANSIENT = "retry"
     """It may pass, as heat does. Work that failed under it is tried again when it has passed."""
 
+    CURABLE = "scrub"
+    """A tenant's image may have caused it, and a scrub may end it: an accelerator that no longer
+    answers behind a port that does. Nobody gets the region meanwhile, but it may be worked on. What
+    the region shows after the blank bitstream was programmed decides."""
+
     LASTING = "none"
     """Only the operator can help. Work that fails under it leaves the region FAULTED."""
 
@@ -29,3 +34,12 @@ class Fault:
 
     kind: FaultKind
     message: str
+
+    @property
+    def stops_work(self) -> bool:
+        """Whether it also forbids to scrub and to program; every fault forbids to offer."""
+        return self.kind is not FaultKind.CURABLE
+
+    def lifts(self, before: "Fault") -> bool:
+        """Whether a region may be worked on now that it has this fault in place of `before`."""
+        return before.stops_work and not self.stops_work

@@ -31,21 +31,21 @@ from fpga_plugin.pods.cgroup import Cgroup
 class Claims(LedgerState):
     """The ledger's steps on the side of kubelet."""
 
-    def kubelet_epoch(self, epoch: str) -> bool:
-        """A life of kubelet; returns whether it is another than before.
+    def kubelet_epoch(self, epoch: str) -> None:
+        """A life of kubelet, which may be another than before.
 
         Between its start and our registration kubelet starts containers without PreStart, so every
-        claim may have been used, and PostStops of before cannot be counted any more.
+        claim may have been used, and PostStops of before cannot be counted any more. Holds even if
+        it cannot be written.
         """
         if epoch == self.epoch:
-            return False
+            return
         change = Change(epochs={Epoch.KUBELET: epoch}, strays=dict.fromkeys(self.strays, 0))
         for device, claim in self.claims.items():
             if not claim.exposed:
                 change.claims[device] = replace(claim, exposed=True)
             self._use(change, self.users(claim))
         self._commit(change)
-        return True
 
     @staticmethod
     def _use(change: Change, tenancies: Iterable[Tenancy]) -> None:
@@ -358,7 +358,11 @@ class Claims(LedgerState):
             change.claims[claim.device] = replace(claim, pod=pod)
         for one in self.users(claim):
             key = replace(one.key, pod=pod)
-            now = replace(one, key=key, cgroups=tuple(dict.fromkeys([*one.cgroups, *cgroups])))
+            # Beside the pod's there is one without a name where its end could not be written.
+            same = [each for each in (self.tenancies.get(key), one) if each is not None]
+            cgroups = tuple(dict.fromkeys([*(c for each in same for c in each.cgroups), *cgroups]))
+            used = any(each.used for each in same)
+            now = replace(one, key=key, used=used, cgroups=cgroups)
             if now != one:
                 change.tenancies |= {one.key: None, key: now}
 
@@ -380,7 +384,7 @@ class Claims(LedgerState):
             change.claims[device] = replace(
                 claim, touched=True, prestarts=claim.prestarts + 1, epoch=epoch
             )
-        self._learn(change)
+        self._commit(change)
 
     def poststop_seen(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         """Count a PostStop; returns the devices for which they balance the PreStarts.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.ids import AfuId, CardId, RegionId
@@ -16,6 +17,9 @@ from fpga_plugin.ledger.records import (
     TenantImage,
 )
 from fpga_plugin.ledger.state import Begun, LedgerState
+
+LONGEST_REASON: Final = 4096
+"""Characters of what a region's record says; messages are shorter, but for what they quote."""
 
 BY_HAND = "an operator programmed it (`fpga-plugin card program`)"
 """The reason of a region that is PROGRAMMED and has no owner."""
@@ -47,14 +51,14 @@ class Conditions(LedgerState):
 
     def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
         """Somebody's image or state may be on them; holds even if it cannot be written."""
-        self._learn(_change(map(self.record, regions), Condition.DIRTY, reason))
+        self._commit(_change(map(self.record, regions), Condition.DIRTY, reason))
 
     def faulted(self, region: RegionId, reason: str) -> None:
         """The region cannot be used until an operator, or a rebind, mends it.
 
         Holds even if it cannot be written.
         """
-        self._learn(_change([self.record(region)], Condition.FAULTED, reason))
+        self._commit(_change([self.record(region)], Condition.FAULTED, reason))
 
     def another_blank(self, card: CardId) -> None:
         """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
@@ -71,7 +75,7 @@ class Conditions(LedgerState):
                 region.id
                 for region in (present.regions if present is not None else ())
                 if self.record(region.id).condition is Condition.FAULTED
-                and region.id not in self.failing
+                and ((fault := self.failing.get(region.id)) is None or not fault.stops_work)
                 and self.region_claim(region.id) is None
             ],
             reason,
@@ -151,7 +155,7 @@ class Conditions(LedgerState):
 
     def note_failure(self, region: RegionId, failure: str) -> None:
         """What a pod's status says of the containers that have a region; empty: none failed."""
-        debug = self.debugs.get(region)
+        failure, debug = _writable(failure), self.debugs.get(region)
         if debug is not None and debug.failure != failure:
             self._commit(Change(debugs={region: replace(debug, failure=failure)}))
 
@@ -185,11 +189,17 @@ def _change(
     records: Iterable[RegionRecord], condition: Condition, reason: str, afu_id: AfuId | None = None
 ) -> Change:
     change = Change()
+    reason = _writable(reason)
     for record in records:
         change.regions[record.region] = replace(
             record, condition=condition, reason=reason, afu_id=afu_id
         )
     return change
+
+
+def _writable(text: str) -> str:
+    """What any reader can read again, of whatever a message quotes."""
+    return text.encode(errors="replace").decode()[:LONGEST_REASON]
 
 
 def _disturbed(region: RegionId, what: str) -> NotFinishedError:

@@ -12,28 +12,25 @@ import os
 import sqlite3
 import stat
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import chain
 from typing import Final, Protocol
 
 import structlog
 
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ledger import history, rows
-from fpga_plugin.ledger.commits import CommitCount
+from fpga_plugin.ledger.doubt import doubted, twice_claimed
+from fpga_plugin.ledger.marker import MARKER_FILE, Marker
 from fpga_plugin.ledger.records import Change
-from fpga_plugin.ledger.salvage import salvaged, untold
 from fpga_plugin.process.file_identity import Inode, inode_at
 
 log = structlog.get_logger()
 
 JOURNAL_FILE: Final = "journal.sqlite3"
 """In the state directory."""
-
-_COMMITS_FILE: Final = "journal.commits"
-"""Beside it. Not named like it: whoever removes `journal.sqlite3*` removes one journal."""
 
 _FILES: Final = ("", "-wal", "-shm")
 """What the names of a database's files end with."""
@@ -68,24 +65,28 @@ class Journal:
     """`<state dir>/journal.sqlite3`. For the event loop's thread, `checkpoint` for any.
 
     Attributes:
-        snapshot: what it held when it was opened.
+        snapshot: what it held when it was opened, as far as it is believed.
+        doubt: why it is in doubt (`fpga_plugin.ledger.doubt`); empty: it is not.
         left_out: rows that made no sense and were taken out of it, for people.
         set_aside: where an unreadable predecessor was moved to, or a copy of it as it was.
-        reason: why an unreadable predecessor was moved there; empty where none was.
+        marker: what the last life of the plugin served.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, marker: Marker | None = None) -> None:
         """Open and read the journal; an unreadable one is moved aside and named in `set_aside`.
 
-        So is one that another version of the plugin wrote in another form. Of one that can be
-        read, rows that make no sense are left out (`salvage`).
+        One that can be read, and is in doubt, is rewritten with what is still believed of it.
+
+        Args:
+            path: the file.
+            marker: what the last life wrote of its journal; None: it lies beside this one.
 
         Raises:
             JournalError: the directory or the journal cannot be written.
         """
         self.path = path
+        self.doubt = ""
         self.set_aside: str | None = None
-        self.reason = ""
         self.left_out: tuple[str, ...] = ()
         self._inode: Inode | None = None
         self._log_inode: Inode | None = None
@@ -94,16 +95,14 @@ class Journal:
         self._writes = 0
         self._folded = -1  # how many were written when all was folded in; opening writes, too
         self._fold_failed = False
+        self.marker = marker or Marker(os.path.join(os.path.dirname(path), MARKER_FILE))
         try:
-            self._count = CommitCount(os.path.join(os.path.dirname(path), _COMMITS_FILE))
             try:
                 self._db, self.snapshot = self._open()
             except (sqlite3.DatabaseError, ValueError) as error:
                 if not _unreadable(error, path):
                     raise
-                # What is on the regions is then unknown, which is a state that the plugin handles:
-                # everything without an owner is dirty, and kubelet's records name the owners.
-                self.reason = str(error)
+                self.doubt = f"it was set aside: {error}"
                 self.set_aside = self._room_for_another()
                 for suffix in _FILES:
                     if os.path.exists(path + suffix):
@@ -180,58 +179,60 @@ class Journal:
         self._log_inode = inode_at(f"{self.path}-wal")
 
     def _load(self, db: sqlite3.Connection) -> Change:
-        loaded = self._complete(rows.load(db))
-        good = salvaged(loaded)
-        if good is not loaded:
-            self._rewrite(db, good.snapshot)
-            self.left_out = good.left_out
-        elif added := untold(loaded, lost=self._lost(loaded)):
-            # With the count: what is added once is never missing later.
-            self._commits += 1
-            self._run(db, rows.statements(added))
-            return replace(
-                loaded.snapshot,
-                epochs=loaded.snapshot.epochs | added.epochs,
-                images=loaded.snapshot.images | added.images,
+        loaded = rows.load(db)
+        claims = [claim for claim in loaded.snapshot.claims.values() if claim is not None]
+        twice = (f"claims on {card}, as a whole and by region" for card in twice_claimed(claims))
+        self.left_out = (*loaded.left_out, *twice)
+        self.doubt = self.doubt or self._doubt(loaded)
+        self._commits = max(loaded.commits, self.marker.counted)
+        identity, snapshot = loaded.identity, loaded.snapshot
+        if self.doubt or not identity:
+            # Of another id than before: whatever is a copy of it, or was put aside, is told apart.
+            identity = uuid.uuid4().hex
+            if self.doubt:
+                snapshot = doubted(snapshot, self.doubt)
+            self._rewrite(db, snapshot, identity, copy=bool(loaded.snapshot or loaded.left_out))
+        self.marker.begin(identity, self._commits)
+        return snapshot
+
+    def _doubt(self, loaded: rows.Loaded) -> str:
+        """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""
+        last, missing = self.marker.last, self.marker.counted - loaded.commits
+        if loaded.version != rows.SCHEMA_VERSION:
+            known = rows.SCHEMA_VERSION
+            return f"another version of the plugin wrote it (schema {loaded.version}, not {known})"
+        if self.left_out:
+            return f"{len(self.left_out)} of its rows make no sense, such as {self.left_out[0]}"
+        if last is None:
+            known_by_none = f"{self.marker.path} does not say whether it is the last life's"
+            return known_by_none if loaded.snapshot else ""
+        if last.journal != loaded.identity:
+            return f"the plugin last ran with another one, in {quote(last.state_dir)}"
+        if missing > 0:
+            return (
+                f"it lacks the last {missing} of {self.marker.counted} transactions: its"
+                " write-ahead log was lost or damaged, or an older copy put in its place"
             )
-        return good.snapshot
+        return ""
 
-    def _lost(self, loaded: rows.Loaded) -> str:
-        """What became of the journal before this one; empty: nothing, or there was none."""
-        if self.set_aside is not None:
-            return "the journal was set aside"
-        counted = self._count.found or 0
-        return "the journal" if counted > loaded.commits and not loaded.snapshot else ""
-
-    def _complete(self, loaded: rows.Loaded) -> rows.Loaded:
-        """What was read, with a word on what is missing where the last transactions are."""
-        counted = self._count.found
-        self._commits = max(loaded.commits, counted or 0)
-        if counted is None and loaded.commits:
-            missing = f"{self._count.path} does not say whether all transactions are there"
-        elif counted is not None and loaded.commits < counted and loaded.snapshot:
-            missing = (
-                f"the last {counted - loaded.commits} of {counted} transactions: the write-ahead"
-                " log was lost or damaged, or an older copy put in its place"
-            )
-        else:  # nothing is missing, or all of it, which is no more than a journal that was lost
-            return loaded
-        return replace(loaded, left_out=(*loaded.left_out, missing))
-
-    def _rewrite(self, db: sqlite3.Connection, snapshot: Change) -> None:
-        """Take out what was left out, all of it or nothing; a copy of before is kept."""
-        self.set_aside = self._room_for_another()
-        _create(self.set_aside)  # SQLite fills an empty file
-        db.execute("VACUUM INTO ?", (self.set_aside,))
-        self._run(db, rows.replacement(snapshot))
-
-    def _run(self, db: sqlite3.Connection, statements: Iterable[rows.Statement]) -> None:
+    def _rewrite(
+        self, db: sqlite3.Connection, snapshot: Change, identity: str, *, copy: bool
+    ) -> None:
+        """Make it say this and nothing else, all or nothing; a `copy` of before is kept."""
+        if copy:
+            self.set_aside = self._room_for_another()
+            _create(self.set_aside)  # SQLite fills an empty file
+            db.execute("VACUUM INTO ?", (self.set_aside,))
+        self._commits += 1
         db.execute("BEGIN IMMEDIATE")  # whoever closes the connection rolls it back
-        for statement, values in (*statements, rows.counted(self._commits)):
+        for statement, values in (
+            *rows.replacement(snapshot, identity),
+            rows.counted(self._commits),
+        ):
             db.executemany(statement, values)
+        db.execute(f"PRAGMA user_version = {rows.SCHEMA_VERSION}")
         db.execute("COMMIT")
         self._writes += 1
-        self._count.write(self._commits)
 
     def keep(self) -> None:
         """Put the journal back if somebody removed it; what cannot be mended now is logged."""
@@ -278,6 +279,7 @@ class Journal:
         os.replace(new, self.path)
         self._db = self._connect()
         self._set_up(self._db)
+        self.marker.renew(self._commits)
 
     def write(self, change: Change) -> None:
         """Make a change durable (`JournalWriter`)."""
@@ -287,7 +289,7 @@ class Journal:
         commits = self._commits + 1
         self._commit(chain(statements, (rows.counted(commits),)))
         self._commits = commits
-        self._count.write(commits)
+        self.marker.count(commits)
 
     def remember(self, entries: Sequence[history.Entry]) -> None:
         """Add to the history; no decision depends on it, so it is no counted transaction.
@@ -317,7 +319,12 @@ class Journal:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+        except ValueError as error:
+            raise JournalError(
+                f"journal {self.path}: a row could not be read again: {error}",
+                hint="please report this; the plugin's restart does without it",
+            ) from error
+        except (sqlite3.Error, OverflowError) as error:
             raise self._failed(error) from error
 
     def log_bytes(self) -> int:

@@ -1,8 +1,9 @@
 """The ledger: who has what, and what is on it. Pure state, no I/O but the journal's.
 
-Every method is one step: it checks, writes the change to the journal, and only then applies it, so
-that memory never knows more than a restart would. All methods belong to the event loop and take
-microseconds. What is advertised is derived from the ledger by `lists`.
+Every method is one step: it checks, and makes one change. What of it takes trust away holds at
+once, what gives trust once it is written (`trust`): memory is never less strict than what a restart
+would read. All methods belong to the event loop and take microseconds. What is advertised is
+derived from the ledger by `lists`.
 
 A claim is kept per device id. Ownership of a region follows from the claims on it and on its card;
 condition is a fact of its own (docs/architecture.md, "Two facts for each region").

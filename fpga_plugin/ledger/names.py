@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Mapping
 
+from fpga_plugin.errors import quote
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
@@ -19,6 +20,7 @@ from fpga_plugin.ids import (
     device_order,
     device_variable,
     kind_of,
+    parse_device_id,
     region_id,
 )
 
@@ -41,6 +43,19 @@ FUNCTIONS_HINT = (
     " as they are (docs/functions.md)"
 )
 """For a card that cannot be reprogrammed."""
+
+
+def parse_region_id(text: str) -> RegionId:
+    """A region's id.
+
+    Raises:
+        ValueError: it is none.
+    """
+    device = parse_device_id(text)
+    if is_card(device):
+        msg = f"{quote(text)} is no region"
+        raise ValueError(msg)
+    return RegionId(device)
 
 
 def resource_names(

@@ -70,7 +70,7 @@ class Presence(LedgerState):
         self._see(change, observed)
         self._seen.update(region.id for region in card.regions)
         try:
-            self._learn(change)
+            self._commit(change)
         finally:
             self._notify(card.id)
         return went & present.keys()
@@ -127,7 +127,7 @@ class Presence(LedgerState):
         if gone.clears_memory:
             change.debts[card] = True
         try:
-            self._learn(change)
+            self._commit(change)
         finally:
             self._notify(card)
 
@@ -150,22 +150,26 @@ class Presence(LedgerState):
         changed = False
         for region in present.regions:
             fault = failing.get(region.id)
-            if self.failing.get(region.id) == fault:
+            before = self.failing.get(region.id)
+            if before == fault:
                 continue
             changed = True
-            if fault is not None:
+            if fault is None:
+                del self.failing[region.id]
+            else:
                 self.failing[region.id] = fault
+            if before is None or (fault is not None and not fault.lifts(before)):
                 continue
-            del self.failing[region.id]
             record = self.record(region.id)
             free = self.region_claim(region.id) is None
             # A poisoned port that answers again was rebound: worth another scrub.
-            if record.condition is Condition.FAULTED or (free and record.condition in CLEAN):
+            unsure = free and record.condition in CLEAN and before.stops_work
+            if record.condition is Condition.FAULTED or unsure:
                 change.regions[region.id] = replace(
                     record, condition=Condition.DIRTY, reason="the hardware failed in between"
                 )
         try:
-            self._learn(change)
+            self._commit(change)
         finally:
             if changed:
                 self._notify(card)
@@ -202,7 +206,7 @@ class Presence(LedgerState):
                     afu_id=None,
                     reason="another process changed it",
                 )
-        self._learn(change)
+        self._commit(change)
         return found
 
     def set_drained(self, card: CardId, *, drained: bool) -> None:
@@ -210,10 +214,14 @@ class Presence(LedgerState):
 
         Holds over restarts, and for a card that is not there, too. What an operator programmed is
         DIRTY when its card is in service again.
+
+        Raises:
+            JournalError: it cannot be written. The card is out of service all the same, until the
+                plugin's end at least; it is not back in service.
         """
-        if (card in self.drained) == drained:
-            return
-        change = Change(drained={card: drained})
+        change = Change()
+        if (card in self.drained) != drained:
+            change.drained[card] = drained
         for record in tuple(self.regions.values()):
             by_hand = record.condition is Condition.PROGRAMMED and not drained
             if card_of(record.region) == card and by_hand and not self.region_claim(record.region):

@@ -364,3 +364,12 @@ class Change:
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
+
+    def __or__(self, later: "Change") -> "Change":
+        """Both in one, where `later` has the last word."""
+        return Change(
+            **{
+                each.name: getattr(self, each.name) | getattr(later, each.name)
+                for each in fields(self)
+            }
+        )

@@ -6,7 +6,7 @@ a line here; `SCHEMA_VERSION` goes up with it.
 
 What is read is checked like any foreign input: a row that this plugin would not have written is
 left out and told, instead of an error later on, or a container on a region that somebody else has.
-What one row alone does not show, `fpga_plugin.ledger.salvage` looks at.
+What is written is checked by the same parser, so that none of it is left out when it is read.
 """
 
 import sqlite3
@@ -29,7 +29,8 @@ from fpga_plugin.ids import (
     parse_device_id,
 )
 from fpga_plugin.ledger import history
-from fpga_plugin.ledger.names import card_of, is_card, names_kind_of
+from fpga_plugin.ledger.doubt import of_schema_3
+from fpga_plugin.ledger.names import card_of, is_card, names_kind_of, parse_region_id
 from fpga_plugin.ledger.records import (
     Change,
     Claim,
@@ -53,12 +54,22 @@ SCHEMA: Final = (
     " PRIMARY KEY (kind, key)) WITHOUT ROWID"
 )
 
+_LOANS: Final = 3
+"""The form before it, of the plugin's releases until eea44c1."""
+
+_GONE: Final = frozenset({"loans", "unreconciled"})
+"""Kinds that it had besides: `of_schema_3` reads the one, and the other is asked at each start."""
+
+_INSERT: Final = "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)"
+
 Statement: TypeAlias = tuple[str, Sequence[tuple[str, ...]]]
 """SQL, and the rows to run it with."""
 
 _COMMITS: Final = "commits"
-"""The one row that is no field of `Change`: `fpga_plugin.ledger.commits` says what for."""
+_IDENTITY: Final = "identity"
+"""The rows that are no fields of `Change`: `fpga_plugin.ledger.marker` says what for."""
 
+_ID_LENGTH: Final = 32
 _MAX_DIGITS: Final = 18
 """Of that number: 30 million years of a thousand transactions a second."""
 
@@ -74,11 +85,15 @@ class Loaded:
         snapshot: of the rows that make sense.
         left_out: what the others are, for people.
         commits: how many transactions made it, as it says itself; 0 where it does not.
+        identity: which journal it is; empty where it does not say.
+        version: of the form of its rows.
     """
 
     snapshot: Change
     left_out: tuple[str, ...] = ()
     commits: int = 0
+    identity: str = ""
+    version: object = SCHEMA_VERSION
 
 
 def prepare(db: sqlite3.Connection) -> None:
@@ -100,7 +115,7 @@ def prepare(db: sqlite3.Connection) -> None:
         if sql not in _tables(db):  # an earlier version's journal has none
             db.execute(sql)
     # A file that can be read and not written is better known now than by the first Allocate.
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION if new else _version(db)}")
     db.execute("COMMIT")
 
 
@@ -115,44 +130,52 @@ def check(db: sqlite3.Connection) -> None:
     if verdict != "ok":
         msg = f"it is damaged: {quote(verdict)}"
         raise ValueError(msg)
-    if (version := _version(db)) != SCHEMA_VERSION:
-        msg = f"another version of the plugin wrote it (schema {version}, not {SCHEMA_VERSION})"
-        raise ValueError(msg)
     if {*_tables(db), *history.SCHEMA} != {SCHEMA, *history.SCHEMA}:
         msg = "its tables are not those that the plugin makes"
         raise ValueError(msg)
 
 
 def load(db: sqlite3.Connection) -> Loaded:
-    """Read everything.
+    """Read everything; of another version's form, what this one understands.
 
     Raises:
         sqlite3.Error: it cannot be read.
     """
     snapshot = Change()
     left_out: list[str] = []
-    commits = 0
-    for kind, key, value in db.execute("SELECT kind, key, value FROM journal"):
+    itself: dict[object, Any] = {_COMMITS: 0, _IDENTITY: ""}
+    version = _version(db)
+    found = db.execute("SELECT kind, key, value FROM journal").fetchall()
+    for kind, key, value in found:
         try:
-            if kind == _COMMITS:
-                commits = _commits(key, value)
+            if kind in itself:
+                itself[kind] = _ABOUT[kind](value) if key == "" else _nonsense(key)
                 continue
-            parsed, content = _parse(kind, key, value)
+            if kind in _GONE and version == _LOANS:
+                continue
+            parsed, content = _parse(kind, key, value, exactly=version == SCHEMA_VERSION)
         except (ValueError, RecursionError) as error:
             left_out.append(f"{_shown(kind)} {quote(key)}: {_shown(error)}")
         else:
             getattr(snapshot, kind)[parsed] = content
-    return Loaded(snapshot, tuple(left_out), commits)
+    if version == _LOANS:
+        snapshot = of_schema_3(snapshot, found)
+    return Loaded(snapshot, tuple(left_out), itself[_COMMITS], itself[_IDENTITY], version)
 
 
-def replacement(snapshot: Change) -> Iterable[Statement]:
+def replacement(snapshot: Change, identity: str) -> Iterable[Statement]:
     """What makes the journal say this and nothing else."""
     yield "DELETE FROM journal", [()]
     yield from statements(snapshot)
+    yield _INSERT, [(_IDENTITY, "", identity)]
 
 
 def statements(change: Change) -> Iterable[Statement]:
-    """What makes a change durable."""
+    """What makes a change durable.
+
+    Raises:
+        ValueError: a row could not be read again.
+    """
     gone: list[tuple[str, ...]] = []
     there: list[tuple[str, ...]] = []
     for kind in _KINDS:
@@ -160,21 +183,27 @@ def statements(change: Change) -> Iterable[Statement]:
             row = (kind, _key(key))
             if value:
                 there.append((*row, _json(value)))
+                _parse(*there[-1])
             else:
                 gone.append(row)
     yield "DELETE FROM journal WHERE kind = ? AND key = ?", gone
-    yield "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)", there
+    yield _INSERT, there
 
 
 def counted(commits: int) -> Statement:
     """What makes the journal say how many transactions it has committed, this one included."""
-    return "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)", [(_COMMITS, "", str(commits))]
+    return _INSERT, [(_COMMITS, "", str(commits))]
 
 
-def _commits(key: object, value: object) -> int:
-    if key != "" or not isinstance(value, str) or not value.isascii() or not value.isdigit():
+def _commits(value: object) -> int:
+    if not isinstance(value, str) or not value.isascii() or not value.isdigit():
         _nonsense(value)
     return _nonsense(value) if len(value) > _MAX_DIGITS else int(value)
+
+
+def _identity(value: object) -> str:
+    sound = isinstance(value, str) and len(value) == _ID_LENGTH and value.isalnum()
+    return str(value) if sound else _nonsense(value)
 
 
 def _version(db: sqlite3.Connection) -> object:
@@ -186,8 +215,10 @@ def _tables(db: sqlite3.Connection) -> list[object]:
     return [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")]
 
 
-def _parse(kind: object, key: object, value: object) -> tuple[object, object]:
-    """A row's key and value.
+def _parse(
+    kind: object, key: object, value: object, *, exactly: bool = True
+) -> tuple[object, object]:
+    """A row's key and value; `exactly` as this version of the plugin writes it.
 
     Raises:
         ValueError: this plugin would not have written it.
@@ -201,7 +232,7 @@ def _parse(kind: object, key: object, value: object) -> tuple[object, object]:
     if not content:
         _nonsense(value)
     # A field of another name would be passed over, and its default be taken for the truth.
-    if _key(parsed) != key or _json(content) != value:
+    if _key(parsed) != key or (exactly and _json(content) != value):
         msg = "the plugin does not write it so"
         raise ValueError(msg)
     if of.check is not None:
@@ -218,7 +249,7 @@ def _json(value: object) -> str:
 
 
 def _check_claim(device: DeviceId, claim: Claim) -> None:
-    ours = all(device in {_region(region), card_of(region)} for region in claim.grants)
+    ours = all(device in {parse_region_id(region), card_of(region)} for region in claim.grants)
     if claim.device != device or not claim.grants or not ours:
         _nonsense(claim.grants)
     if not names_kind_of(claim.resource, device):
@@ -249,11 +280,6 @@ def _check_holder(uid: ClaimUid, holder: Holder) -> None:
         _nonsense(holder.requests)
 
 
-def _region(text: str) -> RegionId:
-    device = parse_device_id(text)
-    return _nonsense(text) if is_card(device) else RegionId(device)
-
-
 def _card(text: str) -> CardId:
     device = parse_device_id(text)
     return CardId(device) if is_card(device) else _nonsense(text)
@@ -261,13 +287,13 @@ def _card(text: str) -> CardId:
 
 def _tenancy(text: str) -> TenancyKey:
     key = _TENANCY.decode(text)
-    _region(key.region)
+    parse_region_id(key.region)
     return key
 
 
 def _image(text: str) -> TenantImage:
     image = _IMAGE.decode(text)
-    _region(image.region)
+    parse_region_id(image.region)
     return image
 
 
@@ -310,10 +336,15 @@ _TENANCY: Final = msgspec.json.Decoder(TenancyKey)
 _IMAGE: Final = msgspec.json.Decoder(TenantImage)
 _FLAG: Final = msgspec.json.Decoder(bool)
 
+_ABOUT: Final[Mapping[str, Callable[[object], Any]]] = {
+    _COMMITS: _commits,
+    _IDENTITY: _identity,
+}
+
 _KINDS: Final[Mapping[str, _Kind]] = {
     "epochs": _Kind(Epoch, msgspec.json.Decoder(Text)),
     "claims": _Kind(parse_device_id, msgspec.json.Decoder(Claim), _check_claim),
-    "regions": _Kind(_region, msgspec.json.Decoder(RegionRecord), _check_record),
+    "regions": _Kind(parse_region_id, msgspec.json.Decoder(RegionRecord), _check_record),
     "debts": _Kind(_card, _FLAG),
     "drained": _Kind(_card, _FLAG),
     "rebinding": _Kind(_card, _FLAG),
@@ -322,7 +353,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "strays": _Kind(parse_device_id, msgspec.json.Decoder(Count)),
     "holders": _Kind(parse_claim_uid, msgspec.json.Decoder(Holder), _check_holder),
     "images": _Kind(_image, _FLAG),
-    "debugs": _Kind(_region, msgspec.json.Decoder(Debug), _check_debug),
+    "debugs": _Kind(parse_region_id, msgspec.json.Decoder(Debug), _check_debug),
     "meanings": _Kind(_aliased, msgspec.json.Decoder(Meaning)),
 }
 """By the field of `Change`."""

@@ -1,9 +1,9 @@
 """The ledger's state and the one way to change it, and what can be asked of it.
 
-A step collects a `Change`, writes it to the journal, and only then applies it (`_commit`). What is
-learnt of the hardware, and what went wrong, holds in memory even where it cannot be written
-(`_learn`): it only ever makes the ledger stricter. Indexes by card and by device node keep every
-question independent of how many claims there are.
+A step collects a `Change` (`_commit`). What of it takes trust away holds in memory at once, written
+or not; what gives trust holds once both are written. So memory is never less strict than what a
+restart would read. Indexes by card and by device node keep every question independent of how many
+claims there are.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from fpga_plugin.ids import (
     parse_device_id,
 )
 from fpga_plugin.ledger.exposure import ExposurePolicy
-from fpga_plugin.ledger.journal import JournalError, JournalWriter
+from fpga_plugin.ledger.journal import JournalWriter
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
@@ -61,6 +61,7 @@ from fpga_plugin.ledger.records import (
     TenancyKey,
     TenantImage,
 )
+from fpga_plugin.ledger.trust import parted
 
 _K = TypeVar("_K")
 
@@ -106,6 +107,7 @@ class LedgerState:
         self.exposure = exposure
         self._prefix = prefix
         self._journal = journal
+        self._unwritten = Change()  # what takes trust away, and could not be written yet
         self.serves_functions = functions
         self._generations = itertools.count(_last_number(snapshot) + 1)
         self._clock = time.time  # nothing is decided by it: it is shown
@@ -163,7 +165,6 @@ class LedgerState:
             taken = _claim_at_start(claim, same_boot=same_boot, exposed=not by_claim)
             if taken != claim:
                 change.claims[claim.device] = taken
-            change.tenancies |= self._users_at_start(claim)
         change.regions = self._records_at_start(unblanked=unblanked, same_boot=same_boot)
         change.debugs = self._debugs_over(same_boot=same_boot)
         held = {claim.resource for claim in self.claims.values()}
@@ -172,31 +173,17 @@ class LedgerState:
                 change.meanings[name] = replace(meaning, current=False) if name in held else None
         if not same_boot:
             change.strays = dict.fromkeys(self.strays, 0)
-        for key, tenancy in {**self.tenancies, **change.tenancies}.items():
-            assert tenancy is not None, "none is removed yet"
+        for key, tenancy in self.tenancies.items():
             if (now := self._tenancy_at_start(tenancy, same_boot=same_boot)) != tenancy:
                 change.tenancies[key] = now
         self._commit(change)
 
-    def _users_at_start(self, claim: Claim) -> dict[TenancyKey, Tenancy | None]:
-        """The tenancies that a damaged journal lost: nobody is forgotten who may be there."""
-        users = self.users(claim)
-        known = {one.region for one in users}
-        lost = [
-            Tenancy(TenancyKey(region, claim.generation, claim.pod), grant.nodes, used=True)
-            for region, grant in claim.grants.items()
-            if region not in known
-        ]
-        unseen = [replace(one, used=True) for one in users if claim.exposed and not one.used]
-        return {one.key: one for one in (*lost, *unseen)}
-
     def _tenancy_at_start(self, tenancy: Tenancy, *, same_boot: bool) -> Tenancy | None:
         """In another boot no process of before runs; what is still allocated may be used unseen."""
-        claim = self._claim_of(tenancy.key)
-        if claim is None:
-            return replace(tenancy, used=True, left=True) if same_boot else None
         if same_boot:
             return tenancy
+        if (claim := self.claim_of(tenancy.key)) is None:
+            return None
         used = self.holder_of(claim.device) is None
         return replace(tenancy, used=used, left=False, cgroups=())
 
@@ -231,10 +218,26 @@ class LedgerState:
             listener(card)
 
     def _commit(self, change: Change) -> None:
-        if change:
-            self._doubt(change)
-            self._journal.write(change)
-            self._apply(change)
+        """Make a change, in memory and in the journal; of nothing, write what is not written yet.
+
+        What could not be written before is written with it, in one transaction: nothing that gives
+        trust, no work on hardware and no hand-over goes ahead of it.
+
+        Raises:
+            JournalError: nothing was written; what takes trust away holds all the same.
+        """
+        self._doubt(change)
+        taking, giving = parted(change, self)
+        concerned = self._apply(taking)
+        self._unwritten |= taking
+        try:
+            if told := self._unwritten | giving:
+                self._journal.write(told)
+                self._unwritten = Change()
+                concerned |= self._apply(giving)
+        finally:
+            for card in concerned:
+                self._notify(card)
 
     def _doubt(self, change: Change) -> None:
         """Regions that the journal learns of may hold images of which a lost one would have told.
@@ -245,19 +248,10 @@ class LedgerState:
             new = change.regions.keys() - self.regions.keys()
             change.images |= {TenantImage(region, None): True for region in new}
 
-    def _learn(self, change: Change) -> None:
-        """Like `_commit`, for what takes trust away: it holds even if it cannot be written.
-
-        After a restart the hardware has to agree with the journal before anything is trusted.
-        """
-        try:
-            self._commit(change)
-        except JournalError:
-            self._apply(change)
-            raise
-
-    def _apply(self, change: Change) -> None:
-        cards = self._apply_to_cards(change) | self._apply_to_holders(change)
+    def _apply(self, change: Change) -> set[CardId | None]:
+        """Returns the cards whose devices may be listed otherwise now; None: resources are new."""
+        cards: set[CardId | None] = set()
+        cards |= self._apply_to_cards(change) | self._apply_to_holders(change)
         cards |= self._rename(change)
         for device, claim in change.claims.items():
             cards |= self._set_claim(device, claim)
@@ -277,10 +271,7 @@ class LedgerState:
         self.epoch = change.epochs.get(Epoch.KUBELET, self.epoch)
         self.env_epoch = change.epochs.get(Epoch.ENVIRONMENT, self.env_epoch)
         self.lost = change.epochs.get(Epoch.LOST, self.lost)
-        if new_resources:
-            self._notify(None)
-        for card in cards:
-            self._notify(card)
+        return cards | {None} if new_resources else cards
 
     def _apply_to_regions(self, change: Change) -> set[CardId]:
         """Of what is on regions, and for whom it is kept; returns the cards concerned."""
@@ -436,10 +427,15 @@ class LedgerState:
 
     def trouble(self, region: RegionId) -> str:
         """Why a region must not be given to anybody, whatever is on it; empty if nothing is."""
+        fault = self.failing.get(region)
+        return self.bars_work(region) or ("" if fault is None else fault.message)
+
+    def bars_work(self, region: RegionId) -> str:
+        """Why nobody may scrub or program a region; empty if somebody may."""
         record = self.record(region)
         if record.condition is Condition.FAULTED:
             return record.reason or "faulted"
-        if (fault := self.failing.get(region)) is not None:
+        if (fault := self.failing.get(region)) is not None and fault.stops_work:
             return fault.message
         kept = self.kept(region)
         return "" if kept is None else kept_words(kept)
@@ -579,7 +575,7 @@ class LedgerState:
         users = (one for claim in claims for one in self.users(claim) if not one.left)
         return frozenset(one.pod for one in users if one.pod is not None)
 
-    def _claim_of(self, key: TenancyKey) -> Claim | None:
+    def claim_of(self, key: TenancyKey) -> Claim | None:
         """The allocation of a tenancy; None: it ended."""
         claim = self.region_claim(key.region)
         return None if claim is None or claim.generation != key.allocation else claim

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from fpga_plugin.ids import DeviceId, PodUid
+from fpga_plugin.operator.node import function_view
 from fpga_plugin.operator.owners import Names, Use, by_device, who
 from fpga_plugin.operator.schema import CardStateView, ProgrammedView
 from fpga_plugin.operator.survey import Operation
@@ -32,16 +33,7 @@ def _functions(actions: CardActions, *, make: bool | None) -> Operation:
         found = await actions.functions(card, make=make)
         return {
             "card": card,
-            "functions": [
-                {
-                    "address": str(one.address),
-                    "role": one.role,
-                    "driver": one.driver,
-                    "group": one.group,
-                    "translation": one.translation,
-                }
-                for one in found
-            ],
+            "functions": [function_view(one) for one in found],
         }
 
     return operation

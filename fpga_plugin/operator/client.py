@@ -1,14 +1,13 @@
 """The command line's side of the local socket."""
 
-import http.client
 import json
 import os
 import socket
 from typing import Any, Final
 
-from fpga_plugin.deviceplugin.sockets import socket_path
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.operator import SOCKET
+from fpga_plugin.serving.unix_socket import socket_path
 
 SECONDS: Final = 20.0
 """How long the daemon may take; `card retry` waits for work on the card that is under way."""
@@ -18,17 +17,16 @@ class NoDaemonError(FpgaPluginError):
     """No running plugin answers on its socket."""
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, directory: str) -> None:
-        super().__init__("localhost", timeout=SECONDS)
-        self._directory = directory
-
-    def connect(self) -> None:
-        """Connect to the socket in place of a host."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(SECONDS)
-        with socket_path(self._directory, SOCKET) as path:
-            self.sock.connect(path)
+def _connected(directory: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(SECONDS)
+        with socket_path(directory, SOCKET) as path:
+            connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def ask(state_dir: str, method: str, path: str, body: object = None) -> Any:
@@ -38,9 +36,12 @@ def ask(state_dir: str, method: str, path: str, body: object = None) -> Any:
         NoDaemonError: none runs, or this user may not ask it.
         RefusedError: it refused; with its message.
     """
+    import http.client  # with email: nothing that the daemon needs
+
     where = os.path.join(state_dir, SOCKET)
-    connection = _Connection(state_dir)
+    connection = http.client.HTTPConnection("localhost")
     try:
+        connection.sock = _connected(state_dir)
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
         answer = json.loads(response.read())

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, unquote
 import h11
 import structlog
 
-from fpga_plugin.deviceplugin.sockets import socket_identity, socket_path
 from fpga_plugin.operator.connections import Connection, Connections, Stage
+from fpga_plugin.serving.unix_socket import listen_on, socket_identity, socket_path
 
 log = structlog.get_logger()
 
@@ -155,14 +155,7 @@ class Listener:
         """
         with socket_path(directory, name) as path:
             _clear(path)
-            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                one.bind(path)
-                os.chmod(path, 0o600)  # before it listens: nobody connects in between
-                one.listen(_BACKLOG)
-            except BaseException:
-                one.close()
-                raise
+            one = listen_on(path)
         self._socket, self._identity = (directory, name), socket_identity(directory, name)
         server = await asyncio.start_unix_server(
             self._connected, sock=one, limit=MAX_HEAD, backlog=_BACKLOG, start_serving=False

@@ -1,4 +1,4 @@
-"""`card inspect`: what a card's hardware says now, beside what the plugin knows of it.
+"""`card show`: what a card's hardware says now, beside what the plugin knows of it.
 
 Reads only, and no port is opened for it: a container that has a region does not notice.
 """

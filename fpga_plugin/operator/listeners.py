@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.operator import SOCKET
 from fpga_plugin.operator.survey import Operation, Survey
 from fpga_plugin.process.ticks import tick
@@ -113,7 +114,7 @@ class Listeners:
         from fpga_plugin.operator.http import Listener  # h11: 5 ms that no registration waits for
         from fpga_plugin.operator.routes import Routes
 
-        delay = FIRST_RETRY
+        backoff = Backoff(FIRST_RETRY, LAST_RETRY)
         connections = Connections(dropped=self._survey.counters.http_dropped)
         listener = Listener(
             handler(Routes(self._survey, self._operations)), connections=connections
@@ -123,15 +124,15 @@ class Listeners:
             try:
                 await listen(listener)
             except OSError as error:
+                delay = backoff.delay()
                 log.error(  # noqa: TRY400  # no defect of ours: a traceback would tell nothing
                     "metrics and status are not served there; the plugin goes on without",
                     address=where,
                     error=error.strerror or str(error),
-                    retry_in=delay,
+                    retry_in=round(delay, 3),
                     hint=hint,
                 )
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, LAST_RETRY)
             else:
                 return listener
 

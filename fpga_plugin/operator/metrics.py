@@ -59,10 +59,10 @@ def collect(survey: Survey, readings: Mapping[CardId, Readings]) -> Iterator[Met
 
 
 def exposition(
-    survey: Survey, readings: Mapping[CardId, Readings], accept: str
+    survey: Survey, readings: Mapping[CardId, Readings], *, newer: bool
 ) -> tuple[bytes, str]:
-    """All metrics as text, and its content type."""
-    return render(collect(survey, readings), accept)
+    """All metrics as text, and its content type; `newer` is OpenMetrics."""
+    return render(collect(survey, readings), newer=newer)
 
 
 def _counted(survey: Survey) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""What is on this node, for those who only look: `fpga-plugin devices` and FPGA_PLUGIN_OBSERVE.
+"""What is on this node, for those who only look: `card list`, `card show`, FPGA_PLUGIN_OBSERVE.
 
 One look reads the hardware, the store, the journal and kubelet's checkpoint. It needs no privilege,
 writes nothing and works beside a running plugin, whose own view is `operator/view.py`.
@@ -14,12 +14,13 @@ from fpga_plugin.build import names_interfaces, open_hardware, open_trust
 from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
-from fpga_plugin.hardware.model import Card, CardProblem, Region
+from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
 from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.names import function_name, resource_names
 from fpga_plugin.ledger.peek import Peek, peek
 from fpga_plugin.ledger.records import Ownership
+from fpga_plugin.operator.schema import FunctionView
 from fpga_plugin.pods.checkpoint import FILE_NAME, Checkpoint, CheckpointEntry, read_checkpoint
 from fpga_plugin.stock.foreign import entries_of, foreign_entries
 
@@ -141,6 +142,17 @@ def resources(settings: Settings, seen: NodeCard) -> tuple[ResourceName, ...]:
         return resource_names(settings.resource_prefix, seen.card, alias)
     found = {AfuId(each.afu_id) for each in seen.regions if each.afu_id}
     return tuple(function_name(settings.resource_prefix, seen.card, one) for one in sorted(found))
+
+
+def function_view(one: PciFunction) -> FunctionView:
+    """A PCI function as it is shown."""
+    return {
+        "address": str(one.address),
+        "role": one.role,
+        "driver": one.driver,
+        "group": one.group,
+        "translation": one.translation,
+    }
 
 
 def _journal(settings: Settings) -> tuple[Peek | None, str]:

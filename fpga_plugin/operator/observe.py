@@ -125,7 +125,6 @@ async def _log_pod_specs(settings: Settings) -> None:
     else:
         sources.append("Pods API")
     try:
-        # Only here: it takes 10 MiB, and is nothing for the event loop.
         from fpga_plugin.pods.apiserver import ApiServer
 
         await ApiServer(settings.kubeconfig).check()

@@ -39,13 +39,13 @@ def process_metrics() -> Iterable[Metric]:
     return ProcessCollector(registry=None).collect()
 
 
-def render(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+def render(metrics: Iterable[Metric], *, newer: bool) -> tuple[bytes, str]:
     """The metrics as text, and its content type.
 
     OpenMetrics for those who ask for it, as Prometheus does; the older format for others.
     """
     collected = cast(Collector, _Collected(metrics))
-    if "application/openmetrics-text" in accept:
+    if newer:
         body: bytes = exposition.generate_latest(collected)  # type: ignore[no-untyped-call]  # has none
         return body, exposition.CONTENT_TYPE_LATEST
     return generate_latest(collected), CONTENT_TYPE_PLAIN_0_0_4

@@ -1,24 +1,31 @@
 """The routes of the HTTP server, on the TCP address and on the local socket.
 
 What TCP serves changes nothing: anybody who reaches the node's address may ask, by a name that is
-the node's (`hosts`). Requests that change something are served on the local socket alone, which
-only its owner may open. So are kubelet's probes, so that no flood of others can delay them.
+the node's (`hosts`), and gets what is rendered at most once a second (`rendered`). Requests that
+change something are served on the local socket alone, which only its owner may open. So are
+kubelet's probes, so that no flood of others can delay them.
 """
 
+import asyncio
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Final
 
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
 from fpga_plugin.operator.health import not_live, not_ready
 from fpga_plugin.operator.hosts import Hosts
 from fpga_plugin.operator.http import Handler, Headers, Request, Response, text
-from fpga_plugin.operator.selection import selected
+from fpga_plugin.operator.rendered import Rendered
+from fpga_plugin.operator.selection import MAX_WORDS, selected
 from fpga_plugin.operator.survey import Operation, Survey
 from fpga_plugin.operator.view import past, view
 
 JSON: Final = "application/json"
+
+OPEN_METRICS: Final = "application/openmetrics-text"
+"""In an Accept header: the newer of the two formats of metrics."""
 
 FIND: Final = "find"
 """In a query: show only what has this in its name (`selection`)."""
@@ -61,15 +68,15 @@ class Routes:
             "/program": (_POST, self._program),
         }
         self._public = {
-            "/metrics": self._metrics,
+            "/metrics": _shared(self._metrics),
             "/healthz": self._healthz,
             "/readyz": self._readyz,
         }
         if settings.status_page:
             self._public |= {
-                "/": self._page,
-                "/status.json": self._status,
-                "/history.json": self._history,
+                "/": _shared(self._page),
+                "/status.json": _shared(self._status),
+                "/history.json": _shared(self._history),
             }
 
     async def public(self, request: Request) -> Response:
@@ -110,7 +117,8 @@ class Routes:
         # Imported by the first scrape: a start does not wait for it.
         from fpga_plugin.operator.metrics import exposition
 
-        body, content_type = exposition(self._survey, readings, request.accept)
+        newer = OPEN_METRICS in request.accept
+        body, content_type = exposition(self._survey, readings, newer=newer)
         return Response(200, body, content_type)
 
     async def _status(self, request: Request) -> Response:
@@ -120,13 +128,13 @@ class Routes:
         return _json(200, await past(self._survey, request.query.get(FIND, "")))
 
     async def _page(self, request: Request) -> Response:
-        from fpga_plugin.operator.page import HEADERS, page  # only where the page is served
-
+        # Jinja2: only where a page is asked for, and nothing waits for its import.
+        drawn = await asyncio.to_thread(import_module, "fpga_plugin.operator.page")
         words = request.query.get(FIND, "")
         events = await self._survey.past.events(words, most=PAGE_EVENTS)
         runbook = self._survey.settings.runbook_url
-        html = page(await view(self._survey), events, words=words, runbook=runbook)
-        return Response(200, html.encode(), "text/html; charset=utf-8", HEADERS)
+        html = drawn.page(await view(self._survey), events, words=words, runbook=runbook)
+        return Response(200, html.encode(), "text/html; charset=utf-8", drawn.HEADERS)
 
     async def _card(self, request: Request) -> Response:
         try:
@@ -152,6 +160,18 @@ class Routes:
             return _json(200, programmed_view(done))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})
+
+
+def _shared(answer: Handler) -> Handler:
+    """Each kind has its second for itself: somebody who searches keeps no scraper waiting."""
+    searched, newer_format, usual = Rendered(), Rendered(), Rendered()
+
+    async def answered(request: Request) -> Response:
+        words = request.query.get(FIND, "")[:MAX_WORDS]
+        kind = searched if words else newer_format if OPEN_METRICS in request.accept else usual
+        return await kind.get(words, lambda: answer(request))
+
+    return answered
 
 
 def _strings(body: bytes, names: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """The shape of what `fpga-plugin status` and `card` answer in JSON, and of what the page draws.
 
-Types alone: the commands that print the answers import nothing of the daemon.
+No more than types: the commands that print the answers import nothing of the daemon.
 """
 
 from typing import NotRequired, TypedDict
@@ -212,14 +212,6 @@ class MeasureView(TypedDict):
     detail: str
 
 
-class WorkloadView(TypedDict):
-    """An entry of the workloads file; `absent` are its device nodes that are not there."""
-
-    name: str
-    resources: list[str]
-    absent: list[str]
-
-
 class StatusView(TypedDict):
     """Everything; `time` and `started` are Unix time.
 
@@ -236,8 +228,6 @@ class StatusView(TypedDict):
     trouble: TroubleView
     scrub: str
     sandbox: list[MeasureView]
-    workloads: list[WorkloadView]
-    workloads_problem: str
     resources: list[ResourceView]
     cards: list[CardView]
     problems: list[ProblemView]
@@ -268,6 +258,20 @@ class CardStateView(TypedDict):
     holders: list[HolderView]
     waits_for: list[str]
     not_clean: list[str]
+
+
+class FunctionView(TypedDict):
+    """A PCI function of a card.
+
+    `role` is `card` (by it the card is programmed), `physical` or `virtual`; `driver` is empty for
+    none; `group` is its IOMMU group, null without an IOMMU, and `translation` that group's type.
+    """
+
+    address: str
+    role: str
+    driver: str
+    group: int | None
+    translation: str
 
 
 class ReadingView(TypedDict):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Final
 
+from fpga_plugin.columns import columns, width_of
 from fpga_plugin.ids import with_name
 from fpga_plugin.operator.schema import (
     CardStateView,
@@ -33,6 +34,7 @@ NO_LIMIT: Final = 10_000
 """Where the output is no terminal: nothing is cut."""
 
 _SHORT_AFU = 12
+_INDENT = 2  # of a card's regions
 _FEW_SENSORS: Final = 3
 _NO_BREAK: Final = "\xa0"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -75,7 +77,6 @@ def table(status: StatusView, *, width: int = NO_LIMIT, part: bool = False) -> s
     if status["scrub"] != "required":
         lines += _noted([f"scrubbing is {status['scrub']} (FPGA_PLUGIN_SCRUB)"], width)
     lines += _sandbox(status["sandbox"], width)
-    lines += _workloads(status, width)
     if not part and not status["cards"] and not status["problems"]:
         lines += ["", "no FPGA cards on this node"]
     for card in status["cards"]:
@@ -117,11 +118,9 @@ def history_table(history: HistoryView, *, width: int = NO_LIMIT) -> str:
         ]
         for one in history["events"]
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
-    for row, event in zip(rows, (None, *history["events"]), strict=True):
-        cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
-        lines += _wrapped(printable("  ".join(cells).rstrip()), width, "", "    ")
+    for row, event in zip(columns(rows), (None, *history["events"]), strict=True):
+        lines += _wrapped(printable(row), width, "", "    ")
         if event is not None and event["message"]:
             lines += _wrapped(printable(event["message"]), width, "    ", "    ")
     return "\n".join(lines)
@@ -163,20 +162,6 @@ def _sandbox(measures: Sequence[MeasureView], width: int) -> list[str]:
     lines = _wrapped(f"confined by {', '.join(held)}", width, "  ", "    ") if held else []
     missing = [f"{one['name']}: {one['detail']}" for one in measures if not one["holds"]]
     return lines + _noted(missing, width)
-
-
-def _workloads(status: StatusView, width: int) -> list[str]:
-    """What containers get beside their devices, and what is wrong with that."""
-    lines: list[str] = []
-    for entry in status["workloads"]:
-        names = [name.partition("/")[2] for name in entry["resources"]]
-        of = ", ".join(names) or "no resource of this node"
-        lines += _wrapped(printable(f"workload {entry['name']}: {of}"), width, "  ", "    ")
-        if entry["absent"]:
-            missing = ", ".join(entry["absent"])
-            lines += _noted([f"workload {entry['name']}: {missing} is not there"], width)
-    problem = status["workloads_problem"]
-    return lines + _noted([f"not taken: {problem}"] if problem else [], width)
 
 
 def span(seconds: float) -> str:
@@ -282,22 +267,22 @@ def _rows(regions: Sequence[RegionView], now: float, width: int, *, memory: str)
         ]
         for region in regions
     ]
-    if _width(rows) > width:  # its beginning tells bitstreams apart; --json has all of it
+    if (
+        _INDENT + width_of(rows) > width
+    ):  # its beginning tells bitstreams apart; --json has all of it
         rows = [[*row[:4], row[4][:_SHORT_AFU], *row[5:]] for row in rows]
-    if _width(rows) > width:  # the card is in the line above
+    if _INDENT + width_of(rows) > width:  # the card is in the line above
         rows = [[row[0].rpartition("-")[2], *row[1:]] for row in rows]
-    if _width(rows) > width:  # `devices` has the nodes
+    if _INDENT + width_of(rows) > width:  # `card list` has the nodes
         rows = [[row[0], *row[2:]] for row in rows]
     owners = [""] * len(rows)
-    if _width(rows) > width:  # who has it is what is looked for: a line of its own
+    if _INDENT + width_of(rows) > width:  # who has it is what is looked for: a line of its own
         owners = ["", *(_had(region["owner"], now) for region in regions)]
         rows = [row[:-2] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    indent = " " * (4 + widths[0])
+    indent = " " * (4 + max(len(row[0]) for row in rows))
     lines = []
-    for row, owner in zip(rows, owners, strict=True):
-        cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
-        lines.append(f"  {'  '.join(cells)}".rstrip())
+    for row, owner in zip(columns(rows), owners, strict=True):
+        lines.append(f"  {row}")
         lines += _wrapped(owner, width, indent, indent)
     return lines
 
@@ -307,10 +292,6 @@ def _condition(region: RegionView, memory: str) -> str:
     if memory == _NOT_YET and region["condition"] == "BLANK":
         return f"BLANK (memory {memory})"
     return region["condition"]
-
-
-def _width(rows: Sequence[Sequence[str]]) -> int:
-    return sum(2 + max(len(row[i]) for row in rows) for i in range(len(rows[0])))
 
 
 def _since(owner: OwnerView | None, now: float) -> str:
@@ -411,11 +392,7 @@ def functions_table(found: Mapping[str, Any]) -> str:
         if one["group"] is not None:
             group = f"{one['group']} ({printable(one['translation']) or 'unknown'})"
         rows.append((one["address"], one["role"], printable(one["driver"]) or "none", group))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
-        for row in rows
-    )
+    return "\n".join(columns(rows))
 
 
 def programmed_words(done: ProgrammedView) -> str:

@@ -10,14 +10,21 @@ class Trouble:
     """One kind of trouble.
 
     Attributes:
-        words: how much of it there is, and where it is known why.
+        count: how much of it there is.
+        kind: what it is, and where that is known why.
         state: which state of `states` says what to do about it.
         urgent: pods do not get what they could have; else it is only to be known.
     """
 
-    words: str
+    count: int
+    kind: str
     state: str
     urgent: bool
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.count} {self.kind}"
 
 
 def troubles(status: StatusView) -> list[Trouble]:
@@ -34,9 +41,7 @@ def troubles(status: StatusView) -> list[Trouble]:
         (counts["kept"], "kept for debugging", "kept", False),
         (counts["never_cleared"], "never cleared", "never cleared", False),
     ]
-    return [
-        Trouble(f"{count} {words}", state, urgent) for count, words, state, urgent in kinds if count
-    ]
+    return [Trouble(*one) for one in kinds if one[0]]
 
 
 def needs_somebody(status: StatusView) -> bool:

@@ -32,7 +32,6 @@ from fpga_plugin.operator.schema import (
     RegionView,
     ResourceView,
     StatusView,
-    WorkloadView,
 )
 from fpga_plugin.operator.survey import Survey
 from fpga_plugin.operator.unusable import unusable
@@ -89,8 +88,6 @@ async def view(survey: Survey) -> StatusView:
         "sandbox": [
             {"name": one.name, "holds": one.holds, "detail": one.detail} for one in survey.sandbox
         ],
-        "workloads": [] if plugin is None else _workloads(plugin),
-        "workloads_problem": "" if plugin is None else _workloads_problem(plugin),
         "resources": [] if plugin is None else _resources(plugin),
         "cards": cards,
         "problems": problems,
@@ -139,24 +136,6 @@ async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
         same = claim is not None and (claim.pod, claim.generation) == (pod, generation)
         if same and len(names) == 1:
             pods.learn(pod, *names)
-
-
-def _workloads(plugin: Plugin) -> list[WorkloadView]:
-    if (file := plugin.node.workloads) is None:
-        return []
-    resources = list(filter(None, map(plugin.ledger.resource, plugin.claims.resources())))
-    return [
-        {
-            "name": entry.name,
-            "resources": [one.name for one in resources if entry.concerns(one)],
-            "absent": list(file.absent(entry)),
-        }
-        for entry in file.content.entries
-    ]
-
-
-def _workloads_problem(plugin: Plugin) -> str:
-    return "" if plugin.node.workloads is None else plugin.node.workloads.problem
 
 
 def _resources(plugin: Plugin) -> list[ResourceView]:

@@ -7,12 +7,12 @@ an unknown key and a reference (`*anchor`, which can make a small file huge) are
 PyYAML is imported here, so this module is imported only where there is such a file.
 """
 
-import json
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import yaml
 
+from fpga_plugin import strict_json
 from fpga_plugin.errors import quote
 
 MAX_BYTES: Final = 256 * 1024
@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
 
 
 def _load(text: str, *, as_json: bool) -> object:
-    data = _load_json(text) if as_json else _load_yaml(text)
+    data = strict_json.load(text, numbers_as_text=True) if as_json else _load_yaml(text)
     if data in (None, ""):
         raise ValueError("the file is empty")
     return data
@@ -99,20 +99,3 @@ def _load_yaml(text: str) -> object:
         if depth > _MAX_DEPTH:
             _wrong_at(event.start_mark, "nested too deeply")
     return yaml.load(text, Loader=_Loader)  # noqa: S506  # of CBaseLoader: it makes text only
-
-
-def _load_json(text: str) -> object:
-    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(items)
-        if len(result) != len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"key {quote(twice)} is there twice")
-        return result
-
-    def constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no JSON")  # written again, it would be null
-
-    return json.loads(
-        text, object_pairs_hook=pairs, parse_int=str, parse_float=str, parse_constant=constant
-    )

@@ -19,6 +19,7 @@ import structlog
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import quote
 from fpga_plugin.ids import PodUid
 
@@ -68,12 +69,12 @@ class PodWatch:
     async def run(self) -> None:
         """Until cancelled."""
         await self._wanted.wait()
-        delay = FIRST_DELAY
+        backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         said = ""
         while True:
             problem = await self._one_stream()
             if self.open:
-                delay = FIRST_DELAY
+                backoff.reset()
             if not problem:
                 continue  # renewed: what was told holds until the next stream has told everything
             if self.open:
@@ -86,8 +87,7 @@ class PodWatch:
                     socket=self._path,
                     reason=problem,
                 )
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_DELAY)
+            await asyncio.sleep(backoff.delay())
 
     async def _one_stream(self) -> str:
         """Follow one, to its end; why it ended, empty where it is only to be renewed."""

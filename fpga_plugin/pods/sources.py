@@ -121,6 +121,6 @@ class PodSources:
 
 
 def _open(kubeconfig: str | None) -> "ApiServer":
-    from fpga_plugin.pods.apiserver import ApiServer  # imports an HTTP client: only where needed
+    from fpga_plugin.pods.apiserver import ApiServer  # only where needed
 
     return ApiServer(kubeconfig)

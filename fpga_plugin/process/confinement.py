@@ -54,11 +54,7 @@ def _drop_capabilities(settings: Settings) -> Measure:
                 os.path.dirname(fpga_plugin.__file__),
                 os.path.dirname(structlog.__file__),
                 settings.bitstream_dir,
-                *(
-                    os.path.dirname(file)
-                    for file in (settings.policy_file, settings.workloads_file)
-                    if file is not None
-                ),
+                *([] if settings.policy_file is None else [os.path.dirname(settings.policy_file)]),
             ],
             writable=[settings.state_dir, settings.kubelet_dir, *registry(settings)],
         )

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, RegistrationWay, Settings
+from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, Settings
+from fpga_plugin.process.locks import LOCK_DIRECTORY
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
 _SYSTEM: Final = (
@@ -66,6 +67,7 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
         if not found:
             unreached.append(path)
     allow((settings.state_dir,), OWN)
+    allow((os.path.join(settings.kubelet_dir, LOCK_DIRECTORY),), OWN)
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
     if settings.mode is Mode.DRA:
         allow((settings.cdi_dir,), OWN)
@@ -87,10 +89,9 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
 
 
 def registry(settings: Settings) -> Iterator[str]:
-    """Where sockets lie by which kubelet finds the plugin."""
+    """Where sockets lie by which kubelet finds a DRA driver."""
     if settings.mode is Mode.DRA:
         yield os.path.join(settings.kubelet_root, "plugins", settings.resource_prefix)
-    if settings.mode is Mode.DRA or settings.registration is RegistrationWay.PLUGIN_WATCHER:
         yield os.path.join(settings.kubelet_root, "plugins_registry")
 
 
@@ -120,8 +121,6 @@ def _read(settings: Settings) -> Iterator[str]:
         yield settings.keys_dir
     if settings.policy_file is not None:
         yield os.path.dirname(settings.policy_file)
-    if settings.workloads_file is not None:
-        yield os.path.dirname(settings.workloads_file)
     if settings.cgroup_root is not None:
         yield settings.cgroup_root
     if settings.kubeconfig is not None:

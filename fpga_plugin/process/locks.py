@@ -31,6 +31,9 @@ _WAIT: Final = 10.0
 WAIT_PROGRAMMING: Final = 120.0
 """Seconds that it waits at most, while the other one says that it is programming."""
 
+LOCK_DIRECTORY: Final = "fpga-plugin"
+"""Below kubelet's directory; in it is what belongs to the node and not to a state directory."""
+
 _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _OWN_ENTRIES: Final = frozenset({"verified", "simulated", "status.sock"})
@@ -103,7 +106,7 @@ async def acquire_locks(
         LockHeldError: another plugin still holds one of them. Then neither is held.
         FpgaPluginError: a directory is missing or cannot be written.
     """
-    subdirectory = os.path.join(kubelet_dir, "fpga-plugin")
+    subdirectory = os.path.join(kubelet_dir, LOCK_DIRECTORY)
     _make_directory(state_dir, "FPGA_PLUGIN_STATE_DIR")
     _make_private(state_dir)
     _make_directory(subdirectory, "FPGA_PLUGIN_KUBELET_DIR")

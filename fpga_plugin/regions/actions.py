@@ -1,5 +1,6 @@
 """What the operator does with a card: take it out of service, bring it back, look at it again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -100,7 +101,7 @@ class CardActions:
 
         Raises:
             UnknownDeviceError: no such card.
-            JournalError: it cannot be written down, so nothing has changed.
+            JournalError: it is not written down yet: a restart of the plugin would end it.
         """
         card_id = self._known(card)
         self._ledger.set_drained(card_id, drained=True)
@@ -132,6 +133,11 @@ class CardActions:
         self._recovery.ask(card_id)
         if card_id in self._ledger.rebinding:
             await self._recovery.put_on(card_id)
+        if (present := self._ledger.cards.get(card_id)) is not None:
+            workers, backend = self._operations.workers, self._operations.backend
+            async with workers.lock(card_id):
+                if cleared := await workers.run(card_id, backend.clear_errors, present):
+                    log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
         self._ledger.another_try(card_id)
@@ -301,6 +307,10 @@ class CardActions:
             hint="`fpga-plugin status` lists them; a card's id is its PCI address with dashes,"
             " such as 0000-3b-00.0",
         )
+
+
+def _in_hex(errors: Mapping[str, int]) -> dict[str, str]:
+    return {name: f"{value:#x}" for name, value in errors.items()}
 
 
 def _holder(claim: Claim) -> Holder:

@@ -214,7 +214,7 @@ class HandProgrammer:
         if ledger.kept(region.id) is not None:
             end = f"`fpga-plugin card release {card.id}` ends that"
             yield f"has {region.id}, which is {ledger.trouble(region.id)}", end
-        elif trouble := ledger.trouble(region.id):
+        elif trouble := ledger.bars_work(region.id):
             yield f"has {region.id}, which is faulted: {trouble}", "see docs/runbook.md"
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:

@@ -265,7 +265,7 @@ class Debugging:
             self._tell(
                 debug,
                 f"region {region} is kept as it is for {seconds:g} s:"
-                f" {debug.failure}; look with `fpga-plugin card inspect {card_of(region)}`, end it"
+                f" {debug.failure}; look with `fpga-plugin card show {card_of(region)}`, end it"
                 f" with `fpga-plugin card release {card_of(region)}`",
                 kept=True,
             )

@@ -343,7 +343,7 @@ class Inventory:
             log.warning(
                 "a card that FPGA_PLUGIN_CARDS names is not there",
                 card=card,
-                hint="`fpga-plugin devices` lists those that are; it is served once it comes",
+                hint="`fpga-plugin card list` lists those that are; it is served once it comes",
             )
         if not wanted and not self._ledger.cards and not self.problems:
             log.warning(
@@ -520,8 +520,8 @@ class Inventory:
             fault = self._ledger.failing.get(region)
             if fault is None or region in health.failed:
                 self._well_since.pop(region, None)
-            elif fault.kind is FaultKind.POISONED:
-                continue  # somebody rebound the driver: that passes by no limit
+            elif fault.kind in {FaultKind.POISONED, FaultKind.CURABLE}:
+                continue  # a rebind, or an image that answers: that passes by no limit
             elif region not in self._well_since and self._interval:
                 self._well_since[region] = now
                 waiting[region] = fault

@@ -206,7 +206,7 @@ class CardOperations:
         A PR that failed before anything was written leaves a port that still answers; one that
         failed on the way leaves it poisoned, which reads as such. Any other failure of which the
         card's own signals know nothing may be that of a card that was swapped between two looks:
-        with its ports opened anew it gets one more try.
+        with its ports opened anew it gets one more try. So does an accelerator that hangs.
         """
         region = report.region
         try:
@@ -215,7 +215,7 @@ class CardOperations:
             health = None
         fault = None if health is None else health.failed.get(region)
         passing = fault is not None and fault.kind is FaultKind.TRANSIENT
-        sound = health is not None and fault is None
+        sound = health is not None and (fault is None or not fault.stops_work)
         again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
         if passing or again:
             self.doubted.add(region)

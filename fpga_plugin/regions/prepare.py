@@ -206,7 +206,7 @@ class Preparer:
             if (why := ledger.foreign.get(card_of(claim.device))) is not None:
                 raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
         for region in plan.wants:
-            if reason := ledger.trouble(region):
+            if reason := ledger.bars_work(region):
                 card = ledger.cards.get(card_of(region))
                 poisoned = card is not None and self._recovery.poisoned(card, plan.wants)
                 if mending and card is not None and self._mendable(card, plan):

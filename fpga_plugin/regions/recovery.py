@@ -85,7 +85,7 @@ class Recovery:
         faults = {
             region.id: fault.kind
             for region in card.regions
-            if (fault := self._ledger.failing.get(region.id)) is not None
+            if (fault := self._ledger.failing.get(region.id)) is not None and fault.stops_work
         }
         return any(region in wanted for region in faults) and all(
             kind is FaultKind.POISONED for kind in faults.values()

@@ -124,7 +124,7 @@ class Scrubber:
             if ledger.record(region.id).condition is Condition.DIRTY
             and self._nobody_runs(region)
             and region.id not in ledger.debugs  # kept, or about to be: `debugging` ends it
-            and not ledger.trouble(region.id)
+            and not ledger.bars_work(region.id)
             and ledger.own_node(region)
         ]
 
@@ -145,7 +145,7 @@ class Scrubber:
             and not ledger.claims_on(card.id)
             and not self._left_alone(card.id)
             and ledger.others_clean(card, ())
-            and not any(ledger.trouble(region.id) for region in card.regions)
+            and not any(ledger.bars_work(region.id) for region in card.regions)
         )
 
     async def work(self, card_id: CardId) -> Outcome:

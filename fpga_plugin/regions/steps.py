@@ -48,7 +48,7 @@ def quiesce(backend: Backend, card: Card, region: Region, port: Port, report: Re
     with timed(report, "quiesce"):
         port.reset()
     with timed(report, "clear errors") as notes:
-        errors = port.clear_errors()
+        errors = {**port.clear_errors(), **backend.clear_errors(card)}
         notes.text = ", ".join(f"{name} was {value:#x}" for name, value in errors.items())
     with timed(report, "restore defaults"):
         backend.apply_settings(card, region, DriverSettings())
@@ -143,6 +143,7 @@ def scrub(  # noqa: PLR0917  # called in one place, in the order of the Backend'
     elif blank is not None:
         program(port, blank, report, name="program blank")
         # What the last image kept raising has no source any more.
+        backend.clear_errors(card)
         _no_errors_left(port, report, region, "blanked")
     else:
         with timed(report, "verify") as notes:

@@ -13,15 +13,11 @@ from grpclib.const import Status
 
 from fpga_plugin.errors import FpgaPluginError, SettingsError
 from fpga_plugin.process.file_identity import life_of
-
-SUN_PATH = 107
-"""Bytes of a unix socket's path without the final zero (linux/un.h: 108 with it)."""
+from fpga_plugin.serving.unix_socket import SUN_PATH, listen_on
 
 REGISTRY = "plugins_registry"
 """Below kubelet's root (pkg/kubelet/config/defaults.go, DefaultKubeletPluginsRegistrationDirName).
 """
-
-_BACKLOG = 16
 
 
 class SocketError(FpgaPluginError):
@@ -51,26 +47,20 @@ def listen_at(path: str) -> tuple[socket.socket, str]:
     Raises:
         SocketError: it cannot be made, or something else than a socket is there.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # The file's mode comes from the socket's (net/unix/af_unix.c, unix_bind): no window in
-        # which others may connect.
-        os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)
         _remove_socket(path)
-        listener.bind(path)
-        identity = life_of(os.stat(path, follow_symlinks=False))
-        listener.listen(_BACKLOG)
+        listener = listen_on(path)
+        try:
+            return listener, life_of(os.stat(path, follow_symlinks=False))
+        except BaseException:
+            listener.close()
+            raise
     except OSError as error:
-        listener.close()
         raise SocketError(
             f"no socket can be made at '{path}': {error.strerror or error}",
             hint="mount the node's directory there as a hostPath, without readOnly, and run the"
             " plugin as root",
         ) from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener, identity
 
 
 def remove_own(path: str, identity: str) -> None:

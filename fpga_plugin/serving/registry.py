@@ -20,6 +20,7 @@ from fpga_plugin.api.messages.pluginregistration import (
     RegistrationStatus,
     RegistrationStatusResponse,
 )
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import MAX_TOLD, quote
 from fpga_plugin.serving.fixed_socket import SocketError, listen_at, remove_own
 from fpga_plugin.serving.server import ClosingServer
@@ -99,29 +100,25 @@ class Reoffer:
 
     def __init__(self, socket: RegistrySocket, *, first: float = 5.0, last: float = 160.0) -> None:
         self._socket = socket
-        self._first, self._last = first, last
-        self._refusals = 0
+        self._backoff = Backoff(first, last)
+        self._wait = 0.0
         self._refused = asyncio.Event()
 
     def told(self, problem: str) -> float:
         """Take kubelet's word; the seconds after which the socket is made anew, 0: never."""
         if not problem:
-            self._refusals = 0
+            self._backoff.reset()
             self._refused.clear()
             return 0.0
-        self._refusals += 1
+        self._wait = self._backoff.delay()
         self._refused.set()
-        return self._delay()
-
-    def _delay(self) -> float:
-        doublings = min(max(self._refusals - 1, 0), 16)
-        return min(self._first * 2.0**doublings, self._last)
+        return self._wait
 
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
             await self._refused.wait()
-            await asyncio.sleep(self._delay())
+            await asyncio.sleep(self._wait)
             if not self._refused.is_set():
                 continue  # kubelet has tried again by itself, and registered it
             self._refused.clear()

@@ -120,9 +120,9 @@ class Reconciler:
         """A life of kubelet began or was found; of another one, what is in use is not known yet.
 
         Raises:
-            JournalError: it cannot be written down.
+            JournalError: it is not written yet, and holds.
         """
-        if not self._ledger.kubelet_epoch(epoch):
+        if epoch == self._ledger.epoch:
             return
         log.info("a new kubelet process was found", epoch=epoch)
         self._answered = False
@@ -135,6 +135,8 @@ class Reconciler:
         self._missed.new_kubelet()
         self._queue.unsync()
         self._wake.set()
+        # Last: it holds even where it cannot be written.
+        self._ledger.kubelet_epoch(epoch)
 
     def stream_opened(self, resource: ResourceName) -> None:
         """Kubelet talks to us."""

@@ -1,24 +1,15 @@
 """Puts Events into the cluster, through the API server (events.k8s.io/v1).
 
-It takes two rights: `create` and `patch` on `events` in the API group `events.k8s.io`. lightkube is
-imported with this module, 50 to 100 ms and 10 MiB: import it only where Events are wanted, and not
-on the event loop. Credentials are read anew each time: tokens are replaced while the plugin runs.
+It takes two rights: `create` and `patch` on `events` in the API group `events.k8s.io`. Credentials
+are read anew each time: tokens are replaced while the plugin runs.
 """
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 
-from httpx2 import HTTPError, HTTPStatusError
-from lightkube import AsyncClient
-from lightkube.models.core_v1 import ObjectReference
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.events_v1 import Event as ApiEvent
-from lightkube.types import PatchType
-
-from fpga_plugin.api.server import CredentialsError, connect, reason
-from fpga_plugin.errors import FpgaPluginError, quote
+from fpga_plugin.api.rest import ApiServerError, session
+from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.telemetry.kube_events import Event, Subject
 
 CALL_SECONDS = 5.0
@@ -53,68 +44,64 @@ class ApiServerSink:
         """Make it (`EventSink`)."""
         subject = event.subject
         name = f"{subject.name[:_MAX_NAME].rstrip('.-')}.{secrets.token_hex(8)}"
-        made = ApiEvent(
-            eventTime=_six_digits(when),
-            metadata=ObjectMeta(name=name, namespace=_namespace(subject)),
-            regarding=ObjectReference(
-                apiVersion="v1",
-                kind=subject.kind,
-                name=subject.name,
-                namespace=subject.namespace or None,
-                uid=subject.uid or None,
-            ),
-            reason=event.reason,
-            action=event.action,
-            note=event.note.encode()[:_MAX_NOTE].decode(errors="ignore"),
-            type="Warning" if event.warning else "Normal",
-            reportingController=CONTROLLER,
-            reportingInstance=self._instance,
-        )
-        await self._do(lambda client: client.create(made))
+        regarding = {
+            "apiVersion": "v1",
+            "kind": subject.kind,
+            "name": subject.name,
+            "namespace": subject.namespace,
+            "uid": subject.uid,
+        }
+        made = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "eventTime": _micro_time(when),
+            "metadata": {"name": name, "namespace": _namespace(subject)},
+            "regarding": {field: value for field, value in regarding.items() if value},
+            "reason": event.reason,
+            "action": event.action,
+            "note": event.note.encode()[:_MAX_NOTE].decode(errors="ignore"),
+            "type": "Warning" if event.warning else "Normal",
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+        }
+        await self._send("POST", _collection(subject), made)
         return name
 
     async def again(self, event: Event, name: str, *, count: int, when: datetime) -> None:
         """Count it (`EventSink`)."""
-        last = _six_digits(when).isoformat(timespec="microseconds")
-        series = {"series": {"count": count, "lastObservedTime": last}}
-        await self._do(
-            lambda client: client.patch(
-                ApiEvent,
-                name,
-                series,
-                namespace=_namespace(event.subject),
-                patch_type=PatchType.MERGE,
-            )
-        )
+        series = {"series": {"count": count, "lastObservedTime": _micro_time(when)}}
+        await self._send("PATCH", f"{_collection(event.subject)}/{name}", series)
 
-    async def _do(self, call: Callable[[AsyncClient], Awaitable[object]]) -> None:
+    async def _send(self, method: str, path: str, body: object) -> None:
+        """One call.
+
+        Raises:
+            PostingError: the API server does not take it; says why, without its name.
+            CredentialsError: there are no credentials.
+        """
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                client = await asyncio.to_thread(connect, self._kubeconfig, seconds=CALL_SECONDS)
-                try:
-                    await call(client)
-                finally:
-                    await client.close()
-        except CredentialsError as error:
-            raise PostingError(error.message, hint=error.hint) from error
+                async with session(self._kubeconfig, seconds=CALL_SECONDS) as server:
+                    await server.call(method, path, body=body)
         except TimeoutError:
             raise PostingError(f"the API server did not answer within {CALL_SECONDS:g} s") from None
-        except HTTPStatusError as error:
-            code = error.response.status_code
+        except ApiServerError as error:
             raise PostingError(
-                f"the API server answered {code} {quote(error)}",
+                error.why,
                 hint="the plugin's service account needs create and patch on events.k8s.io events"
-                if code in _FORBIDDEN
-                else "",
+                if error.code in _FORBIDDEN
+                else error.hint,
             ) from error
-        except HTTPError as error:
-            raise PostingError(f"the API server cannot be reached ({reason(error)})") from None
+
+
+def _collection(subject: Subject) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{_namespace(subject)}/events"
 
 
 def _namespace(subject: Subject) -> str:
     return subject.namespace or _NODE_NAMESPACE
 
 
-def _six_digits(when: datetime) -> datetime:
-    """MicroTime wants a fraction of six digits, and a full second is written without any."""
-    return when.replace(microsecond=when.microsecond or 1)
+def _micro_time(when: datetime) -> str:
+    """As MicroTime wants it: a fraction of six digits (k8s.io/apimachinery, meta/v1)."""
+    return when.isoformat(timespec="microseconds")

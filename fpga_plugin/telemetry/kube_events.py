@@ -18,6 +18,7 @@ import structlog
 
 from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.telemetry.rate_limit import TokenBucket
 
 log = structlog.get_logger()
 
@@ -105,24 +106,6 @@ class _Known:
     name: str = ""
 
 
-class _Bucket:
-    """Tokens: `burst` at once, then one in `refill` seconds."""
-
-    def __init__(self, burst: int, refill: float, now: float) -> None:
-        self._burst, self._refill = burst, refill
-        self._tokens, self._at = float(burst), now
-
-    def level(self, now: float) -> float:
-        """How many there are."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._refill)
-        self._at = now
-        return self._tokens
-
-    def take(self) -> None:
-        """Take one that `level` showed."""
-        self._tokens -= 1
-
-
 class EventBroadcaster:
     """Sends Events to a sink, few of them. Belongs to the event loop.
 
@@ -139,8 +122,8 @@ class EventBroadcaster:
         self._clock = clock
         self._sink: EventSink | None = None
         self._known = BoundedDict[Event, _Known](MAX_KNOWN)
-        self._subjects = BoundedDict[Subject, _Bucket](MAX_KNOWN)
-        self._total = _Bucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
+        self._subjects = BoundedDict[Subject, TokenBucket](MAX_KNOWN)
+        self._total = TokenBucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock=clock)
         self._waiting: deque[_Known] = deque()
         self._task: asyncio.Task[None] | None = None
         self._failing = ""
@@ -158,7 +141,7 @@ class EventBroadcaster:
             known.count += 1
             if now - known.sent < SERIES_SECONDS or known in self._waiting:
                 return
-        elif self._may(event.subject, now):
+        elif self._may(event.subject):
             known = self._known[event] = _Known(event, now)
         else:
             self.dropped += 1
@@ -171,12 +154,12 @@ class EventBroadcaster:
         if self._task is None:
             self._task = asyncio.create_task(self._post_all(), name="events")
 
-    def _may(self, subject: Subject, now: float) -> bool:
+    def _may(self, subject: Subject) -> bool:
         bucket = self._subjects.get(subject)
         if bucket is None:
-            bucket = _Bucket(SUBJECT_BURST, SUBJECT_REFILL_SECONDS, now)
+            bucket = TokenBucket(SUBJECT_BURST, SUBJECT_REFILL_SECONDS, clock=self._clock)
         self._subjects[subject] = bucket
-        if bucket.level(now) < 1 or self._total.level(now) < 1:
+        if not (bucket.may() and self._total.may()):
             return False
         bucket.take()
         self._total.take()

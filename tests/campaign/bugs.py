@@ -54,15 +54,14 @@ BUGS = {
     ),
     "journal-after-the-answer": Bug(
         "ledger/state.py",
-        "            self._journal.write(change)\n            self._apply(change)\n",
-        "            self._apply(change)\n"
-        "            import asyncio\n"
-        "            try:\n"
-        "                loop = asyncio.get_running_loop()\n"
-        "            except RuntimeError:\n"
-        "                self._journal.write(change)\n"
-        "            else:\n"
-        "                loop.call_later(0.05, self._journal.write, change)\n",
+        "                self._journal.write(told)\n",
+        "                import asyncio\n"
+        "                try:\n"
+        "                    loop = asyncio.get_running_loop()\n"
+        "                except RuntimeError:\n"
+        "                    self._journal.write(told)\n"
+        "                else:\n"
+        "                    loop.call_later(0.05, self._journal.write, told)\n",
         "1349",
     ),
     "step-before-the-journal": Bug(
@@ -119,8 +118,8 @@ BUGS = {
     ),
     "lost-log-believed": Bug(
         "ledger/journal.py",
-        "        elif counted is not None and loaded.commits < counted and loaded.snapshot:\n",
-        "        elif counted is not None and loaded.commits > counted + 9:\n",
+        "        if missing > 0:\n",
+        "        if missing < -9:\n",
         "12349",
         weather="write-ahead log cut",
     ),

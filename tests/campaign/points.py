@@ -108,12 +108,13 @@ def install(env: Mapping[str, str]) -> None:
 
 
 def _journal(points: Points) -> None:
-    from fpga_plugin.ledger.commits import CommitCount
     from fpga_plugin.ledger.journal import Journal
+    from fpga_plugin.ledger.marker import Marker
 
     points.around(Journal, "_open", "journal", "opening")
     points.around(Journal, "_transaction", "journal", "transaction")
-    points.around(CommitCount, "write", "journal", "count")
+    points.around(Marker, "count", "journal", "count")
+    points.around(Marker, "begin", "journal", "marker")
     points.around(Journal, "remember", "journal", "history")
     points.around(Journal, "checkpoint", "journal", "fold")
 

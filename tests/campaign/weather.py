@@ -98,12 +98,12 @@ def _future(state: Path, rng: random.Random) -> None:
         db.execute("PRAGMA user_version = 99")
 
 
-def _count_lost(state: Path, rng: random.Random) -> None:
-    count = state / "journal.commits"
+def _marker_lost(state: Path, rng: random.Random) -> None:
+    marker = state.with_name("kubelet") / "fpga-plugin" / "marker"
     if rng.random() < 0.5:
-        count.unlink(missing_ok=True)
-    elif count.exists():
-        count.write_text("nonsense\n")
+        marker.unlink(missing_ok=True)
+    elif marker.exists():
+        marker.write_text("nonsense\n")
 
 
 def _older(state: Path, rng: random.Random) -> None:
@@ -132,7 +132,7 @@ _WINDS = (
     Wind("journal overwritten", _overwritten(0)),
     Wind("write-ahead log overwritten", _overwritten(1)),
     Wind("journal of a later version", _future),
-    Wind("commit count lost", _count_lost),
+    Wind("marker lost", _marker_lost),
     Wind("older journal put back", _older),
     Wind("disk full", full=True),
     Wind("state directory read only", read_only=True),

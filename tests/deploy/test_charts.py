@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.build import open_workloads
-from fpga_plugin.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/fpga-plugin"
@@ -85,7 +83,10 @@ def pod_spec(given: Objects) -> dict[str, Any]:
     return spec
 
 
-ALL = ("nodeFeatureRule.create=true", "podMonitor.create=true", "events=true")
+SCRAPER = (
+    r"networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring"
+)
+ALL = ("nodeFeatureRule.create=true", "podMonitor.create=true", "events=true", SCRAPER)
 
 
 @pytest.mark.parametrize(
@@ -146,66 +147,41 @@ def test_an_unknown_setting_and_one_that_the_chart_sets_itself_are_refused(name:
     assert name in done.stderr
 
 
-def test_policy_workloads_and_keys_are_mounted_where_the_settings_say():
-    made = rendered("policy=rules: []", "workloads=workloads: []", "keysConfigMap=keys")
+def test_policy_and_keys_are_mounted_where_the_settings_say():
+    made = rendered("policy=rules: []", "keysConfigMap=keys")
     spec = pod_spec(made)
     env = {entry["name"]: entry.get("value") for entry in spec["containers"][0]["env"]}
     mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
     (file,) = made["ConfigMap", "fpga-plugin-policy"]["data"]
     assert env["FPGA_PLUGIN_POLICY_FILE"] == f"{mounts['policy']}/{file}"
-    (file,) = made["ConfigMap", "fpga-plugin-workloads"]["data"]
-    assert env["FPGA_PLUGIN_WORKLOADS"] == f"{mounts['workloads']}/{file}"
     assert env["FPGA_PLUGIN_KEYS_DIR"] == mounts["keys"]
     # Not configMap volumes: kubelet makes their directories 0777, and the plugin refuses those.
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     for name, config_map in (
         ("policy", "fpga-plugin-policy"),
-        ("workloads", "fpga-plugin-workloads"),
         ("keys", "keys"),
     ):
         assert volumes[name]["projected"] == {"sources": [{"configMap": {"name": config_map}}]}
 
 
 @pytest.mark.parametrize(
-    ("mount", "allowed"),
+    "value",
     [
-        ("{hostPath: /data/s/copies}", False),
-        ("{hostPath: /data/k/pods}", False),
-        ("{hostPath: /data/b, readOnly: false}", False),
-        ("{hostPath: /data/b}", True),
+        "settings.FPGA_PLUGIN_CDI_DEVICES=*=vendor.com/opencl=board",
+        "nodeConfigurations.named.cl.settings.FPGA_PLUGIN_CDI_DEVICES=*=vendor.com/opencl=board",
     ],
 )
-def test_workloads_get_nothing_of_what_the_node_has_elsewhere(tmp_path, mount, allowed):
-    workloads = f"version: 1\nworkloads:\n- {{name: x, mounts: [{mount}]}}\n"
-    values = tmp_path / "values.yaml"
-    values.write_text(
-        yaml.safe_dump(
-            {
-                "image": {"repository": "fpga-plugin"},
-                "workloads": workloads,
-                "paths": {"state": "/data/s", "kubelet": "/data/k", "bitstreams": "/data/b"},
-            }
-        )
-    )
-    done = helm("--no-hooks", "--values", str(values))
-    assert done.returncode == 0, done.stderr
-    made = objects(done.stdout)
-    env = {
-        entry["name"]: entry["value"]
-        for entry in pod_spec(made)["containers"][0]["env"]
-        if "value" in entry
-    }
-    ((name, text),) = made["ConfigMap", "fpga-plugin-workloads"]["data"].items()
-    (tmp_path / name).write_text(text)
-    here = {"FPGA_PLUGIN_WORKLOADS": str(tmp_path / name), "FPGA_PLUGIN_BACKEND": "simulated"}
-    file = open_workloads(load_settings(env | here))
-    assert file is not None
-    assert bool(file.problem) is not allowed, file.problem
+def test_who_adds_cdi_devices_may_read_the_nodes_runtime_and_nobody_else(value: str):
+    right = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
+    made = rendered("readPods=false", value)
+    assert made["ClusterRole", "fpga-plugin"]["rules"] == [right]
+    assert pod_spec(made)["automountServiceAccountToken"] is True
+    assert right not in rendered("readPods=true")["ClusterRole", "fpga-plugin"]["rules"]
 
 
 def test_without_the_api_server_there_is_neither_a_right_nor_a_token():
     made = rendered("readPods=false")
-    assert {kind for kind, _ in made} == {"ServiceAccount", "DaemonSet"}
+    assert {kind for kind, _ in made} == {"ServiceAccount", "DaemonSet", "NetworkPolicy"}
     assert pod_spec(made)["automountServiceAccountToken"] is False
 
 
@@ -269,7 +245,6 @@ def test_the_port_follows_the_address_everywhere():
         "settings.FPGA_PLUGIN_HTTP_ADDRESS=:9200",
         "service.create=true",
         "podMonitor.create=true",
-        "networkPolicy.create=true",
         "networkPolicy.from[0].namespaceSelector.matchLabels.a=b",
     )
     (container,) = pod_spec(made)["containers"]
@@ -285,22 +260,37 @@ def test_the_port_follows_the_address_everywhere():
 
 
 def test_where_nothing_is_served_there_is_no_port_and_nothing_that_leads_to_it():
-    (container,) = pod_spec(rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS="))["containers"]
+    made = rendered("settings.FPGA_PLUGIN_HTTP_ADDRESS=", "networkPolicy.from[0].ipBlock.cidr=::/0")
+    (container,) = pod_spec(made)["containers"]
     assert "ports" not in container
-    for kind in ("service", "podMonitor", "networkPolicy"):
+    assert "ingress" not in made["NetworkPolicy", "fpga-plugin"]["spec"]
+    for kind in ("service", "podMonitor"):
         off = ("--set", "settings.FPGA_PLUGIN_HTTP_ADDRESS=", "--set", f"{kind}.create=true")
         done = helm("--set", "image.repository=x", *off)
         assert done.returncode != 0
         assert "FPGA_PLUGIN_HTTP_ADDRESS is empty" in done.stderr
 
 
+def test_nobody_reaches_metrics_until_somebody_says_who():
+    policy = rendered()["NetworkPolicy", "fpga-plugin"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert "ingress" not in policy
+    for kind in ("service", "podMonitor"):
+        done = helm("--set", "image.repository=x", "--set", f"{kind}.create=true")
+        assert done.returncode != 0
+        assert "networkPolicy.from is empty" in done.stderr
+        made = rendered(f"{kind}.create=true", "networkPolicy.create=false")
+        assert not [one for one, _ in made if one == "NetworkPolicy"]
+
+
 def test_two_releases_have_no_object_of_one_name():
     everything = [
         word
         for kind in ("nodeFeatureRule", "podMonitor", "prometheusRule", "dashboards", "service",
-                     "networkPolicy", "openshift")
+                     "openshift")
         for word in ("--set", f"{kind}.create=true")
     ]  # fmt: skip
+    everything += ["--set", "networkPolicy.from[0].namespaceSelector.matchLabels.a=b"]
     values = ("--set", "image.repository=x", "--set", "policy=rules: []", *everything)
     one, two = (objects(helm(*values, release=name).stdout) for name in ("fpga-plugin", "two"))
     assert one.keys().isdisjoint(two.keys())
@@ -501,52 +491,6 @@ def test_helm_test_asks_a_node_of_the_plugins_over_its_status_socket():
     assert not [kind for kind, _ in observing if kind == "Pod"]
 
 
-PULL = "bitstreams.pull.reference=h.example/s@sha256:0"
-
-
-def test_each_node_pulls_its_store_before_its_plugin_starts() -> None:
-    spec = pod_spec(
-        rendered(
-            PULL,
-            "bitstreams.pull.secret=registry",
-            "bitstreams.pull.realms={tokens.example}",
-            "settings.FPGA_PLUGIN_TRUST=signed",
-            "keysConfigMap=keys",
-        )
-    )
-    (pull,) = spec["initContainers"]
-    (plugin,) = spec["containers"]
-    assert pull["image"] == plugin["image"]
-    words = ["bitstream", "pull", "--or-keep", "--within=300", "--realm=tokens.example"]
-    auth = "--auth=/etc/fpga-plugin/registry/.dockerconfigjson"
-    assert pull["args"] == [*words, auth, "h.example/s@sha256:0"]
-    assert {each["name"]: each["value"] for each in pull["env"]} == {
-        "FPGA_PLUGIN_KEYS_DIR": "/etc/fpga-plugin/keys",
-        "FPGA_PLUGIN_TRUST": "signed",
-    }
-    mounts = {each["name"]: each for each in pull["volumeMounts"]}
-    assert set(mounts) == {"bitstreams", "state", "keys", "registry"}
-    assert mounts["bitstreams"]["mountPath"] == "/srv/intel.com/fpga"
-    assert [name for name, each in mounts.items() if not each.get("readOnly")] == ["bitstreams"]
-    assert pull["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    (volume,) = (each for each in spec["volumes"] if each["name"] == "registry")
-    assert volume["secret"] == {"secretName": "registry", "defaultMode": 0o400}
-
-
-def test_nothing_is_pulled_while_it_only_looks_or_unasked() -> None:
-    assert "initContainers" not in pod_spec(rendered(PULL, "observe=true"))
-    assert "initContainers" not in pod_spec(rendered())
-
-
-def test_what_is_pulled_is_a_directory_of_the_node() -> None:
-    done = helm(
-        "--set", "image.repository=r", "--set", PULL,
-        "--set", "bitstreams.volume.nfs.server=s", "--set", "bitstreams.volume.nfs.path=/p",
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "leave bitstreams.volume empty" in done.stderr
-
-
 DRA = ROOT / "deploy/dra"
 CARD = "ce48969398f05f33946d560708be108a"
 
@@ -563,8 +507,8 @@ def test_chart_and_kustomization_make_the_same_dra_driver() -> None:
     chart, kustomization = comparable(chart), comparable(kustomization)
     assert chart["DaemonSet", "fpga-plugin"] == kustomization["DaemonSet", "fpga-plugin"]
     for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
-        key = kind, "fpga-plugin-resourceslices"
-        assert chart[key]["spec"] == kustomization[key]["spec"]
+        for name in ("fpga-plugin-resourceslices", "fpga-plugin-regionconfigs"):
+            assert chart[kind, name]["spec"] == kustomization[kind, name]["spec"]
 
 
 def test_each_kind_of_card_gets_its_classes() -> None:
@@ -624,14 +568,105 @@ def test_a_device_plugin_has_nothing_of_a_dra_drivers() -> None:
     assert not names & {"kubelet", "plugins", "plugins-registry", "cdi"}
 
 
-def test_a_device_plugin_that_kubelet_finds_by_itself_has_its_directory() -> None:
-    spec = pod_spec(rendered("settings.FPGA_PLUGIN_REGISTRATION=plugin-watcher"))
-    (container,) = spec["containers"]
-    mounts = {each["name"]: each for each in container["volumeMounts"]}
-    assert mounts["plugins-registry"] == {
-        "name": "plugins-registry",
-        "mountPath": "/var/lib/kubelet/plugins_registry",
+def names_labels(labels: dict[str, str]) -> tuple[str, str, str]:
+    kinds = ("name", "instance", "component")
+    return tuple(labels[f"app.kubernetes.io/{kind}"] for kind in kinds)
+
+
+def test_selectors_have_helms_own_names() -> None:
+    """They are immutable: application and release, and which configuration it is."""
+    named = "nodeConfigurations.named.look.observe=true"
+    sets = ["--set", "image.repository=fpga-plugin", "--set", named]
+    made = objects(helm("--no-hooks", *sets, release="lab").stdout)
+    plain, look = (
+        names_labels(made["DaemonSet", name]["spec"]["selector"]["matchLabels"])
+        for name in ("lab-fpga-plugin", "lab-fpga-plugin-look")
+    )
+    assert plain == ("fpga-plugin", "lab", "plugin")
+    assert look == ("fpga-plugin", "lab", "plugin-look")
+    labels = made["ClusterRole", "lab-fpga-plugin"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/name"] == "fpga-plugin"
+    assert labels["app.kubernetes.io/instance"] == "lab"
+
+
+def test_what_selects_the_pods_selects_those_of_each_configuration() -> None:
+    create = ("podMonitor.create=true", "service.create=true", SCRAPER)
+    made = rendered("nodeConfigurations.named.look.observe=true", *create)
+    selectors = (
+        made["PodMonitor", "fpga-plugin"]["spec"]["selector"]["matchLabels"],
+        made["Service", "fpga-plugin"]["spec"]["selector"],
+        made["NetworkPolicy", "fpga-plugin"]["spec"]["podSelector"]["matchLabels"],
+    )
+    for name in ("fpga-plugin", "fpga-plugin-look"):
+        labels = made["DaemonSet", name]["spec"]["template"]["metadata"]["labels"]
+        for selector in selectors:
+            assert len(selector) == 2
+            assert selector.items() <= labels.items()
+
+
+def test_the_application_may_be_called_otherwise() -> None:
+    made = rendered("nameOverride=boards", "nodeFeatureRule.create=true")
+    assert made["DaemonSet", "fpga-plugin-boards"]["spec"]["selector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "boards",
+        "app.kubernetes.io/instance": "fpga-plugin",
+        "app.kubernetes.io/component": "plugin",
     }
-    assert {"kubelet", "plugins", "cdi"}.isdisjoint(mounts)
-    env = {each["name"]: each.get("value") for each in container["env"]}
-    assert env["FPGA_PLUGIN_KUBELET_ROOT"] == "/var/lib/kubelet"
+    assert ("NodeFeatureRule", "fpga-plugin-boards") in made
+    assert ("DaemonSet", "given") in rendered("nameOverride=boards", "fullnameOverride=given")
+
+
+def test_a_parent_chart_switches_it_on_and_off(tmp_path: Path) -> None:
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts/fpga-plugin").symlink_to(CHART)
+    (tmp_path / "Chart.yaml").write_text(
+        "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies:\n"
+        "- {name: fpga-plugin, version: '*', condition: fpga-plugin.enabled}\n"
+    )
+
+    def kinds(enabled: str) -> list[str]:
+        sets = f"fpga-plugin.image.repository=r,fpga-plugin.enabled={enabled}"
+        done = subprocess.run(
+            [TOOLS / "helm", "template", "all", tmp_path, "--set", sets],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [each["kind"] for each in yaml.safe_load_all(done.stdout) if each]
+
+    assert "DaemonSet" in kinds("true")
+    assert kinds("false") == []
+
+
+def test_probes_wait_as_long_as_the_operator_says() -> None:
+    made = rendered("probes.startup.failureThreshold=90", "probes.liveness.periodSeconds=60")
+    (container,) = pod_spec(made)["containers"]
+    assert container["startupProbe"]["failureThreshold"] == 90
+    assert container["startupProbe"]["periodSeconds"] == 5, "what is not said is the chart's"
+    assert container["livenessProbe"]["periodSeconds"] == 60
+    refused = helm("--set", "image.repository=r", "--set", "probes.startup.initialDelay=1")
+    assert "initialDelay" in refused.stderr
+
+
+def test_security_contexts_are_the_charts_but_for_what_is_given() -> None:
+    made = rendered(
+        "securityContext.capabilities.drop={ALL}",
+        "securityContext.readOnlyRootFilesystem=false",
+        "podSecurityContext.fsGroup=7",
+    )
+    spec = pod_spec(made)
+    assert spec["securityContext"] == {"fsGroup": 7}
+    (container,) = spec["containers"]
+    (plain,) = pod_spec(rendered())["containers"]
+    assert container["securityContext"] == plain["securityContext"] | {
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": False,
+    }
+    assert "securityContext" not in pod_spec(rendered())
+
+
+@pytest.mark.parametrize("value", ["mode=dra", "nodeConfigurations.named.claims.mode=dra"])
+def test_claims_need_a_kubernetes_that_has_them(value: str) -> None:
+    sets = ("--set", "image.repository=r", "--set", value, "--kube-version")
+    assert "needs Kubernetes 1.34 or later, and this is v1.33.9" in helm(*sets, "1.33.9").stderr
+    for version in ("1.34.0", "v1.34.1-gke.100", "1.37.0"):
+        assert helm(*sets, version).returncode == 0, version
+    assert helm("--set", "image.repository=r", "--kube-version", "1.33.9").returncode == 0

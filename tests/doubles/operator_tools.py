@@ -9,6 +9,7 @@ chart, targets of the Makefile, labels of the pods, files.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -74,10 +75,10 @@ def of_chart(path: str) -> None:
     """A value that is set is one of the chart's schema."""
     at = json.loads((CHART / "values.schema.json").read_text())
     root = at
-    for name in path.split("."):
+    for name in re.sub(r"\[[0-9]+\]", ".[]", path).split("."):
         if "$ref" in at:
             at = root["definitions"]["settings"]
-        properties = at.get("properties", {})
+        properties = at.get("properties", {"[]": at["items"]} if "items" in at else {})
         if name not in properties and not isinstance(at.get("additionalProperties"), dict):
             fail(f"the chart has no value {path}")
         at = properties.get(name) or at["additionalProperties"]

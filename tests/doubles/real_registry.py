@@ -3,12 +3,14 @@
 import base64
 import contextlib
 import datetime as dt
+import hashlib
+import io
 import ipaddress
 import json
 import socket
 import ssl
 import subprocess
-import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from doubles.registry import artifact, digest_of
-
 REGISTRY = Path(__file__).parents[2] / ".cache/deploy/registry"
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 USER = ("pull", "secret")
 HTPASSWD = "pull:$2b$04$ULMD730zwFA.8MMhET3r4u5LDZjviLbtq7TYpl09dMcRV0yaDneR.\n"  # bcrypt
@@ -35,30 +37,60 @@ class Served:
     http: httpx2.Client
 
     def push(self, store: Path, tag: str) -> str:
-        """What `oras push` does; returns the artifact's digest."""
-        manifest, blobs = artifact(store)
-        for data in (*blobs.values(), b"{}"):
+        """What `docker push` does with an image of one layer; returns its digest."""
+        manifest, blobs = image(store)
+        for data in blobs:
             begun = self.http.post("/v2/fpga/store/blobs/uploads/")
             assert begun.status_code == 202, begun.text
             where = httpx2.URL(begun.headers["location"]).copy_merge_params(
                 {"digest": digest_of(data)}
             )
             assert self.http.put(where, content=data).status_code == 201
-        kind = {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}
+        kind = {"Content-Type": MANIFEST}
         put = self.http.put(f"/v2/fpga/store/manifests/{tag}", content=manifest, headers=kind)
         assert put.status_code == 201, put.text
         return str(put.headers["docker-content-digest"])
 
-    def pull(self, reference: str, store: Path, *more: object) -> subprocess.CompletedProcess[str]:
-        options = ["--dir", store, "--ca", self.ca, *more]
-        return subprocess.run(
-            [sys.executable, "-m", "fpga_plugin", "bitstream", "pull", f"{self.host}/{reference}"]
-            + [str(word) for word in options],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+    def mount(self, digest: str, at: Path) -> None:
+        """What a runtime does for an image volume: by digest, with the modes that files have."""
+        found = self.http.get(f"/v2/fpga/store/manifests/{digest}", headers={"Accept": MANIFEST})
+        assert digest_of(found.content) == digest
+        for layer in found.json()["layers"]:
+            data = self.http.get(f"/v2/fpga/store/blobs/{layer['digest']}").content
+            assert digest_of(data) == layer["digest"]
+            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+                archive.extractall(at, filter="tar")
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def image(store: Path) -> tuple[bytes, tuple[bytes, ...]]:
+    """The manifest and the blobs of `FROM scratch` and `COPY . /`."""
+
+    def of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        archive.add(store, arcname=".", filter=of_root)
+    data = layer.getvalue()
+    rootfs = {"type": "layers", "diff_ids": [digest_of(data)]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
+
+    def described(blob: bytes, kind: str) -> dict[str, object]:
+        return {"mediaType": kind, "digest": digest_of(blob), "size": len(blob)}
+
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": described(config, "application/vnd.oci.image.config.v1+json"),
+        "layers": [described(data, "application/vnd.oci.image.layer.v1.tar")],
+    }
+    return json.dumps(manifest).encode(), (data, config)
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:

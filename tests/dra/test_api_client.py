@@ -20,8 +20,9 @@ from cluster import LIMIT, Cluster
 from doubles.loops import beside
 
 from fpga_plugin.api import mirror as mirror_module
-from fpga_plugin.api.mirror import Backoff, Metadata, Mirror
+from fpga_plugin.api.mirror import Metadata, Mirror
 from fpga_plugin.api.rest import ApiServerError, Session, session
+from fpga_plugin.backoff import Backoff
 
 NAMESPACE = "/api/v1/namespaces/default"
 MAPS = f"{NAMESPACE}/configmaps"

@@ -44,8 +44,11 @@ def node(runtime: Runtime) -> Iterator[Node]:
 
 def test_a_claims_life_by_the_charts_pod(node: Node) -> None:
     cluster = node.cluster
-    (binding,) = cluster.call("GET", f"{ADMISSION}/validatingadmissionpolicybindings")["items"]
-    assert binding["spec"]["validationActions"] == ["Deny"]
+    bindings = cluster.call("GET", f"{ADMISSION}/validatingadmissionpolicybindings")["items"]
+    assert {each["metadata"]["name"]: each["spec"]["validationActions"] for each in bindings} == {
+        "fpga-plugin-resourceslices": ["Deny"],
+        "fpga-plugin-regionconfigs": ["Deny"],
+    }
     (role,) = [
         each["rules"]
         for each in cluster.call("GET", f"{RBAC}/clusterroles")["items"]

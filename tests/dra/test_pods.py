@@ -13,6 +13,7 @@ from node import Pod, kep_container
 from node import container as by_limits
 from pods_node import (
     API,
+    CDI,
     Node,
     asking,
     by_claim,
@@ -52,20 +53,32 @@ def test_a_pod_by_template_has_its_region_programmed_and_leaves_it_blank(
     assert node.afu(P0) == AFU_2
 
 
-def test_a_container_gets_what_the_workloads_file_adds(make_node: Callable[..., Node]) -> None:
-    """A mount, a variable and a node, from the claim's CDI file; once where two devices have it."""
+def test_a_container_gets_the_cdi_devices_that_the_operator_adds(
+    make_node: Callable[..., Node],
+) -> None:
+    """A mount, a variable and a node, from a CDI file; once where two devices have it."""
     added = SCRATCH / "added"
     added.mkdir(exist_ok=True)
     (added / "hello").write_text("from the node")
-    file = SCRATCH / "workloads.json"
-    entry = {
-        "name": "added",
-        "mounts": [{"hostPath": str(added), "containerPath": "/opt/added"}],
-        "env": {"ADDED": "yes"},
-        "devices": ["/dev/kmsg"],
+    edits = {
+        "env": ["ADDED=yes"],
+        "mounts": [
+            {
+                "hostPath": str(added),
+                "containerPath": "/opt/added",
+                "options": ["rbind", "rprivate", "ro"],
+            }
+        ],
+        "deviceNodes": [{"path": "/dev/kmsg"}],
     }
-    file.write_text(json.dumps({"version": 1, "workloads": [entry]}))
-    node = make_node("1x2", workloads=str(file))
+    spec = {
+        "cdiVersion": "0.5.0",
+        "kind": "example.com/added",
+        "devices": [{"name": "one", "containerEdits": edits}],
+    }
+    node = make_node("1x2", cdi_devices="*=example.com/added=one")
+    file = CDI / "example.com-added.json"
+    file.write_text(json.dumps(spec))
     template = {"spec": {"spec": asking("region", bitstream=AFU)}}
     template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
     path = f"{API}/namespaces/default/resourceclaimtemplates"
@@ -83,6 +96,7 @@ def test_a_container_gets_what_the_workloads_file_adds(make_node: Callable[..., 
         return [line for line in pod.output().splitlines() if line in seen]
 
     until(lambda: said() == seen, "the container has all of it")
+    file.unlink()
 
 
 def test_a_class_pins_the_bitstream_of_pods_that_say_nothing(

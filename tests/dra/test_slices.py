@@ -310,12 +310,12 @@ def test_a_plugin_takes_neither_pool_nor_name_of_another_node(policed: Cluster) 
 def test_what_is_left_in_another_nodes_pool_may_be_deleted_by_its_own_node(
     policed: Cluster,
 ) -> None:
-    policed.call("POST", SLICES, a_slice("left", node="node-a", pool="node-b"))
+    policed.call("POST", SLICES, a_slice("left", node="node-c", pool="node-d"))
     try:
         path = f"{SLICES}/left"
-        assert denied(policed, "DELETE", path, None, policed.plugin_token("node-a")) == ""
+        assert denied(policed, "DELETE", path, None, policed.plugin_token("node-c")) == ""
         assert "own node only" in denied(
-            policed, "DELETE", path, None, policed.plugin_token("node-b")
+            policed, "DELETE", path, None, policed.plugin_token("node-d")
         )
     finally:
         policed.call("DELETE", f"{SLICES}/left")

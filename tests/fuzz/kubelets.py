@@ -4,13 +4,14 @@ import base64
 import json
 from contextlib import suppress
 
+import msgspec
 from doubles import kubelet
 from doubles.cards import AFU, INTERFACE, REGIONS
-from lightkube.resources.core_v1 import Pod as ApiPod
 from operators import scratch
 from target import Target
 
 from fpga_plugin.api.messages import core_v1, v1, v1beta1
+from fpga_plugin.api.rest import ApiServerError, decoded
 from fpga_plugin.api.wire import typed
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.pods import apiserver, podsapi
@@ -29,6 +30,7 @@ _CALLS = (
     v1beta1.DeallocateRequest,
     v1beta1.PreferredAllocationRequest,
 )
+_DECODER = msgspec.json.Decoder(apiserver.ApiPod)
 _CLIENT = PodResourcesClient("/nowhere", "fpga.intel.com")
 
 
@@ -75,8 +77,8 @@ def _pods_api(data: bytes) -> None:
 
 def _api_server(data: bytes) -> None:
     try:
-        pod = apiserver.convert(ApiPod.from_dict(json.loads(data)))
-    except Exception:  # noqa: BLE001  # documented: lightkube raises many types for odd answers
+        pod = apiserver.convert(decoded(_DECODER, data, "a pod"))
+    except (ApiServerError, ValueError):
         return
     assert isinstance(pod.uid, str)
 

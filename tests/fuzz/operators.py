@@ -28,7 +28,6 @@ from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
 from fpga_plugin.policy.parse import PolicyError, parse_policy
 from fpga_plugin.policy.rules import Ask
-from fpga_plugin.workloads.parse import WorkloadsError, parse_workloads
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="fuzz-")
 
@@ -95,16 +94,6 @@ def _policy(data: bytes) -> None:
         for kind in ids.ResourceKind:
             ask = Ask(kind=kind, interface_id=INTERFACE, bitstream_id=ids.BitstreamId(AFU))
             assert policy.judge("team-a", ask) == policy.judge("team-a", ask)
-
-
-def _workloads(data: bytes) -> None:
-    with suppress(WorkloadsError):
-        workloads = parse_workloads(data[1:], as_json=data[:1] == b"{")
-        for kind in ids.ResourceKind:
-            extras = workloads.extras(ids.Resource("fpga.intel.com", kind, INTERFACE))
-            assert not any(name.startswith("FPGA_") for name in extras.env)
-            assert not any(node.startswith("/dev/dfl-") for node in extras.nodes)
-            assert len({mount.container_path for mount in extras.mounts}) == len(extras.mounts)
 
 
 def _packer(data: bytes) -> None:
@@ -246,28 +235,6 @@ TARGETS = {
             b" interfaces: [" + INTERFACE.encode() + b"], bitstreams: [blank], devices: [region]}",
         ),
         _WORDS_OF_POLICY,
-    ),
-    "workloads": Target(
-        _workloads,
-        (
-            b"-version: 1\nworkloads: []\n",
-            b'{{"version":"1","workloads":[{"name":"a","env":{"A":"1"}}]}',
-            b"-version: 1\nworkloads:\n- name: a\n  resources: [region-"
-            + INTERFACE.encode()
-            + b"]\n"
-            b"  mounts: [{hostPath: /opt/a, containerPath: /a, readOnly: false}]\n"
-            b"  devices: [/dev/x]\n- {name: b, interfaces: [" + INTERFACE.encode() + b"],"
-            b" mounts: [{hostPath: /opt/b}]}",
-        ),
-        (
-            b"hostPath",
-            b"containerPath",
-            b"readOnly",
-            b"/dev/dfl-fme.0",
-            b"FPGA_",
-            b"/../",
-            b"/dev/",
-        ),
     ),
     "settings": Target(
         _settings,

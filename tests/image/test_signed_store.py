@@ -1,11 +1,10 @@
 """docs/bitstreams.md's way of a signed store from CI to the nodes, by its own commands.
 
-What CI and a cluster would do is done here: a stand-in for `oras` pushes to a real registry,
-kubectl prints the objects, and helm renders the chart. Then the init container that helm rendered
-pulls, with the keys and the password of those objects. `make test-image` runs it.
+What CI and a cluster would do is done here: a stand-in for `docker` pushes to a real registry,
+kubectl prints the objects, and helm renders the chart. Then the image volume that helm rendered is
+fetched by its digest, and judged with the keys of those objects. `make test-image` runs it.
 """
 
-import base64
 import json
 import os
 import re
@@ -32,24 +31,27 @@ pytestmark = pytest.mark.skipif(
     reason="registry, helm or kubectl are not built: make test-image",
 )
 
-ORAS = """\
-import os, sys
+DOCKER = """\
+import ssl, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-import ssl, httpx2
+import httpx2
 from doubles.real_registry import Served, USER
-words = [word for word in sys.argv[1:] if not word.startswith("--")]
-assert words[:1] == ["push"] and "--format" in sys.argv, sys.argv
-reference, *files = words[2:]
-there = {{str(path) for path in Path().rglob("*") if path.is_file()}}
-assert set(files) == there, there ^ set(files)
-host, _, rest = reference.partition("/")
-repository, _, tag = rest.partition(":")
-assert repository == "fpga/store"
-trusted = ssl.create_default_context(cafile={ca!r})
-url = f"https://{{host}}"
-with httpx2.Client(base_url=url, verify=trusted, auth=USER, trust_env=False, timeout=60) as http:
-    print(Served(host, None, None, http).push(Path.cwd(), tag))
+word, *words = sys.argv[1:]
+reference = next(word for word in words if word.endswith("/fpga/store:v1"))
+host = reference.partition("/")[0]
+if word == "build":
+    assert sys.stdin.read() == "FROM scratch\\nCOPY . /\\n"
+    Path("built").write_text(words[-1])
+elif word == "push":
+    trusted = ssl.create_default_context(cafile={ca!r})
+    url = f"https://{{host}}"
+    store = Path(Path("built").read_text())
+    with httpx2.Client(base_url=url, verify=trusted, auth=USER, trust_env=False) as http:
+        Path("pushed").write_text(Served(host, None, None, http).push(store, "v1"))
+else:
+    assert words[:2] == ["--format", "{{{{index .RepoDigests 0}}}}"], words
+    print(f"{{host}}/fpga/store@{{Path('pushed').read_text()}}")
 """
 
 
@@ -88,10 +90,10 @@ class Site:
         self._program("kubectl", f'exec {TOOLS / "kubectl"} "$@" --dry-run=client -o json')
         render = f'exec {TOOLS / "helm"} template fpga-plugin "$@" --set image.repository=x'
         self._program("helm", f"shift 2\n{render}")  # in place of `upgrade fpga-plugin`
-        oras = self.folder / "oras.py"
+        docker = self.folder / "docker.py"
         path = [str(ROOT / "tests"), str(ROOT)]
-        oras.write_text(ORAS.format(path=path, ca=str(self.registry.ca)))
-        self._program("oras", f'exec {sys.executable} {oras} "$@"')
+        docker.write_text(DOCKER.format(path=path, ca=str(self.registry.ca)))
+        self._program("docker", f'exec {sys.executable} {docker} "$@"')
 
     def _program(self, name: str, line: str) -> None:
         path = self.folder / "bin" / name
@@ -114,45 +116,29 @@ class Site:
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def pulls(
-        self, objects: list[dict[str, Any]], rendered: str
+    def starts(
+        self, objects: list[dict[str, Any]], rendered: str, node: Path
     ) -> subprocess.CompletedProcess[str]:
-        """What a node's init container does, its volumes being folders."""
-        node = self.folder / "node"
-        node.mkdir(exist_ok=True)
+        """What a node's kubelet and plugin do with the store, its volumes being folders."""
         kinds = {one["kind"]: one for one in objects}
         made = next(o for o in yaml.safe_load_all(rendered) if o and o["kind"] == "DaemonSet")
         spec = made["spec"]["template"]["spec"]
-        (pull,) = spec["initContainers"]
-        at = {mount["name"]: mount["mountPath"] for mount in pull["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         (source,) = volumes["keys"]["projected"]["sources"]
         assert source["configMap"]["name"] == kinds["ConfigMap"]["metadata"]["name"]
-        assert volumes["registry"]["secret"]["secretName"] == kinds["Secret"]["metadata"]["name"]
-        files = {f"keys/{name}": text.encode() for name, text in kinds["ConfigMap"]["data"].items()}
-        for name, text in kinds["Secret"]["data"].items():
-            files[f"registry/{name}"] = base64.b64decode(text)
-        for name, content in files.items():
-            (node / name).parent.mkdir(exist_ok=True)
-            (node / name).write_bytes(content)
-
-        def here(text: str) -> str:
-            for name, path in at.items():
-                text = text.replace(path, str(node / name))
-            return text
-
-        (node / "state").mkdir(exist_ok=True)
-        environment = {each["name"]: here(each["value"]) for each in pull["env"]}
-        assert environment["FPGA_PLUGIN_TRUST"] == "signed"
-        environment |= {
-            "FPGA_PLUGIN_STATE_DIR": str(node / "state"),
-            "FPGA_PLUGIN_BITSTREAM_DIR": str(node / "bitstreams"),
-        }
-        words = [here(word) for word in pull["args"] if word != "--or-keep"]
+        assert spec["imagePullSecrets"] == [{"name": kinds["Secret"]["metadata"]["name"]}]
+        env = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
+        assert env["FPGA_PLUGIN_TRUST"] == "signed"
+        (node / "keys").mkdir(parents=True)
+        for name, text in kinds["ConfigMap"]["data"].items():
+            (node / "keys" / name).write_text(text)
+        digest = volumes["bitstreams"]["image"]["reference"].partition("@")[2]
+        self.registry.mount(digest, node / "store")
+        words = ["verify", "--dir", "store", "--trust", "signed", "--keys", "keys"]
         return subprocess.run(
-            [sys.executable, "-m", "fpga_plugin", *words, f"--ca={self.registry.ca}", "--json"],
-            env=os.environ | environment,
-            cwd=ROOT,
+            [sys.executable, "-m", "fpga_plugin", "bitstream", *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            cwd=node,
             capture_output=True,
             text=True,
             check=False,
@@ -170,7 +156,7 @@ def decoded(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_nodes_pull_what_ci_signed_and_nothing_that_somebody_else_did(
+def test_nodes_take_what_ci_signed_and_nothing_that_somebody_else_did(
     registry: Served, tmp_path: Path
 ) -> None:
     tmp_path.chmod(stat.S_IRWXU)
@@ -178,20 +164,13 @@ def test_nodes_pull_what_ci_signed_and_nothing_that_somebody_else_did(
     sign, once, upgrade = blocks()
     site.types(sign)
     objects = decoded(site.types(once))
-    done = site.pulls(objects, site.types(upgrade))
-    assert done.returncode == 0, done.stderr
-    digest = (tmp_path / "digest").read_text().strip()
-    assert json.loads(done.stdout)["digest"] == digest
-    store = tmp_path / "node/bitstreams"
-    assert {path.name for path in (tmp_path / "store").glob("*/*.gbs")} <= {
-        path.name for path in store.glob("*/*.gbs")
-    }
-    # Whoever has only the registry's password signs with another key: the store stays as it was.
+    done = site.starts(objects, site.types(upgrade), tmp_path / "one")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "reference").read_text()
+    # Whoever has only the registry's password signs with another key: no file of his is taken.
     site.types("openssl genpkey -algorithm ed25519 -out private.pem")
     site.types(sign)
-    assert (tmp_path / "digest").read_text().strip() != digest
-    done = site.pulls(objects, site.types(upgrade))
+    assert (tmp_path / "reference").read_text() != reference
+    done = site.starts(objects, site.types(upgrade), tmp_path / "two")
     assert done.returncode == 1
-    assert "sign" in done.stderr, done.stderr
-    kept = json.loads((store / "manifest.json").read_text())
-    assert kept != json.loads((tmp_path / "store/manifest.json").read_text())
+    assert "sign" in done.stdout + done.stderr

@@ -309,10 +309,6 @@ class Kubelet:
         self.options: dict[str, Any] = {}
         self._all: list[Endpoint] = []
         self._server: Any = None
-        self.watched: Path | None = None  # where it finds plugins by itself
-        self.refusals = 0  # how many plugins that it found there it refuses first
-        self.old = False  # it is one before 1.36: see `Registry`
-        self._registry: Registry | None = None
 
     def start(self) -> None:
         handler = grpc.unary_unary_rpc_method_handler(
@@ -329,28 +325,8 @@ class Kubelet:
                 path.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self.directory / 'kubelet.sock'}")
         self._server.start()
-        if self.watched is not None:
-            self._registry = Registry(self.watched, self._found, self._lost, old=self.old)
-            self._registry.start()
-
-    def _found(self, _path: str, info: Any) -> None:
-        assert (info.type, list(info.supported_versions)) == ("DevicePlugin", ["v1beta1"])
-        if self.refusals:
-            self.refusals -= 1
-            raise NotRegistered(
-                "RegisterPlugin error -- plugin registration failed with err: cannot dial"
-                f" {info.endpoint}"
-            )
-        endpoint = os.path.basename(info.endpoint)
-        self._register(message("RegisterRequest")(resource_name=info.name, endpoint=endpoint), None)
-
-    def _lost(self, path: str) -> None:
-        """Its stream ends by itself: nothing that these tests are about."""
 
     def stop(self) -> None:
-        if self._registry is not None:
-            self._registry.stop()
-            self._registry = None
         for endpoint in self._all:
             endpoint.close()
         self._all.clear()
@@ -687,9 +663,6 @@ class Node:
             "FPGA_PLUGIN_LOG_LEVEL": "debug",
         }
         self.set(**settings)
-        if settings.get("registration") == "plugin-watcher":
-            self.kubelet.watched = self.folder / "plugins_registry"
-            self.kubelet.watched.mkdir()
         self.wrapper: Sequence[str] = ()
         self.lives: list[Plugin] = []
 

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from doubles import LIMIT
-from doubles.plugin_manager import PluginManager
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
@@ -29,10 +28,10 @@ from fpga_plugin.api.messages.v1beta1 import (
 from fpga_plugin.claims.calls import Allocation
 from fpga_plugin.deviceplugin.link import KubeletLink
 from fpga_plugin.deviceplugin.registration import Timing
-from fpga_plugin.deviceplugin.sockets import socket_path
 from fpga_plugin.hardware.grant import Mount
 from fpga_plugin.ids import DeviceId, ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
+from fpga_plugin.serving.unix_socket import socket_path
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = ResourceName(f"fpga.intel.com/region-{INTERFACE}")
@@ -48,21 +47,6 @@ def device(name: str, *, healthy: bool = True, numa: int | None = None) -> Adver
 
 
 REGION = device("0000-10-00.0-p0")
-
-
-class Way:
-    """How plugins register in the present test; `kubelet_layer` sets it.
-
-    Attributes:
-        watched: kubelet finds them in `plugins_registry`.
-    """
-
-    watched = False
-
-
-def root_of(directory: Path) -> Path:
-    """Kubelet's root, of its device plugin directory; below it no socket has a long path."""
-    return directory.parent
 
 
 async def eventually(holds: Callable[[], object]) -> None:
@@ -223,7 +207,6 @@ class Kubelet(RegistrationBase):
         self._changes = changes
         self._server: Server | None = None
         self._runs: set[asyncio.Task[None]] = set()
-        self.manager: PluginManager | None = None
 
     async def start(self) -> None:
         for file in self.directory.iterdir():
@@ -232,35 +215,9 @@ class Kubelet(RegistrationBase):
         self._server = Server([self], codec=ProtoCodec())
         with socket_path(str(self.directory), "kubelet.sock") as path:
             await self._server.start(path=path)
-        if Way.watched:
-            registry = root_of(self.directory) / "plugins_registry"
-            self.manager = PluginManager(registry, self._found, self._lost)
-            self.manager.start()
-
-    async def looks_no_more(self) -> None:
-        """It finds no plugins: the connections that it has stay open."""
-        if self.manager is not None:
-            await self.manager.stop()
-
-    async def _found(self, info) -> None:
-        assert (info.type, info.supported_versions) == ("DevicePlugin", ["v1beta1"])
-        assert os.path.dirname(info.endpoint) == str(self.directory)
-        await self.register(
-            RegisterRequest(
-                version="v1beta1",
-                endpoint=os.path.basename(info.endpoint),
-                resource_name=info.name,
-            )
-        )
-
-    def _lost(self, info) -> None:
-        client = self.clients.get(ResourceName(info.name))
-        if client is not None and client.path == info.endpoint:
-            client.close()
 
     async def stop(self, *, leave_socket: bool = False) -> None:
         assert self._server is not None
-        await self.looks_no_more()
         self._server.close()
         for client in self.all_clients:
             client.close()
@@ -333,15 +290,7 @@ class Kubelet(RegistrationBase):
 
 @asynccontextmanager
 async def plugin(directory: Path, calls: Calls, *, timing: Timing = QUICK, on_call=None):
-    root = root_of(directory)
-    if Way.watched:
-        (root / "plugins_registry").mkdir(parents=True, exist_ok=True)
-    service = KubeletLink(
-        kubelet_dir=str(directory),
-        watcher_root=str(root) if Way.watched else None,
-        timing=timing,
-        on_call=on_call,
-    )
+    service = KubeletLink(kubelet_dir=str(directory), timing=timing, on_call=on_call)
     await service.start(calls, calls)
     try:
         yield service

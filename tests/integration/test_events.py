@@ -139,7 +139,7 @@ def test_a_refusal_says_what_the_api_server_said(tmp_path, code) -> None:
 def test_without_an_api_server_or_credentials_the_reason_is_told(tmp_path) -> None:
     with ApiServer() as api:
         gone = api.kubeconfig(tmp_path)
-    with pytest.raises(FpgaPluginError, match="cannot be reached"):
+    with pytest.raises(FpgaPluginError, match="cannot be asked"):
         post(ApiServerSink(gone, instance="node-1"))
     with pytest.raises(FpgaPluginError, match="credentials"):
         post(ApiServerSink(str(tmp_path / "none"), instance="node-1"))

@@ -23,6 +23,8 @@ from daemon_support import (
     request,
 )
 
+from fpga_plugin.operator.client import ask
+
 Q0 = f"{CARD_2}-p0"
 
 A_MOMENT = "1"
@@ -126,6 +128,83 @@ def test_a_port_that_does_not_acknowledge_its_reset_is_lost_and_no_other():
         node.kubelet.until(CARDS, {CARD: UNHEALTHY})
         node.again()
         check_faulted(node)
+
+
+def test_an_accelerator_that_hangs_costs_its_owner_a_restart_and_the_node_nothing():
+    with Node().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request())
+        fault = node.arm(P0, "afu-hung")
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
+        kubelet.prestart(P0, env=request())  # the next container has it programmed again
+        assert node.afu(P0) == AFU
+        assert not fault.exists()
+        kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+
+        fault = node.arm(P0, "afu-hung")
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
+        with pytest.raises(Refused, match="FAILED_PRECONDITION"):
+            kubelet.allocate(CARD, resource=CARDS)
+        kubelet.deallocate(P0)
+        node.settled()
+        assert node.afu(P0) == BLANK
+        assert not fault.exists()
+
+
+def test_a_region_that_is_silent_with_the_blank_too_is_lost_until_it_is_tried_again():
+    with Node().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request())
+        fault = node.arm(P0, "afu-dead")
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: HEALTHY})
+        mark = node.plugin.mark
+        kubelet.deallocate(P0)
+        node.plugin.until_logged("region failed", mark, region=P0, condition="FAULTED")
+        kubelet.until(CARDS, {CARD: UNHEALTHY})
+        check_faulted(node)
+        mark = node.plugin.mark
+        ask(str(node.state_dir), "POST", "/card", {"operation": "retry", "card": CARD})
+        node.plugin.until_logged("region failed", mark, region=P0, condition="FAULTED")
+        fault.unlink()
+        node.settled()
+        assert node.afu(P0) == BLANK
+
+
+def test_a_tenants_port_errors_take_nothing_from_its_neighbours_and_bar_no_scrub():
+    with Node().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request())
+        mark = node.plugin.mark
+        fault = node.arm(P0, "port-fatal")
+        line = node.plugin.until_logged("card degraded", mark, card=CARD)
+        assert "PortFatalErr" in str(line)
+        assert kubelet.listed(REGIONS) == {P0: HEALTHY, P1: HEALTHY}
+        kubelet.deallocate(P0)
+        node.settled()
+        eventually(lambda: node.afu(P0) == BLANK)
+        assert not fault.exists()
+
+
+@pytest.mark.parametrize("by", ["its tenant's scrub", "the operator"])
+def test_a_pcie_error_keeps_its_card_back_until_it_is_cleared(by: str):
+    with Node().up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request())
+        fault = node.arm(P0, "pcie-error")
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY})
+        if by == "the operator":
+            ask(str(node.state_dir), "POST", "/card", {"operation": "retry", "card": CARD})
+            kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+            assert node.afu(P0) == AFU  # it is owned: nobody touched it
+        else:
+            kubelet.deallocate(P0)
+            node.settled()
+            assert node.afu(P0) == BLANK
+        assert not fault.exists()
 
 
 def test_a_port_that_somebody_has_open_is_neither_scrubbed_nor_programmed():

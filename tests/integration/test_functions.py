@@ -435,7 +435,7 @@ def test_commands_say_what_is_kept_and_why_a_card_is_not_served(node: Node) -> N
     (card,) = command(node, "devices")["cards"]
     assert card["note"] == ""
     assert [region["condition"] for region in card["regions"]] == ["UNBLANKED", "UNBLANKED"]
-    (checked,) = command(node, "card", "check")["cards"]
+    (checked,) = command(node, "card", "show", "--assumptions")["cards"]
     assert any(FUNCTION in one for one in checked["would"])
     assert any("program nothing" in one for one in checked["would"])
     (shown,) = command(node, "status")["cards"]
@@ -444,7 +444,7 @@ def test_commands_say_what_is_kept_and_why_a_card_is_not_served(node: Node) -> N
     node.set(simulated_cards="1x2+no-pr", advertise="both")
     (card,) = command(node, "devices")["cards"]
     assert "cannot be reprogrammed" in card["note"]
-    (checked,) = command(node, "card", "check")["cards"]
+    (checked,) = command(node, "card", "show", "--assumptions")["cards"]
     assert checked["would"] == ["leave it alone"]
     assert "cannot be reprogrammed" in checked["problem"]
     partial = [one for one in checked["assumptions"] if "partially" in one["says"]]

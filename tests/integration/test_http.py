@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +27,8 @@ from daemon_support import (
     eventually,
     request,
 )
+
+from fpga_plugin.operator.rendered import FRESH
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
@@ -63,7 +66,8 @@ def probe(node, word):
 
 
 def metrics(plugin, *, accept=OPENMETRICS):
-    """Every sample by its name with labels."""
+    """Every sample by its name with labels, as of now."""
+    time.sleep(FRESH)  # what was rendered before may be served
     status, text = get(plugin, "/metrics", accept=accept)
     assert status == 200
     samples = {}

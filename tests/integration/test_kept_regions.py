@@ -6,6 +6,7 @@ import time
 
 import pytest
 from daemon_support import AFU_2, BLANK, P0, P1, Node, eventually
+from dra_support import DraNode
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import APP_ENV, REGION, as_kubelet_has_it, fpga, logged, on_stock_kubelet
@@ -229,3 +230,8 @@ def test_port_errors_and_the_accelerator_are_logged_during_the_claim():
         await double.end_pod(pod)
 
     on_stock_kubelet(story, **ALLOWED)
+
+
+def test_that_nobody_is_debugged_by_dra_is_said() -> None:
+    with DraNode(debug_namespaces="team").up() as node:
+        node.plugin.until_logged("no pod is debugged with FPGA_PLUGIN_MODE=dra")

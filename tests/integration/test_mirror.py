@@ -11,8 +11,9 @@ from doubles.apiserver import ApiServerDouble, Reply, status
 from doubles.loops import beside, until
 
 from fpga_plugin.api import mirror as mirror_module
-from fpga_plugin.api.mirror import Backoff, Metadata, Mirror
+from fpga_plugin.api.mirror import Metadata, Mirror
 from fpga_plugin.api.rest import MAX_RETRY_AFTER, ApiServerError, session
+from fpga_plugin.backoff import Backoff
 
 PATH = "/apis/test/v1/things"
 

@@ -17,7 +17,7 @@ def test_a_runtime_without_cdi_shows_in_status_and_stops_nothing() -> None:
     with DraNode() as here:
         here.api.objects[f"{NODES}/{NODE}"] = node("containerd://1.7.20")
         here.up()
-        here.plugin.until_logged("the node may not serve claims")
+        here.plugin.until_logged("kubelet or the container runtime may be too old")
         (note,) = told(here, "status")["notes"]
         assert "enable_cdi = true" in note
         here.dra.prepare(here.claim("c", P0, bitstream=AFU))

@@ -376,7 +376,7 @@ def test_the_api_server_tells_where_kubelet_does_not(tmp_path, list_socket, sock
         ({"halves": True}, "cannot be asked"),
         ({"code": 500}, "answered 500"),
         ({"code": 503, "body": b"<html>"}, "answered 503"),
-        ({"code": 503, "body": b"broken"}, "not understood"),
+        ({"code": 503, "body": b"broken"}, "answered 503"),
         ({"pods": {}}, "knows no pod tenant/compress"),
         ({"body": b"<html>"}, "not understood"),
         ({"body": b"{}"}, "not understood"),

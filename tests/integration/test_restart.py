@@ -61,20 +61,6 @@ def test_a_signal_ends_it_with_kubelet_connected_and_leaves_everything_as_it_is(
         assert node.state() == before
 
 
-def test_a_watched_plugin_takes_its_sockets_with_it_and_replaces_those_of_a_killed_one():
-    with Node(registration="plugin-watcher").up() as node:
-        assert node.kubelet.watched is not None
-
-        def sockets() -> int:
-            return len(list(node.kubelet.watched.iterdir()))
-
-        assert sockets() == 2
-        node.again()
-        assert sockets() == 2
-        assert node.plugin.stop() == 0
-        assert sockets() == 0
-
-
 @pytest.mark.usefixtures("as_a_program")
 def test_sigterm_before_kubelet_is_there_ends_it_too():
     with Node() as node:
@@ -141,26 +127,8 @@ def test_sockets_that_a_killed_plugin_left_behind_are_removed_and_nobody_elses()
 # -------------------------------------------------------------------- kubelet's restarts
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_resource_whose_socket_kubelet_refused_is_registered_by_a_new_one(*, old: bool):
-    """A kubelet before 1.36 looks at a refused plugin's socket never again."""
-    with Node(registration="plugin-watcher") as node:
-        node.kubelet.refusals, node.kubelet.old = 3, old
-        node.up()
-        told = node.plugin.logged("not registered with kubelet")
-        assert told
-        for line in told:
-            assert "refused to register fpga.intel.com/" in line["reason"]
-            assert "cannot dial" in line["reason"]
-            assert line["retry_in"] > 0
-
-
-both_ways = pytest.mark.parametrize("way", ["kubelet-socket", "plugin-watcher"])
-
-
-@both_ways
-def test_kubelet_restarts_and_finds_every_claim_again(way: str):
-    with Node(registration=way).up() as node:
+def test_kubelet_restarts_and_finds_every_claim_again():
+    with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         before = node.state()
@@ -181,9 +149,8 @@ def test_kubelet_restarts_and_finds_every_claim_again(way: str):
         assert (node.scrubs(P0, mark), node.afu(P0)) == (1, BLANK)
 
 
-@both_ways
-def test_a_deallocate_that_kubelet_never_sent_is_made_up_by_the_next_allocate(way: str):
-    with Node(registration=way).up() as node:
+def test_a_deallocate_that_kubelet_never_sent_is_made_up_by_the_next_allocate():
+    with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         node.kubelet.restart()
@@ -194,9 +161,8 @@ def test_a_deallocate_that_kubelet_never_sent_is_made_up_by_the_next_allocate(wa
         assert (node.scrubs(P0, mark), node.afu(P0)) == (1, BLANK)
 
 
-@both_ways
-def test_kubelet_may_be_gone_for_a_while_and_its_directory_too(way: str):
-    with Node(registration=way).up() as node:
+def test_kubelet_may_be_gone_for_a_while_and_its_directory_too():
+    with Node().up() as node:
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request())
         node.kubelet.stop()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import nursery
 import pytest
 from daemon_support import (
@@ -30,8 +31,15 @@ from daemon_support import (
 )
 from doubles.samples import copy_samples
 
+from fpga_plugin.commands.schemas import SCHEMAS
+
 POD = "3f0c6e5e-7a54-4d0a-9f66-9d1f2b9be111"
 NAME = "opencl / vector_add"
+
+
+def keeps_to(name, answer):
+    """Holds an answer to its published schema: what is missing raises, and nothing is beyond."""
+    assert msgspec.convert(answer, SCHEMAS[name]) == answer
 
 
 def command(state_dir, *arguments, **settings):
@@ -50,6 +58,11 @@ def told(node, *arguments):
     done = eventually(answered)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def card_show(node, *arguments):
+    """`card show`, which looks at the node itself: with the plugin's settings."""
+    return nursery.run(("card", "show", *arguments), dict(node.settings), str(ROOT), timeout=60)
 
 
 def region(node, region_id):
@@ -79,6 +92,10 @@ def claim(node, device=P0):
 def test_status_tells_who_has_what_since_when_and_with_which_bitstream(node):
     before = time.time()
     claim(node)
+    keeps_to("status", told(node, "status"))
+    keeps_to("status-history", told(node, "status", "--history"))
+    keeps_to("card-state", told(node, "card", "retry", CARD))
+    keeps_to("card-show", json.loads(card_show(node, CARD, "--json").stdout))
     shown = region(node, P0)
     assert (shown["ownership"], shown["condition"]) == ("STARTED", "PROGRAMMED")
     assert (shown["afu_id"], shown["healthy"]) == (AFU, True)
@@ -249,22 +266,37 @@ def test_inspecting_a_card_tells_what_its_hardware_says_now(node):
     eventually(lambda: [one for one in history(node) if one["event"] == "programmed"])
     node.arm(P1, "fatal")
     found = eventually(
-        lambda: f if any((f := told(node, "card", "inspect", CARD))["errors"].values()) else None
+        lambda: (
+            f
+            if any(
+                (f := json.loads(card_show(node, CARD, "--json").stdout)["now"])["errors"].values()
+            )
+            else None
+        )
     )
     assert (found["regions"][0]["region"], found["regions"][0]["afu_id"]) == (P0, AFU)
     assert found["regions"][0]["bitstream"] == NAME
     assert found["card"]["regions"][0]["owner"]["pod_uid"] == POD
     assert "programmed" in {one["event"] for one in found["events"]}
-    text = command(node.state_dir, "card", "inspect", CARD.replace("-", ":", 2)).stdout
+    text = card_show(node, CARD.replace("-", ":", 2)).stdout
     assert f"{P0}  AFU id {AFU} ({NAME})" in text
     assert re.search(r"error registers: \w.* 0x[0-9a-f]*[1-9a-f]", text)
     assert "programmed" in text
+    assert f"0000:{CARD[5:7]}:00.0  card" in text, "its PCI functions"
     assert region(node, P0)["condition"] == "PROGRAMMED", "its owner did not notice"
+
+
+def test_a_card_may_be_named_as_lspci_does_and_an_option_is_not_abbreviated(node):
+    found = json.loads(card_show(node, CARD[5:].replace("-", ":"), "--json").stdout)
+    assert [card["card"] for card in found["cards"]] == [CARD]
+    done = command(node.state_dir, "status", "--watc")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --watc" in done.stderr
 
 
 def test_a_card_that_is_not_there_cannot_be_inspected(node):
     eventually((node.state_dir / "status.sock").exists)
-    done = command(node.state_dir, "card", "inspect", "0000-99-00.0")
+    done = card_show(node, "0000-99-00.0")
     assert done.returncode == 1
     assert "no card" in done.stderr
 

@@ -19,6 +19,9 @@ ENVIRONMENT = {
     "FPGA_PLUGIN_BITSTREAM_DIR": str(ROOT / "bitstreams"),
 }
 COMMANDS = {
+    "version": ["version"],
+    "card-list": ["card", "list"],
+    "card-show": ["card", "show", "--assumptions"],
     "devices": ["devices"],
     "devices-json": ["devices", "--json"],
     "list": ["bitstream", "list"],
@@ -113,6 +116,8 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
         ["run"],
         ["status"],
         ["card", "drain"],
+        ["card", "list"],
+        ["card", "show"],
         ["policy", "check"],
         ["policy", "admission"],
         ["completion"],
@@ -155,7 +160,7 @@ def completed(*words):
     asked = " ".join(f"'{word}'" for word in words)
     script += f"""
 COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}
-_fpga_plugin
+_shtab_fpga_plugin
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
@@ -196,7 +201,7 @@ class Zsh:
         os.close(its)
         self._type(
             "PS1='REA''DY> '; autoload -U compinit && compinit -u -D;"
-            f" source {script};"
+            f' eval "$(<{script})";'
             ' fpga-plugin() { print -r -- "CAL""LED:$*:" }\n'
         )
         self._until(b"READY> ")

@@ -275,7 +275,7 @@ def test_helm_says_what_to_do_next(make_node: Callable[..., Node]) -> None:
     node = make_node("1x1")
     control_plane = node.kubelet.control_plane
     assert control_plane is not None
-    assert "fpga-plugin devices" in pod_plugin.install(control_plane, node.settings)
+    assert "fpga-plugin card list" in pod_plugin.install(control_plane, node.settings)
     looks = node.settings | {"FPGA_PLUGIN_OBSERVE": "true"}
     assert "--set observe=false" in pod_plugin.install(control_plane, looks)
 

@@ -22,7 +22,7 @@ AREAS = {
     "stock": ("stock/*.py",),
     "policy": ("policy/*.py",),
     "trust": ("bitstream/trust.py", "bitstream/signatures.py", "bitstream/verdicts.py"),
-    "dra": ("dra/*.py",),
+    "dra": ("dra/*.py", "pods/nodecheck.py"),
 }
 """The core: what decides who has a region, and in which condition it is given out."""
 

@@ -21,6 +21,7 @@ from fpga_plugin.bitstream.names import Names
 from fpga_plugin.bitstream.store import Bitstream
 from fpga_plugin.config.settings import Advertise, RecoveryPolicy, ScrubPolicy, Settings
 from fpga_plugin.errors import (
+    AcceleratorSilentError,
     CardGoneError,
     PortInUseError,
     PortPoisonedError,
@@ -51,6 +52,8 @@ from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.plugin import Node, open_ledger
 from fpga_plugin.plugin import Plugin as _Plugin
 from fpga_plugin.pods.cgroup import Cgroup, PodPresence
+from fpga_plugin.pods.checkpoint import Checkpoint as KubeletsCheckpoint
+from fpga_plugin.pods.checkpoint import CheckpointEntry
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.policy.file import PolicyFile
@@ -145,6 +148,17 @@ class Slot:
     opens: set[str] = field(default_factory=set)
     held: object = None
     failing: str = ""
+    silent: str = ""  # its accelerator is "hung", which the next PR mends, or "dead"
+    hanging: AfuId | None = None  # an image whose accelerator always hangs
+
+    @property
+    def hangs(self) -> bool:
+        return bool(self.silent) or self.afu in {self.hanging} - {None}
+
+    def answer(self, afu: AfuId) -> AfuId:
+        if self.hangs:
+            raise AcceleratorSilentError(f"the accelerator of region {self.id} does not answer")
+        return afu
 
 
 @dataclass(eq=False)
@@ -156,6 +170,7 @@ class Board:
     unbound: bool = False
     slots: dict[RegionId, Slot] = field(default_factory=dict)
     memory: set[str] = field(default_factory=set)
+    pcie_errors: dict[str, int] = field(default_factory=dict)
 
 
 class Rack:
@@ -242,7 +257,7 @@ class Rack:
         afu = self.slot(region.id).afu
         if afu is None:
             raise PortPoisonedError(f"region {region.id} is poisoned")
-        return afu
+        return self.slot(region.id).answer(afu)
 
     def functions(self, card: CardId) -> list[PciFunction]:
         return []
@@ -310,7 +325,11 @@ class Rack:
 
     def health(self, card: Card) -> CardHealth:
         board = self.boards[card.id]
-        failed = {
+        hung = Fault(FaultKind.CURABLE, "hung: it does not answer")
+        pcie = Fault(FaultKind.CURABLE, "pcie: PcieError")
+        failed = {s.id: pcie for s in board.slots.values() if board.pcie_errors}
+        failed |= {s.id: hung for s in board.slots.values() if s.hangs}
+        failed |= {
             s.id: Fault(FaultKind.TRANSIENT, s.failing) for s in board.slots.values() if s.failing
         }
         poisoned = Fault(FaultKind.POISONED, "poisoned: PR failed")
@@ -319,6 +338,11 @@ class Rack:
 
     def accept_errors(self, card: CardId) -> None:
         self.accepted.append(card)
+
+    def clear_errors(self, card: Card) -> Mapping[str, int]:
+        board = self.boards[card.id]
+        errors, board.pcie_errors = board.pcie_errors, {}
+        return errors
 
 
 @dataclass(eq=False)
@@ -355,6 +379,8 @@ class Hand:
         if self.slot.afu is None:
             return  # the kernel reports success on a poisoned port
         self.slot.afu = AfuId(image.decode())
+        if self.slot.silent == "hung":
+            self.slot.silent = ""
         if self.slot.afu == BLANK:
             self.slot.data.clear()
 
@@ -362,7 +388,7 @@ class Hand:
         self.rack._operate()
         if self.slot.afu is None:
             raise PortPoisonedError(f"region {self.slot.id} is poisoned")
-        return self.slot.afu
+        return self.slot.answer(self.slot.afu)
 
 
 # ------------------------------------------------------------------ kubelet's side
@@ -413,6 +439,18 @@ class Checkpoint(PodDirectory):
     def __init__(self, pods: list[Pod]) -> None:
         super().__init__(kubelet_dir="/nowhere", prefix=PREFIX)
         self._pods = pods
+
+    async def checkpoint(self) -> KubeletsCheckpoint:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> KubeletsCheckpoint:
+        return KubeletsCheckpoint(
+            tuple(
+                CheckpointEntry(pod.uid, "main", pod.resource, frozenset(pod.devices))
+                for pod in self._pods
+                if pod.active and pod.devices
+            )
+        )
 
     async def identify(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Identity:
         return await asyncio.to_thread(self._identify, resource, devices)

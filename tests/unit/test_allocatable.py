@@ -266,7 +266,7 @@ class World:
         """The same plugin sees kubelet's next life; returns when that began."""
         os.unlink(self.socket)
         open(self.socket, "w").close()
-        assert self.ledger.kubelet_epoch(epoch)
+        self.ledger.kubelet_epoch(epoch)
         self.ungated.new_kubelet()
         birth = os.stat(self.socket).st_ctime
         self.stream_opens(birth + opens)
@@ -286,7 +286,8 @@ class World:
         """Kubelet's next life, whose streams open some seconds later; returns when it began."""
         open(self.socket, "w").close()
         self.ungated = self.plugin()
-        if self.ledger.kubelet_epoch(epoch):
+        if epoch != self.ledger.epoch:
+            self.ledger.kubelet_epoch(epoch)
             self.ungated.new_kubelet()
         birth = os.stat(self.socket).st_ctime
         self.stream_opens(birth + 5)

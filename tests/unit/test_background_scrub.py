@@ -15,6 +15,7 @@ from ledger_world import AFUS, Pod
 
 from fpga_plugin.config.settings import RecoveryPolicy, ScrubPolicy
 from fpga_plugin.hardware.backend import DriverSettings
+from fpga_plugin.hardware.faults import Fault, FaultKind
 from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Condition, Debug
@@ -330,6 +331,16 @@ def test_a_debt_is_not_paid_while_any_region_of_the_card_is_in_trouble(make, fai
     settle(scene)
     assert memory(scene)
     scene.plugin.call(lambda: fail({}))
+    settle(scene)
+    assert not memory(scene)
+
+
+def test_a_debt_is_paid_under_a_fault_that_stops_no_work(make) -> None:
+    scene = make(cards=[2], memory=True)
+    curable = Fault(FaultKind.CURABLE, "pcie: PcieError")
+    failing = dict.fromkeys(scene.regions, curable)
+    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(scene.regions[0]), failing))
+    owe(scene)
     settle(scene)
     assert not memory(scene)
 

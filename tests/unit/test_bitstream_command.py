@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -749,3 +750,21 @@ def test_a_store_that_can_only_be_read_says_where_to_install(run, monkeypatch):
         assert "Read-only file system" in message
         assert "on the node" in hint
     assert run("install", "--blank", file)[0] == 0
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("inspect", "--json"), ("verify",), ("install",)])
+def test_what_a_small_file_unpacks_to_is_never_in_memory(run, tmp_path, words):
+    """A file of 1 MiB may unpack to 1 GiB; the daemon unpacks it a piece at a time, too."""
+    gbs = pack_gbs(DOCUMENT, bytes(64 << 20), where="t")
+    file = tmp_path / "large.aocx"
+    file.write_bytes(aocx(gzip.compress(gbs, 1, mtime=0)))
+    tracemalloc.start()
+    try:
+        code, out, err = run(*words, file)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert code == 0, err
+    assert most < 16 << 20
+    if words[0] == "inspect":
+        assert str(64 << 20) in out, "the image's size is told all the same"

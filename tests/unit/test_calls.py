@@ -16,7 +16,7 @@ from ledger_world import AFUS, Cgroups, env_for
 from fpga_plugin.claims import prestart, wants
 from fpga_plugin.claims.calls import Allocation, Caller
 from fpga_plugin.claims.prestart import answer_within
-from fpga_plugin.config.values import UnknownVariables
+from fpga_plugin.config.values import CdiDevices, UnknownVariables
 from fpga_plugin.errors import (
     FpgaPluginError,
     InvalidRequestError,
@@ -149,19 +149,13 @@ def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scen
     assert told == [region]
 
 
-def test_allocate_adds_what_the_operator_adds_and_nothing_else(scene: Scene):
+def test_allocate_adds_the_cdi_devices_of_its_resource_and_nothing_else(scene: Scene):
     claims, region = scene.plugin.claims, scene.regions[0]
     bare = scene.plugin.call(lambda: claims.allocate(REGIONS, [region]))
-    asked = []
-
-    def extras(resource):
-        asked.append(resource)
-        return "extras"
-
-    claims._workloads = SimpleNamespace(content=SimpleNamespace(extras=extras))
-    with mock.patch.object(type(bare), "plus", lambda _self, more: ("plus", more)):
-        assert scene.plugin.call(lambda: claims.allocate(REGIONS, [region])) == ("plus", "extras")
-    assert [resource.interface_id for resource in asked] == [INTERFACE]
+    assert bare.cdi_devices == ()
+    claims._cdi_devices = CdiDevices(((REGIONS, "vendor.com/opencl=board"), (WHOLE, "other/a=b")))
+    with_more = scene.plugin.call(lambda: claims.allocate(REGIONS, [region]))
+    assert with_more == replace(bare, cdi_devices=("vendor.com/opencl=board",))
 
 
 def test_a_poststop_for_another_resource_is_not_one_of_the_claims(scene: Scene):

@@ -8,20 +8,16 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from doubles.cards import device, make_card
 from ledger_support import make_ledger
-from structlog.testing import capture_logs
 from test_holders import POD, A, B, holder
 
 from fpga_plugin.dra.cdi import CdiError, CdiFiles, device_id, request_variable
 from fpga_plugin.ids import ClaimUid, DeviceId
 from fpga_plugin.ledger.records import Claim, Holder
-from fpga_plugin.workloads.rules import Extras
-from fpga_plugin.workloads.rules import Mount as ExtraMount
 
 ONE, TWO = make_card(1, nodes=(0, 1), shared=("/dev/vfio/vfio",)), make_card(2, nodes=(2, 3))
 DRIVER = "fpga.intel.com"
@@ -37,21 +33,6 @@ def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tupl
 @pytest.fixture
 def region() -> tuple[Holder, tuple[Claim, ...]]:
     return taken(device(ONE, 0), requests={device(ONE, 0): ("fpga",)})
-
-
-class Workloads:
-    """What the operator adds, as `WorkloadsFile` says it."""
-
-    def __init__(self) -> None:
-        self.problem = ""
-        self.entries: tuple[object, ...] = (object(),)
-        self.extras = Extras(env={"OPENCL": "1"})
-
-    @property
-    def content(self) -> Any:
-        return SimpleNamespace(
-            entries=self.entries, extras=lambda _: self.extras if self.entries else Extras()
-        )
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -125,96 +106,6 @@ def test_a_container_finds_all_devices_of_a_request_as_by_the_first_door(tmp_pat
 )
 def test_a_requests_name_becomes_a_variables(request_name: str, variable: str) -> None:
     assert request_variable(request_name) == variable
-
-
-def test_what_the_operator_adds_is_added_and_takes_nothing_away(
-    tmp_path: Path, region: Any
-) -> None:
-    workloads = Workloads()
-    workloads.extras = Extras(
-        env={"OPENCL": "1"},
-        mounts=(
-            ExtraMount("/host/a", "/a", read_only=True),
-            ExtraMount("/host/b", "/b", read_only=False),
-        ),
-    )
-    CdiFiles(str(tmp_path), DRIVER, workloads).write(*region)  # type: ignore[arg-type]
-    (one,) = written(tmp_path)["devices"]
-    edits = one["containerEdits"]
-    assert env(edits)["OPENCL"] == "1"
-    assert [
-        (each["hostPath"], each["containerPath"], each["options"]) for each in edits["mounts"]
-    ] == [
-        ("/host/a", "/a", ["rbind", "rprivate", "ro"]),
-        ("/host/b", "/b", ["rbind", "rprivate", "rw"]),
-    ]
-
-
-# ------------------------------------------------------------------ a wrong workloads file
-
-
-def test_a_file_that_is_right_is_not_written_anew_without_what_the_operator_adds(
-    tmp_path: Path, region: Any
-) -> None:
-    """Each container that starts again would lose it."""
-    workloads = Workloads()
-    files = CdiFiles(str(tmp_path), DRIVER, workloads)  # type: ignore[arg-type]
-    files.write(*region)
-    before = written(tmp_path)
-    workloads.problem, workloads.entries = "line 3 is wrong", ()
-    with capture_logs() as told:
-        files.write(*region)
-    assert written(tmp_path) == before
-    assert told == []
-
-
-@pytest.mark.parametrize("there", ["nothing", "other devices", "other nodes", "nonsense"])
-def test_a_file_that_is_not_right_is_written_all_the_same_and_that_is_told(
-    tmp_path: Path, region: Any, there: str
-) -> None:
-    """Invariant 10: nodes that lead elsewhere never stay for the sake of a variable."""
-    workloads = Workloads()
-    files = CdiFiles(str(tmp_path), DRIVER, workloads)  # type: ignore[arg-type]
-    files.write(*region)
-    good = written(tmp_path)
-    (path,) = tmp_path.glob("*.json")
-    other = json.loads(json.dumps(good))
-    match there:
-        case "nothing":
-            path.unlink()
-        case "other devices":
-            other["devices"][0]["name"] = "another"
-            path.write_text(json.dumps(other))
-        case "other nodes":
-            env_of = other["devices"][0]["containerEdits"]["env"]
-            other["devices"][0]["containerEdits"]["env"] = [
-                line.replace("dfl-port.0", "dfl-port.9") for line in env_of
-            ]
-            path.write_text(json.dumps(other))
-        case _:
-            path.write_text("{")
-    workloads.problem, workloads.entries = "line 3 is wrong", ()
-    with capture_logs() as told:
-        files.write(*region)
-    (one,) = written(tmp_path)["devices"]
-    assert one["name"] == good["devices"][0]["name"]
-    assert "dfl-port.9" not in path.read_text()
-    assert "OPENCL" not in env(one["containerEdits"])
-    assert [line["error"] for line in told] == ["line 3 is wrong"]
-
-
-def test_the_last_good_workloads_file_counts_while_a_new_one_is_wrong(
-    tmp_path: Path, region: Any
-) -> None:
-    workloads = Workloads()
-    files = CdiFiles(str(tmp_path), DRIVER, workloads)  # type: ignore[arg-type]
-    files.write(*region)
-    workloads.problem = "the new one is wrong"
-    workloads.extras = Extras(env={"OPENCL": "2"})
-    with capture_logs() as told:
-        files.write(*region)
-    assert env(written(tmp_path)["devices"][0]["containerEdits"])["OPENCL"] == "2"
-    assert told == []
 
 
 # ------------------------------------------------------------------ the directory

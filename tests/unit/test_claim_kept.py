@@ -111,10 +111,10 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
 ) -> None:
     remove, failing = scene.kept._files.remove, [True]
 
-    def removed(uid: ClaimUid) -> None:
+    def removed(path: str) -> None:
         if failing[0]:
             raise CdiError("read-only file system")
-        remove(uid)
+        remove(path)
 
     monkeypatch.setattr(scene.kept._files, "remove", removed)
     words = "claim's file not in order"
@@ -128,6 +128,7 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     failing[0] = False
     scene.pass_time(lambda: scene.file(A) == "")
     failing[0] = True
+    scene.plugin.call(lambda: scene.ledger.dirty([scene.regions[0]], "it came back, and went"))
     pull(scene, B)
     scene.plugin.work()
     assert scene.logged.count(words) == 3, "of both: it is another failure"

@@ -174,6 +174,7 @@ class ClaimScene(Scene):
             tuple(Allocated(request, request, DeviceId(one)) for one in devices),
             config,
             frozenset(map(PodUid, pods)),
+            reserved=bool(pods),
         )
         return claim
 
@@ -190,6 +191,17 @@ class ClaimScene(Scene):
 
     def unprepare(self, uid: ClaimUid = A) -> "asyncio.Task[Any]":
         return self.plugin.begin(self.life.unprepare(ref(uid)))
+
+    # what the reconciler reads in kubelet's record
+
+    def recorded(self, uid: ClaimUid, *pods: str) -> None:
+        """It names these pods of a claim, and no others."""
+        self.plugin.call(lambda: self.ledger.part(uid, frozenset(map(PodUid, pods))))
+
+    def unrecorded(self, uid: ClaimUid = A) -> None:
+        """It lacks a claim that has ended."""
+        assert self.ledger.holders[uid].ended, "else it would be taken for one that was lost"
+        self.plugin.call(lambda: self.life.forget(uid))
 
     # what is to be seen
 
@@ -234,7 +246,7 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert scene.afu(region) == AFU
     assert scene.ledger.is_prepared(scene.ledger.holders[A])
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
-    assert answer.cdi_id.rpartition("=")[2] in scene.file()
+    assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
     assert scene.life.read(A) == scene.server.claims[A], "to say whose a later refusal is"
 
@@ -266,9 +278,31 @@ def test_a_region_in_trouble_is_not_answered_as_prepared(scene: ClaimScene, word
     else:
         scene.plugin.call(lambda: scene.ledger.faulted(region, "it does not answer"))
     task = scene.prepare()
-    scene.plugin.work()
+    scene.pass_time(task.done)
     with pytest.raises(FpgaPluginError):
         task.result()
+
+
+def test_what_a_tenants_image_may_have_caused_has_nothing_prepared_again_under_a_pod(
+    scene: ClaimScene,
+) -> None:
+    """A further pod of the claim finds what the first one has, and the claim's end mends it."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    first = scene.prepared()
+    scene.rack.slot(region).silent = "hung"
+    scene.plugin.begin(scene.plugin.hardware.check(card_of(region)))
+    scene.plugin.work()
+    assert scene.ledger.trouble(region)
+    scene.rack.done.clear()
+    assert scene.prepared() == first
+    assert not scene.rack.done
+    task = scene.unprepare()
+    assert scene.life._left(A) == [region], "it is worth a scrub"
+    scene.plugin.work()
+    task.result()
+    assert scene.afu(region) == BLANK
+    assert not scene.rack.slot(region).silent
 
 
 def test_an_image_that_reads_as_another_one_is_not_prepared(scene: ClaimScene) -> None:
@@ -419,7 +453,7 @@ def test_a_claim_that_ends_while_it_is_prepared_gets_nothing(
     assert was_done or isinstance(task.exception(), RefusedError | NotFinishedError)
     assert scene.file() == ""
     assert not scene.ledger.claims
-    assert not scene.ledger.holders
+    assert all(one.ended for one in scene.ledger.holders.values())
     assert scene.life.read(A) is None
     assert scene.afu(region) == BLANK
     assert scene.ledger.record(region).condition is Condition.BLANK
@@ -521,7 +555,7 @@ def test_one_region_in_trouble_is_enough(scene: ClaimScene) -> None:
     scene.prepared()
     scene.plugin.call(lambda: scene.ledger.set_failing(card_of(two), {two: TOO_HOT}))
     task = scene.prepare()
-    scene.plugin.work()
+    scene.pass_time(task.done)
     with pytest.raises(FpgaPluginError):
         task.result()
 
@@ -552,10 +586,13 @@ def test_a_call_that_joins_an_earlier_ones_work_looks_at_the_claim_itself(
     scene.allocated(A, one)
     first = scene.prepare()
     scene.plugin.job(0)
-    scene.allocated(A, two)
+    scene.allocated(A, two, pods=("pod-2",))
     second = scene.prepare()
     scene.plugin.work()
     assert first.done()
+    assert not second.done(), "the pod of the first call has it"
+    scene.recorded(A, "pod-2")
+    scene.pass_time(second.done)
     (answer,) = second.result()
     assert answer.device == two
     assert set(scene.ledger.claims) == {DeviceId(two)}
@@ -570,16 +607,17 @@ def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_e
     one, two = scene.regions[:2]
     scene.allocated(A, one)
     scene.prepared()
+    scene.recorded(A)
     scene.rack.done.clear()
     match change:
         case "device":
-            scene.allocated(A, two)
+            scene.allocated(A, two, pods=("pod-2",))
         case "request":
-            scene.allocated(A, one, request="other")
+            scene.allocated(A, one, request="other", pods=("pod-2",))
         case "bitstream":
-            scene.allocated(A, one, wants=OTHER)
+            scene.allocated(A, one, wants=OTHER, pods=("pod-2",))
         case "more":
-            scene.allocated(A, one, two)
+            scene.allocated(A, one, two, pods=("pod-2",))
         case "none":
             scene.allocated(A, one)
     scene.images.has_blank = True
@@ -590,10 +628,10 @@ def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_e
         assert task.result()
         assert scene.rack.done == []
         return
-    scene.plugin.job(0)
-    assert scene.file() == ""
+    scene.until(lambda: scene.file() == "")
     assert not scene.ledger.is_prepared(scene.ledger.holders[A])
     assert "claim withdrawn" in scene.logged
+    assert scene.rack.done == []
     scene.plugin.work()
     assert {answer.device for answer in task.result()} == {
         one.device for one in scene.server.claims[A].devices
@@ -611,6 +649,8 @@ def test_two_claims_that_swap_their_devices_do_not_wait_for_each_other(scene: Cl
     scene.prepared(B)
     scene.allocated(A, two)
     scene.allocated(B, one)
+    scene.recorded(A)
+    scene.recorded(B)
     tasks = [scene.prepare(A), scene.prepare(B)]
     scene.pass_time(lambda: all(task.done() for task in tasks))
     assert [task.result()[0].device for task in tasks] == [two, one]
@@ -625,6 +665,7 @@ def test_what_a_claim_leaves_is_scrubbed_even_if_it_never_gets_its_new_devices(
     scene.prepared(B)
     scene.allocated(A, one)
     scene.prepared(A)
+    scene.recorded(A)
     scene.allocated(A, two)
     task = scene.prepare(A)
     scene.plugin.work()
@@ -662,6 +703,7 @@ def test_after_a_restart_another_device_is_another_allocation(scene: ClaimScene)
     scene.allocated(A, one)
     scene.prepared()
     scene.restart()
+    scene.recorded(A)
     scene.allocated(A, two)
     (answer,) = scene.prepared()
     assert answer.device == two
@@ -725,7 +767,8 @@ def test_after_a_restart_another_request_for_the_same_device_is_another_allocati
     scene.allocated(A, scene.regions[0])
     scene.prepared()
     scene.restart()
-    scene.allocated(A, scene.regions[0], request="other")
+    scene.recorded(A)
+    scene.allocated(A, scene.regions[0], request="other", pods=("pod-2",))
     (answer,) = scene.prepared()
     assert answer.requests == ("other",)
     assert "FPGA_REQUEST_OTHER" in scene.file()
@@ -759,9 +802,13 @@ def test_a_poisoned_region_is_mended_for_a_claim_where_the_operator_allows_that(
     scene = make(cards=[1], recovery=RecoveryPolicy.REBIND)
     (region,) = scene.regions
 
-    async def meanwhile(*_: object) -> None:
-        scene.hold_releases()  # else it is mended in the background
-        poison(scene, region)
+    asked: list[object] = []
+
+    async def meanwhile(*of: object) -> None:
+        if not asked:
+            scene.hold_releases()  # else it is mended in the background
+            poison(scene, region)
+        asked.append(of)
 
     scene.policy.check = meanwhile  # type: ignore[method-assign]
     scene.allocated(A, region)
@@ -822,7 +869,8 @@ def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: Cla
     one, two, other = scene.regions
     scene.allocated(A, one, two, other)
     scene.prepared()
-    ((identity, resource, devices, requests, _),) = scene.policy.asked
+    (identity, resource, devices, requests, _), again = scene.policy.asked
+    assert again[:-1] == (identity, resource, devices, requests), "once more at the hand-over"
     assert identity.name == PodName("space", ref(A).name)
     assert (resource.interface_id, list(devices)) == (INTERFACE, [one, two, other])
     assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
@@ -880,6 +928,7 @@ def test_what_a_claim_left_is_scrubbed_though_something_works_on_the_card(
     region, _, other = scene.regions
     scene.allocated(A, region)
     scene.prepared()
+    scene.recorded(A)
     scene.allocated(A, other)
     monkeypatch.setattr(scene.plugin.queue, "busy", lambda _: True)
     task = scene.prepare()
@@ -936,10 +985,11 @@ def test_unprepare_is_answered_when_the_region_is_clean(scene: ClaimScene) -> No
     task.result()
     assert scene.afu(region) == BLANK
     assert scene.file() == ""
-    assert not scene.ledger.holders
     assert not scene.ledger.claims
     assert scene.life.read(A) is None
     assert "claim ended" in scene.logged
+    scene.unrecorded()
+    assert not scene.ledger.holders
 
 
 def test_unprepare_is_answered_in_time_however_little_there_is(scene: ClaimScene) -> None:
@@ -987,8 +1037,11 @@ def test_unprepare_waits_for_a_pod_that_runs_and_tells_that_it_does(scene: Claim
     assert scene.ledger.holders[A].ended
     pod.running = False
     again = scene.unprepare()
+    scene.unrecorded()
+    assert scene.ledger.holders, "not before its region is clean"
     scene.pass_time(again.done)
     again.result()
+    scene.unrecorded()
     assert not scene.ledger.holders
 
 
@@ -1000,6 +1053,7 @@ def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimSce
     task = scene.unprepare()
     scene.plugin.work()
     task.result()
+    scene.unrecorded()
     assert not scene.ledger.holders
 
 
@@ -1130,6 +1184,8 @@ def test_a_neighbour_that_is_dirty_does_not_hold_up_the_end(scene: ClaimScene) -
     task = scene.unprepare(A)
     scene.plugin.work()
     task.result()
+    scene.unrecorded(A)
+    scene.unrecorded(B)
     assert set(scene.ledger.holders) == {B}
 
 

@@ -7,10 +7,12 @@ test_lost_claims.py for what fails meanwhile.
 import functools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.cards import AFU
 from ledger_scene import scenes
 from test_claim_life import A, B, ClaimScene, ref
 
@@ -20,9 +22,12 @@ from fpga_plugin.dra.life import ANSWER_SECONDS
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition
+from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.dra_record import FILE_NAME
+from fpga_plugin.regions.prepare import FormerOwnerRunsError
 
 DRIVER = "fpga.intel.com"
 
@@ -91,6 +96,7 @@ def test_a_claim_that_the_journal_lost_is_adopted_with_its_file_before_anything_
     one, two = scene.regions[:2]
     scene.allocated(A, one)
     scene.prepared()
+    scene.pod("pod-1")
     scene.write({A: (name(one),)})
     (scene.folder / "cdi" / f"k8s.{DRIVER}-claim_{B}.json").write_text("{}")
     scene.forgotten()
@@ -158,11 +164,86 @@ def test_a_claim_that_has_ended_is_not_begun_anew_by_an_old_record(scene: Record
     assert DeviceId(region) not in scene.ledger.claims
 
 
-def test_a_claim_on_a_card_that_is_known_is_none_of_a_lost_journals(scene: RecordScene) -> None:
-    """It has ended here; kubelet writes that down only after all claims of the pod."""
-    scene.write({A: (name(scene.regions[0]),)})
-    scene.look()
-    assert not scene.ledger.holders
+def test_what_the_record_names_is_adopted_whatever_the_plugin_knows_of_its_card(
+    scene: RecordScene,
+) -> None:
+    """Invariant 9. The state directory may be one that was put back, which knows the card well, and
+    not who came since. A pod that is not known to be gone may run."""
+    one, other = scene.regions[0], scene.regions[2]
+    assert not scene.ledger.unreconciled
+    scene.pod("pod-1")
+    scene.write({A: (name(one),)})
+    scene.rack.done.clear()
+    assert scene.look()
+    assert scene.ledger.pods_of([DeviceId(one)]) == {"pod-1"}
+    assert scene.ledger.claims[DeviceId(one)].used
+    assert "claim adopted" in scene.logged
+    scene.allocated(B, one, pods=("pod-b",))
+    task = scene.prepare(B)
+    scene.pass_time(task.done)
+    assert isinstance(task.exception(), HeldError)
+    scene.allocated(B, other, pods=("pod-b",))
+    assert scene.prepared(B), "the rest is served"
+    assert not [what for what in scene.rack.done if one in what]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_claim_is_not_adopted_if_all_its_pods_are_known_to_be_gone(
+    scene: RecordScene, monkeypatch: pytest.MonkeyPatch, *, knows: bool
+) -> None:
+    """It ended while another plugin served, or before the journal was lost. Nobody would end it
+    again; where a pod's cgroup cannot be seen, nobody knows."""
+    gone = {"pod-1": PodPresence.GONE, "pod-2": PodPresence.GONE if knows else PodPresence.UNKNOWN}
+    monkeypatch.setattr(scene.operations.cgroups, "state", gone.__getitem__)
+    scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-2")
+    assert scene.look()
+    assert bool(scene.ledger.holders) is not knows
+
+
+def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
+    scene: RecordScene,
+) -> None:
+    """What is kept of a claim that thousands of pods use one after the other does not grow."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    ghost = scene.pod("pod-1")
+    for number in range(2, 6):
+        scene.write({A: (name(region),)}, f"pod-{number}")
+        assert scene.look()
+        assert scene.ledger.pods_of([DeviceId(region)]) == {f"pod-{number}"}
+    kept = scene.ledger.tenancies_of_holder(A)
+    assert {one.pod for one in kept} == {"pod-1", "pod-5"}, "pod-1 runs, whatever kubelet says"
+    ghost.running = False
+    assert scene.look()
+    assert {one.pod for one in scene.ledger.tenancies_of_holder(A)} == {"pod-5"}
+    kept = [one for one in scene.journal.snapshot.tenancies.values() if one is not None]
+    assert {one.pod for one in kept} == {"pod-5"}
+
+
+def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
+    """Between two containers a pod's cgroup is empty, and where none is seen nothing tells: what
+    has fallen is not prepared again under the pods that kubelet's record names."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.write({A: (name(region),)}, "pod-1")
+    assert scene.look()
+    scene.plugin.begin(scene.kept.run())
+    scene.plugin.call(lambda: scene.ledger.dirty([region], "somebody programmed it"))
+    scene.plugin.work()
+    assert "claim withdrawn" in scene.logged
+    scene.rack.done.clear()
+    scene.allocated(A, region, pods=("pod-2",))
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    with pytest.raises(FormerOwnerRunsError, match="pod-1 runs with it"):
+        task.result()
+    assert scene.rack.done == []
+    scene.write({A: (name(region),)}, "pod-2")
+    assert scene.look()
+    assert scene.prepared()
+    assert scene.afu(region) == AFU
 
 
 def test_what_cannot_be_adopted_keeps_its_card_back_and_no_other(scene: RecordScene) -> None:
@@ -170,6 +251,7 @@ def test_what_cannot_be_adopted_keeps_its_card_back_and_no_other(scene: RecordSc
     one, _, other = scene.regions
     scene.forgotten()
     scene.restart()
+    scene.pod("pod-1")
     scene.write({A: (name(one), f"{name(card_of(one))}-px")})
     assert scene.look()
     assert "claim not adopted" in scene.logged
@@ -189,6 +271,7 @@ def test_a_record_of_a_card_that_is_not_there_yet_is_kept_for_it(scene: RecordSc
     scene.forgotten()
     board.present = False
     scene.restart()
+    scene.pod("pod-1")
     scene.write({A: (name(one),)})
     scene.look()
     assert not scene.ledger.holders
@@ -204,6 +287,7 @@ def test_what_cannot_be_adopted_keeps_all_its_cards_back(scene: RecordScene) -> 
     one, _, other = scene.regions
     scene.forgotten()
     scene.restart()
+    scene.pod("pod-1")
     scene.write({A: (name(one), name(other), "no-device-of-ours")})
     scene.look()
     assert scene.ledger.unreconciled == {card_of(one), card_of(other)}
@@ -217,6 +301,7 @@ def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regio
     one, two, _ = scene.regions
     scene.forgotten()
     scene.restart()
+    scene.pod("pod-1")
     scene.write({B: (name(one),), A: (name(card_of(one)),)})
     assert scene.look()
     assert {*scene.ledger.holders} == {B}
@@ -245,6 +330,7 @@ def test_the_end_of_a_claim_that_kubelet_has_written_down_meanwhile_is_waited_fo
     one, two, _ = scene.regions
     scene.forgotten()
     scene.restart()
+    scene.pod("pod-1")
     scene.write({B: (name(one),), A: (name(card_of(one)),)})
     scene.look()
     scene.rack.slot(two).opens.add("somebody")
@@ -288,9 +374,8 @@ def test_the_end_of_a_claim_that_the_journal_has_begins_before_kubelets_record_i
     one = scene.regions[0]
     scene.allocated(A, one)
     scene.prepared()
-    scene.journal.snapshot.unreconciled[card_of(one)] = True
     scene.restart()
-    assert scene.ledger.unreconciled == {card_of(one)}
+    assert card_of(one) in scene.ledger.unreconciled
     task = scene.unprepare(A)
     scene.plugin.work()
     assert scene.ledger.holders[A].ended, "a plugin that dies here knows it at its next start"
@@ -303,15 +388,17 @@ def test_the_end_of_a_claim_that_the_journal_has_begins_before_kubelets_record_i
     assert scene.ledger.record(one).condition is Condition.BLANK
 
 
-def test_the_end_of_a_claim_that_no_journal_can_have_lost_is_answered_at_once(
+def test_the_end_of_a_claim_that_nobody_knows_is_answered_once_the_record_was_read(
     scene: RecordScene,
 ) -> None:
-    """Kubelet calls once more for what has ended long ago, and deletes no pod before that. Its
-    record may be one that nobody can read."""
+    """Kubelet calls once more for what has ended long ago, and deletes no pod before that."""
     scene.restart()
     assert scene.ledger.cards
-    assert not scene.ledger.unreconciled
-    assert not scene.plugin.queue.synced
+    task = scene.unprepare(B)
+    scene.plugin.work()
+    assert isinstance(task.exception(), NotFinishedError), "the journal may be one that was put back"
+    scene.write({})
+    assert scene.look()
     task = scene.unprepare(B)
     scene.plugin.work()
     assert task.result() is None
@@ -328,7 +415,6 @@ def test_a_claim_that_has_ended_is_not_begun_anew_where_the_journal_lost_rows(
     scene.unprepare()
     scene.plugin.work()
     assert scene.ledger.holders[A].ended
-    scene.journal.snapshot.unreconciled[card_of(region)] = True
     scene.restart()
     scene.write({A: (name(region),)})
     assert scene.look()
@@ -385,8 +471,6 @@ def test_a_claim_of_which_a_damaged_journal_lost_nothing_stays_prepared(
 ) -> None:
     scene.allocated(A, scene.regions[0])
     scene.prepared()
-    card = card_of(scene.regions[0])
-    scene.journal.snapshot.unreconciled[card] = True
     scene.write({A: (name(scene.regions[0]),)})
     scene.restart()
     assert scene.look()
@@ -399,7 +483,6 @@ def test_of_a_claim_that_the_journal_has_the_journal_tells_what_it_is(scene: Rec
     one, two = scene.regions[:2]
     scene.allocated(A, one, two)
     scene.prepared()
-    scene.journal.snapshot.unreconciled[card_of(one)] = True
     del scene.journal.snapshot.claims[DeviceId(one)]
     scene.write({A: (name(one),)})
     scene.restart()
@@ -445,10 +528,13 @@ def test_a_claim_that_kubelet_lost_ends_once_it_is_over_and_its_pods_are_gone(
     assert not lost.ledger.holders, "nobody asks for its end: it is forgotten"
 
 
-@pytest.mark.parametrize("answer", ["reserved", "away", "unexpected"])
+@pytest.mark.parametrize("answer", ["reserved", "for something else", "away"])
 def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> None:
     if answer == "reserved":
         lost.allocated(A, lost.regions[0], pods=("pod-5",))
+    elif answer == "for something else":
+        claim = lost.allocated(A, lost.regions[0], pods=())
+        lost.server.claims[A] = replace(claim, reserved=True)
     else:
         lost.server.failing = [NoSourceError("it is away")]
     lost.look()
@@ -539,10 +625,10 @@ def test_a_file_that_could_not_be_removed_is_removed_though_the_api_server_is_aw
     remove = lost.life._files.remove
     failing = [CdiError("read-only file system")]
 
-    def removed(uid: ClaimUid) -> None:
+    def removed(path: str) -> None:
         if failing:
             raise failing.pop()
-        remove(uid)
+        remove(path)
 
     monkeypatch.setattr(lost.life._files, "remove", removed)
     lost.look()

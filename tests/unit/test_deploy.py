@@ -120,10 +120,14 @@ def test_a_status_socket_that_was_removed_is_there_again_before_a_probe_gives_up
 def test_the_helm_chart_has_the_same_probes():
     """What tests/deploy compares as a whole where helm is there."""
     text = (CHART / "templates/_daemonset.tpl").read_text()
-    own = (BASE / "daemonset.yaml").read_text()
-    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        (block,) = re.findall(rf"(?m)^ +{kind}:.*\n(?: {{10,}}.*\n)+", own)
-        assert block in text
+    probes = yaml.safe_load((CHART / "values.yaml").read_text())["probes"]
+    assert probes.keys() == {"startup", "liveness", "readiness"}
+    for kind, numbers in probes.items():
+        own = container()[f"{kind}Probe"]
+        command = ", ".join(own.pop("exec")["command"])
+        assert own == numbers
+        block = f"{kind}Probe:\n          exec: {{command: [{command}]}}\n"
+        assert f"{block}          {{{{- toYaml $values.probes.{kind} " in text
 
 
 def test_the_image_has_the_probes_command_which_needs_no_package():

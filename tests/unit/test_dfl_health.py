@@ -15,8 +15,6 @@ CARD_WIDE = [
     ("fme", "errors/catfatal_errors", "nonsense", "unreadable: "),
     ("fme", "errors/catfatal_errors", errno.ENODEV, "unreadable: "),
     ("fme", "errors/nonfatal_errors", "0x200", "thermal: TempThreshAP6"),
-    ("fme", "errors/nonfatal_errors", "0x8", "fatal: PortFatalErr"),
-    ("fme", "errors/nonfatal_errors", "0x4", "fatal: PcieError"),
     ("fme", "errors/nonfatal_errors", errno.EIO, "unreadable: "),
     ("fme", "hwmon/hwmon3/temp1_crit_alarm", "1", "thermal: "),
     ("fme", "dfl_dev.5/inf0_cal_fail", "1", "memory: "),
@@ -29,7 +27,7 @@ ONE_REGION = [
     ("port", "errors/errors", errno.ENXIO, "unreadable: "),
     ("port", "power_state", "0x6", "power: "),
     ("port", "afu_id", errno.EBUSY, "poisoned: "),
-    ("port", "afu_id", "f" * 32, "unreadable: "),
+    ("port", "afu_id", "f" * 32, "hung: "),
     ("port", "afu_id", errno.ENODEV, "unreadable: "),
     ("port", "afu_id", None, "unreadable: "),
 ]
@@ -41,6 +39,7 @@ DEGRADED = [
     ("fme", "errors/nonfatal_errors", errno.EACCES, "unreadable: "),
     ("fme", "hwmon/hwmon3/temp1_max_alarm", "1", "thermal: "),
     ("fme", "hwmon/hwmon4/power1_max_alarm", "1", "power: "),
+    ("fme", "errors/nonfatal_errors", "0x8", "port: PortFatalErr"),
     ("port", "power_state", "0x1", "power: "),
     ("port", "power_state", "0x2", "power: "),
     ("port", "power_state", "0x5", "power: "),
@@ -99,7 +98,8 @@ def test_a_failed_port_fails_its_region_only(where, name, value, reason):
     ((region, fault),) = health.failed.items()
     assert region == card.regions[1].id
     assert fault.message.startswith(reason)
-    assert (fault.kind is FaultKind.POISONED) == reason.startswith("poisoned")
+    kinds = {"poisoned: ": FaultKind.POISONED, "hung: ": FaultKind.CURABLE}
+    assert fault.kind is kinds.get(reason, FaultKind.TRANSIENT)
 
 
 @pytest.mark.parametrize(("where", "name", "value", "reason"), DEGRADED)
@@ -147,6 +147,90 @@ def test_a_port_that_is_poisoned_and_worse_is_not_helped_by_a_rebind():
     (fault,) = backend.health(card).failed.values()
     assert "; poisoned: " in fault.message
     assert fault.kind is FaultKind.TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("errors/errors", "0xffffffffffffffff"),
+        ("errors/errors", errno.EIO),
+        ("errors/errors", f"0x{defs.PORT_AP6_EVENT:x}"),
+        ("power_state", "0xf"),
+        ("power_state", f"0x{defs.POWER_AP6:x}"),
+    ],
+)
+def test_an_accelerator_that_is_silent_behind_a_port_that_is_not_well_is_worth_no_scrub(
+    name: str, value: str | int
+):
+    kernel = FakeKernel()
+    kernel.add_card()
+    backend, card = served(kernel)
+    port = port_of(card.regions[0]).sysfs
+    kernel.files[f"{port}/afu_id"] = "f" * 32
+    kernel.files[f"{port}/{name}"] = value
+    (fault,) = backend.health(card).failed.values()
+    assert fault.kind is FaultKind.TRANSIENT
+    assert fault.stops_work
+
+
+def test_a_pcie_error_keeps_a_card_back_and_bars_no_scrub():
+    card, health = card_with("fme", "errors/nonfatal_errors", "0x4")
+    assert health.failed.keys() == {region.id for region in card.regions}
+    for fault in health.failed.values():
+        assert fault.message.startswith("pcie: PcieError")
+        assert not fault.stops_work
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("afu_id", errno.EBUSY, FaultKind.POISONED),
+        ("afu_id", "f" * 32, FaultKind.CURABLE),
+        ("power_state", "0x6", FaultKind.TRANSIENT),
+    ],
+)
+def test_a_pcie_error_does_not_hide_what_else_is_wrong(
+    name: str, value: str | int, kind: FaultKind
+):
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    backend, card = served(kernel)
+    kernel.files[f"{fme}/errors/nonfatal_errors"] = "0x4"
+    kernel.files[f"{port_of(card.regions[0]).sysfs}/{name}"] = value
+    (fault,) = backend.health(card).failed.values()
+    assert fault.kind is kind
+    assert "; pcie: PcieError" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("reads", "cleared"),
+    [("0x0", None), ("0x21", "0x21"), ("0xffffffffffffffff", None), (errno.EIO, None), ("?", None)],
+)
+def test_pcie_errors_are_cleared_by_what_was_read(reads: str | int, cleared: str | None):
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    backend, card = served(kernel)
+    kernel.files |= {f"{fme}/errors/pcie0_errors": reads, f"{fme}/errors/pcie1_errors": "0x1"}
+    found = backend.clear_errors(card)
+    written = [(f"{fme}/errors/pcie1_errors", "0x1")]
+    if cleared is not None:
+        written.insert(0, (f"{fme}/errors/pcie0_errors", cleared))
+    assert [(path, text) for path, text in kernel.written] == written
+    assert len(found) == len(written)
+
+
+def test_pcie_errors_that_change_while_they_are_cleared_stay_and_fail_nothing():
+    kernel = FakeKernel()
+    fme = kernel.add_card()
+    backend, card = served(kernel)
+    path = f"{fme}/errors/pcie0_errors"
+    kernel.files[path] = "0x1"
+
+    def changed(_: str) -> None:
+        raise failure(errno.EINVAL, path)
+
+    kernel.stores[path] = changed
+    assert not backend.clear_errors(card)
 
 
 def test_nothing_that_a_dying_card_answers_is_raised():

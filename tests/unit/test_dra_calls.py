@@ -208,8 +208,8 @@ def test_each_claim_is_answered_with_its_own_devices(play: Callable[..., None]) 
     tenant's region (invariant 1)."""
     life = Life(
         answers={
-            1: (PreparedDevice(("one", "two"), P0, "cdi-0"),),
-            2: (PreparedDevice(("one",), P1, "cdi-1"),),
+            1: (PreparedDevice(("one", "two"), P0, ("cdi-0", "vendor.com/x=y")),),
+            2: (PreparedDevice(("one",), P1, ("cdi-1",)),),
         }
     )
 
@@ -222,13 +222,13 @@ def test_each_claim_is_answered_with_its_own_devices(play: Callable[..., None]) 
                         request_names=requests,
                         pool_name=POOL,
                         device_name=region.replace(".", "-"),
-                        cdi_device_ids=[cdi],
+                        cdi_device_ids=list(cdi),
                     )
                 ]
             )
             for number, requests, region, cdi in (
-                (1, ["one", "two"], P0, "cdi-0"),
-                (2, ["one"], P1, "cdi-1"),
+                (1, ["one", "two"], P0, ("cdi-0", "vendor.com/x=y")),
+                (2, ["one"], P1, ("cdi-1",)),
             )
         }
         assert sorted(door.heard.served_) == [([P0], "space/claim-1"), ([P1], "space/claim-2")]
@@ -261,7 +261,7 @@ def test_an_error_of_one_claim_is_its_own_answer(play: Callable[..., None]) -> N
     life = Life(
         answers={
             1: RefusedError("not now", hint="wait"),
-            2: (PreparedDevice(("one",), P1, "cdi-1"),),
+            2: (PreparedDevice(("one",), P1, ("cdi-1",)),),
             3: ZeroDivisionError("a bug"),
         }
     )
@@ -504,7 +504,8 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
         async def other_changes() -> None:
             while True:
                 for pod in (OTHER_POD, POD):
-                    door.ledger.users(ClaimUid(uid(1)), [pod])
+                    door.ledger.join(ClaimUid(uid(1)), [pod])
+                    door.ledger.part(ClaimUid(uid(1)), [])
                     await asyncio.sleep(0.01)
 
         async with door.health() as health:

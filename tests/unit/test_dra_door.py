@@ -27,6 +27,7 @@ from test_holders import A, prepare
 
 from fpga_plugin.api.messages.k8s.io.kubelet.pkg.apis.dra import v1 as dra
 from fpga_plugin.api.messages.pluginregistration import PluginInfo
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.config.settings import Advertise, Mode, Settings
 from fpga_plugin.dra import door as module
 from fpga_plugin.dra.door import DraDoor, check, make_directories, socket_path
@@ -407,7 +408,7 @@ def test_a_refused_socket_is_made_anew(
     async def story() -> None:
         door = make()
         offer = door.work()
-        monkeypatch.setattr(door._reoffer, "_first", 0.0)
+        monkeypatch.setattr(door._reoffer, "_backoff", Backoff(0.0))
         work = asyncio.create_task(offer["registration"])
         for name, one in offer.items():
             if name != "registration":

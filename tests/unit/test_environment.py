@@ -8,12 +8,12 @@ import tracemalloc
 import msgspec
 import pytest
 from grpclib.const import Status
-from lightkube.resources.core_v1 import Pod as ApiPod
 
 from fpga_plugin.api.messages import core_v1
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import PodUid
 from fpga_plugin.pods import apiserver, podsapi
+from fpga_plugin.pods.apiserver import ApiPod
 from fpga_plugin.pods.environment import ContainerRequests, container_requests, request_variables
 from fpga_plugin.pods.pod import (
     UNKNOWN_REFERENCE,

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, RegistrationWay, Settings
+from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, Settings
 from fpga_plugin.process.file_rules import rules
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
@@ -46,7 +46,14 @@ def test_of_sysfs_what_is_below_the_pci_host_bridges_is_written_and_nothing_else
     settings = real(sysfs)
     allowed, _ = rules(settings, rebinds=False)
     bridges = {str(sysfs / bridge) for bridge in BRIDGES}
-    own = {settings.state_dir, settings.kubelet_dir, settings.dev_root, "/dev/null"}
+    beside_the_lock = f"{settings.kubelet_dir}/fpga-plugin"
+    own = {
+        settings.state_dir,
+        settings.kubelet_dir,
+        beside_the_lock,
+        settings.dev_root,
+        "/dev/null",
+    }
     assert written(allowed) == bridges | own
     assert {allowed[bridge] for bridge in bridges} == {WRITE}
     assert allowed[str(sysfs / "devices")] == READ
@@ -88,14 +95,6 @@ def test_of_kubelets_directory_sockets_are_made_and_no_file_is_written():
     assert Right.MAKE_SOCK in right
 
 
-def test_sockets_by_which_kubelet_finds_the_plugin_are_made_only_where_it_looks_for_them():
-    where = "/k/plugins_registry"
-    assert where not in rules(Settings(kubelet_root="/k"), rebinds=False)[0]
-    settings = Settings(kubelet_root="/k", registration=RegistrationWay.PLUGIN_WATCHER)
-    allowed, _ = rules(settings, rebinds=False)
-    assert allowed[where] == allowed[settings.kubelet_dir]
-
-
 def test_neither_proc_nor_the_rest_of_sysfs_nor_any_program_is_ever_within_reach(sysfs: Path):
     allowed, _ = rules(real(sysfs, recovery=RecoveryPolicy.REBIND), rebinds=True)
     assert allowed["/proc"] == READ
@@ -112,6 +111,7 @@ def test_simulated_cards_take_neither_sysfs_nor_dev(tmp_path: Path):
         settings.state_dir,
         settings.simulated_dir,
         settings.kubelet_dir,
+        f"{settings.kubelet_dir}/fpga-plugin",
         "/dev/null",
     }
     assert allowed[settings.simulated_dir] == OWN
@@ -184,7 +184,6 @@ def test_files_that_python_imports_later_may_be_read_and_the_working_directory_m
     assert str(modules) in rules(Settings(), rebinds=False)[0]
 
 
-@pytest.mark.parametrize("setting", ["policy_file", "workloads_file"])
-def test_an_operators_files_directory_is_read_since_the_file_is_replaced(tmp_path: Path, setting):
-    settings = Settings(**{setting: str(tmp_path / "file.yaml")})
+def test_the_policys_directory_is_read_since_the_file_is_replaced(tmp_path: Path):
+    settings = Settings(policy_file=str(tmp_path / "file.yaml"))
     assert str(tmp_path) in rules(settings, rebinds=False)[0]

@@ -109,6 +109,15 @@ def test_a_region_is_scrubbed_programmed_and_verified(
     assert "programming by hand failed" not in scene.logged
 
 
+def test_a_region_whose_accelerator_hangs_is_scrubbed_and_programmed(scene: Scene) -> None:
+    scene.rack.slot(scene.regions[0]).silent = "hung"
+    scene.plugin.begin(scene.plugin.hardware.check(card(scene)))
+    scene.plugin.work()
+    assert scene.ledger.trouble(scene.regions[0])
+    program(scene)
+    assert scene.condition(scene.regions[0]) is Condition.PROGRAMMED
+
+
 def test_the_journal_has_each_step_before_it_begins(make: Callable[..., Scene]) -> None:
     """Invariant 9: a plugin that dies here finds a region to scrub, an image that is no function,
     and memory to clear; its successor waits for a PR that its death does not stop."""

@@ -865,6 +865,18 @@ def test_a_card_at_the_edge_of_its_limit_does_not_come_and_go(
     assert serves(look, region)
 
 
+def test_what_a_scrub_has_ended_is_over_at_the_first_look(looks: Callable[..., Looks]) -> None:
+    look = looks(interval=10.0)
+    look.scene.hold_releases()
+    region = look.scene.regions[0]
+    look.rack.slot(region).silent = "hung"
+    look.run(look.inventory.check(look.one))
+    assert look.scene.ledger.failing
+    look.rack.slot(region).silent = ""
+    look.run(look.inventory.check(look.one))
+    assert not look.scene.ledger.failing
+
+
 def test_an_operators_retry_hastens_the_recovery_of_his_card_alone(
     looks: Callable[..., Looks],
 ) -> None:

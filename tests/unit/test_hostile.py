@@ -12,6 +12,7 @@ import pytest
 from fpga_plugin import ids
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
 from fpga_plugin.bitstream.store import Store, ids_of
+from fpga_plugin.config import values
 from fpga_plugin.config.settings import SETTINGS, load_settings
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, SettingsError
 from fpga_plugin.operator.routes import _operation
@@ -19,7 +20,6 @@ from fpga_plugin.pods.names import parse_name, parse_pod_uid, parse_resource
 from fpga_plugin.pods.requests import REQUEST_PREFIXES, parse_requests
 from fpga_plugin.policy.parse import parse_policy
 from fpga_plugin.policy.rules import parse_pattern
-from fpga_plugin.workloads.parse import parse_workloads
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 DASHED = "18b79ffa-2ee5-4aa0-96ef-4230dafacb5f"
@@ -87,55 +87,19 @@ def _policy(field: str) -> Callable[[str], str]:
     return read
 
 
-def _workload(key: str) -> Callable[[str], str]:
-    """What a workloads file makes of a text in one place of an entry."""
-
-    def read(text: str) -> str:
-        entry: dict[str, object] = {"name": "r", "env": {"A": "1"}}
-        if key == "name":
-            entry["name"] = text
-        elif key == "variable":
-            entry["env"] = {text: "1"}
-        elif key == "value":
-            entry["env"] = {"A": text}
-        elif key == "mount":
-            entry["mounts"] = [{"hostPath": text}]
-        else:
-            entry[key] = [text]
-        document = {"version": "1", "workloads": [entry]}
-        raw = json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass")
-        (parsed,) = parse_workloads(raw, as_json=True).entries
-        extras = parsed.extras
-        found = {
-            "name": lambda: parsed.name,
-            "variable": lambda: next(iter(extras.env)),
-            "value": lambda: extras.env["A"],
-            "mount": lambda: extras.mounts[0].host_path,
-            "devices": lambda: extras.nodes[0],
-            "resources": lambda: next(iter(parsed.resources or ())),
-        }
-        return found[key]()
-
-    return read
-
-
 ALIAS = "(?=.*[g-z])[a-z0-9-]{1,31}"
 
 READERS = {
     "alias": Reader(ids.parse_alias, "compress-2", ALIAS),
-    "name of a workload": Reader(
-        _workload("name"), "opae", "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+    "CDI device": Reader(
+        lambda text: values.parse_cdi_devices(f"*={text}").items[0][1],
+        "vendor.com/opencl=board:0",
+        "[A-Za-z0-9._-]+/[A-Za-z0-9._-]+=[A-Za-z0-9._:-]+",
     ),
-    "variable of a workload": Reader(
-        _workload("variable"), "OCL_ICD_VENDORS", "(?!(?i:FPGA_))[A-Za-z_][A-Za-z0-9_]{0,127}"
-    ),
-    "value of a workload's variable": Reader(_workload("value"), "3", "[ -~]{0,4096}"),
-    "mount of a workload": Reader(
-        _workload("mount"), "/opt/intel", r"(?!/(dev|proc|sys|run)(/(?!hugepages|shm)|$))/[!-~]+"
-    ),
-    "device of a workload": Reader(_workload("devices"), "/dev/null", r"/dev/(?!dfl|vfio)[!-~]+"),
-    "resource of a workload": Reader(
-        _workload("resources"), f"region-{INTERFACE}", "(region|fpga|af)-[A-Za-z0-9._-]+"
+    "resource of a CDI device": Reader(
+        lambda text: values.parse_cdi_devices(f"{text}=a/b=c").items[0][0],
+        f"region-{INTERFACE}",
+        r"\*|([a-z0-9.-]+/)?(region|fpga|af)-[A-Za-z0-9._-]+",
     ),
     "interface id": Reader(ids.parse_interface_id, INTERFACE, HEX32),
     "AFU id": Reader(ids.parse_afu_id, DASHED, HEX32),

@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import threading
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 
 import pytest
@@ -22,7 +22,7 @@ from fpga_plugin.config.settings import Settings
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.hardware.model import Card
-from fpga_plugin.ids import PodUid, RegionId, ResourceName, device_variable
+from fpga_plugin.ids import ClaimUid, PodUid, RegionId, ResourceName, device_variable
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.history import Entry, Event, Kind
 from fpga_plugin.ledger.journal import Journal, JournalError
@@ -34,6 +34,9 @@ from fpga_plugin.ledger.records import (
     Condition,
     Debug,
     Epoch,
+    Holder,
+    Meaning,
+    Prepared,
     RegionRecord,
     Tenancy,
     TenancyKey,
@@ -95,7 +98,7 @@ def test_what_was_written_survives_a_death_without_close(path: str) -> None:
     assert Journal(copy).snapshot == remembered(ledger, "boot")
 
 
-LOG = ("journal.sqlite3", "journal.commits")
+LOG = ("journal.sqlite3", "marker")
 """What is left without a write-ahead log."""
 
 
@@ -150,10 +153,10 @@ def test_a_write_ahead_log_that_is_lost_gives_no_region_out_unscrubbed(
             log.seek(32 + 24 + 100)
             log.write(b"\xff" * 8)
     reopened = doubted(copy)
-    assert "write-ahead log was lost or damaged" in reopened.left_out[-1]
+    assert "write-ahead log was lost or damaged" in reopened.doubt
     reopened.write(Change(debts={CARD.id: True}))
     reopened.close()
-    assert Journal(copy).left_out == (), "it was doubted once, and counts on from there"
+    assert Journal(copy).doubt == "", "it was doubted once, and counts on from there"
 
 
 def test_a_claim_of_a_damaged_journal_gives_nobody_its_device_until_kubelet_told(path: str) -> None:
@@ -203,37 +206,81 @@ def test_of_a_claim_of_a_damaged_journal_a_container_may_have_started_since(
     assert not ledger.balanced(P0)
 
 
-@pytest.mark.parametrize("content", [None, "", "7", "x" * 21, "00000000000000000007x"])
-def test_a_journal_whose_commits_nobody_counted_is_doubted(path: str, content: str | None) -> None:
+@pytest.mark.parametrize("content", [None, "", "7", "00000000000000000007\n{}x"])
+def test_a_journal_of_which_no_marker_tells_is_doubted(path: str, content: str | None) -> None:
     journal, _ = behind(path)
     journal.close()
-    count = os.path.join(os.path.dirname(path), "journal.commits")
-    os.unlink(count)
+    marker = os.path.join(os.path.dirname(path), "marker")
+    os.unlink(marker)
     if content is not None:
-        with open(count, "w", encoding="ascii") as file:
+        with open(marker, "w", encoding="ascii") as file:
             file.write(content)
-    assert count in doubted(path).left_out[-1]
-    assert Journal(path).left_out == ()
+    reopened = doubted(path)
+    assert reopened.doubt == f"{marker} does not say whether it is the last life's"
+    reopened.close()
+    assert Journal(path).doubt == ""
 
 
-def test_a_journal_that_was_never_counted_is_believed_but_for_what_it_could_not_note(
-    path: str,
-) -> None:
-    """One of the version before: it noted no owners' images."""
-    journal, ledger = behind(path)
+def swapped(path: str, other: str) -> None:
+    """Another state directory; what lies below kubelet's directory stays."""
+    for name in ("journal.sqlite3", "journal.sqlite3-wal", "journal.sqlite3-shm"):
+        at = os.path.join(os.path.dirname(path), name)
+        away = os.path.join(os.path.dirname(path), other)
+        os.makedirs(away, exist_ok=True)
+        if os.path.exists(at):
+            os.replace(at, os.path.join(away, name))
+
+
+def test_a_state_directory_that_comes_back_is_doubted_whatever_it_counts(path: str) -> None:
+    """In between, another one served: it has no claim of what the pods since then were given."""
+    journal, _ = behind(path)
     journal.close()
-    run(path, "DELETE FROM journal WHERE kind = 'commits'")
-    os.unlink(os.path.join(os.path.dirname(path), "journal.commits"))
-    told = remembered(ledger, "boot")
-    others = {r.id for r in (*CARD.regions, *OTHER.regions)} - {RegionId(P0)}
-    assert {told.regions[region].condition for region in others} == {Condition.BLANK}
-    for _ in range(2):  # it is noted at once, and counted
-        reopened = Journal(path)
-        assert reopened.left_out == ()
-        assert reopened.set_aside is None
-        expected = replace(told, images={TenantImage(RegionId(P0), None): True})
-        assert reopened.snapshot == expected
-        reopened.close()
+    swapped(path, "first")
+    second = Journal(path)
+    assert second.doubt.startswith("the plugin last ran with another one, in ")
+    assert second.snapshot == Change(epochs={Epoch.LOST: second.doubt})
+    assert second.set_aside is None, "there is nothing to keep a copy of"
+    assert opened(second)
+    second.close()
+    again = Journal(path)
+    assert again.doubt == ""
+    again.close()
+    swapped(path, "second")
+    for name in os.listdir(first := os.path.join(os.path.dirname(path), "first")):
+        os.replace(os.path.join(first, name), os.path.join(os.path.dirname(path), name))
+    back = doubted(path)
+    assert back.doubt.startswith("the plugin last ran with another one, in ")
+    back.close()
+    assert Journal(path).doubt == ""
+
+
+def test_a_marker_that_could_not_be_written_makes_the_next_start_doubt(path: str) -> None:
+    """It is not known then what another state directory did in between."""
+    marker = os.path.join(os.path.dirname(path), "marker")
+    Journal(path).close()
+    os.mkdir(f"{marker}.new")
+    with structlog.testing.capture_logs() as logs:
+        os.unlink(marker)
+        journal, ledger = behind(path)
+        ledger.release([P0])
+    (one,) = logs
+    assert one["event"] == "the journal's marker cannot be written"
+    journal.close()
+    os.rmdir(f"{marker}.new")
+    doubted(path).close()
+    assert Journal(path).doubt == ""
+
+
+def test_two_copies_of_one_journal_are_told_apart_once_one_of_them_was_mended(path: str) -> None:
+    journal, _ = behind(path)
+    copy = copied(path)
+    identity = journal.marker._now.journal
+    journal.close()
+    os.unlink(os.path.join(os.path.dirname(copy), "marker"))
+    mended = Journal(copy)
+    assert mended.doubt
+    assert mended.marker._now.journal != identity
+    mended.close()
 
 
 @pytest.mark.parametrize("what", ["lost", "set aside", "in part"])
@@ -245,7 +292,7 @@ def test_regions_that_a_lost_journal_may_have_known_may_hold_an_owners_image(
     if what == "lost":
         os.unlink(path)
     elif what == "set aside":
-        run(path, "PRAGMA user_version = 1")
+        run(path, "DROP TABLE journal")
     else:
         run(path, f"UPDATE journal SET value = '0' WHERE kind = 'regions' AND key = '{P1}'")
     Journal(path).close()  # and the plugin dies before it has seen any card
@@ -278,34 +325,18 @@ def test_a_new_nodes_regions_hold_no_owners_images(path: str) -> None:
 def test_a_death_between_commit_and_count_costs_nothing(path: str, monkeypatch) -> None:
     journal, ledger = behind(path)
     with monkeypatch.context() as patched:
-        patched.setattr("fpga_plugin.ledger.commits.os.pwrite", died)
+        patched.setattr("fpga_plugin.ledger.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
             ledger.release([P0])
     copy = copied(path)
     journal.close()
     reopened = Journal(copy)
-    assert reopened.left_out == ()
+    assert reopened.doubt == ""
     assert P0 not in reopened.snapshot.claims
 
 
 def died(*_: object) -> None:
     raise ProcessDiedError
-
-
-def test_what_cannot_be_counted_is_kept_and_told_once(path: str, capsys) -> None:
-    journal, ledger = behind(path)
-    count = os.path.join(os.path.dirname(path), "journal.commits")
-    os.unlink(count)
-    os.mkdir(count)
-    ledger.release([P0])
-    ledger.set_debt(CARD.id, open_=True)
-    assert capsys.readouterr().out.count("commits cannot be counted") == 1
-    os.rmdir(count)
-    ledger.set_debt(CARD.id, open_=False)
-    journal.close()
-    reopened = Journal(path)
-    assert reopened.left_out == ()
-    assert reopened.snapshot == remembered(ledger, "boot")
 
 
 def test_a_write_is_all_or_nothing(path: str) -> None:
@@ -511,7 +542,7 @@ def test_a_log_that_grows_fast_is_folded_in_before_its_time(path: str, monkeypat
 # ------------------------------------------------------------------ failures
 
 
-def test_a_full_disk_leaves_memory_and_journal_as_they_were(path: str) -> None:
+def test_a_full_disk_leaves_the_journal_as_it_was_until_there_is_room(path: str) -> None:
     journal = Journal(path)
     ledger = opened(journal)
     found(ledger, CARD)
@@ -519,13 +550,14 @@ def test_a_full_disk_leaves_memory_and_journal_as_they_were(path: str) -> None:
     before = remembered(ledger, "boot")
     (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
-    pod = PodUid("p" * 500_000)
+    uid = PodUid("p" * 60_000)
     with pytest.raises(JournalError, match=r"journal\.sqlite3: database or disk is full: check"):
-        ledger.bind_pod([P0], pod)
-    assert remembered(ledger, "boot") == before == _read(path)
+        ledger.bind_pod([P0], uid)
+    assert before == _read(path)
     journal._db.execute("PRAGMA max_page_count = 1000000")
-    ledger.bind_pod([P0], pod)
-    assert ledger.claims[P0].pod == pod
+    ledger.bind_pod([P0], uid)
+    assert remembered(ledger, "boot") == _read(path)
+    assert ledger.claims[P0].pod == uid
 
 
 def _read(path: str) -> Change:
@@ -624,12 +656,12 @@ def begins_anew(path: str) -> None:
     journal = Journal(path)
     assert journal.set_aside == f"{path}.unreadable"
     assert os.path.exists(journal.set_aside)
-    assert journal.reason, "people read why"
-    assert journal.snapshot == Change(epochs={Epoch.LOST: "the journal was set aside"})
+    assert journal.doubt.startswith("it was set aside: "), "people read why"
+    assert journal.snapshot == Change(epochs={Epoch.LOST: journal.doubt})
     opened(journal)
     journal.close()
     again = Journal(path)
-    assert (again.set_aside, again.reason) == (None, "")
+    assert (again.set_aside, again.doubt) == (None, "")
     assert again.snapshot.epochs[Epoch.BOOT] == "boot"
     again.close()
 
@@ -731,9 +763,6 @@ def run(path: str, *statements: str) -> None:
         ("CREATE TRIGGER t AFTER INSERT ON journal BEGIN DELETE FROM journal; END",),
         ("CREATE UNIQUE INDEX i ON journal (value, key)",),
         ("DROP TABLE journal",),
-        ("PRAGMA user_version = 0",),
-        (f"PRAGMA user_version = {SCHEMA_VERSION - 1}",),
-        (f"PRAGMA user_version = {SCHEMA_VERSION + 1}",),
     ],
 )
 def test_tables_that_no_plugin_made_are_set_aside(path: str, statements: tuple[str, ...]) -> None:
@@ -891,8 +920,7 @@ def test_a_card_that_is_claimed_in_both_ways_has_no_claim_until_kubelet_tells(pa
     whole = CLAIM.replace(f'"device":"{P0}"', f'"device":"{device(CARD)}"')
     run(path, claim(REGIONS, WHOLE, of=whole, device=device(CARD)))
     journal = Journal(path)
-    (left_out,) = journal.left_out
-    assert left_out == f"claims on card {CARD.id}: as a whole and by region at the same time"
+    assert journal.left_out == (f"claims on {CARD.id}, as a whole and by region",)
     assert list(journal.snapshot.claims) == [device(OTHER)]
     ledger = opened(journal)
     found(ledger, CARD)
@@ -911,8 +939,8 @@ def test_a_plugin_that_dies_while_it_mends_finds_everything_again(path: str, mon
     run(path, NONSENSE[-1])
     real = rows.replacement
 
-    def dies(snapshot: Change):
-        yield from itertools.islice(real(snapshot), 2)
+    def dies(snapshot: Change, identity: str):
+        yield from itertools.islice(real(snapshot, identity), 2)
         raise ProcessDiedError
 
     with monkeypatch.context() as patch:
@@ -934,6 +962,8 @@ def test_a_row_that_this_test_calls_sound_is_read(path: str) -> None:
     assert found.nodes == ((RegionId(P0), "/dev/dfl-port.0"),)
 
 
+TENANCY_KEY = TenancyKey(RegionId(P0), 7, PodUid("pod"))
+UID = ClaimUid("0f1c2d3e-0000-4000-8000-000000000001")
 EVERYTHING = Change(
     epochs={Epoch.BOOT: "a", Epoch.KUBELET: "b", Epoch.ENVIRONMENT: "c", Epoch.LOST: "d"},
     claims={
@@ -959,10 +989,30 @@ EVERYTHING = Change(
     drained={CARD.id: True},
     rebinding={CARD.id: True},
     tenancies={
-        (key := TenancyKey(RegionId(P0), 7, PodUid("pod"))): Tenancy(
-            key, ("/dev/a",), used=True, left=True, cgroups=(Cgroup("/t", "/t/p", 1, 2),)
+        TENANCY_KEY: Tenancy(
+            TENANCY_KEY,
+            ("/dev/dfl-port.0",),
+            used=True,
+            left=True,
+            cgroups=(Cgroup("/t", "/t/p", 1, 2),),
         )
     },
+    holders={
+        UID: Holder(
+            UID,
+            "space",
+            "claim",
+            (P0,),
+            {P0: ("main",)},
+            "fpga.intel.com",
+            "/cdi/a.json",
+            "a",
+            {RegionId(P0): Prepared("0" * 32, "aes", AFU, 100, debug=True)},
+            ended=True,
+        )
+    },
+    images={TenantImage(RegionId(P0), AFU): True},
+    meanings={ResourceName(f"{PREFIX}/region-gzip"): Meaning("0" * 32, current=True)},
     resources={REGIONS: True},
     strays={P0: 3},
     debugs={
@@ -978,7 +1028,7 @@ claims|{P0}|{{"device":"{P0}","resource":"{REGIONS}","grants":{{"{P0}":{{"nodes"
 "env":{{"E":"f"}}}}}},\
 "started":true,"touched":true,"exposed":true,"pod":"pod","epoch":"b","prestarts":2,"poststops":1,\
 "generation":7,"since":1.5}}
-commits||1
+commits||2
 debts|{CARD.id}|true
 debugs|{P0}|{{"region":"{P0}","pod":"pod","namespace":"space","name":"name","containers":["app"],\
 "seconds":600.0,"failure":"why","until":1000.5}}
@@ -987,19 +1037,29 @@ epochs|boot|"a"
 epochs|environment|"c"
 epochs|kubelet|"b"
 epochs|lost|"d"
+holders|{UID}|{{"uid":"{UID}","namespace":"space","name":"claim","devices":["{P0}"],\
+"requests":{{"{P0}":["main"]}},"driver":"fpga.intel.com","file":"/cdi/a.json","boot":"a",\
+"prepared":{{"{P0}":{{"interface_id":"{"0" * 32}","bitstream":"aes","afu_id":"{AFU}","clock":100,\
+"debug":true}}}},"ended":true}}
+identity||{"0" * 32}
+images|{{"region":"{P0}","afu_id":"{AFU}"}}|true
+meanings|{PREFIX}/region-gzip|{{"interface_id":"{"0" * 32}","current":true}}
 rebinding|{CARD.id}|true
 regions|{P0}|{{"region":"{P0}","condition":"FAULTED","reason":"why","afu_id":"{AFU}"}}
 resources|{REGIONS}|true
 strays|{P0}|3
-tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|\
-{{"key":{{"region":"{P0}","allocation":7,"pod":"pod"}},"nodes":["/dev/a"],"used":true,"left":true,\
+tenancies|{{"region":"{P0}","allocation":7,"pod":"pod"}}|{{"key":{{"region":"{P0}",\
+"allocation":7,"pod":"pod"}},"nodes":["/dev/dfl-port.0"],"used":true,"left":true,\
 "cgroups":[{{"tree":"/t","path":"/t/p","device":1,"inode":2}}]}}
 """
 
 
 def test_the_form_of_the_rows_is_that_of_their_number(path: str) -> None:
     """What a change of it has to change as well: `SCHEMA_VERSION`, and this test."""
+    assert all(getattr(EVERYTHING, kind.name) for kind in fields(Change)), "a row of each kind"
     journal = Journal(path)
+    journal._db.execute(f"UPDATE journal SET value = '{32 * '0'}' WHERE kind = 'identity'")
+    journal.marker.begin("0" * 32, 1)
     journal.write(EVERYTHING)
     written = [
         "|".join(row) for row in journal._db.execute("SELECT * FROM journal ORDER BY kind, key")

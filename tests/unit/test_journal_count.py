@@ -9,7 +9,6 @@ import os
 import shutil
 import sqlite3
 import stat
-from contextlib import closing
 
 import pytest
 from ledger_support import remembered
@@ -22,9 +21,7 @@ from test_journal import (
     copied,
     died,
     doubted,
-    lived,
     path,
-    run,
 )
 
 from fpga_plugin.ledger import rows
@@ -32,14 +29,6 @@ from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.records import Change
 
 __all__ = ["path"]
-
-
-def told(path: str) -> tuple[str, int]:
-    """What the journal says of its count, and what the file beside it says."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        (row,) = db.execute("SELECT value FROM journal WHERE kind = 'commits'").fetchone()
-    with open(os.path.join(os.path.dirname(path), "journal.commits"), encoding="ascii") as file:
-        return row, int(file.read())
 
 
 def test_a_log_that_is_lost_a_second_time_is_doubted_a_second_time(path: str) -> None:
@@ -59,7 +48,7 @@ def test_a_log_that_is_lost_after_a_death_before_the_count_is_doubted(
     """The next life counts on from what the journal says, not from the file that was behind."""
     journal, ledger = behind(path)
     with monkeypatch.context() as patched:
-        patched.setattr("fpga_plugin.ledger.commits.os.pwrite", died)
+        patched.setattr("fpga_plugin.ledger.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
             ledger.release([P0])
     journal.close()
@@ -68,22 +57,6 @@ def test_a_log_that_is_lost_after_a_death_before_the_count_is_doubted(
     copy = copied(path, LOG)
     reopened.close()
     doubted(copy).close()
-
-
-def test_what_a_journal_of_an_older_version_is_told_is_written_and_counted_at_once(
-    path: str,
-) -> None:
-    """Else it would be asked again when its regions say less."""
-    lived(path)
-    run(path, "DELETE FROM journal WHERE kind = 'commits'")
-    os.unlink(os.path.join(os.path.dirname(path), "journal.commits"))
-    journal = Journal(path)
-    assert journal.snapshot.images
-    assert told(path) == ("1", 1)
-    journal.write(Change(debts={CARD.id: False}))
-    assert told(path) == ("2", 2)
-    journal.close()
-    assert Journal(path).snapshot.images == journal.snapshot.images
 
 
 def test_no_step_waits_for_the_disk(path: str) -> None:
@@ -145,7 +118,7 @@ def test_what_is_in_the_way_is_no_part_of_a_journal_that_is_put_back(path: str) 
     journal.keep()
     copy = Journal(copied(path))
     assert copy.snapshot == remembered(ledger, "boot")
-    assert copy.left_out == ()
+    assert copy.doubt == ""
     for each in (copy, other, journal):
         each.close()
 

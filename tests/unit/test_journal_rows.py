@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.cards import AFU, INTERFACE, PREFIX, WHOLE, device, make_card
+from doubles.cards import AFU, INTERFACE, PREFIX, REGIONS, WHOLE, device, make_card
 
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import ClaimUid, RegionId, ResourceName
 from fpga_plugin.ledger import rows
 from fpga_plugin.ledger.history import latest
-from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
+from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal, JournalError
 from fpga_plugin.ledger.peek import Peek, peek
-from fpga_plugin.ledger.records import Change, Claim, Holder, Meaning, TenantImage
+from fpga_plugin.ledger.records import Change, Claim, Epoch, Holder, Meaning, TenantImage
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_only_an_empty_file_becomes_a_journal(db: sqlite3.Connection, statement:
     """Any other is set aside, so that what it knew counts as lost; it is left as it is."""
     db.execute(statement)
     before = list(db.execute("SELECT sql FROM sqlite_master"))
-    with pytest.raises(ValueError, match=r"tables are not|another version"):
+    with pytest.raises(ValueError, match="tables are not"):
         rows.prepare(db)
     assert list(db.execute("SELECT sql FROM sqlite_master")) == before
 
@@ -143,8 +143,60 @@ def test_a_holders_devices_need_not_all_be_of_a_request(db: sqlite3.Connection) 
 
 def test_a_holder_of_no_device_is_none(db: sqlite3.Connection) -> None:
     """Nothing would ever end it."""
-    loaded = load(db, Change(holders={UID: Holder(UID, "space", "claim", (), {})}))
+    damage = f"""UPDATE journal SET value = replace(value, '["{P0}","{P1}"]', '[]')"""
+    loaded = load(db, SOUND, f"{damage} WHERE kind = 'holders'")
     assert (len(loaded.left_out), loaded.snapshot.holders) == (1, {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(holders={UID: Holder(UID, "space", "claim", (), {})}),
+        Change(holders={UID: Holder(UID, "n" * (1 << 16) + "n", "claim", (P0,), {})}),
+        Change(holders={UID: Holder(UID, "space", "claim", (P0,), {P0: ("n" * 60000,) * 5})}),
+        Change(epochs={Epoch.LOST: "l" * (1 << 16) + "l"}),
+        Change(epochs={Epoch.LOST: "\udc80"}),
+        Change(claims={P1: Claim(P0, REGIONS, {RegionId(P0): Grant(("/dev/a",))})}),
+        Change(images={TenantImage(RegionId(CARD.id), AFU): True}),
+    ],
+    ids=["no device", "long text", "long row", "long epoch", "no text", "other key", "no region"],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, change: Change) -> None:
+    """A row that is refused when it is read is forgotten by a restart, with what it protected."""
+    journal = Journal(str(tmp_path / JOURNAL_FILE))
+    with pytest.raises(JournalError, match="a row could not be read again"):
+        journal.write(Change(debts={CARD.id: True}) | change)
+    journal.write(Change(drained={CARD.id: True}))
+    journal.close()
+    again = Journal(journal.path)
+    assert (again.snapshot, again.doubt) == (Change(drained={CARD.id: True}), "")
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "../" + "0" * 29])
+def test_an_id_that_no_plugin_wrote_is_none(db: sqlite3.Connection, text: str) -> None:
+    rows.prepare(db)
+    db.execute("INSERT INTO journal VALUES ('identity', '', ?)", (text,))
+    loaded = rows.load(db)
+    assert (loaded.identity, len(loaded.left_out)) == ("", 1)
+
+
+@pytest.mark.parametrize("version", [rows.SCHEMA_VERSION + 1, rows.SCHEMA_VERSION - 1])
+def test_of_another_version_is_read_what_this_one_understands(
+    db: sqlite3.Connection, version: int
+) -> None:
+    """A field more, or less: what a row takes from others is worth more than its form."""
+    more = 'UPDATE journal SET value = replace(value, \'"api":\', \'"more":7,"api":\')'
+    loaded = load(
+        db,
+        SOUND,
+        f"PRAGMA user_version = {version}",
+        more.replace('"api"', '"device"'),
+        "INSERT INTO journal VALUES ('news', 'key', 'value')",
+    )
+    assert loaded.snapshot == SOUND
+    assert [told.split()[0] for told in loaded.left_out] == ["news"]
+    assert loaded.version == version
 
 
 def test_what_is_told_of_a_row_is_one_line_of_plain_text(db: sqlite3.Connection) -> None:

@@ -15,11 +15,10 @@ from ledger_support import MemoryJournal, make_lists, remembered, shown
 from fpga_plugin.config.settings import Advertise, ScrubPolicy
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import AfuId, DeviceId, RegionId, Resource, ResourceKind, ResourceName
+from fpga_plugin.ledger.doubt import doubted
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.names import function_name
 from fpga_plugin.ledger.records import CLEAN, Condition, TenantImage
-from fpga_plugin.ledger.rows import Loaded
-from fpga_plugin.ledger.salvage import salvaged
 
 CARD = make_card(nodes=(0, 1))
 IDS = [region.id for region in CARD.regions]
@@ -232,18 +231,18 @@ def test_of_a_damaged_journal_no_region_that_can_be_programmed_is_a_function():
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.AF)
     ledger.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    snapshot = salvaged(Loaded(journal.snapshot, ("a row",))).snapshot
+    snapshot = doubted(journal.snapshot, "a row")
     assert snapshot.images == {TenantImage(region, None): True for region in IDS}
-    doubted = open_ledger(MemoryJournal(snapshot), Advertise.AF)
-    doubted.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    assert doubted.function_resource(IDS[0]) is None
+    again = open_ledger(MemoryJournal(snapshot), Advertise.AF)
+    again.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    assert again.function_resource(IDS[0]) is None
     # A verified blank ends it, and nobody ever programmed a card that cannot be programmed.
-    doubted.working([IDS[0]])
-    doubted.clean(IDS[0], BLANK, blank=True)
-    assert doubted.function_resource(IDS[0]) == name(BLANK)
+    again.working([IDS[0]])
+    again.clean(IDS[0], BLANK, blank=True)
+    assert again.function_resource(IDS[0]) == name(BLANK)
     fixed = make_card(nodes=(0, 1), reprogrammable=False)
-    doubted.card_found(fixed, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    assert doubted.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
+    again.card_found(fixed, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    assert again.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
 
 
 def test_a_region_with_an_owners_image_is_no_function_whichever_id_it_shows():
@@ -299,6 +298,7 @@ def test_what_stays_on_a_region_its_owners_resource_says_whatever_the_node_serve
     ledger.allocate(name(FUNCTIONS[0]), [IDS[0]])
     later = open_ledger(journal, Advertise.REGION)
     later.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), BLANK)
+    later.reconciled([CARD.id])
     assert [later.keeps(region) for region in IDS] == [True, False]
     later.allocate(REGIONS, [IDS[1]])
     again = open_ledger(journal, Advertise.AF)

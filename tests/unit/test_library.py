@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubles.bitstreams import HASH, aocx
@@ -112,13 +113,12 @@ def kept(copies) -> set[str]:
 def hashed(monkeypatch):
     """Counts the files that were hashed."""
     calls = []
-    sha256 = files._sha256
 
-    def counted(size):
-        calls.append(size)
-        return sha256(size)
+    def counted(data=b""):
+        calls.append(data)
+        return hashlib.sha256(data)
 
-    monkeypatch.setattr(files, "_sha256", counted)
+    monkeypatch.setattr(files, "hashlib", SimpleNamespace(sha256=counted))
     return calls
 
 

@@ -26,11 +26,10 @@ from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import RefusedError
-from fpga_plugin.ids import CardId, ClaimUid, PodUid
+from fpga_plugin.ids import CardId, ClaimUid, PodUid, RegionId
+from fpga_plugin.ledger.doubt import doubted
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.ledger.records import Condition
-from fpga_plugin.ledger.rows import Loaded
-from fpga_plugin.ledger.salvage import salvaged
+from fpga_plugin.ledger.records import Condition, Prepared
 from fpga_plugin.pods.cgroup import PodPresence
 
 CARD = make_card()
@@ -57,11 +56,11 @@ class Files(CdiFiles):
 
     failing = 0
 
-    def remove(self, uid: ClaimUid) -> None:
+    def remove(self, path: str) -> None:
         if self.failing:
             self.failing -= 1
             raise CdiError("the file cannot be removed")
-        super().remove(uid)
+        super().remove(path)
 
 
 class NoLeftovers:
@@ -107,8 +106,7 @@ class World:
         if not fresh:
             self.files.write(self.ledger.holders[A], self.ledger.claims.values())
         if damaged:
-            told = Loaded(replace(journal.snapshot, claims={}), left_out=("the claim's row",))
-            journal.snapshot = salvaged(told).snapshot
+            journal.snapshot = doubted(replace(journal.snapshot, claims={}), "the claim's row")
             self.ledger = Ledger(
                 prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
             )
@@ -244,12 +242,22 @@ def after_a_round(world: World) -> None:
 
 
 def test_a_record_that_is_not_rewritten_yet_makes_no_claim_of_one_that_has_ended(world: World):
+    """Kubelet writes the end down after its answer, and the rest of the pod's claims."""
     world.ledger.end_holder(A)
     scrub(world.ledger, CARD)
-    world.ledger.forget_holder(A)
     world.record(A)
-    after_a_round(world)
-    assert not world.ledger.holders
+    world.queue.synced = False
+    record = world.root / "dra_manager_state"
+
+    def forgotten() -> bool:
+        if world.queue.synced and record.exists():
+            assert world.ledger.holders[A].ended, "while the record names it"
+            assert not world.ledger.claims
+            record.unlink()
+        return not world.ledger.holders
+
+    world.play(forgotten)
+    assert not record.exists()
     assert world.ledger.record(world.region).condition is Condition.BLANK
 
 
@@ -300,6 +308,14 @@ def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
 def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
     told: list[str] = []
     world.claim = allocated("node-a").replace(b'"r"', b'"fpga"')
+    world.ledger.prepared(A, {world.region: Prepared()})
+
+    async def blank(*_: object) -> dict[RegionId, None]:
+        return {world.region: None}
+
+    world.life._wishes.of = blank  # type: ignore[method-assign]
+    world.life._wants.exactly = blank  # type: ignore[assignment,method-assign]
+    world.life._permission.check = blank  # type: ignore[assignment,method-assign]
     begun, go_on = threading.Event(), threading.Event()
     write = world.files.write
 

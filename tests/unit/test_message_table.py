@@ -129,6 +129,5 @@ def test_every_exception_is_called_a_defect():
         "a bitstream could not be examined",
         "watching files failed, and is tried again",
         "the policy file cannot be followed",
-        "the workloads file cannot be followed",
     }
     assert tracebacks - told == named

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga_plugin.commands.devices import list_devices
+from fpga_plugin.commands.card_list import list_devices
 from fpga_plugin.config.settings import load_settings
 from fpga_plugin.operator.node import look
 

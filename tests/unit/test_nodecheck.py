@@ -15,10 +15,10 @@ from doubles.loops import beside, until
 from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.mirror import Backoff
-from fpga_plugin.dra import nodecheck
-from fpga_plugin.dra.nodecheck import NodeCheck, concerns
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import NoSourceError
+from fpga_plugin.pods import nodecheck
+from fpga_plugin.pods.nodecheck import CDI_NOT_KNOWN, NodeCheck, for_cdi_devices, for_claims
 
 GOOD = "v1.36.3"
 NODES, NODE = "/api/v1/nodes", "node-a"
@@ -42,7 +42,7 @@ NODES, NODE = "/api/v1/nodes", "node-a"
     ],
 )
 def test_nothing_is_said_against_what_has_cdi_or_is_not_known(runtime: str) -> None:
-    assert concerns(GOOD, runtime) == ()
+    assert for_claims(GOOD, runtime) == ()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_nothing_is_said_against_what_has_cdi_or_is_not_known(runtime: str) -> N
 def test_a_runtime_without_cdi_is_named_with_the_remedy(
     runtime: str, said: str, remedy: str
 ) -> None:
-    (told,) = concerns(GOOD, runtime)
+    (told,) = for_claims(GOOD, runtime)
     assert runtime in told
     assert said in told
     assert remedy in told
@@ -77,21 +77,44 @@ def test_a_runtime_without_cdi_is_named_with_the_remedy(
     ],
 )
 def test_a_kubelet_that_serves_claims_or_is_not_known_is_no_concern(kubelet: str) -> None:
-    assert concerns(kubelet, "containerd://2.0.0") == ()
+    assert for_claims(kubelet, "containerd://2.0.0") == ()
 
 
 @pytest.mark.parametrize("kubelet", ["v1.33.9", "v1.9.0", "1.26.1"])
 def test_a_kubelet_that_is_too_old_is_named_with_the_remedy(kubelet: str) -> None:
-    (told,) = concerns(kubelet, "containerd://2.0.0")
+    (told,) = for_claims(kubelet, "containerd://2.0.0")
     assert kubelet in told
     assert "1.34" in told
     assert "FPGA_PLUGIN_MODE=device-plugin" in told
 
 
 def test_a_foreign_version_neither_floods_nor_forges_a_line() -> None:
-    told = concerns("v1.2\n" + "x" * 900, "containerd://1.6\n{" + "x" * 100)
+    told = for_claims("v1.2\n" + "x" * 900, "containerd://1.6\n{" + "x" * 100)
     assert len(told) == 2
     assert all("\n" not in one and len(one.encode()) <= 400 for one in told)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kubelet", "said"),
+    [
+        ("containerd://2.0.0", "v1.29.0", ()),
+        ("cri-o://1.31.1", "v1.31.0", ()),
+        ("containerd://2.0.0", "v1.28.9", ("from 1.29 on",)),
+        ("containerd://1.6.20", "v1.32.0", ("update to containerd 2",)),
+        ("containerd://1.7.20", "v1.32.0", ("enable_cdi = true",)),
+        ("docker://27.3.1", "v1.28.0", ("from 1.29 on", "cri-dockerd")),
+        ("containerd://Unknown", "v1.32.0", ("not known",)),
+        ("somebody-else://0.1", "v1.32.0", ("not known",)),
+        ("", "", ("not known",)),
+    ],
+)
+def test_what_keeps_a_device_plugins_cdi_devices_from_containers(
+    runtime: str, kubelet: str, said: tuple[str, ...]
+) -> None:
+    told = for_cdi_devices(kubelet, runtime)
+    assert len(told) == len(said)
+    assert all(part in one for part, one in zip(said, told, strict=True))
+    assert all("FPGA_PLUGIN_CDI_DEVICES" in one or "enable_cdi" in one for one in told)
 
 
 # ---------------------------------------------------------------- when it is asked
@@ -113,6 +136,7 @@ def checked(folder: Path, story: Story) -> None:
             check = NodeCheck(
                 server.kubeconfig(folder),
                 NODE,
+                judge=for_claims,
                 warn=warned.append,
                 backoff=lambda: Backoff(0.01, 0.05),
             )
@@ -157,7 +181,7 @@ def test_a_concern_is_told_once_and_goes_when_the_node_was_mended(
     with capture_logs() as logged:
         checked(tmp_path, story)
     events = [line["event"] for line in logged if line["log_level"] != "debug"]
-    assert events == ["the node may not serve claims", "versions of the node"]
+    assert events == ["kubelet or the container runtime may be too old", "versions of the node"]
 
 
 def test_a_server_that_is_away_or_talks_nonsense_is_asked_again(tmp_path: Path) -> None:
@@ -178,6 +202,31 @@ def test_a_server_that_is_away_or_talks_nonsense_is_asked_again(tmp_path: Path) 
         assert not server.replies
 
     checked(tmp_path, story)
+
+
+def test_what_nobody_can_tell_is_a_concern_where_nobody_else_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        told: list[str] = []
+        async with asyncio.timeout(LIMIT), ApiServerDouble() as server:
+            server.objects = {NODES: {}}
+            check = NodeCheck(
+                server.kubeconfig(tmp_path),
+                NODE,
+                judge=for_cdi_devices,
+                warn=told.append,
+                not_known=CDI_NOT_KNOWN,
+                backoff=lambda: Backoff(0.01, 0.05),
+            )
+            async with beside(check.run()):
+                check.wake()
+                await until(lambda: server.count("GET") >= 3)
+                (said,) = check.concerns
+                assert said.startswith(CDI_NOT_KNOWN)
+                assert told == [said], "once"
+                await server.put(NODES, node("containerd://2.1.4"))
+                await until(lambda: check.concerns == ())
+
+    asyncio.run(main())
 
 
 class Paces:
@@ -207,7 +256,7 @@ class Clock:
         self.ends: list[tuple[str, ...] | NoSourceError] = []
         self.looked: list[float] = []
         self.loop = StillLoop()
-        self.check = NodeCheck(None, NODE, warn=lambda _: None, backoff=Paces)  # type: ignore[arg-type]
+        self.check = NodeCheck(None, NODE, judge=for_claims, warn=lambda _: None, backoff=Paces)  # type: ignore[arg-type]
         self.task = self.loop.create_task(self.check.run())
         self._begin = 0.0
         self.loop.settle()

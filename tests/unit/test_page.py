@@ -9,11 +9,15 @@ import pytest
 from doubles.pictures import size
 from repository import ROOT
 
-from fpga_plugin.operator.page import HEADERS, page
+from fpga_plugin.operator.page import HEADERS, SCRIPT, STYLE, page
 from fpga_plugin.operator.states import STATES
-from fpga_plugin.operator.style import DARK, LIGHT, SCRIPT, STYLE
 from fpga_plugin.operator.table import history_table, table
 from fpga_plugin.operator.trouble import needs_somebody, problems
+
+LIGHT, DARK = (
+    dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))
+    for block in STYLE.split("@media (prefers-color-scheme: dark)")
+)
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J"
 
@@ -132,8 +136,6 @@ def status(*cards, **changes):
         "trouble": trouble(),
         "scrub": "required",
         "sandbox": [],
-        "workloads": [],
-        "workloads_problem": "",
         "notes": [],
         "resources": [],
         "cards": list(cards),
@@ -411,6 +413,15 @@ def test_regions_that_nobody_can_be_given_are_trouble_with_its_reason():
 )
 def test_what_an_operator_did_on_purpose_needs_nobody(changes, needed):
     assert needs_somebody(status(card(region()), **changes)) is needed
+
+
+def test_troubled_cards_come_first_and_the_title_counts_what_is_urgent():
+    well, ill = card(region()), card(region(failed=True), card="0000-20-00.0")
+    html = page(status(well, ill, trouble=trouble(failed=1, drained=1)))
+    assert html.index("Card 0000-20-00.0") < html.index("Card 0000-10-00.0")
+    assert "<title>(1!) FPGAs of node-7</title>" in html
+    assert "<title>FPGAs of node-7</title>" in page(status(well, trouble=trouble(drained=1)))
+    assert "<title>(1!) " in page(status(ready=False, not_ready=["starting"]))
 
 
 def test_without_trouble_the_header_says_so():

@@ -21,7 +21,7 @@ from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
-from fpga_plugin.pods.cgroup import PodCgroups
+from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.podresources import (
@@ -106,13 +106,14 @@ class World:
         )
         self.owners = Owners(self.ledger, pods)
         self.missed = Nobody()
+        self.cgroups = PodCgroups(None)
         self.reconciler = Reconciler(
             ledger=self.ledger,
             queue=self.queue,  # type: ignore[arg-type]
             link=self.kubelet,  # type: ignore[arg-type]
             pods=pods,
             owners=self.owners,
-            adoption=Adoption(self.ledger, self.owners, PodCgroups(None)),
+            adoption=Adoption(self.ledger, self.owners, self.cgroups),
             envs=Nobody(),  # type: ignore[arg-type]
             missed=self.missed,  # type: ignore[arg-type]
             pods_socket=pods_socket,
@@ -598,12 +599,13 @@ def test_records_that_cannot_be_written_down_are_read_again(directory: str) -> N
     world.kubelet.write([away])
     world.play(lambda: world.kubelet.resends > 1)
     journal.full = True
-    world.kubelet.checkpoint = set()
+    world.kubelet.checkpoint = {REGION}
     world.play(lambda: journal.refused > 1)
     assert world.ledger.unreconciled == {CARD.id}
     assert "disk full" in world.reconciler.problem
     journal.full = False
     world.play(lambda: not world.ledger.unreconciled)
+    assert world.ledger.claims[DeviceId(REGION)].pod == POD
 
 
 def test_an_owner_that_cannot_be_written_down_is_a_problem_that_is_told(directory: str) -> None:
@@ -618,7 +620,8 @@ def test_an_owner_that_cannot_be_written_down_is_a_problem_that_is_told(director
     journal.full = True
     world.kubelet.checkpoint = {away, REGION}
     world.play(lambda: "disk full" in world.reconciler.problem)
-    assert not world.ledger.claims
+    assert world.ledger.claims[REGION].exposed, "it takes the device from others, written or not"
+    assert world.ledger.unreconciled
 
 
 def test_a_card_that_comes_later_is_asked_about_at_once(directory: str) -> None:
@@ -651,11 +654,47 @@ def test_records_that_another_kubelet_told_meanwhile_name_no_owners(directory: s
     assert world.kubelet.calls > 1
 
 
-def test_with_a_journal_a_stale_entry_makes_no_claim(directory: str) -> None:
+@pytest.mark.parametrize("presence", PodPresence)
+def test_what_the_checkpoint_names_is_adopted_whatever_the_journal_knows(
+    directory: str, presence: PodPresence
+) -> None:
+    """Kubelet's checkpoint keeps entries of dead pods: their cgroups are known to be gone."""
     world = World(directory)
+    world.cgroups.state = lambda _: presence  # type: ignore[method-assign]
     world.kubelet.write([REGION])
     world.play(lambda: bool(world.queue.told))
+    assert bool(world.ledger.claims) is (presence is not PodPresence.GONE)
+
+
+def test_an_entry_that_is_older_than_a_deallocate_makes_no_claim(directory: str) -> None:
+    world = World(directory)
+    world.kubelet.write([REGION])
+    world.owners.deallocated([DeviceId(REGION)])
+    world.play(lambda: bool(world.queue.told))
     assert not world.ledger.claims
+    world.kubelet.write([REGION])
+    world.reconciler.kubelet_epoch("k2")
+    world.play(lambda: bool(world.ledger.claims))
+
+
+def test_another_pod_than_the_ledgers_is_the_owner_that_the_checkpoint_names(
+    directory: str,
+) -> None:
+    """The state directory was put back from a copy: its owner is not the one that runs."""
+    world = World(directory)
+    world.ledger.allocate(RESOURCE, [REGION])
+    world.ledger.bind_pod([DeviceId(REGION)], PodUid("of-the-copy"))
+    world.kubelet.write([REGION])
+    world.play(lambda: world.ledger.claims[DeviceId(REGION)].pod == POD)
+    assert world.ledger.claims[DeviceId(REGION)].exposed
+
+
+def test_two_pods_of_one_device_keep_its_card_back(directory: str) -> None:
+    world = World(directory)
+    write_checkpoint(directory, entry(REGION, pod="a"), entry(REGION, pod="b"))
+    world.play(lambda: bool(world.queue.told))
+    assert not world.ledger.claims
+    assert world.ledger.unreconciled == {CARD.id}
 
 
 def test_another_plugins_devices_leave_the_card_alone_until_they_are_gone(directory: str) -> None:
@@ -677,7 +716,7 @@ def test_a_card_left_alone_is_told_once_whatever_the_order_of_kubelets_records(
     reasons: set[str] = set()
     for entries in ((of_region, of_card), (of_card, of_region)):
         write_checkpoint(directory, *entries)
-        world.reconciler._adoption.adopt(asyncio.run(world.pods.checkpoint()))
+        asyncio.run(world.reconciler._adopt(asyncio.run(world.pods.checkpoint()), {}))
         reasons.add(world.ledger.foreign[CARD.id])
     assert len(reasons) == 1
 
@@ -770,7 +809,7 @@ def calm(world: World, then: Callable[[], None], until: Callable[[], bool]) -> N
 
 def owned(directory: str, *, pod: PodUid | None = POD) -> World:
     world = World(directory)
-    world.kubelet.write([] if pod is None else [REGION])
+    world.kubelet.write([] if pod is not POD else [REGION])
     world.ledger.allocate(RESOURCE, [REGION])
     if pod is not None:
         world.ledger.bind_pod([REGION], pod)
@@ -985,10 +1024,13 @@ def test_its_end_is_the_end_of_all_that_it_set_off(directory: str) -> None:
 def test_containers_without_a_prestart_are_looked_for_where_the_journal_knows_the_claims(
     directory: str,
 ) -> None:
-    for fresh in (False, True):
-        world = World(directory, fresh=fresh)
+    for known in (True, False):
+        world = World(directory)
+        world.kubelet.write([REGION])
+        if known:
+            world.ledger.allocate(RESOURCE, [REGION])
         world.play(lambda world=world: bool(world.queue.told))
-        assert (("look",) in world.missed.words) is not fresh
+        assert (("look",) in world.missed.words) is known
 
 
 def test_kubelets_stream_of_pods_is_used_where_its_socket_is_known(directory: str) -> None:

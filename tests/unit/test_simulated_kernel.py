@@ -327,6 +327,50 @@ def test_a_failed_pr_poisons_the_port_and_uses_the_fault_up(kernel, directory, s
     assert kernel.read(f"{port_path(kernel, CARD, 0)}/afu_id") == FACTORY
 
 
+@pytest.mark.parametrize("word", ["afu-hung", "afu-dead"])
+def test_a_silent_afu_leaves_its_port_well_and_a_pr_mends_the_one_that_hangs(
+    kernel, directory, word: str
+):
+    port = port_path(kernel, CARD, 1)
+    fault(directory, REGION, word)
+    assert kernel.read(f"{port}/afu_id") == "f" * 32
+    assert kernel.read(f"{port}/power_state") == "0x0"
+    assert kernel.read(f"{port}/errors/errors") == "0x100000000"
+    with raises(errno.EINVAL):
+        kernel.write(f"{port}/errors/errors", "0x1")
+    kernel.write(f"{port}/errors/errors", "0x100000000")
+    assert kernel.read(f"{port}/errors/errors") == "0x100000000", "it still does not answer"
+    handle = kernel.open("/dev/dfl-port.1", os.O_RDWR)
+    assert kernel.ioctl(handle, PORT_RESET, 0) == 0
+    kernel.close(handle)
+    assert kernel.read(f"{port}/afu_id") == "f" * 32, "a reset is not enough"
+    assert program(kernel, "/dev/dfl-fme.0", 1) == 0
+    mended = word == "afu-hung"
+    assert (kernel.read(f"{port}/afu_id") == "f" * 32) != mended
+    assert (directory / "faults" / REGION).exists() != mended
+
+
+@pytest.mark.parametrize("word", ["port-fatal", "pcie-error"])
+def test_a_summary_bit_of_the_card_stays_until_its_cause_is_cleared(kernel, directory, word: str):
+    port, fme = port_path(kernel, CARD, 1), fme_path(kernel, CARD)
+    nonfatal = f"{fme}/errors/nonfatal_errors"
+    assert kernel.read(nonfatal) == "0x0"
+    fault(directory, REGION, word)
+    of_port = word == "port-fatal"
+    assert kernel.read(nonfatal) == ("0x8" if of_port else "0x4")
+    cause = f"{port}/errors/errors" if of_port else f"{fme}/errors/pcie0_errors"
+    assert kernel.read(cause) == "0x1"
+    assert program(kernel, "/dev/dfl-fme.0", 1) == 0
+    with raises(errno.EINVAL):
+        kernel.write(cause, "0x2")
+    assert kernel.read(nonfatal) != "0x0"
+    kernel.write(cause, "0x1")
+    assert kernel.read(cause) == kernel.read(nonfatal) == "0x0"
+    assert not (directory / "faults" / REGION).exists()
+    with raises(errno.EINVAL):
+        kernel.write(cause, "0x1")
+
+
 def test_a_fault_of_another_region_waits_for_its_own_pr(kernel, directory):
     fault(directory, "0000-10-00.0-p0", "pr-error")
     assert program(kernel, "/dev/dfl-fme.0", 1) == 0

@@ -408,11 +408,11 @@ def test_a_pr_that_the_daemons_death_interrupts_completes(tmp_path, word, afu_id
 def test_a_state_that_cannot_be_written_fails_the_pr_before_it_begins(tmp_path):
     kernel = start(tmp_path)
     fme = kernel.open("/dev/dfl-fme.0", os.O_RDWR)
-    (tmp_path / "state.json.tmp").mkdir()
+    (tmp_path / ".state.json.tmp").mkdir()
     buffer = ctypes.create_string_buffer(b"\x11" * 16, 16)
     packed = struct.pack("<IIIIQ", 24, 0, 0, 16, ctypes.addressof(buffer))
     with pytest.raises(IsADirectoryError):
         kernel.ioctl(fme, 0xB680, packed)
-    (tmp_path / "state.json.tmp").rmdir()
+    (tmp_path / ".state.json.tmp").rmdir()
     assert kernel.read("/sys/class/fpga_region/region0/dfl-port.0/afu_id") == FACTORY
     assert kernel.ioctl(fme, 0xB680, packed) == 0

@@ -20,8 +20,9 @@ import pytest
 from ledger_world import StillLoop
 from structlog.testing import capture_logs
 
-from fpga_plugin.api.mirror import Backoff, Mirror
+from fpga_plugin.api.mirror import Mirror
 from fpga_plugin.api.rest import ApiServerError
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.dra import slices
 from fpga_plugin.dra.life import ANSWER_SECONDS
 from fpga_plugin.dra.pool import COLLECTION, Pool, ResourceSlice

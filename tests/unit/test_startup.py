@@ -30,6 +30,7 @@ def imported():
         "h11",
         "httpx2",
         "lightkube",
+        "jinja2",
         "prometheus_client",
         "pyudev",
         "yaml",

@@ -42,16 +42,35 @@ def image(afu: AfuId) -> Bitstream:
     return Bitstream("/srv/x.gbs", INTERFACE, BitstreamId(afu), afu, afu.encode())
 
 
+def backend() -> mock.Mock:
+    found = mock.Mock()
+    found.clear_errors.return_value = {"pcie0_errors": 0x1}
+    return found
+
+
 def scrub(port: FakePort, report: Report | None = None) -> Report:
     report = report or Report(REGION.id)
-    steps.scrub(mock.Mock(), CARD, REGION, port, image(BLANK), report)
+    steps.scrub(backend(), CARD, REGION, port, image(BLANK), report)
     return report
 
 
 def test_errors_of_the_last_image_are_cleared_and_told():
     report = scrub(FakePort([{"errors": 0x2, "errors_left": 0x2}, {"errors": 0x2}]))
     assert report.afu_id == BLANK
-    assert "errors was 0x2" in report.steps[1].note
+    assert report.steps[1].note == "errors was 0x2, errors_left was 0x2, pcie0_errors was 0x1"
+
+
+def test_what_the_last_image_noted_in_the_card_after_its_reset_is_cleared_too():
+    card, port = backend(), FakePort()
+    seen: list[int] = []
+
+    def clear(_: object) -> dict[str, int]:
+        seen.append(len(port.programmed))
+        return {}
+
+    card.clear_errors.side_effect = clear
+    steps.scrub(card, CARD, REGION, port, image(BLANK), Report(REGION.id))
+    assert seen == [0, 1]
 
 
 def test_errors_that_stay_after_blanking_fail_the_scrub():
@@ -65,13 +84,13 @@ def test_errors_that_stay_after_blanking_fail_the_scrub():
 def test_a_function_stays_is_read_and_has_no_errors_after_its_reset():
     report = Report(REGION.id)
     port = FakePort([{"errors": 0x2, "errors_left": 0x2}], shows=AFU)
-    steps.scrub(mock.Mock(), CARD, REGION, port, None, report, keep=True)
+    steps.scrub(backend(), CARD, REGION, port, None, report, keep=True)
     assert not port.programmed
     assert report.afu_id == AFU
     assert "its own memory is not cleared" in report.steps[-1].note
     port = FakePort([{}, {"errors": 0x3, "errors_left": 0x2}], shows=AFU)
     with pytest.raises(HardwareError, match="keeps port errors 0x2 after it was reset"):
-        steps.scrub(mock.Mock(), CARD, REGION, port, None, report, keep=True)
+        steps.scrub(backend(), CARD, REGION, port, None, report, keep=True)
 
 
 def test_a_function_that_is_not_the_promised_one_is_refused():

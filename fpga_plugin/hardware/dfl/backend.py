@@ -8,6 +8,7 @@ from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
 from fpga_plugin.hardware.dfl import discovery
 from fpga_plugin.hardware.dfl.aer import AerCounters
+from fpga_plugin.hardware.dfl.fme_errors import clear_pcie_errors
 from fpga_plugin.hardware.dfl.functions import functions, make_functions
 from fpga_plugin.hardware.dfl.handles import slot_of
 from fpga_plugin.hardware.dfl.health import health
@@ -151,6 +152,10 @@ class DflBackend:
     def port_errors(self, region: Region) -> Mapping[str, int]:
         """The port's error registers that are set, by attribute."""
         return read_errors(self._kernel, region)
+
+    def clear_errors(self, card: Card) -> Mapping[str, int]:
+        """Clear the PCI Express errors that the card's FME has noted."""
+        return clear_pcie_errors(self._kernel, card)
 
     def clear_memory(self, card: Card) -> None:
         """Clear all banks of a card's memory."""

@@ -50,22 +50,35 @@ CATFATAL_INJECTED = 1 << 8 | 1 << 11
 CATFATAL_THERMAL = 1 << 10
 
 NONFATAL_FAILED = {
-    2: ("fatal", "PcieError"),
-    3: ("fatal", "PortFatalErr"),
     9: ("thermal", "TempThreshAP6"),
 }
 """RAS_NONFAT_ERROR: "non-fatal" to the host, yet the card's ports are unusable. Class and name."""
 
+NONFATAL_CURABLE = {
+    2: ("pcie", "PcieError"),
+}
+"""RAS_NONFAT_ERROR: `pcie*_errors` are set, by requests that a tenant's image may have sent.
+
+The bit stays until those are cleared.
+"""
+
 NONFATAL_DEGRADED = {
     0: ("thermal", "TempThreshAP1"),
     1: ("thermal", "TempThreshAP2"),
+    3: ("port", "PortFatalErr"),
     10: ("power", "PowerThreshAP1"),
     11: ("power", "PowerThreshAP2"),
 }
-"""RAS_NONFAT_ERROR: the card throttles and works on."""
+"""RAS_NONFAT_ERROR: the card throttles and works on, or a port's own `errors` are set."""
+
+PCIE_ERRORS = ("pcie0_errors", "pcie1_errors")
+"""Of the FME, cleared by writing what was read (dfl-fme-error.c)."""
 
 POWER_AP6 = 0x6
 """`power_state` of a port that the card has shut down (PORT_STS bits 11:8, dfl.h)."""
+
+POWER_ALL_ONES = 0xF
+"""`power_state` of a port that does not answer: PORT_STS reads all ones."""
 
 POWER_THROTTLED = {0x1: "AP1", 0x2: "AP2"}
 

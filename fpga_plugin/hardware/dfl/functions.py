@@ -62,7 +62,7 @@ def make_functions(kernel: Kernel, card: CardId, *, make: bool) -> None:
         if make and not total:
             raise RefusedError(
                 f"card {card} can have no virtual functions",
-                hint="its slot may be in another physical function: `fpga-plugin card functions`",
+                hint="its slot may be in another physical function: `fpga-plugin card show`",
             )
         if make:
             _leave_unprobed(kernel, directory)

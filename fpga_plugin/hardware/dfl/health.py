@@ -1,9 +1,9 @@
 """What a card's own signals say of it: which regions have failed, and what is worth a log line.
 
 Reads only attributes that a running PR does not block (dfl-fme-error.c takes the FME's lock for
-fme_errors, first_error, next_error and pcie*_errors; not for the two read here). Errors that a
-tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub clears
-them.
+fme_errors, first_error, next_error and pcie*_errors; not for the two read here). A port's errors
+that a tenant's image can cause, such as MMIO time-outs and page faults, fail no region: a scrub
+clears them. What it can cause of the card's, or that its accelerator hangs, bars no scrub.
 
 An FPGA manager's state is not judged: it tells of the region that was programmed last, and whoever
 programmed it has looked.
@@ -12,7 +12,12 @@ programmed it has looked.
 import errno
 from collections.abc import Callable
 
-from fpga_plugin.errors import CardGoneError, HardwareError, PortPoisonedError
+from fpga_plugin.errors import (
+    AcceleratorSilentError,
+    CardGoneError,
+    HardwareError,
+    PortPoisonedError,
+)
 from fpga_plugin.hardware.dfl import defs, hwmon
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.handles import fme_of, port_of, slot_of
@@ -49,12 +54,15 @@ def health(
     degraded = list(reading.degraded)
     for region in card.regions:
         port = _Reading(kernel)
-        poisoned = not reading.failed and _judge_port(port, region, afu_id)
+        own = FaultKind.TRANSIENT if reading.failed else _judge_port(port, region, afu_id)
         degraded += port.degraded
         if reasons := reading.failed or port.failed:
-            alone = poisoned and len(reasons) == 1
-            kind = FaultKind.POISONED if alone else FaultKind.TRANSIENT
-            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(reasons)))
+            # Only what is alone may be rebound, or scrubbed, away.
+            kind = own if len(reasons) == 1 else FaultKind.TRANSIENT
+        else:
+            kind = FaultKind.CURABLE
+        if told := [*reasons, *reading.curable]:
+            failed[region.id] = Fault(kind, "; ".join(dict.fromkeys(told)))
     return CardHealth(failed, tuple(dict.fromkeys(degraded)))
 
 
@@ -64,6 +72,7 @@ class _Reading:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.failed: list[str] = []
+        self.curable: list[str] = []
         self.degraded: list[str] = []
 
     def value(self, path: str, parse: _Parse = number) -> int:
@@ -129,6 +138,7 @@ def _judge_errors(reading: _Reading, card: Card) -> None:
     nonfatal = reading.value(f"{fme_of(card).sysfs}/errors/nonfatal_errors")
     for bits, says in (
         (defs.NONFATAL_FAILED, reading.failed),
+        (defs.NONFATAL_CURABLE, reading.curable),
         (defs.NONFATAL_DEGRADED, reading.degraded),
     ):
         for bit, (word, name) in bits.items():
@@ -194,13 +204,32 @@ def _judge_memory(reading: _Reading, card: Card) -> None:
                 reading.failed.append(f"memory: initialisation is not done ({path})")
 
 
-def _judge_port(reading: _Reading, region: Region, afu_id: Callable[[Region], AfuId]) -> bool:
-    """Returns whether the port is poisoned."""
+def _judge_port(reading: _Reading, region: Region, afu_id: Callable[[Region], AfuId]) -> FaultKind:
+    """Returns the kind of what the AFU id tells, if that is all that is wrong."""
     errors = reading.value(f"{port_of(region).sysfs}/errors/errors")
     if errors & defs.PORT_AP6_EVENT:
         reading.failed.append(
             f"thermal: AP6 has shut down region {region.id} (errors 0x{errors:x})"
         )
+    answers = _judge_power(reading, region)
+    try:
+        afu_id(region)
+    except PortPoisonedError as error:
+        reading.failed.append(f"poisoned: {error.message}")
+        return FaultKind.POISONED
+    except AcceleratorSilentError as error:
+        reading.failed.append(f"{'hung' if answers else 'unreadable'}: {error.message}")
+        return FaultKind.CURABLE if answers else FaultKind.TRANSIENT
+    except CardGoneError as error:
+        reading.failed.append(f"unreadable: {error.message}")
+    except HardwareError as error:
+        if slot_of(region) is None:
+            reading.failed.append(f"unreadable: {error.message}")
+    return FaultKind.TRANSIENT
+
+
+def _judge_power(reading: _Reading, region: Region) -> bool:
+    """Returns whether the port's status register reads as that of a port that answers."""
     power = reading.value(f"{port_of(region).sysfs}/power_state")
     if power == defs.POWER_AP6:
         reading.failed.append(f"power: region {region.id} is in power state AP6")
@@ -210,14 +239,4 @@ def _judge_port(reading: _Reading, region: Region, afu_id: Callable[[Region], Af
     for name in ("ap1_event", "ap2_event"):
         if reading.value(f"{port_of(region).sysfs}/{name}", bare_hex):
             reading.degraded.append(f"power: region {region.id} had an {name}")
-    try:
-        afu_id(region)
-    except PortPoisonedError as error:
-        reading.failed.append(f"poisoned: {error.message}")
-        return True
-    except CardGoneError as error:
-        reading.failed.append(f"unreadable: {error.message}")
-    except HardwareError as error:
-        if slot_of(region) is None:
-            reading.failed.append(f"unreadable: {error.message}")
-    return False
+    return power != defs.POWER_ALL_ONES

@@ -15,6 +15,7 @@ from typing import Self
 import structlog
 
 from fpga_plugin.errors import (
+    AcceleratorSilentError,
     CardGoneError,
     HardwareError,
     PortInUseError,
@@ -49,7 +50,7 @@ _PR_FAILURES = {
     ),
     errno.EINVAL: (
         "the driver refused the request: the port does not exist or the card is going away",
-        "see `fpga-plugin devices`",
+        "see `fpga-plugin card list`",
     ),
     errno.ENOENT: ("the driver of the ports is not loaded", "load the module dfl-afu"),
     errno.ENOMEM: ("the kernel had no memory for a copy of the image", "free memory on the node"),
@@ -89,7 +90,7 @@ def open_port(kernel: Kernel, card: Card, region: Region) -> "DflPort":
             raise CardGoneError(
                 f"{node} (region {region.id}) is not there: the card was removed, or its driver "
                 "unbound",
-                hint="see `fpga-plugin devices` and the kernel's log",
+                hint="see `fpga-plugin card list` and the kernel's log",
             ) from error
         raise _failure(f"{node} (region {region.id}) cannot be opened", error) from error
     port = DflPort(kernel, card, region, handle)
@@ -355,7 +356,8 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     Raises:
         PortPoisonedError: the port is held in reset; outside a PR that is what a failed PR leaves.
         CardGoneError: the port is gone, or is another instance than `region` by now.
-        HardwareError: it cannot be read, or is no id (all ones).
+        AcceleratorSilentError: it reads all ones.
+        HardwareError: it cannot be read, or is no id.
     """
     path = f"{port_of(region).sysfs}/afu_id"
     try:
@@ -375,9 +377,10 @@ def read_afu_id(kernel: Kernel, region: Region) -> AfuId:
     except ValueError as error:
         raise HardwareError(f"{path} says {quote(text)}: {error}") from error
     if found == defs.ALL_ONES_ID:
-        raise HardwareError(
-            f"region {region.id} does not answer: {path} reads all ones",
-            hint="see the kernel's log; the card may have dropped off the bus",
+        raise AcceleratorSilentError(
+            f"the accelerator of region {region.id} does not answer: {path} reads all ones",
+            hint="a scrub replaces an accelerator that hangs; if the port's other registers do not"
+            " answer either, the card may have dropped off the bus",
         )
     return found
 

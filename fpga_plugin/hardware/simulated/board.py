@@ -27,6 +27,20 @@ from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId, region_id
 AP6_ERROR = 1 << 50
 """PORT_ERROR bit 50, Ap6Event: the card has cut the AFU's power for heat (opae-sdk, fpgad)."""
 
+MMIO_TIMEOUT = 1 << 32
+"""PORT_ERROR, MMIOTimedOut: the AFU did not answer a read, and the card did, with all ones."""
+
+PORT_OVERFLOW = 1 << 0
+"""PORT_ERROR, TxCh0Overflow: the AFU sent more requests than it had credits for."""
+
+PCIE_FORMAT = 1 << 0
+"""PCIE0_ERROR, FormatTypeErr."""
+
+_NONFATAL = {Fault.PCIE_ERROR: 1 << 2, Fault.PORT_FATAL: 1 << 3}
+"""RAS_NONFAT_ERROR: PcieError, PortFatalErr."""
+
+_SILENT = frozenset({Fault.AFU_HUNG, Fault.AFU_DEAD})
+
 ALL_ONES = 0xFFFF_FFFF_FFFF_FFFF
 """What a read from a device that no longer answers gives on PCI Express."""
 
@@ -183,7 +197,7 @@ class Board:
         busy = self.binding is not None and self.binding.reconfiguring == port
         if busy or state.poisoned:
             raise failure(errno.EBUSY, self.region(port))
-        return "f" * 32 if self._fault(port) is Fault.FATAL else state.afu_id
+        return "f" * 32 if self._fault(port) in {Fault.FATAL, *_SILENT} else state.afu_id
 
     def power_state(self, port: int) -> str:
         """`power_state`: 4 bits, 6 in AP6."""
@@ -206,6 +220,10 @@ class Board:
                 return f"0x{AP6_ERROR:x}"
             case Fault.FATAL:
                 return f"0x{ALL_ONES:x}"
+            case Fault.AFU_HUNG | Fault.AFU_DEAD:
+                return f"0x{MMIO_TIMEOUT:x}"
+            case Fault.PORT_FATAL:
+                return f"0x{PORT_OVERFLOW:x}"
             case _:
                 return "0x0"
 
@@ -235,6 +253,10 @@ class Board:
                 raise failure(errno.EBUSY, self.region(port))
             case Fault.FATAL:  # the port does not leave reset
                 raise failure(errno.ETIMEDOUT, self.region(port))
+            case Fault.AFU_HUNG | Fault.AFU_DEAD if value == MMIO_TIMEOUT:
+                pass  # the next read of the AFU sets it again
+            case Fault.PORT_FATAL if value == PORT_OVERFLOW:
+                self.machine.faults.use_up(self.region(port))
             case _:
                 if value != 0:
                     raise failure(errno.EINVAL, self.region(port))
@@ -268,6 +290,30 @@ class Board:
         if text.removesuffix("\n") != "1":
             raise failure(errno.EINVAL, self.card)
         self.state(0)
+
+    # What the FME's attributes show: dfl-fme-error.c.
+
+    def nonfatal_errors(self) -> str:
+        """`errors/nonfatal_errors`: its bits summarise other registers."""
+        bits = {_NONFATAL.get(fault, 0) for fault in map(self._fault, self.ports) if fault}
+        return f"0x{sum(bits):x}"
+
+    def pcie_errors(self) -> str:
+        """`errors/pcie0_errors`."""
+        with self.fme_lock:
+            return f"0x{PCIE_FORMAT if self._with_pcie_errors() else 0:x}"
+
+    def clear_pcie_errors(self, text: str) -> None:
+        """Write `errors/pcie0_errors`: the exact value that was read."""
+        with self.fme_lock:
+            causes = self._with_pcie_errors()
+            if unsigned(text) != (PCIE_FORMAT if causes else 0):
+                raise failure(errno.EINVAL, self.card)
+            for port in causes:
+                self.machine.faults.use_up(self.region(port))
+
+    def _with_pcie_errors(self) -> list[int]:
+        return [port for port in self.ports if self._fault(port) is Fault.PCIE_ERROR]
 
     def behind_fme_lock(self, value: str) -> str:
         """An attribute of the FME whose driver takes the FME's mutex, so that a PR delays it."""

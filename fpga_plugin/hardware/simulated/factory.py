@@ -35,7 +35,7 @@ def simulated_backend(
         directory: FPGA_PLUGIN_SIMULATED_DIR; made if it is missing.
         groups: FPGA_PLUGIN_SIMULATED_CARDS.
         pr_seconds: FPGA_PLUGIN_SIMULATED_PR_SECONDS.
-        owner: this process holds the plugin's lock. False (`fpga-plugin devices`): only look,
+        owner: this process holds the plugin's lock. False (`fpga-plugin card list`): only look,
             write nothing, and do not start the events.
         slots: the directory of the slots' notes; None: in memory.
         rule: which functions are behind the slots of OFS cards.

@@ -1,8 +1,9 @@
 """`faults/<region id>`: trouble that a test or a person arms, one word a file.
 
 The files are read when they take effect, never watched for that: a fault is armed as soon as the
-file is there. `pr-error` and `pr-stuck` are used up by one PR, which removes the file; the others
-are in force while the file is there.
+file is there. `pr-error`, `pr-stuck` and `afu-hung` are used up by one PR, which removes the file,
+`port-fatal` and `pcie-error` by whoever clears their register; the others are in force while the
+file is there.
 
 | word | what the region shows |
 |---|---|
@@ -10,11 +11,15 @@ are in force while the file is there.
 | `pr-stuck` | the next PR ends with ETIMEDOUT after the driver's own 8 s and poisons the port |
 | `port-deaf` | no reset is acknowledged: the next one ends with ETIMEDOUT and poisons the port |
 | `port-open` | exclusive opens fail with EBUSY, as when a tenant has the port open |
+| `afu-hung` | until the next PR `afu_id` reads all ones; port error bit 32 (MMIOTimedOut) is set |
+| `afu-dead` | the same, whatever is programmed |
 | `thermal` | port error bit 50 (Ap6Event) and power state 0x6; errors cannot be cleared (EBUSY) |
+| `port-fatal` | port error bit 0 (TxCh0Overflow); PortFatalErr in the FME's `nonfatal_errors` |
+| `pcie-error` | bit 0 of the FME's `pcie0_errors`; PcieError in its `nonfatal_errors` |
 | `fatal` | every attribute of the port's registers reads all ones, as when the link is dead |
 
-All of these are signals of the port, not of the FME, so that they fail the region that is named
-and not its card. PRs run under `thermal` and `fatal`: the driver does not look before it streams.
+All but `pcie-error` are signals of the port, so that they fail the region that is named and not
+its card. PRs run under `thermal` and `fatal`: the driver does not look before it streams.
 """
 
 import os
@@ -38,8 +43,12 @@ class Fault(StrEnum):
     PR_STUCK = "pr-stuck"
     PORT_DEAF = "port-deaf"
     PORT_OPEN = "port-open"
+    AFU_HUNG = "afu-hung"
+    AFU_DEAD = "afu-dead"
     THERMAL = "thermal"
     FATAL = "fatal"
+    PORT_FATAL = "port-fatal"
+    PCIE_ERROR = "pcie-error"
 
 
 class Faults:

@@ -5,10 +5,11 @@ machine.
 """
 
 import json
-import os
 from typing import Any
 
 import structlog
+
+from fpga_plugin.process.atomic_file import replace_file
 
 _log = structlog.get_logger(__name__)
 
@@ -19,10 +20,7 @@ def replace(path: str, text: str) -> None:
     Raises:
         OSError: the directory is gone, full or not writable; the old file is then untouched.
     """
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="ascii") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    replace_file(path, [text.encode("ascii")], mode=0o644)
 
 
 def load_object(path: str) -> dict[str, Any] | None:

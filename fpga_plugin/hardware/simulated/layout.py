@@ -17,7 +17,7 @@ from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, No
 PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"
 FME_MAJOR, PORT_MAJOR = 242, 241
 
-_FME_LOCKED_ERRORS = ("fme_errors", "first_error", "next_error", "pcie0_errors", "pcie1_errors")
+_FME_LOCKED_ERRORS = ("fme_errors", "first_error", "next_error", "pcie1_errors")
 
 
 def root_name(board: Board) -> str:
@@ -150,7 +150,8 @@ def _fme(board: Board, binding: Binding) -> dict[str, Node]:
 def _fme_errors(board: Board) -> dict[str, Node]:
     locked = Attribute(partial(board.behind_fme_lock, "0x0"))
     return {
-        "nonfatal_errors": "0x0",
+        "nonfatal_errors": Attribute(board.nonfatal_errors),
+        "pcie0_errors": Attribute(board.pcie_errors, board.clear_pcie_errors),
         "catfatal_errors": "0x0",
         "inject_errors": locked,
         **dict.fromkeys(_FME_LOCKED_ERRORS, locked),

@@ -93,13 +93,14 @@ class Reconfiguration:
         region = board.region(port)
         before = board.state(port)
         fault = self._rack.machine.faults.armed(region)
+        hung = fault is Fault.AFU_HUNG and not before.poisoned
         if fault not in {Fault.PR_ERROR, Fault.PR_STUCK}:
             fault = None
         # A poisoned port swallows the PR, which then claims success; a failed one loads nothing.
         outcome = programmed if fault is None and not before.poisoned else before
         poisoned = before.poisoned or fault is not None
         self._rack.machine.state.commit(region, replace(outcome, poisoned=poisoned))
-        if fault is not None:
+        if fault is not None or hung:
             self._rack.machine.faults.use_up(region)
         binding.reconfiguring = port
         binding.manager_state = "write"

@@ -18,6 +18,7 @@ import structlog
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.vfio.function import Function
 from fpga_plugin.ids import AfuId, RegionId, parse_afu_id
+from fpga_plugin.process.atomic_file import replace_file
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -142,9 +143,7 @@ class Notes:
             path = os.path.join(self._directory, region)
             try:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
-                with open(f"{path}.tmp", "w", encoding="ascii") as file:
-                    json.dump(_plain(note, self._boot_id()), file)
-                os.replace(f"{path}.tmp", path)
+                replace_file(path, [json.dumps(_plain(note, self._boot_id())).encode()])
             except OSError as error:
                 # In memory the old one would outlive its truth.
                 self._notes[region] = replace(note, afu_id=None)

@@ -1,19 +1,21 @@
 """Landlock rules: which files this process reaches from now on, whatever their modes say.
 
-Everything that Landlock knows to forbid is forbidden, but for what a rule allows beneath a
-directory. What it does not know to forbid stays as it was: looking at a file (stat), changing its
-mode, owner or times, connecting to a socket, and what was opened before.
+Root needs no capability to write what its file modes let it write: `/proc/sys`, where
+`core_pattern` names a program that the kernel runs as root of the node; most of sysfs; kubelet's
+records. So reading, writing, making, removing and running files is forbidden, but for what a rule
+allows beneath a directory. The rest stays as it was: looking at a file (stat), changing its mode,
+owner or times, connecting to a socket, and what was opened before. Ioctls are `seccomp`'s to
+refuse, and processes and abstract sockets outside are out of reach by the pod's namespaces.
 
 A rule belongs to a directory as it is now, not to its name: what takes its place later has none. So
 where something may come later, the rule is on a directory that stays.
 
-Kernels differ in what they know (the ABI: landlock(7)); each right that one lacks is left out.
+Kernels before 6.2 know no right to truncate (the ABI: landlock(7)); they are not asked for it.
 """
 
 import contextlib
 import ctypes
 import enum
-import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -29,8 +31,6 @@ _RESTRICT_SELF: Final = 446
 
 _VERSION: Final = 1 << 0  # LANDLOCK_CREATE_RULESET_VERSION
 _PATH_BENEATH: Final = 1  # LANDLOCK_RULE_PATH_BENEATH
-_SCOPES: Final = 1 << 0 | 1 << 1
-"""LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and _SIGNAL: neither reaches a process outside."""
 
 
 class Right(enum.IntFlag):
@@ -49,9 +49,7 @@ class Right(enum.IntFlag):
     MAKE_FIFO = 1 << 10
     MAKE_BLOCK = 1 << 11
     MAKE_SYM = 1 << 12
-    REFER = 1 << 13
     TRUNCATE = 1 << 14
-    IOCTL_DEV = 1 << 15
 
 
 READ: Final = Right.READ_FILE | Right.READ_DIR
@@ -65,27 +63,22 @@ OWN: Final = (
     | Right.REMOVE_FILE
     | Right.REMOVE_DIR
 )
-"""Of a directory that belongs to the plugin. No right to move a file to another directory (REFER):
-the oldest kernels have none to give, and it replaces files only within one."""
-DEVICES: Final = Right.READ_FILE | Right.WRITE_FILE | Right.READ_DIR | Right.IOCTL_DEV
+"""Of a directory that belongs to the plugin. A file is never moved to another directory: without a
+rule for it (LANDLOCK_ACCESS_FS_REFER) every kernel refuses that."""
+DEVICES: Final = Right.READ_FILE | Right.WRITE_FILE | Right.READ_DIR
 
-_OF_FILES: Final = Right.EXECUTE | Right.READ_FILE | WRITE | Right.IOCTL_DEV
+_OF_FILES: Final = Right.EXECUTE | Right.READ_FILE | WRITE
 """What a rule on a file, not a directory, may have; the kernel refuses others."""
 
-_LATER: Final = ((2, Right.REFER), (3, Right.TRUNCATE), (5, Right.IOCTL_DEV))
-"""Rights that came after the first version, and with which."""
-_ABI_OF_SCOPES: Final = 6
+_FIRST: Final = Right((1 << 13) - 1)
+"""All rights of the first version."""
+_ABI_OF_TRUNCATE: Final = 3
 
 
 class _Attributes(ctypes.Structure):
-    """struct landlock_ruleset_attr. Of the network nothing is forbidden: the ports of API servers
-    and proxies are not ours to know, and a NetworkPolicy says it better."""  # noqa: D205, D209
+    """The first member of struct landlock_ruleset_attr, which all kernels know."""
 
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
+    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
 
 
 class _Beneath(ctypes.Structure):
@@ -121,9 +114,9 @@ def restrict(rules: Mapping[str, Right]) -> Restricted:
     """
     system.require_one_thread()
     abi = system.syscall(_CREATE_RULESET, None, 0, _VERSION)
-    handled = _handled(abi)
+    handled = _FIRST | Right.TRUNCATE if abi >= _ABI_OF_TRUNCATE else _FIRST
     left_out: list[str] = []
-    with _ruleset(abi, handled) as ruleset:
+    with _ruleset(handled) as ruleset:
         for path, allowed in rules.items():
             try:
                 _allow(ruleset, path, allowed & handled)
@@ -136,35 +129,14 @@ def restrict(rules: Mapping[str, Right]) -> Restricted:
     return Restricted(abi, tuple(left_out))
 
 
-def _handled(abi: int) -> Right:
-    """All rights that a kernel knows."""
-    unknown = Right(0)
-    for first, right in _LATER:
-        if abi < first:
-            unknown |= right
-    return ~unknown
-
-
 @contextlib.contextmanager
-def _ruleset(abi: int, handled: Right) -> Iterator[int]:
-    scoped = _SCOPES if abi >= _ABI_OF_SCOPES else 0
-    try:
-        descriptor = _create(handled, scoped)
-    except OSError as error:
-        # Kernels of RHEL 9 (5.14.0-603.el9 and later) say version 6 and have no scopes: seen by xz.
-        if error.errno != errno.EINVAL or not scoped:
-            raise
-        descriptor = _create(handled, 0)
+def _ruleset(handled: Right) -> Iterator[int]:
+    attributes = _Attributes(handled.value)
+    descriptor = system.syscall(_CREATE_RULESET, attributes, ctypes.sizeof(attributes), 0)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _create(handled: Right, scoped: int) -> int:
-    attributes = _Attributes(handled.value, 0, scoped)
-    # A kernel that does not know the later members takes a structure that has only zeros there.
-    return system.syscall(_CREATE_RULESET, attributes, ctypes.sizeof(attributes), 0)
 
 
 def _allow(ruleset: int, path: str, allowed: Right) -> None:

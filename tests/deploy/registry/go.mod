@@ -1,4 +1,4 @@
-// The registry against which `fpga-plugin bitstream pull` is tested; no Go of our own.
+// The registry that `make test-image` pushes to; no Go of our own.
 module fpga-plugin.test/registry
 
 go 1.26.0

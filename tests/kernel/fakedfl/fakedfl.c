@@ -351,6 +351,12 @@ static u32 port_of(struct card *card, struct kretprobe_instance *instance)
 	return (port->resource[0].start - card->start) & ~(PORT(0) - 1);
 }
 
+/* The summary bits of RAS_NONFAT_ERROR go with their causes. */
+static void no_longer_nonfatal(struct card *card, u64 bit)
+{
+	put(card, ERRORS + 0x50, get(card, ERRORS + 0x50) & ~bit);
+}
+
 static int port_errors_stored(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
 	struct card *card = stored(instance, regs);
@@ -360,6 +366,18 @@ static int port_errors_stored(struct kretprobe_instance *instance, struct pt_reg
 		errors = port_of(card, instance) + PORT_ERRORS;
 		put(card, errors + 0x10, 0);
 		put(card, errors + 0x18, 0);
+		no_longer_nonfatal(card, BIT_ULL(3));	/* PortFatalErr */
+	}
+	return 0;
+}
+
+static int pcie0_errors_stored(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct card *card = stored(instance, regs);
+
+	if (card) {
+		put(card, ERRORS + 0x20, 0);
+		no_longer_nonfatal(card, BIT_ULL(2));	/* PcieError */
 	}
 	return 0;
 }
@@ -417,6 +435,7 @@ static struct kretprobe stores[] = {
 	STORE("dfl_afu:ap1_event_store", ap1_stored),
 	STORE("dfl_afu:ap2_event_store", ap2_stored),
 	STORE("dfl_emif:emif_clear_store", memory_cleared),
+	STORE("dfl_fme:pcie0_errors_store", pcie0_errors_stored),
 };
 
 /* The board's management controller. */

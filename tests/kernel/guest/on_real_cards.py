@@ -47,6 +47,7 @@ NOT_HERE = {
     "test_a_card_that_is_swapped_during": "Linux 6.1 does not survive it: a port is open",
     "test_a_card_that_is_swapped_unseen_during": "the same",
     "test_a_pr_that_never_ends": "test_drivers.py has one of its own",
+    "test_a_region_that_is_silent_with_the_blank_too": "the machine's accelerators are registers",
     "test_garbage_among_faults_and_cards_is_ignored": "a matter of the simulation's files",
 }
 

@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +31,8 @@ PORT_SPAN = 0x100000
 PORT_ERRORS = 0x1010
 PORT_STATUS = 0x40
 AFU = 0x40000
-CATFATAL, NONFATAL = 0x4060, 0x4050
+CATFATAL, NONFATAL, PCIE0_ERRORS = 0x4060, 0x4050, 0x4020
+NONFATAL_PCIE, NONFATAL_PORT = 1 << 2, 1 << 3
 THERMAL_THRESHOLDS, THERMAL_WELL = 0x1008, 90 | 95 << 8 | 100 << 24
 BOARD = 0x10000
 NO_ANSWER = 0xBAD
@@ -38,6 +40,7 @@ MEMORY_STATUS, MEMORY_WELL = 0x3008, 0b11
 ALL_ONES = (1 << 64) - 1
 AP6_EVENT = 1 << 50
 POWER_AP6 = 6 << 8
+MMIO_TIMEOUT = 1 << 32
 
 SLOWER = 4.0
 """Whoever looks for a PR that is under way takes longer to look here."""
@@ -263,6 +266,21 @@ def lay_out(spec: str) -> None:
         plug(card)
 
 
+COUNTED = {"pr-error": "pr_err", "pr-stuck": "pr_stuck", "port-deaf": "port_deaf"}
+"""Faults that are files of the card's."""
+
+LATCHED: dict[str, tuple[tuple[Callable[[str, int, int], None], int, int], ...]] = {
+    "afu-hung": (
+        (poke, AFU + 8, ALL_ONES),
+        (poke, AFU + 16, ALL_ONES),
+        (poke, PORT_ERRORS, MMIO_TIMEOUT),
+    ),
+    "port-fatal": ((poke, PORT_ERRORS, 1), (poke_card, NONFATAL, NONFATAL_PORT)),
+    "pcie-error": ((poke_card, PCIE0_ERRORS, 1), (poke_card, NONFATAL, NONFATAL_PCIE)),
+}
+"""Faults that are registers of a region or its card; a PR or who clears them ends them."""
+
+
 @dataclass
 class Fault:
     """Trouble that was armed; like the file that arms it on simulated cards."""
@@ -285,6 +303,9 @@ class Fault:
                 slot = (PCI / address(region) / "virtfn0").exists()
                 path = group(FUNCTIONS[0]) if slot else node(region)
                 self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            case word if word in LATCHED:
+                for write, offset, value in LATCHED[word]:
+                    write(region, offset, value)
             case "thermal":
                 poke(region, PORT_ERRORS, AP6_EVENT)
                 poke(region, PORT_STATUS, POWER_AP6)
@@ -315,15 +336,15 @@ class Fault:
                 knob(self.region, "pr_stuck", 0)
 
     def exists(self) -> bool:
-        match self.word:
-            case "pr-error":
-                return bool(count(self.region, "pr_err"))
-            case "pr-stuck":
-                return bool(count(self.region, "pr_stuck"))
-            case "port-deaf":
-                return bool(count(self.region, "port_deaf"))
-            case _:
-                return True
+        if self.word in COUNTED:
+            return bool(count(self.region, COUNTED[self.word]))
+        if self.word in LATCHED:
+            one = attributes()[self.region]
+            regions = PCI / address(self.region) / "fpga_region"
+            (port,) = regions.glob(f"region*/dfl-port.{one['node']}/errors/errors")
+            (fme,) = regions.glob("region*/dfl-fme.*/errors/pcie0_errors")
+            return one["afu_id"] == "f" * 32 or any(int(r.read_text(), 0) for r in (port, fme))
+        return True
 
 
 def nodes(card: str) -> list[str]:

@@ -178,3 +178,22 @@ def test_a_board_is_judged_by_its_management_controller():
         assert "management controller" in str(line)
         works(node, P1)
         kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY, Q0: HEALTHY, Q1: HEALTHY})
+
+
+def test_what_one_tenants_image_did_to_its_card_ends_with_its_scrub():
+    """It overflowed its channel, sent malformed requests, and no longer answers, all at once."""
+    with Node("1x2").up() as node:
+        kubelet = node.kubelet
+        kubelet.allocate(P0)
+        kubelet.prestart(P0, env=request(AFU))
+        for offset in (rack.AFU + 8, rack.AFU + 16):
+            rack.poke(P0, offset, rack.ALL_ONES)
+        rack.poke(P0, rack.PORT_ERRORS, rack.MMIO_TIMEOUT | 1)
+        rack.poke_card(CARD, rack.PCIE0_ERRORS, 0x21)
+        rack.poke_card(CARD, rack.NONFATAL, rack.NONFATAL_PCIE | rack.NONFATAL_PORT)
+        kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY})
+        kubelet.deallocate(P0)
+        kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
+        assert node.afu(P0) == BLANK
+        works(node, P0)
+        works(node, P1)

@@ -8,8 +8,8 @@ lock in the state directory keeps the two apart meanwhile.
 {{- $root := .root }}
 {{- $values := .root.Values }}
 {{- $settings := .settings }}
-{{- $watched := or (eq .mode "dra") (eq (.settings.FPGA_PLUGIN_REGISTRATION | default "") "plugin-watcher") }}
 {{- $port := include "fpga-plugin.port" .settings }}
+{{- $component := empty .configuration | ternary "plugin" (printf "plugin-%s" .configuration) }}
 {{- $label := $values.nodeConfigurations.label }}
 {{- $affinity := deepCopy ($values.affinity | default dict) }}
 {{- if $values.nodeConfigurations.named }}
@@ -36,8 +36,9 @@ metadata:
   {{- end }}
 spec:
   selector:
-    matchLabels:
-      app.kubernetes.io/name: {{ .name }}
+    matchLabels:         # immutable
+      {{- include "fpga-plugin.pods" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ $component }}
   updateStrategy:
     type: {{ $values.updateStrategy.type }}
     {{- if eq $values.updateStrategy.type "RollingUpdate" }}
@@ -48,14 +49,17 @@ spec:
   template:
     metadata:
       labels:
-        app.kubernetes.io/name: {{ .name }}
         {{- include "fpga-plugin.pods" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ $component }}
         app.kubernetes.io/part-of: fpga-plugin
         {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         kubectl.kubernetes.io/default-container: fpga-plugin
         {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
+      {{- with $values.podSecurityContext }}
+      securityContext: {{- toYaml . | nindent 8 }}
+      {{- end }}
       serviceAccountName: {{ include "fpga-plugin.serviceAccount" $root }}
       automountServiceAccountToken: {{ include "fpga-plugin.api" $root | eq "true" }}
       enableServiceLinks: false
@@ -69,59 +73,6 @@ spec:
       nodeSelector: {{- toYaml $values.nodeSelector | nindent 8 }}
       affinity: {{- toYaml $affinity | nindent 8 }}
       tolerations: {{- toYaml $values.tolerations | nindent 8 }}
-      {{- $observe := .observe }}
-      {{- with $values.bitstreams.pull }}
-      {{- if and .reference (not $observe) }}
-      {{- if $values.bitstreams.volume }}{{ fail "bitstreams.pull fills the directory paths.bitstreams: leave bitstreams.volume empty" }}{{ end }}
-      initContainers:
-      - name: pull
-        image: {{ include "fpga-plugin.image" $root | quote }}
-        imagePullPolicy: {{ $values.image.pullPolicy }}
-        # Whoever has a device has to get rid of it some day: the plugin starts in any case.
-        args:
-        - bitstream
-        - pull
-        - --or-keep
-        - --within={{ .within }}
-        {{- if .plainHTTP }}
-        - --plain-http
-        {{- end }}
-        {{- range .realms }}
-        - --realm={{ . }}
-        {{- end }}
-        {{- if .secret }}
-        - --auth=/etc/fpga-plugin/registry/.dockerconfigjson
-        {{- end }}
-        - {{ .reference | quote }}
-        env:
-        {{- if $values.keysConfigMap }}
-        - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
-        {{- end }}
-        {{- with $settings.FPGA_PLUGIN_TRUST }}
-        - {name: FPGA_PLUGIN_TRUST, value: {{ . | quote }}}
-        {{- end }}
-        resources: {{- toYaml $values.resources | nindent 10 }}
-        securityContext:
-          runAsUser: 0       # as the store's owner
-          runAsGroup: 0
-          readOnlyRootFilesystem: true
-          allowPrivilegeEscalation: false
-          capabilities: {drop: [ALL]}
-          seccompProfile: {type: RuntimeDefault}
-          {{- with $values.seLinuxOptions }}
-          seLinuxOptions: {{- toYaml . | nindent 12 }}
-          {{- end }}
-        volumeMounts:
-        - {name: bitstreams, mountPath: /srv/intel.com/fpga}
-        - {name: state, mountPath: /var/lib/fpga-plugin, readOnly: true} # which manifests the node has seen
-        {{- if $values.keysConfigMap }}
-        - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
-        {{- end }}
-        {{- if .secret }}
-        - {name: registry, mountPath: /etc/fpga-plugin/registry, readOnly: true}
-        {{- end }}
-      {{- end }}
-      {{- end }}
       containers:
       - name: fpga-plugin
         image: {{ include "fpga-plugin.image" $root | quote }}
@@ -138,7 +89,7 @@ spec:
         {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_MODE, value: dra}
         {{- end }}
-        {{- if $watched }}
+        {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_KUBELET_ROOT, value: {{ $values.paths.kubelet }}}
         {{- end }}
         {{- if $values.events }}
@@ -146,12 +97,6 @@ spec:
         {{- end }}
         {{- if $values.policy }}
         - {name: FPGA_PLUGIN_POLICY_FILE, value: /etc/fpga-plugin/policy/policy.yaml}
-        {{- end }}
-        {{- if $values.workloads }}
-        - {name: FPGA_PLUGIN_WORKLOADS, value: /etc/fpga-plugin/workloads/workloads.yaml}
-        # A hostPath there is the node's path, and the settings above say the pod's.
-        - name: FPGA_PLUGIN_HOST_PATHS
-          value: {{ printf "%s,%s,%s:ro" $values.paths.kubelet $values.paths.state $values.paths.bitstreams | quote }}
         {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: FPGA_PLUGIN_KEYS_DIR, value: /etc/fpga-plugin/keys}
@@ -169,39 +114,20 @@ spec:
         {{- if not .observe }}
         # Over the status socket, which is root's alone: whoever reaches the pod's address could hold
         # up probes of the port, and kubelet would restart a plugin that is well.
-        startupProbe:      # it may wait two minutes for its predecessor's PR
+        startupProbe:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, healthz]}
-          periodSeconds: 5
-          timeoutSeconds: 10
-          failureThreshold: 36
+          {{- toYaml $values.probes.startup | nindent 10 }}
         livenessProbe:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, healthz]}
-          periodSeconds: 15
-          timeoutSeconds: 10
-          failureThreshold: 4
+          {{- toYaml $values.probes.liveness | nindent 10 }}
         readinessProbe:
           exec: {command: [/usr/local/bin/fpga-plugin-probe, readyz]}
-          periodSeconds: 10
-          timeoutSeconds: 5
-          failureThreshold: 4 # a status socket that was removed is there again within 30 s
+          {{- toYaml $values.probes.readiness | nindent 10 }}
         {{- end }}
         resources: {{- toYaml $values.resources | nindent 10 }}
         terminationMessagePolicy: FallbackToLogsOnError
-        securityContext:   # each privilege and its reason: docs/security.md
-          runAsUser: 0
-          runAsGroup: 0
-          readOnlyRootFilesystem: true
-          {{- if .observe }}
-          privileged: false
-          allowPrivilegeEscalation: false
-          capabilities: {drop: [ALL]}
-          {{- else }}
-          privileged: true # the device cgroup: nothing less lets it open /dev/dfl-fme.N
-          {{- end }}
-          seccompProfile: {type: RuntimeDefault}
-          {{- with $values.seLinuxOptions }}
-          seLinuxOptions: {{- toYaml . | nindent 12 }}
-          {{- end }}
+        {{- $context := include "fpga-plugin.securityContext" . | fromYaml }}
+        securityContext: {{- mergeOverwrite $context $values.securityContext | toYaml | nindent 10 }}
         volumeMounts:
         - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins{{ if .observe }}, readOnly: true{{ end }}}
         - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
@@ -218,14 +144,11 @@ spec:
         - {name: plugins, mountPath: {{ $values.paths.kubelet }}/plugins{{ if .observe }}, readOnly: true{{ end }}}
         - {name: cdi, mountPath: /var/run/cdi{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
-        {{- if $watched }}
+        {{- if eq .mode "dra" }}
         - {name: plugins-registry, mountPath: {{ $values.paths.kubelet }}/plugins_registry{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
         {{- if $values.policy }}
         - {name: policy, mountPath: /etc/fpga-plugin/policy, readOnly: true}
-        {{- end }}
-        {{- if $values.workloads }}
-        - {name: workloads, mountPath: /etc/fpga-plugin/workloads, readOnly: true}
         {{- end }}
         {{- if $values.keysConfigMap }}
         - {name: keys, mountPath: /etc/fpga-plugin/keys, readOnly: true}
@@ -260,7 +183,7 @@ spec:
       - name: cdi
         hostPath: {path: {{ $values.paths.cdi }}, type: DirectoryOrCreate}
       {{- end }}
-      {{- if $watched }}
+      {{- if eq .mode "dra" }}
       - name: plugins-registry
         hostPath: {path: {{ $values.paths.kubelet }}/plugins_registry, type: DirectoryOrCreate}
       {{- end }}
@@ -270,19 +193,29 @@ spec:
       - name: policy
         projected: {sources: [{configMap: {name: {{ include "fpga-plugin.name" $root }}-policy}}]}
       {{- end }}
-      {{- if $values.workloads }}
-      - name: workloads
-        projected: {sources: [{configMap: {name: {{ include "fpga-plugin.name" $root }}-workloads}}]}
-      {{- end }}
       {{- with $values.keysConfigMap }}
       - name: keys
         projected: {sources: [{configMap: {name: {{ . }}}}]}
       {{- end }}
-      {{- if and $values.bitstreams.pull.reference $values.bitstreams.pull.secret (not .observe) }}
-      - name: registry
-        secret: {secretName: {{ $values.bitstreams.pull.secret }}, defaultMode: 0400}
-      {{- end }}
       {{- with $values.extraVolumes }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
+{{- end }}
+
+{{- /* Of the plugin's container. Each privilege and its reason: docs/security.md. */ -}}
+{{- define "fpga-plugin.securityContext" -}}
+runAsUser: 0
+runAsGroup: 0
+readOnlyRootFilesystem: true
+{{- if .observe }}
+privileged: false
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+{{- else }}
+privileged: true # the device cgroup: nothing less lets it open /dev/dfl-fme.N
+{{- end }}
+seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.seLinuxOptions }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}

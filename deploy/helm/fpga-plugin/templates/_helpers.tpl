@@ -1,7 +1,14 @@
+{{- /* What the application is called, in labels: the same in each release. */ -}}
+{{- define "fpga-plugin.application" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* What this release's objects are called. */ -}}
 {{- define "fpga-plugin.name" -}}
+{{- $application := include "fpga-plugin.application" . }}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
-{{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}{{ end }}
+{{- else if contains $application .Release.Name }}{{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $application | trunc 63 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
 {{- define "fpga-plugin.serviceAccount" -}}
@@ -12,11 +19,11 @@
 
 {{- /* All pods of this release, whatever their configuration. */ -}}
 {{- define "fpga-plugin.pods" -}}
-app.kubernetes.io/instance: {{ include "fpga-plugin.name" . }}
+app.kubernetes.io/name: {{ include "fpga-plugin.application" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "fpga-plugin.labels" -}}
-app.kubernetes.io/name: {{ include "fpga-plugin.name" . }}
 {{ include "fpga-plugin.pods" . }}
 app.kubernetes.io/part-of: fpga-plugin
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -50,9 +57,16 @@ push it to a registry that your nodes can pull from:
 {{- if $any }}true{{ end }}
 {{- end }}
 
+{{- /* Whether the plugin reads its Node object: to know whether the container runtime has CDI. */ -}}
+{{- define "fpga-plugin.readsNode" -}}
+{{- $adds := .Values.settings.FPGA_PLUGIN_CDI_DEVICES }}
+{{- range .Values.nodeConfigurations.named }}{{ $adds = or $adds (get (.settings | default dict) "FPGA_PLUGIN_CDI_DEVICES") }}{{ end }}
+{{- if or $adds (include "fpga-plugin.dra" .) }}true{{ end }}
+{{- end }}
+
 {{- /* Whether anything in the pod speaks to the API server. */ -}}
 {{- define "fpga-plugin.api" -}}
-{{- if or .Values.readPods .Values.events (include "fpga-plugin.dra" .) }}true{{ end }}
+{{- if or .Values.readPods .Values.events (include "fpga-plugin.readsNode" .) }}true{{ end }}
 {{- end }}
 
 {{- /* The port of FPGA_PLUGIN_HTTP_ADDRESS in the given settings; empty: nothing is served. */ -}}
@@ -62,7 +76,10 @@ push it to a registry that your nodes can pull from:
 
 {{- define "fpga-plugin.needsPort" -}}
 {{- if not (include "fpga-plugin.port" .Values.settings) }}
-{{- fail "settings.FPGA_PLUGIN_HTTP_ADDRESS is empty: nothing is served that service, podMonitor or networkPolicy could lead to" }}
+{{- fail "settings.FPGA_PLUGIN_HTTP_ADDRESS is empty: nothing is served that service or podMonitor could lead to" }}
+{{- end }}
+{{- if and .Values.networkPolicy.create (not .Values.networkPolicy.from) }}
+{{- fail "networkPolicy.from is empty, so nobody reaches what service or podMonitor lead to: name who scrapes, or set networkPolicy.create=false" }}
 {{- end }}
 {{- end }}
 

@@ -1,0 +1,140 @@
+"""`fpga-plugin card list`, once `devices`: prints what is on this node (`operator/node.py`)."""
+
+# ruff: noqa: T201  # a command prints
+
+import argparse
+import json
+from typing import TypedDict
+
+from fpga_plugin.build import exposure
+from fpga_plugin.columns import columns
+from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
+from fpga_plugin.ledger.exposure import memory_state
+from fpga_plugin.ledger.names import FUNCTIONS_HINT
+from fpga_plugin.operator.node import Node, NodeCard, look
+
+
+class RegionRow(TypedDict):
+    """One region; `name` is what the store's manifest calls what is on it, empty for nothing."""
+
+    region: str
+    node: str
+    afu_id: str
+    name: str
+    ownership: str
+    condition: str
+    note: str
+
+
+class CardRow(TypedDict):
+    """One card; `interface_alias`, `memory` and `iommu` as in `fpga-plugin status --json`."""
+
+    card: str
+    interface_id: str
+    interface_alias: str
+    numa_node: int | None
+    memory: str
+    iommu: str
+    note: str
+    regions: list[RegionRow]
+
+
+class Listing(TypedDict):
+    """Everything."""
+
+    cards: list[CardRow]
+    problems: list[dict[str, str]]
+
+
+def run_list(args: argparse.Namespace, settings: Settings) -> int:
+    """Print it.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    listing = list_devices(settings)
+    print(json.dumps(listing, indent=2) if args.json else table(listing))
+    return 0
+
+
+def list_devices(settings: Settings) -> Listing:
+    """Look at the node.
+
+    Raises:
+        FpgaPluginError: the hardware cannot be looked at.
+    """
+    node = look(settings)
+    return {
+        "cards": [
+            {
+                "card": seen.card.id,
+                "interface_id": seen.card.interface_id,
+                "interface_alias": seen.alias or "",
+                "numa_node": seen.card.numa_node,
+                "memory": memory_state(seen.card, debt=seen.owes_memory),
+                "iommu": seen.card.iommu.value,
+                "note": _note(settings, node, seen),
+                "regions": [
+                    {
+                        "region": each.region.id,
+                        "node": str(each.region.grant),
+                        "afu_id": each.afu_id,
+                        "name": node.aliases.get((seen.card.interface_id, each.afu_id), ""),
+                        "ownership": each.ownership,
+                        "condition": each.condition,
+                        "note": each.afu_error or each.reason,
+                    }
+                    for each in seen.regions
+                ],
+            }
+            for seen in node.cards
+        ],
+        "problems": [
+            {"card": problem.address.card_id, "error": problem.message, "hint": problem.hint}
+            for problem in node.problems
+        ],
+    }
+
+
+def _note(settings: Settings, node: Node, seen: NodeCard) -> str:
+    """Why a card, or its regions, are not given out, or are not known; empty where all is well."""
+    if not seen.selected:
+        return "left alone (FPGA_PLUGIN_CARDS)"
+    if seen.foreign:
+        pods = ", ".join(sorted({entry.pod_uid for entry in seen.foreign}))
+        return f"left alone: pod {pods} has devices from another plugin (docs/migration.md)"
+    programs = seen.card.reprogrammable or settings.advertise is Advertise.AF
+    unserved = "" if programs else f"cannot be reprogrammed: {FUNCTIONS_HINT}"
+    if refused := exposure(settings).note(seen.card) or unserved:
+        return refused
+    if node.journal_error or not seen.no_blank:
+        return node.journal_error
+    if settings.scrub is ScrubPolicy.BEST_EFFORT:
+        return f"{seen.no_blank}; regions are only reset (best-effort)"
+    return f"no-blank-image: {seen.no_blank}; FPGA_PLUGIN_SCRUB=best-effort works without it"
+
+
+def table(listing: Listing) -> str:
+    """The listing for people."""
+    lines = []
+    for card in listing["cards"]:
+        numa = "" if card["numa_node"] is None else f", NUMA node {card['numa_node']}"
+        exposed = f"  memory: {card['memory']}  IOMMU: {card['iommu']}"
+        interface = card["interface_alias"] or card["interface_id"]
+        lines.append(f"card {card['card']}  interface {interface}{numa}{exposed}")
+        if card["note"]:
+            lines.append(f"  ! {card['note']}")
+        rows = [("REGION", "NODE", "AFU", "STATE", "CONDITION", "")]
+        rows += [
+            (
+                *(r["region"], r["node"], r["name"] or r["afu_id"]),
+                *(r["ownership"] or "-", r["condition"] or "-", r["note"]),
+            )
+            for r in card["regions"]
+        ]
+        lines += [f"  {line}" for line in columns(rows)]
+    lines += [
+        f"card {problem['card']}  skipped: {problem['error']}\n  {problem['hint']}".rstrip()
+        for problem in listing["problems"]
+    ]
+    return "\n".join(lines) if lines else "no FPGA cards on this node"

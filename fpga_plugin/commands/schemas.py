@@ -1,0 +1,36 @@
+"""The published JSON Schemas of what commands print with `--json` (docs/schema), from the types.
+
+`python -m fpga_plugin.commands.schemas DIRECTORY` writes them; `make docs` does.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fpga_plugin.commands.card_list import Listing
+from fpga_plugin.commands.card_show import Shown
+from fpga_plugin.operator.schema import CardStateView, HistoryView, ProgrammedView, StatusView
+
+SCHEMAS: Final = {
+    "card-list": Listing,
+    "card-show": Shown,
+    "card-state": CardStateView,
+    "card-program": ProgrammedView,
+    "status": StatusView,
+    "status-history": HistoryView,
+}
+"""By the command's name; `card-state` is what `card drain`, `undrain`, `retry`, `release` print."""
+
+
+def text(name: str) -> str:
+    """One of them, as it is published."""
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps(dialect | msgspec.json.schema(SCHEMAS[name]), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    for each in SCHEMAS:
+        (Path(sys.argv[1]) / f"{each}.json").write_text(text(each))

@@ -1,1 +1,0 @@
-"""OCI registries, as far as a store of bitstreams needs one: names, credentials, reading."""

@@ -1,1 +1,0 @@
-"""What containers get beside their devices: mounts, variables and nodes, by the operator's file."""

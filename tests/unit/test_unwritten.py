@@ -1,0 +1,286 @@
+"""What cannot be written: what takes trust away holds, and nothing that gives trust goes ahead.
+
+A journal that fails at any call (a full disk) must not make the ledger believe more than the plugin
+would after its death (invariant 4).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from doubles.cards import AFU, PREFIX, REGIONS, WHOLE, device, make_card
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from ledger_support import MemoryJournal, found, make_ledger, remembered, scrub, start
+
+from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.ids import ClaimUid, PodUid
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.records import (
+    CLEAN,
+    Change,
+    Condition,
+    Holder,
+    Prepared,
+)
+
+CARD = make_card(1, nodes=(0, 1), clears_memory=True)
+OTHER = make_card(2, nodes=(2, 3))
+CARDS = (CARD, OTHER)
+DEVICES = [device(c, p) for c in CARDS for p in (None, 0, 1)]
+REGION_IDS = [region.id for card in CARDS for region in card.regions]
+P0, R0 = device(CARD, 0), CARD.regions[0].id
+POD, NEXT = PodUid("pod-a"), PodUid("pod-b")
+UIDS = [ClaimUid("claim-a"), ClaimUid("claim-b")]
+TRUSTED = CLEAN | {Condition.PROGRAMMED, Condition.SCRUBBING}
+
+
+def holder(uid: ClaimUid, *devices) -> Holder:
+    return Holder(uid, "space", uid, tuple(devices), dict.fromkeys(devices, ("main",)))
+
+
+def laxer(ledger: Ledger, told: Change) -> list[object]:
+    """What memory believes, allows or has forgotten, and the journal does not."""
+    regions = [
+        record
+        for region, record in ledger.regions.items()
+        if record.condition in TRUSTED and told.regions.get(region) != record
+    ]
+    now = remembered(ledger, ledger.boot_id)
+    kinds = ("claims", "tenancies", "debts", "drained", "images", "resources")
+    forgotten = [key for kind in kinds for key in getattr(told, kind).keys() - getattr(now, kind)]
+    return [*regions, *forgotten, *_laxer_claims(ledger, told), *_laxer_holders(ledger, told)]
+
+
+def _laxer_claims(ledger: Ledger, told: Change) -> Iterator[object]:
+    for device_, claim in ledger.claims.items():
+        was = told.claims.get(device_)
+        if was is None:
+            was = replace(claim, exposed=True, started=False)
+        runs, ran = claim.prestarts - claim.poststops, was.prestarts - was.poststops
+        if claim.started > was.started or claim.exposed < was.exposed or runs < ran:
+            yield claim
+    for key, tenancy in ledger.tenancies.items():
+        was = told.tenancies.get(key)
+        if was is not None and (tenancy.used < was.used or tenancy.left > was.left):
+            yield tenancy
+
+
+def _laxer_holders(ledger: Ledger, told: Change) -> Iterator[object]:
+    yield from told.holders.keys() - ledger.holders.keys()
+    for uid, holder_ in ledger.holders.items():
+        was = told.holders.get(uid) or replace(holder_, boot="", ended=False)
+        if holder_.ended > was.ended or holder_.boot not in {"", was.boot}:
+            yield holder_
+
+
+class Unwritten(RuleBasedStateMachine):
+    """The ledger's steps in any order; which of the journal's calls fail is drawn beforehand."""
+
+    @initialize(clean=st.booleans())
+    def begin(self, clean) -> None:
+        self.ledger, self.journal = make_ledger(*CARDS, blank=clean)
+        self.number = 1
+
+    def attempt(self, step) -> None:
+        """Written, all that memory knows is; else it is written with the next step."""
+        writes = self.journal.writes
+        try:
+            step()
+        except JournalError:
+            assert self.journal.writes == writes
+        except FpgaPluginError:
+            pass
+        else:
+            if self.journal.writes > writes:
+                now = remembered(self.ledger, "boot")
+                now.holders = dict(self.ledger.holders)
+                assert self.journal.snapshot == now
+
+    @rule(failing=st.integers(1, 4))
+    def disk_fills(self, failing) -> None:
+        self.journal.failing = failing
+
+    @rule(one=st.sampled_from(DEVICES))
+    def allocate(self, one) -> None:
+        self.attempt(lambda: self.ledger.allocate(WHOLE if one == card_of(one) else REGIONS, [one]))
+
+    @rule(one=st.sampled_from(DEVICES), pod=st.sampled_from([POD, NEXT]), adopt=st.booleans())
+    def learn(self, one, pod, adopt) -> None:
+        resource = WHOLE if one == card_of(one) else REGIONS
+        if adopt:
+            self.attempt(lambda: self.ledger.adopt(resource, one, pod, {}))
+        self.attempt(lambda: self.ledger.bind_pod([one], pod))
+
+    @rule(one=st.sampled_from(DEVICES))
+    def begins(self, one) -> None:
+        if one in self.ledger.claims:
+            self.attempt(lambda: self.ledger.prestart_seen([one]))
+            self.attempt(lambda: start(self.ledger, one))
+
+    @rule(one=st.sampled_from(DEVICES))
+    def stops(self, one) -> None:
+        self.attempt(lambda: self.ledger.poststop_seen([one]))
+
+    @rule(one=st.sampled_from(DEVICES))
+    def ends(self, one) -> None:
+        self.attempt(lambda: self.ledger.release([one]))
+
+    @rule()
+    def processes_end(self) -> None:
+        self.attempt(lambda: self.ledger.end_tenancies(list(self.ledger.tenancies.values())))
+
+    @rule()
+    def kubelet(self) -> None:
+        self.number += 1
+        self.attempt(lambda: self.ledger.kubelet_epoch(f"life {self.number}"))
+        assert self.ledger.epoch == f"life {self.number}"
+        assert all(claim.exposed for claim in self.ledger.claims.values())
+
+    @rule(region=st.sampled_from(REGION_IDS), image=st.sampled_from([None, AFU]))
+    def work(self, region, image) -> None:
+        self.attempt(lambda: self.ledger.working([region], image=image))
+
+    @rule(card=st.sampled_from(CARDS))
+    def cleans(self, card) -> None:
+        self.attempt(lambda: scrub(self.ledger, card))
+
+    @rule(region=st.sampled_from(REGION_IDS), fails=st.booleans())
+    def spoils(self, region, fails) -> None:
+        if fails:
+            self.attempt(lambda: self.ledger.faulted(region, "x"))
+        else:
+            self.attempt(lambda: self.ledger.dirty([region], "x"))
+        assert self.ledger.record(region).condition in {Condition.DIRTY, Condition.FAULTED}
+
+    @rule(card=st.sampled_from(CARDS), on=st.booleans())
+    def operator(self, card, on) -> None:
+        self.attempt(lambda: self.ledger.set_drained(card.id, drained=on))
+        assert not on or card.id in self.ledger.drained
+        self.attempt(lambda: self.ledger.set_debt(card.id, open_=on))
+        assert not on or card.id in self.ledger.debts
+
+    @rule(card=st.sampled_from(CARDS), comes=st.booleans())
+    def hardware(self, card, comes) -> None:
+        self.attempt(lambda: self.ledger.card_gone(card.id))
+        if comes:
+            self.attempt(lambda: found(self.ledger, card))
+
+    @rule(uid=st.sampled_from(UIDS), one=st.sampled_from(DEVICES), adopt=st.booleans())
+    def claim(self, uid, one, adopt) -> None:
+        if not adopt:
+            self.attempt(lambda: self.ledger.take(holder(uid, one), [POD]))
+        elif uid not in self.ledger.holders:
+            self.attempt(lambda: self.ledger.adopt_holder(holder(uid, one), [POD]))
+
+    @rule(
+        uid=st.sampled_from(UIDS), what=st.sampled_from(["prepared", "un", "join", "part", "end"])
+    )
+    def claim_goes_on(self, uid, what) -> None:
+        if uid not in self.ledger.holders or self.ledger.holders[uid].ended:
+            self.attempt(lambda: self.ledger.forget_holder(uid))
+        elif what == "prepared":
+            if not self.ledger.misled(self.ledger.holders[uid]):
+                self.attempt(lambda: self.ledger.prepared(uid, {R0: Prepared()}))
+        elif what == "unprepared":
+            self.attempt(lambda: self.ledger.unprepared(uid))
+        elif what == "join":
+            self.attempt(lambda: self.ledger.join(uid, [NEXT]))
+        elif what == "part":
+            self.attempt(lambda: self.ledger.part(uid, [NEXT]))
+        else:
+            self.attempt(lambda: self.ledger.end_holder(uid))
+
+    @invariant()
+    def memory_is_as_strict_as_what_a_restart_would_read(self) -> None:
+        if hasattr(self, "ledger"):
+            assert not laxer(self.ledger, self.journal.snapshot)
+
+    @invariant()
+    def a_tenancy_of_no_allocation_is_over_by_kubelets_word(self) -> None:
+        """Else nothing would ever end it."""
+        if hasattr(self, "ledger"):
+            kept = self.ledger.tenancies.values()
+            assert all(one.left or self.ledger.claim_of(one.key) for one in kept)
+
+
+TestUnwritten = Unwritten.TestCase
+
+
+# ------------------------------------------------------------------ one by one
+
+
+def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
+    journal.failing = 1
+    before = journal.snapshot
+    with pytest.raises(JournalError):
+        step(ledger)
+    assert journal.snapshot == before
+
+
+@pytest.mark.parametrize(
+    ("step", "holds"),
+    [
+        (lambda one: one.kubelet_epoch("life 2"), lambda one: one.claims[P0].exposed),
+        (lambda one: one.kubelet_epoch("life 2"), lambda one: one.users(one.claims[P0])[0].used),
+        (lambda one: one.dirty([R0], "x"), lambda one: one.record(R0).condition == "DIRTY"),
+        (lambda one: one.faulted(R0, "x"), lambda one: one.record(R0).condition == "FAULTED"),
+        (lambda one: one.set_debt(CARD.id, open_=True), lambda one: CARD.id in one.debts),
+        (lambda one: one.set_drained(CARD.id, drained=True), lambda one: CARD.id in one.drained),
+        (lambda one: one.working([R0], image=AFU), lambda one: AFU in one.images[R0]),
+        (lambda one: one.prestart_seen([P0]), lambda one: one.claims[P0].prestarts == 1),
+        (
+            lambda one: one.started([one.claims[P0]]),
+            lambda one: one.users(one.claims[P0])[0].used and not one.claims[P0].started,
+        ),
+        (lambda one: one.bind_pod([P0], POD), lambda one: one.claims[P0].pod == POD),
+        (lambda one: one.release([P0]), lambda one: P0 in one.claims),
+    ],
+)  # fmt: skip
+def test_what_takes_trust_away_holds_and_is_written_with_the_next_change(step, holds) -> None:
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    failing(ledger, journal, step)
+    assert holds(ledger)
+    ledger.set_drained(OTHER.id, drained=True)
+    assert holds(Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"))
+
+
+def test_no_work_on_hardware_begins_while_something_is_not_written() -> None:
+    """A scrub under a container that kubelet started in a life of which nothing is written."""
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    failing(ledger, journal, lambda one: one.kubelet_epoch("life 2"))
+    failing(ledger, journal, lambda one: one.working([R0]))
+    assert ledger.record(R0).condition is Condition.BLANK
+    with pytest.raises(FpgaPluginError, match="changed while it was worked on"):
+        ledger.programmed(R0, AFU)
+    ledger.working([R0])
+    assert journal.snapshot.claims[P0].exposed, "it went with it"
+
+
+def test_a_step_that_changes_nothing_writes_what_is_not_written() -> None:
+    """A container's start whose claim is known to be used already, among others."""
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    start(ledger, P0)
+    failing(ledger, journal, lambda one: one.set_debt(OTHER.id, open_=True))
+    failing(ledger, journal, lambda one: one.started([one.claims[P0]]))
+    ledger.started([ledger.claims[P0]])
+    assert OTHER.id in journal.snapshot.debts
+    writes = journal.writes
+    ledger.started([ledger.claims[P0]])
+    assert journal.writes == writes
+
+
+def test_a_pod_whose_name_could_not_be_written_is_there_once() -> None:
+    """Two tenancies of one pod: neither is forgotten, and the next look makes them one."""
+    ledger, journal = make_ledger(CARD)
+    ledger.allocate(REGIONS, [P0])
+    failing(ledger, journal, lambda one: one.bind_pod([P0], POD, cgroups=["/a"]))
+    assert {one.pod for one in ledger.users(ledger.claims[P0])} == {None, POD}
+    failing(ledger, journal, lambda one: one.started([one.claims[P0]]))
+    ledger.bind_pod([P0], POD, cgroups=["/b"])
+    (one,) = ledger.users(ledger.claims[P0])
+    assert (one.pod, one.used, set(one.cgroups)) == (POD, True, {"/a", "/b"})
