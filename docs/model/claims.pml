@@ -879,8 +879,6 @@ inline unprepared(p, arrives)
      take(p); TOLD(take, p, 0) } \
   :: d_step { claim[p].work == TRIES && synced && FORMER(p) && !BUSY(p) -> \
      LET_GO(p); forget(p); known = known & (255 - BOTH(p)); TOLD(leave, p, 0) } \
-  :: d_step { claim[p].work == TRIES && synced && HAS(p) && !FORMER(p) && (BUSY(p) || !CAN_TAKE(p)) && (pods & BOTH(p) & (255 - known)) -> \
-     joins_in(p); TOLD(joins, p, 0) } \
   :: d_step { GIVES_UP(p) -> \
      fails(p); TOLD(plugin_gives_up, p, 0) } \
   :: d_step { claim[p].work == LOOKS -> \

@@ -315,18 +315,6 @@ class Replay:
         while jobs := [one for one in self.jobs(claim) if one.name in ASKED]:
             self.end_of(jobs[0])
 
-    def step_joins(self, claim: int, _: int) -> None:
-        (had,) = self.plugin.ledger.holders[uid(claim)].devices
-        missing = self.present(claim) - self.plugin.ledger.pods_of([had])
-        for _ in range(100):
-            if not missing - self.plugin.ledger.pods_of([had]):
-                return
-            if jobs := self.jobs(claim):
-                self.end_of(jobs[0])
-            else:
-                self.plugin.loop.pass_time()  # until it is tried again
-        raise AssertionError("it does not learn of its pods")
-
     def prepared(self, claim: int) -> bool:
         holder = self.plugin.ledger.holders.get(uid(claim))
         return holder is not None and self.plugin.ledger.is_prepared(holder)
@@ -551,7 +539,7 @@ def test_the_traces_have_every_kind_of_step():
     lines = [line for trace in TRACES for line in trace.read_text().splitlines()]
     names = {line.split()[0] for line in lines}
     steps = {name.removeprefix("step_") for name in dir(Replay) if name.startswith("step_")}
-    assert names | {"pay", "joins"} == steps  # random walks hardly come to these
+    assert names | {"pay"} == steps  # random walks hardly come to these
 
 
 def answered(replay: Replay, claim: int) -> Any:
