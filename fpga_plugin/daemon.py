@@ -139,7 +139,13 @@ class Daemon:
         self._events = hardware.events
         self._events.start(self._hardware_changed)
         if self._confined:
-            self.survey.sandbox = confine(settings, rebinds=bool(journal.snapshot.rebinding))
+            self.survey.sandbox = confine(
+                settings,
+                rebinds=bool(journal.snapshot.rebinding),
+                cdi_dirs={
+                    os.path.dirname(one.file) for one in journal.snapshot.holders.values() if one
+                },
+            )
         boot_id = await asyncio.to_thread(hardware.backend.boot_id)
         ledger = open_ledger(settings, journal, boot_id)
         node = open_node(

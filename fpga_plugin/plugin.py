@@ -108,7 +108,16 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
+        claims_unknown=_lost_claims(settings, journal),
     )
+
+
+def _lost_claims(settings: Settings, journal: Journal) -> str:
+    """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
+    last = journal.marker.last
+    if settings.mode is Mode.DRA or not journal.doubt or last is None or last.api != Mode.DRA.value:
+        return ""
+    return f"DRA served this node last, and the journal is in doubt ({journal.doubt})"
 
 
 def open_library(settings: Settings, boot_id: str) -> Library:
@@ -338,7 +347,8 @@ class Plugin:
             ),
             pods_socket=settings.pods_socket,
         )
-        self.leftovers = self._open_leftovers() if self.door is None and ledger.holders else None
+        left = self.door is None and (ledger.holders or ledger.claims_unknown)
+        self.leftovers = self._open_leftovers() if left else None
         self._runtime: NodeCheck | None = None
         if settings.cdi_devices is not None and self.door is None:
             self._runtime = NodeCheck(

@@ -8,6 +8,7 @@ given to nobody, and the rest is served.
 
 import asyncio
 import os
+from collections.abc import Collection
 
 import structlog
 
@@ -15,8 +16,9 @@ from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ClaimUid
+from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger
-from fpga_plugin.pods.dra_record import FILE_NAME, RecordUnreadableError
+from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim, RecordUnreadableError
 from fpga_plugin.process.ticks import tick
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -72,12 +74,7 @@ class ClaimLeftovers:
                 raise RecordUnreadableError(f"kubelet's record {self._path} is not there")
             record = await self._record.read()
             gone = await self._record.gone(record)
-            for uid, one in record.items():
-                if uid in self._ledger.holders:
-                    self._ledger.join(uid, one.pods)
-                elif uid not in gone and one.devices:
-                    self._ledger.adopt_holder(self._record.holder(one), one.pods)
-                    log.warning("claim adopted", claim=uid, pods=sorted(one.pods))
+            refused = [one.uid for one in record.values() if not self._learn(one, gone)]
             for uid in tuple(self._ledger.holders):
                 self._ledger.part(uid, record[uid].pods if uid in record else ())
                 await self._record.end_gone(uid)
@@ -95,6 +92,27 @@ class ClaimLeftovers:
                 )
             return
         self.read, self.problem = True, ""
+        if not refused:
+            self._ledger.claims_read()
+
+    def _learn(self, one: RecordedClaim, gone: Collection[ClaimUid]) -> bool:
+        """Learn of one claim that kubelet's record names; returns whether the ledger has it now.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        if one.uid in self._ledger.holders:
+            self._ledger.join(one.uid, one.pods)
+        elif one.uid not in gone and one.devices:
+            try:
+                self._ledger.adopt_holder(self._record.holder(one), one.pods)
+            except JournalError:
+                raise
+            except (ValueError, FpgaPluginError) as error:
+                log.warning("claim not adopted", claim=one.uid, error=str(error))
+                return False
+            log.warning("claim adopted", claim=one.uid, pods=sorted(one.pods))
+        return True
 
     async def _end(self, uid: ClaimUid) -> None:
         """End a claim that kubelet's record lacks, if nobody runs with it.

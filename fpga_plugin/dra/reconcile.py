@@ -222,6 +222,7 @@ class ClaimReconciler:
                 life.unadopted[uid] = tuple(devices_of(names))
             else:
                 log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
+        ledger.claims_read()
         ledger.reconciled(cards)
         for card in cards:
             self._queue.add(card)

@@ -9,6 +9,7 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.names import (
     DELETE_THE_POD,
     LEAVE_DRA,
+    NOT_READ,
     card_of,
     grants_among,
     is_card,
@@ -201,9 +202,10 @@ class Claims(LedgerState):
         # Of an owned device too: the claim of a damaged journal may be one that ended long ago.
         if card in self.unreconciled:
             raise RefusedError(
-                f"who has card {card} is not known: kubelet's records were not read since it was"
-                " found",
-                hint=f"{another}; the plugin's log says what keeps it from reading them",
+                f"who has card {card} is not known: {self.claims_unknown or NOT_READ}",
+                hint=LEAVE_DRA
+                if self.claims_unknown
+                else f"{another}; the plugin's log says what keeps it from reading them",
             )
         if owned:
             return

@@ -12,7 +12,16 @@ from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceErro
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.claims import Claims
 from fpga_plugin.ledger.names import card_of, is_card
-from fpga_plugin.ledger.records import CLEAN, Change, Claim, Condition, Holder, Prepared, Tenancy
+from fpga_plugin.ledger.records import (
+    CLEAN,
+    Change,
+    Claim,
+    Condition,
+    Epoch,
+    Holder,
+    Prepared,
+    Tenancy,
+)
 
 
 class HeldError(NotFinishedError):
@@ -226,6 +235,11 @@ class Holders(Claims):
                     )
         self._commit(change)
         return tuple(claims)
+
+    def claims_read(self) -> None:
+        """Kubelet's record of claims was read: none has a device that the ledger lacks."""
+        if self.claims_unknown:
+            self._commit(Change(epochs={Epoch.CLAIMS: ""}))
 
     def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
         """These pods use a claim, besides those that are known.

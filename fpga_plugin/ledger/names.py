@@ -26,6 +26,9 @@ from fpga_plugin.ids import (
 
 DELETE_THE_POD = "delete the pod, so that its controller makes a new one"
 
+NOT_READ = "kubelet's records were not read since it was found"
+"""Why it is not known who has a card."""
+
 LEAVE_DRA = (
     "the operator starts the plugin with FPGA_PLUGIN_MODE=dra until the claim's pods are gone"
     " (docs/dra.md)"

@@ -320,6 +320,9 @@ class Epoch(enum.StrEnum):
     """Kubelet's last known one."""
     ENVIRONMENT = "environment"
     """Kubelet's, in which it last sent an environment in PreStart."""
+    CLAIMS = "claims"
+    """DRA's: ResourceClaims may have devices that the journal lost; why. Ends once kubelet's record
+    of claims was read."""
     LOST = "lost"
     """A journal's, of which something was lost; says what. What was on regions that are not in this
     one nobody knows, however much later they are found."""

@@ -93,6 +93,7 @@ class LedgerState:
         exposure: ExposurePolicy = ExposurePolicy(),  # noqa: B008  # it is frozen
         functions: bool = False,
         aliases: bool = False,
+        claims_unknown: str = "",
     ) -> None:
         """Take up what the journal knew.
 
@@ -132,6 +133,8 @@ class LedgerState:
         self.renamed = 0  # how often that changed
         # What of an earlier journal was lost; kubelet's life, and that which sent an environment.
         self.lost = self.epoch = self.env_epoch = ""
+        # Why ResourceClaims may have devices that the journal lacks; empty: they have none such.
+        self.claims_unknown = ""
         self.functions: dict[RegionId, AfuId] = {}  # what is on each present region, as last seen
         self.failing: dict[RegionId, Fault] = {}
         self.foreign: dict[CardId, str] = {}
@@ -151,6 +154,8 @@ class LedgerState:
         self._inherited = set(self.claims)
         unblanked = functions or scrub is ScrubPolicy.BEST_EFFORT
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
+        if claims_unknown and not self.claims_unknown:
+            self._commit(Change(epochs={Epoch.CLAIMS: claims_unknown}))
         # Whatever the journal says, kubelet's records may name owners that it lacks: another state
         # directory, another API or other settings may have served since.
         self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
@@ -271,6 +276,9 @@ class LedgerState:
         self.epoch = change.epochs.get(Epoch.KUBELET, self.epoch)
         self.env_epoch = change.epochs.get(Epoch.ENVIRONMENT, self.env_epoch)
         self.lost = change.epochs.get(Epoch.LOST, self.lost)
+        if Epoch.CLAIMS in change.epochs:
+            self.claims_unknown = change.epochs[Epoch.CLAIMS]
+            self._notify(None)
         return cards | {None} if new_resources else cards
 
     def _apply_to_regions(self, change: Change) -> set[CardId]:

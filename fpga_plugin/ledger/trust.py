@@ -46,8 +46,8 @@ def parted(change: Change, known: Known) -> tuple[Change, Change]:
     return taking, giving
 
 
-def _epoch(_known: Known, _taking: Change, epoch: Epoch, _told: str) -> bool:
-    return epoch in {Epoch.KUBELET, Epoch.LOST}
+def _epoch(_known: Known, _taking: Change, epoch: Epoch, told: str) -> bool:
+    return epoch in {Epoch.KUBELET, Epoch.LOST} or (epoch is Epoch.CLAIMS and bool(told))
 
 
 def _claim(known: Known, _taking: Change, device: DeviceId, claim: Claim | None) -> bool:

@@ -42,12 +42,15 @@ _KUBELET_DIRECTORY: Final = READ | Right.MAKE_SOCK | Right.REMOVE_FILE
 """Sockets of ours come and go there. Kubelet's own files are not written, nor are new ones made."""
 
 
-def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[str]]:
+def rules(
+    settings: Settings, *, rebinds: bool, cdi_dirs: Iterable[str] = ()
+) -> tuple[dict[str, Right], list[str]]:
     """What is allowed beneath which path, and which paths of the settings cannot be reached.
 
     Args:
         settings: all of them.
         rebinds: a card's driver has to be bound although the settings do not ask for it.
+        cdi_dirs: where the files are of ResourceClaims that have devices.
     """
     allowed: dict[str, Right] = {}
     unreached: list[str] = []
@@ -69,10 +72,11 @@ def rules(settings: Settings, *, rebinds: bool) -> tuple[dict[str, Right], list[
     allow((settings.state_dir,), OWN)
     allow((os.path.join(settings.kubelet_dir, LOCK_DIRECTORY),), OWN)
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
+    allow(filter(os.path.isdir, cdi_dirs), OWN)
     if settings.mode is Mode.DRA:
         allow((settings.cdi_dir,), OWN)
     elif os.path.isfile(record := os.path.join(settings.kubelet_root, "dra_manager_state")):
-        allow((record,), READ)  # read once, to see that the other door has nothing left
+        allow((record,), READ)  # what ResourceClaims still have
     if settings.backend is BackendKind.SIMULATED:
         allow((settings.simulated_dir,), OWN)
         return allowed, unreached

@@ -272,7 +272,8 @@ class Reconciler:
 
     async def _adopt(self, checkpoint: Checkpoint, before: Mapping[DeviceId, int]) -> None:
         self._adopted += await self._adoption.adopt(checkpoint, before)
-        self._ledger.reconciled(self._adoption.settled)
+        if not self._ledger.claims_unknown:
+            self._ledger.reconciled(self._adoption.settled)
 
     async def _round(self, podresources: PodResourcesClient) -> None:
         ledger = self._ledger

@@ -396,7 +396,7 @@ def test_the_end_of_a_claim_that_nobody_knows_is_answered_once_the_record_was_re
     assert scene.ledger.cards
     task = scene.unprepare(B)
     scene.plugin.work()
-    assert isinstance(task.exception(), NotFinishedError), "the journal may be one that was put back"
+    assert isinstance(task.exception(), NotFinishedError), "the journal may have been put back"
     scene.write({})
     assert scene.look()
     task = scene.unprepare(B)
