@@ -114,7 +114,8 @@ bit debt[CARDS];
 byte memory[CARDS];
 byte pods;    /* that kubelet has */
 byte runs;    /* whose containers run */
-byte known;   /* of which the plugin heard, of claims that it has */
+byte known;   /* tenancies of claims that the plugin has, which kubelet has not taken back (not `left`) */
+byte had;     /* of these and of those that it has, whose containers may have run (Tenancy.used) */
 bit synced;
 unsigned crashes : 2, restarts : 2, wipes : 2, forced : 2, lost : 2, joins : 2, again : 2;
 
@@ -143,8 +144,8 @@ hidden byte i, j, k, add, was, ok, mine;
 inline tell()
 {
   for (i : 1 .. CLAIMS) {
-    printf(" C%d%d%d%d%d", claim[i].st, (claim[i].st -> claim[i].has : 0), claim[i].used,
-           (HAS(i) -> (known >> (2 * (i - 1))) & 3 : 0), claim[i].file && claim[i].st == PREPARED)
+    printf(" C%d%d%d%d%d%d", claim[i].st, (claim[i].st -> claim[i].has : 0), claim[i].used,
+           (known >> (2 * (i - 1))) & 3, (had >> (2 * (i - 1))) & 3, claim[i].file && claim[i].st == PREPARED)
   }
   for (i : 0 .. NR - 1) {
     printf(" R%d-%d-%d%d%d", region[i].cond, region[i].former, region[i].image, region[i].data,
@@ -185,16 +186,25 @@ inline always()
 
 inline set_cond(r, c) { region[r].cond = c }
 
+/* Who is, or may be, there (CardOperations.living): whoever kubelet has not taken back counts, whether it runs or not. */
+#define BUSY(p) (had & BOTH(p) & (known | runs))
+
+#ifdef BUG_PARTED
+#define IN_USE(p) (had & BOTH(p))
+#else
+#define IN_USE(p) claim[p].used  /* pods that used it may be forgotten by now */
+#endif
+
 /* The end of what a claim has (Claims._release) */
 inline release(p)
 {
-  add = known & BOTH(p);
+  add = had & BOTH(p);
 #ifdef BUG_UNASKED
   add = 0;
 #endif
   for (k : FIRST(claim[p].has) .. LAST(claim[p].has)) {
     if
-    :: region[k].cond != SCRUBBING && !(!claim[p].used && region[k].cond == BLANK) -> set_cond(k, DIRTY)
+    :: region[k].cond != SCRUBBING && !(!IN_USE(p) && region[k].cond == BLANK) -> set_cond(k, DIRTY)
     :: else
     fi;
     if
@@ -208,6 +218,7 @@ inline release(p)
     fi
   }
   claim[p].used = 0;
+  had = had & (255 - BOTH(p));
   was = CARD(claim[p].has);
   if
   :: work[was].kind == PREPARE && work[was].owner == p -> work[was].lease = 0
@@ -704,17 +715,47 @@ inline kubelet_restarts()
   for (k : 1 .. CLAIMS) { claim[k].call = 0; claim[k].ready = 0 }
 }
 
-/* ClaimReconciler._adopt: further pods of claims */
+/* Holders.join: these pods use a claim; what is not prepared no container of theirs has. */
+inline joins_in(p)
+{
+  if
+  :: HAS(p) ->
+    if
+    :: claim[p].st == PREPARED -> had = had | (pods & BOTH(p) & (255 - known))
+    :: else
+    fi;
+    known = known | (pods & BOTH(p))
+  :: else
+  fi
+}
+
+/* ClaimReconciler._adopt and _part: pods that come to a claim, and those that are done with it and gone */
 inline read_record()
 {
   for (k : 1 .. CLAIMS) {
     if
-    :: HAS(k) && claim[k].rec -> known = known | (pods & BOTH(k))
+    :: HAS(k) && claim[k].rec ->
+      joins_in(k);
+      known = known & (pods | (255 - BOTH(k)));
+      had = had & (pods | (255 - BOTH(k)))
     :: else
     fi
   }
 }
-#define UNREAD(p) (HAS(p) && claim[p].rec && (pods & BOTH(p) & (255 - known)))
+
+/* Kubelet's record lacks a claim, and the API server says that it is over: its pods' cgroups alone tell now. */
+inline part(p)
+{
+  for (k : FIRST(claim[p].has) .. LAST(claim[p].has)) {
+    region[k].former = region[k].former | (had & BOTH(p));
+    if
+    :: region[k].cond == SCRUBBING && (known & BOTH(p)) -> region[k].left = 1
+    :: else
+    fi
+  }
+  known = known & (255 - BOTH(p))
+}
+#define UNREAD(p) (HAS(p) && claim[p].rec && ((pods & BOTH(p) & (255 - known)) || (known & BOTH(p) & (255 - pods))))
 #if CLAIMS == 1
 #define NEWS UNREAD(1)
 #elif CLAIMS == 2
@@ -736,16 +777,20 @@ inline read_record()
 #endif
 #define PREVIOUS(p) (p == 1 || claim[p - 1].api)
 
+/* A pod that comes anew has another uid than any that the ledger has. */
+#define NEW(p) (((known | had) & POD(p, 1)) -> 2 : 1)
+#define IS_NEW(p) (((known | had) & BOTH(p)) != BOTH(p))
+
 #define ALLOCATE(p, d) \
   :: d_step { !claim[p].api && PREVIOUS(p) && FREE(p, d) -> \
-     claim[p].api = ALLOCATED; claim[p].dev = d; pods = pods | POD(p, 1); TOLD(allocate, p, d) } \
-  :: d_step { claim[p].api == FREED && !claim[p].rec && !(pods & BOTH(p)) && again < AGAIN && FREE(p, d) && ANOTHER(p, d) -> \
-     again++; claim[p].api = ALLOCATED; claim[p].dev = d; pods = pods | POD(p, 1); TOLD(allocate, p, d) }
+     claim[p].api = ALLOCATED; claim[p].dev = d; pods = pods | POD(p, 1); TOLD(allocate, p, d * 10 + 1) } \
+  :: d_step { claim[p].api == FREED && !claim[p].rec && !(pods & BOTH(p)) && again < AGAIN && FREE(p, d) && ANOTHER(p, d) && IS_NEW(p) -> \
+     again++; claim[p].api = ALLOCATED; claim[p].dev = d; add = NEW(p); pods = pods | POD(p, add); TOLD(allocate, p, d * 10 + add) }
 
 #ifdef BUG_UNASKED
 #define NONE_RUNS(p) true
 #else
-#define NONE_RUNS(p) (!(runs & known & BOTH(p)))
+#define NONE_RUNS(p) (!(runs & had & BOTH(p)))
 #endif
 #ifdef BUG_ANSWER
 #define UNPREPARED(p) true
@@ -787,10 +832,6 @@ inline unprepared(p, arrives)
     }
   :: else
   fi;
-  if
-  :: claim[p].st == ENDED -> forget(p)
-  :: else
-  fi;
   claim[p].call = 0;
   if
   :: arrives -> claim[p].rec = 0
@@ -813,10 +854,10 @@ inline unprepared(p, arrives)
   :: d_step { claim[p].api == ALLOCATED && (runs & BOTH(p)) && forced < FORCED -> \
      forced++; claim[p].api = FREED; TOLD(free_by_force, p, 0) } \
   /* kubelet */ \
-  :: d_step { claim[p].api == ALLOCATED && claim[p].ready && !(pods & POD(p, 2)) && (pods & BOTH(p)) && joins < JOINS -> \
+  :: d_step { claim[p].api == ALLOCATED && claim[p].ready && !(pods & POD(p, 2)) && (pods & BOTH(p)) && !((known | had) & POD(p, 2)) && joins < JOINS -> \
      joins++; pods = pods | POD(p, 2); TOLD(join, p, 0) } \
-  :: d_step { claim[p].api == ALLOCATED && !(pods & BOTH(p)) && !claim[p].call && again < AGAIN -> \
-     again++; pods = pods | POD(p, 1); TOLD(again, p, 0) } \
+  :: d_step { claim[p].api == ALLOCATED && !(pods & BOTH(p)) && !claim[p].call && again < AGAIN && IS_NEW(p) -> \
+     again++; add = NEW(p); pods = pods | POD(p, add); TOLD(again, p, add) } \
   :: d_step { (pods & BOTH(p)) && claim[p].api == ALLOCATED && !claim[p].ready && !claim[p].call && \
      (!FORGOTTEN(p) || claim[p].dev != claim[p].has) -> \
      claim[p].rec = 1; claim[p].call = PREPARE_CALL; \
@@ -825,7 +866,7 @@ inline unprepared(p, arrives)
      :: else -> claim[p].joined = 1 \
      fi; \
      TOLD(prepare, p, 0) } \
-  :: d_step { claim[p].rec && !(pods & BOTH(p)) && !claim[p].call -> \
+  :: d_step { claim[p].rec && !(pods & BOTH(p)) && !claim[p].call && (claim[p].st || synced) -> \
      claim[p].ready = 0; claim[p].call = UNPREPARE_CALL; end_claim(p); TOLD(unprepare, p, 0) } \
   :: d_step { claim[p].call == UNPREPARE_CALL && !LEFT(p) && lost < LOST -> \
      lost++; unprepared(p, false); TOLD(unprepared_lost, p, 0) } \
@@ -834,9 +875,9 @@ inline unprepared(p, arrives)
   /* the plugin */ \
   :: d_step { claim[p].work == READS -> claim_read(p); TOLD(claim_read, p, 0) } \
   /* first it lets go of what it is no longer allocated, whether it gets the other or not */ \
-  :: d_step { claim[p].work == TRIES && synced && !FORMER(p) && !(HAS(p) && (runs & known & BOTH(p))) && CAN_TAKE(p) -> \
+  :: d_step { claim[p].work == TRIES && synced && !FORMER(p) && !BUSY(p) && CAN_TAKE(p) -> \
      take(p); TOLD(take, p, 0) } \
-  :: d_step { claim[p].work == TRIES && synced && FORMER(p) && !(runs & known & BOTH(p)) -> \
+  :: d_step { claim[p].work == TRIES && synced && FORMER(p) && !BUSY(p) -> \
      LET_GO(p); forget(p); known = known & (255 - BOTH(p)); TOLD(leave, p, 0) } \
   :: d_step { GIVES_UP(p) -> \
      fails(p); TOLD(plugin_gives_up, p, 0) } \
@@ -848,10 +889,12 @@ inline unprepared(p, arrives)
      claim[p].file = 1; claim[p].call = 0; claim[p].ready = 1; TOLD(prepared, p, 0) } \
   :: d_step { HAS(p) && !claim[p].rec && synced && (claim[p].api != ALLOCATED || !(pods & BOTH(p))) && NONE_RUNS(p) && !FORGOTTEN(p) -> \
      end_claim(p); TOLD(end_lost, p, 0) } \
+  :: d_step { HAS(p) && !claim[p].rec && synced && (claim[p].api != ALLOCATED || !(pods & BOTH(p))) && !NONE_RUNS(p) && (known & BOTH(p)) -> \
+     part(p); TOLD(part, p, 0) } \
   :: d_step { claim[p].st == ENDED && !claim[p].rec && synced && !LEFT(p) -> forget(p); TOLD(forget, p, 0) }
 
 #ifdef BUG_LEAVE
-#define LET_GO(p) skip
+#define LET_GO(p) had = had & (255 - BOTH(p))
 #else
 #define LET_GO(p) release(p)
 #endif
@@ -896,14 +939,10 @@ inline claim_read(p)
   if
   :: claim[p].api != ALLOCATED -> fails(p)
   :: claim[p].api == ALLOCATED && claim[p].st == PREPARED && claim[p].has == claim[p].dev ->
-    known = known | (pods & BOTH(p)); succeeded(p)
+    joins_in(p); succeeded(p)
   :: else ->
     if
     :: claim[p].st == PREPARED -> claim[p].st = TAKEN; claim[p].file = 0
-    :: else
-    fi;
-    if
-    :: HAS(p) -> known = known | (pods & BOTH(p))
     :: else
     fi;
     claim[p].read = claim[p].dev;
@@ -922,7 +961,7 @@ inline last_look(p)
     fi
   }
   if
-  :: ok -> claim[p].st = PREPARED; claim[p].used = 1; succeeded(p)
+  :: ok -> claim[p].st = PREPARED; claim[p].used = 1; had = had | (known & BOTH(p)); succeeded(p)
   :: else -> claim[p].work = TRIES
   fi
 }

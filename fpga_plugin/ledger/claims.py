@@ -476,6 +476,8 @@ class Claims(LedgerState):
         change.strays[claim.device] = max(claim.prestarts - claim.poststops, unseen)
         users = self.users(claim)
         used = {one.region for one in users if one.used}
+        if claim.used and self.holder_of(claim.device) is not None:
+            used |= claim.grants.keys()  # pods of a ResourceClaim that used it may be forgotten
         # Of a pod that was never known kubelet's word is all that there is.
         self._end(change, [one for one in users if not one.used or one.pod is None])
         change.tenancies |= {

@@ -20,7 +20,7 @@ import ledger_world
 import pytest
 import structlog
 from doubles.cards import BLANK, PREFIX
-from ledger_support import MemoryJournal, former
+from ledger_support import MemoryJournal
 from ledger_world import Images, Job, Plugin, Pod, Rack, make_boards
 from repository import ROOT
 from test_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
@@ -45,6 +45,9 @@ BLANK_CLAIM = 2
 
 PODS = tuple(itertools.product((1, 2, 3), (1, 2)))
 """Claims and numbers of pods, from the lowest bit of the model's sets on."""
+
+ASKED = ("Anything._allowed", "Images.load.<locals>.<lambda>")
+"""What is asked before a claim gets its devices, and is no step of the model."""
 
 OF_CALLS = ("CdiFiles.write", "CdiFiles.remove", "Server._read", "Anything._allowed")
 """Ends of threads that belong to a claim, and to no card."""
@@ -139,7 +142,7 @@ class Replay:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.allocated: dict[int, DeviceId] = {}
-        self.recorded: dict[int, DeviceId] = {}
+        self.recorded: dict[int, dict[str, tuple[str, ...]]] = {}
         self.pods = {each: Pod(pod_uid(*each), None, (), {}) for each in PODS}  # type: ignore[arg-type]
         for pod in self.pods.values():
             pod.active = False
@@ -151,8 +154,7 @@ class Replay:
         self.devices = [*map(DeviceId, self.regions), DeviceId(self.card)]
         self.journal = MemoryJournal()
         self.begin()
-        self.plugin.call(lambda: self.plugin.ledger.reconciled([self.card]))
-        self.plugin.call(self.plugin.queue.sync)
+        self.plugin.kubelet_answers()
         self.plugin.work()
 
     # ------------------------------------------------------------ the plugin's process
@@ -183,14 +185,14 @@ class Replay:
         self.plugin.work()
         self.finish(door._kept.begin())
 
-    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Do it all, its threads included."""
         caller.set(9)
         task = self.plugin.loop.create_task(coroutine, name="call of the reconciler")
         self.plugin.loop.settle()
         while jobs := self.jobs(9):
             self.end_of(jobs[0])
-        task.result()
+        return task.result()
 
     def jobs(self, claim: int | None = None) -> list[Any]:
         """A claim's, or those of work on the card that has its lock."""
@@ -255,9 +257,9 @@ class Replay:
                 f"c{n}",
                 frozenset(self.present(n)),
                 PREFIX,
-                {device_name(device): ("fpga",)},
+                devices,
             )
-            for n, device in self.recorded.items()
+            for n, devices in self.recorded.items()
         }
 
     # ------------------------------------------------------------ steps
@@ -270,9 +272,10 @@ class Replay:
     def step_power_on(self, _x: int, _y: int) -> None:
         """It is."""
 
-    def step_allocate(self, claim: int, index: int) -> None:
+    def step_allocate(self, claim: int, index_and_pod: int) -> None:
+        index, number = divmod(index_and_pod, 10)
         self.allocated[claim] = self.devices[index]
-        self.pods[claim, 1].active = True
+        self.pods[claim, number].active = True
 
     def step_free(self, claim: int, _: int) -> None:
         del self.allocated[claim]
@@ -282,11 +285,11 @@ class Replay:
     def step_join(self, claim: int, _: int) -> None:
         self.pods[claim, 2].active = True
 
-    def step_again(self, claim: int, _: int) -> None:
-        self.pods[claim, 1].active = True
+    def step_again(self, claim: int, number: int) -> None:
+        self.pods[claim, number].active = True
 
     def step_prepare(self, claim: int, _: int) -> None:
-        self.recorded[claim] = self.allocated[claim]
+        self.recorded.setdefault(claim, {})  # it has no devices before it is answered
         self.call(claim, self.life.prepare(ClaimRef(uid(claim), "n", f"c{claim}")))
 
     def step_claim_read(self, claim: int, _: int) -> None:
@@ -304,6 +307,13 @@ class Replay:
             self.end_of(jobs[0])
         if claim not in self.allocated and claim in self.calls:
             assert self.calls.pop(claim).exception() is not None
+        if self.prepared(claim):
+            self.asks(claim)
+
+    def asks(self, claim: int) -> None:
+        """Whether it may have what it asks for, and which image that is."""
+        while jobs := [one for one in self.jobs(claim) if one.name in ASKED]:
+            self.end_of(jobs[0])
 
     def prepared(self, claim: int) -> bool:
         holder = self.plugin.ledger.holders.get(uid(claim))
@@ -336,16 +346,23 @@ class Replay:
         self.open_gate(claim)
 
     def step_look(self, claim: int, _: int) -> None:
+        self.asks(claim)
         (job,) = (one for one in self.jobs(claim) if one.kind == "last look")
         self.end_of(job)
 
     def step_prepared(self, claim: int, _: int) -> None:
+        self.step_prepared_lost(claim, _)
+        self.recorded[claim] = {device_name(self.allocated_to(claim)): ("fpga",)}
+
+    def allocated_to(self, claim: int) -> DeviceId:
+        (device,) = self.plugin.ledger.holders[uid(claim)].devices
+        return device
+
+    def step_prepared_lost(self, claim: int, _: int) -> None:
         (job,) = self.jobs(claim)
         assert job.name == "CdiFiles.write"
         self.end_of(job)
         assert self.calls.pop(claim).result()
-
-    step_prepared_lost = step_prepared
 
     def step_kubelet_gives_up(self, claim: int, _: int) -> None:
         self.cancel(claim)
@@ -372,12 +389,17 @@ class Replay:
             self.finish(self.reconciler._end_if_over(uid(claim)))
         self.ended(claim)
 
+    step_part = step_end_lost
+
     def step_forget(self, claim: int, _: int) -> None:
         self.plugin.call(lambda: self.reconciler._forget({uid(claim)}))
 
     def step_record_read(self, _x: int, _y: int) -> None:
-        self.plugin.call(lambda: self.reconciler._adopt(self.record()))
+        record, calls = self.record(), self.life.calls.copy()
+        gone = self.finish(self.reconciler._record.gone(record))
+        self.plugin.call(lambda: self.reconciler._adopt(record, gone))
         self.plugin.call(self.plugin.queue.sync)
+        self.finish(self.reconciler._part(record, calls))
 
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for claim in tuple(self.calls):
@@ -437,21 +459,23 @@ class Replay:
         for claim in (1, 2, 3):
             holder = ledger.holders.get(uid(claim))
             if holder is None:
-                said.append("C00000")
+                said.append("C000000")
                 continue
             (device,) = holder.devices
             index = self.devices.index(device)
             if holder.ended:
-                said.append(f"C3{index}000")
+                said.append(f"C3{index}0000")
                 continue
             prepared = ledger.is_prepared(holder)
             used = ledger.claims[device].used
             known = bits(ledger.pods_of(holder.devices)) >> 2 * (claim - 1)
+            users = {one.pod for one in ledger.tenancies_of_holder(holder.uid) if one.used}
+            had = bits(users) >> 2 * (claim - 1)
             file = prepared and any((self.folder / "cdi").glob(f"*{uid(claim)}.json"))
-            said.append(f"C{1 + prepared:d}{index}{used:d}{known}{file:d}")
+            said.append(f"C{1 + prepared:d}{index}{used:d}{known}{had}{file:d}")
         for region in self.regions:
             record, slot = ledger.record(region), self.rack.slot(region)
-            pods = bits(former(ledger, region))
+            pods = bits({one.pod for one in ledger.left(region) if one.used})
             on_it = next((n for n in (1, 2, 3) if slot.afu == image(n)), 0)
             assert on_it or slot.afu == BLANK
             said.append(
@@ -532,12 +556,13 @@ def go_on(replay: Replay) -> None:
     if jobs := replay.plugin.jobs:
         replay.end_of(jobs[0])
     else:
+        replay.step_record_read(0, 0)
         replay.plugin.loop.pass_time()
 
 
 def joined(replay: Replay, happens: Any) -> Any:
     """The answer to a call that joins the work of one which kubelet gave up; this is between."""
-    replay.step_allocate(1, 0)
+    replay.step_allocate(1, 1)
     replay.step_prepare(1, 0)
     replay.step_claim_read(1, 0)
     replay.cancel(1)
@@ -552,8 +577,9 @@ def test_a_call_that_joins_an_earlier_one_is_answered_what_the_claim_has_now(tmp
     with replays(tmp_path) as replay:
 
         def allocated_anew() -> None:
+            replay.step_end(1, 1)
             replay.step_free(1, 0)
-            replay.step_allocate(1, 1)
+            replay.step_allocate(1, 12)
 
         (device,) = joined(replay, allocated_anew)
         assert device.device == replay.devices[1]
@@ -582,7 +608,7 @@ def test_two_claims_of_a_pod_that_all_forgot_are_kept_until_it_is_gone(tmp_path:
         replay.pods[2, 1] = replay.pods[1, 1]
         slots = [replay.rack.slot(region) for region in replay.regions]
         for claim, index in ((1, 0), (2, 1)):
-            replay.step_allocate(claim, index)
+            replay.step_allocate(claim, 10 * index + 1)
             replay.step_prepare(claim, 0)
             assert answered(replay, claim)
             replay.step_start(claim, 1)
@@ -608,3 +634,25 @@ def test_two_claims_of_a_pod_that_all_forgot_are_kept_until_it_is_gone(tmp_path:
         else:
             raise AssertionError("what they had is not scrubbed")
         assert not [*(tmp_path / "cdi").glob("*.json")]
+
+
+def test_what_a_forgotten_pod_left_is_scrubbed_when_its_claim_lets_go_of_it(tmp_path: Path):
+    """Its claim asks for no image: the region reads as blank, and is not."""
+    with replays(tmp_path) as replay:
+        blank = BLANK_CLAIM
+        replay.step_allocate(blank, 1)
+        replay.step_prepare(blank, 0)
+        assert answered(replay, blank)
+        replay.recorded[blank] = {device_name(replay.devices[0]): ("fpga",)}
+        replay.step_start(blank, 1)
+        replay.step_end(blank, 1)
+        replay.step_free(blank, 0)
+        replay.step_record_lost(0, 0)
+        replay.step_allocate(blank, 12)
+        replay.step_prepare(blank, 0)
+        slot = replay.rack.slot(replay.regions[0])
+        assert slot.data
+        (device,) = answered(replay, blank)
+        assert device.device == replay.devices[1]
+        replay.plugin.work()
+        assert not slot.data

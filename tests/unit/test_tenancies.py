@@ -246,6 +246,20 @@ def test_a_pod_that_parted_from_a_claim_and_runs_on_is_waited_for_at_its_end() -
     assert former(ledger, R0) == {POD, LATER}
 
 
+def test_what_was_handed_over_blank_is_dirty_though_all_who_used_it_are_forgotten() -> None:
+    """Invariant 4. They wrote there, whatever the region reads as."""
+    ledger, _ = make_ledger(CARD)
+    ledger.take(holder(A, P0), [POD])
+    ledger.prepared(A, {})
+    assert ledger.record(R0).condition is Condition.BLANK
+    ledger.join(A, [LATER])
+    ledger.part(A, ())
+    ledger.end_tenancies(ledger.tenancies_of_holder(A))
+    assert not ledger.tenancies
+    ledger.end_holder(A)
+    assert ledger.record(R0).condition is Condition.DIRTY
+
+
 def test_a_pod_that_comes_to_a_claim_again_used_what_it_used() -> None:
     """Invariant 7. What was prepared is not there any more; its first containers may run on."""
     ledger, _ = make_ledger(CARD)
