@@ -182,6 +182,8 @@ class ClaimReconciler:
             for uid, one in record.items():
                 if self._life.calls[uid] == calls[uid]:
                     self._ledger.part(uid, one.pods)
+                else:  # kubelet writes its record just before it calls: it is read once more
+                    self._wake.set()
                 self._parting |= await self._record.end_gone(uid)
         except FpgaPluginError as error:
             self._parting = True

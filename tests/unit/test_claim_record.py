@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from doubles.cards import AFU
 from ledger_scene import scenes
-from test_claim_life import A, B, ClaimScene, ref
+from test_claim_life import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.dra.cdi import CdiError
 from fpga_plugin.dra.claim import AllocatedElsewhereError
@@ -219,6 +219,26 @@ def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
     assert {one.pod for one in scene.ledger.tenancies_of_holder(A)} == {"pod-5"}
     kept = [one for one in scene.journal.snapshot.tenancies.values() if one is not None]
     assert {one.pod for one in kept} == {"pod-5"}
+
+
+def test_a_record_that_was_read_around_a_call_is_read_once_more(scene: RecordScene) -> None:
+    """Kubelet writes it just before it calls. Read before the call it does not show for which pods
+    the call is; if it were not read again, the call's pod would wait for pods that are gone."""
+    region = scene.regions[0]
+    scene.allocated(A, region)
+    scene.prepared()
+    scene.write({A: (name(region),)}, "pod-2")
+    scene.reconciler._wake.clear()
+    look = scene.plugin.begin(scene.reconciler._round())
+    scene.allocated(A, region, pods=("pod-2",), wants=OTHER)
+    task = scene.prepare()
+    scene.plugin.work()
+    assert look.result()
+    assert not task.done()
+    assert "pod-1" in scene.ledger.pods_of([DeviceId(region)])
+    assert scene.reconciler._wake.is_set()
+    assert scene.look()
+    assert scene.ledger.pods_of([DeviceId(region)]) == {"pod-2"}
 
 
 def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
