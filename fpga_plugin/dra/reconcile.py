@@ -161,9 +161,10 @@ class ClaimReconciler:
         self.problem = ""
         if not self._queue.synced:
             log.info("kubelet's record of claims read", claims=len(record))
-            # Not before: of a claim that the journal lost the file is still needed.
+            # Not before: of a claim that the journal lost the file is still needed, unless nobody
+            # of whom kubelet knows can have it.
             known = {uid for uid, one in self._ledger.holders.items() if not one.ended}
-            await asyncio.to_thread(self._files.keep, known | record.keys())
+            await asyncio.to_thread(self._files.keep, known | (record.keys() - gone))
             self._queue.sync()
         await self._part(record, calls)
         await self._look_for_lost(before, record)

@@ -296,6 +296,10 @@ class DraKubelet:
         path.with_suffix(".new").replace(path)
 
 
+OWN_POD = "00000000-0000-4000-8000-000000000000"
+"""A pod that is seen: so kubelet's tree of cgroups is known."""
+
+
 class DraNode(Node):
     """A node whose plugin serves the second door."""
 
@@ -305,8 +309,8 @@ class DraNode(Node):
         self.dra = DraKubelet(self.folder)
         self.cdi = self.folder / "cdi"
         self.cgroups = Cgroups(self.folder / "cgroup")
-        self.cgroups.set("00000000-0000-4000-8000-000000000000", "main")  # kubelet's tree is known
-        (self.folder / "pods" / "00000000-0000-4000-8000-000000000000").mkdir(parents=True)
+        self.cgroups.set(OWN_POD, "main")
+        (self.folder / "pods" / OWN_POD).mkdir(parents=True)
         credentials = self.folder / "kubeconfig"
         credentials.write_text(
             json.dumps(

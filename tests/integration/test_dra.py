@@ -6,6 +6,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import uuid
+from pathlib import Path
 
 import grpc
 import pytest
@@ -20,6 +22,7 @@ from daemon_support import (
     P1,
     ROOT,
     Node,
+    Refused,
     eventually,
     message,
 )
@@ -27,6 +30,7 @@ from dra_support import (
     DRIVER,
     NAMESPACE,
     NODE,
+    OWN_POD,
     Claim,
     DraNode,
     config,
@@ -91,7 +95,24 @@ def test_what_is_prepared_is_answered_from_the_journal_and_the_hardware_is_not_t
 def allocate(node: DraNode, claim: Claim, *devices: str) -> None:
     """The scheduler gives a claim other devices, under the same uid."""
     claim.results = Claim(claim.name, *devices).results
+    another_pod(node, claim)
+
+
+def another_pod(node: DraNode, claim: Claim) -> None:
+    """A claim is never allocated anew while it is reserved for a pod."""
+    claim.pods = [str(uuid.uuid4())]
     node.put(claim)
+
+
+def prepare_anew(node: DraNode, *claims: Claim) -> None:
+    """Kubelet asks for other pods of claims, and its record names the earlier ones no more."""
+    call = node.dra.begin("Prepare", *claims)
+    for claim in claims:
+        node.plugin.until_logged("claim withdrawn", claim=claim.uid)
+        node.dra.keep(claim)
+    for claim, answer in zip(claims, call.result(LIMIT).values(), strict=True):
+        assert not answer.error, answer.error
+        node.dra.keep(claim, answer.devices)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -103,9 +124,7 @@ def test_a_claim_that_was_allocated_anew_gets_its_new_devices_and_leaves_the_old
         if restarted:
             node.again()
         allocate(node, claim, Q0)
-        (device,) = node.dra.prepare(claim)
-        assert device.device_name == dra_name(Q0)
-        assert node.plugin.logged("claim withdrawn", claim=claim.uid)
+        prepare_anew(node, claim)
         assert node.afu(Q0) == AFU
         eventually(lambda: node.afu(P0) == BLANK)
         file = node.file(claim)
@@ -125,6 +144,7 @@ def test_a_claim_that_was_allocated_anew_waits_for_its_old_pods():
         call = node.dra.begin("Prepare", claim)
         node.plugin.until_logged("claim withdrawn", claim=claim.uid)
         assert node.file(claim) is None, "no container starts on what it had"
+        node.dra.keep(claim)
         node.plugin.kill()  # nor after a restart
         node.restarted()
         with contextlib.suppress(grpc.RpcError):
@@ -147,8 +167,8 @@ def test_a_claim_that_was_allocated_anew_on_the_same_device_is_programmed_anew()
         claim = node.claim("c", P0, bitstream=AFU)
         node.dra.prepare(claim)
         claim.config = [config(bitstream=AFU_2)]
-        node.put(claim)
-        node.dra.prepare(claim)
+        another_pod(node, claim)
+        prepare_anew(node, claim)
         assert node.afu(P0) == AFU_2
 
 
@@ -161,7 +181,10 @@ def test_a_claim_that_cannot_have_its_new_device_leaves_the_old_to_others():
         node.dra.prepare(claim)
         claim.config = [config(bitstream=MISSING)]
         allocate(node, claim, P1)
-        assert MISSING in node.dra.refused(claim)
+        call = node.dra.begin("Prepare", claim)
+        node.plugin.until_logged("claim withdrawn", claim=claim.uid)
+        node.dra.keep(claim)
+        assert MISSING in call.result(LIMIT)["c"].error
         assert node.plugin.logged("claim left devices", claim=claim.uid, devices=[P0])
         eventually(lambda: node.afu(P0) == BLANK)
         node.dra.prepare(node.claim("d", P0, bitstream=AFU_2))
@@ -171,7 +194,7 @@ def test_a_claim_that_cannot_have_its_new_device_leaves_the_old_to_others():
         node.put(claim)
         node.dra.prepare(claim)
         assert node.dra.unprepare(claim) == ""
-        assert journal(node, claim) == ""
+        eventually(lambda: journal(node, claim) == "")
 
 
 def test_two_claims_swap_their_devices():
@@ -181,8 +204,7 @@ def test_two_claims_swap_their_devices():
         node.dra.prepare(other)
         allocate(node, one, P1)
         allocate(node, other, P0)
-        answers = node.dra.call("Prepare", one, other)
-        assert [answer.error for answer in answers.values()] == ["", ""]
+        prepare_anew(node, one, other)
         assert (node.afu(P0), node.afu(P1)) == (AFU_2, AFU)
 
 
@@ -268,6 +290,7 @@ def test_no_container_starts_with_a_node_that_became_anothers_while_the_plugin_w
         assert node.plugin.logged("claim withdrawn", claim=mine.uid)
         assert node.file(mine) is None
         assert node.file(theirs) is None
+        another_pod(node, mine)
         assert "also open to the pod" in node.dra.refused(mine)
         # Whoever has a node of its region by another name does not hold up a claim's end.
         (pod,) = theirs.pods
@@ -292,6 +315,7 @@ def test_no_container_starts_on_a_card_that_went_and_came_back():
         node.plugin.until_logged("claim withdrawn", claim=claim.uid)
         assert node.file(claim) is None
         assert node.file(other) is not None
+        another_pod(node, claim)
         node.dra.prepare(claim)
         assert node.afu(P0) == AFU
         assert node.file(claim) is not None
@@ -497,13 +521,19 @@ def test_several_pods_share_a_claim_and_all_of_them_are_waited_for():
         node.cgroups.set(later, "main")
         claim.pods.append(later)
         node.dra.keep(claim, devices)  # no call tells of it
-        eventually(lambda: later in str(journal(node, claim)))
+        eventually(lambda: later in users(node))
         ending = node.dra.begin("Unprepare", claim)
         assert later in node.plugin.until_logged("scrub waits", region=P0)["reason"]
         assert node.afu(P0) == AFU
         node.cgroups.remove(later)
         assert ending.result(LIMIT)["c"].error == ""
         assert node.afu(P0) == BLANK
+
+
+def users(node: DraNode) -> str:
+    """Of all regions."""
+    with contextlib.closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
+        return str([*db.execute("SELECT key, value FROM journal WHERE kind = 'tenancies'")])
 
 
 def journal(node: DraNode, claim: Claim) -> str:
@@ -593,7 +623,7 @@ def test_it_may_be_killed_around_unprepare():
         assert node.dra.unprepare(claim) == ""
         assert node.afu(P0) == BLANK
         assert node.file(claim) is None
-        assert journal(node, claim) == ""
+        eventually(lambda: journal(node, claim) == "")
 
 
 def test_a_record_that_kubelet_lost_is_noticed_and_the_claim_ends_when_it_is_over():
@@ -661,15 +691,20 @@ def test_no_container_of_an_adopted_claim_starts_on_what_the_claim_left():
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
         node.dra.prepare(claim)
+        (pod,) = claim.pods
+        node.cgroups.set(pod, "main")
         node.plugin.kill()
         for path in node.state_dir.glob("journal*"):
             path.unlink()
         node.restarted()
         assert node.file(claim) is not None
+        node.cgroups.remove(pod)
         claim.config = [config(bitstream=MISSING)]
         allocate(node, claim, P1)
-        assert MISSING in node.dra.refused(claim)
-        assert node.file(claim) is None
+        call = node.dra.begin("Prepare", claim)
+        eventually(lambda: node.file(claim) is None)
+        assert node.dra.unprepare(claim) == ""
+        assert call.result(LIMIT)["c"].error
         node.dra.prepare(node.claim("d", P0, bitstream=AFU_2))
 
 
@@ -715,36 +750,86 @@ def test_health_is_told_at_once_and_with_each_change():
         stream.cancel()
 
 
-def test_a_node_whose_other_door_still_has_owners_is_refused_both_ways():
+HELD = "ResourceClaims may still have devices, which are given to nobody"
+
+
+def by_device_plugin(node: DraNode, root: Path) -> None:
+    """Start the plugin anew, with the device plugin API; it sees kubelet's root directory there."""
+    (root / "device-plugins").mkdir(parents=True, exist_ok=True)
+    (root / "pods" / OWN_POD).mkdir(parents=True, exist_ok=True)
+    node.set(mode="device-plugin", kubelet_root=str(root))
+    Node.restarted(node)
+
+
+def test_what_claims_have_is_held_back_when_the_device_plugin_serves():
+    """Without a record of kubelet's that can be read, nobody knows which pods came to a claim while
+    no plugin ran, as it did to this one."""
     with DraNode().up() as node:
         claim = node.claim("c", P0, bitstream=AFU)
-        node.dra.prepare(claim)
+        devices = node.dra.prepare(claim)
+        (first,), later = claim.pods, str(uuid.uuid4())
+        node.cgroups.set(first, "main")
         assert node.plugin.stop() == 0
-        node.set(mode="device-plugin")
-        assert node.start().exit_code() == 1
-        assert f"claim {NAMESPACE}/c" in node.plugin.text
-        assert "FPGA_PLUGIN_MODE=dra" in node.plugin.text
-        assert node.afu(P0) == AFU
-        node.set(mode="dra")
-        node.restarted()
-        assert node.dra.unprepare(claim) == ""
-        assert node.plugin.stop() == 0
-        node.set(mode="device-plugin")
         node.kubelet.start()
-        Node.restarted(node)
+        by_device_plugin(node, node.folder / "nothing-mounted")
+        node.cgroups.set(later, "main")
+        claim.pods.append(later)
+        node.dra.keep(claim, devices)
+        node.cgroups.remove(first)
+        record = node.folder / "dra_manager_state"
+        content = record.read_text()
+        for root, text in (("nothing-mounted", content), ("", "{garbage"), ("", content)):
+            assert node.plugin.stop() == 0
+            record.write_text(text)
+            by_device_plugin(node, node.folder / root)
+            if root or text != content:
+                line = node.plugin.until_logged(HELD)
+                assert line["claims"] == [f"{NAMESPACE}/c"]
+                assert "FPGA_PLUGIN_MODE=dra" in line["hint"]
+            with pytest.raises(Refused, match=f"ResourceClaim {NAMESPACE}/c"):
+                node.kubelet.allocate(P0)
+            node.kubelet.allocate(P1)
+            assert node.afu(P0) == AFU
+            assert node.file(claim) is not None, "its containers may start again"
+        node.dra.wipe()
+        assert node.plugin.stop() == 0
+        by_device_plugin(node, node.folder)
+        assert node.afu(P0) == AFU, "the later pod runs"
+        node.cgroups.remove(later)
+        assert node.plugin.stop() == 0
+        by_device_plugin(node, node.folder)
+        node.plugin.until_logged("claim ended without a call", claim=claim.uid)
+        eventually(lambda: node.afu(P0) == BLANK)
+        assert node.file(claim) is None
+        node.kubelet.allocate(P0)
+
+
+def test_what_pods_of_the_device_plugin_have_is_held_back_when_dra_serves():
+    with DraNode() as node:
+        node.kubelet.start()
+        by_device_plugin(node, node.folder)
         answer = node.kubelet.allocate(P0)
-        pod = "33333333-3333-4333-8333-333333333333"
+        pod = str(uuid.uuid4())
         node.cgroups.set(pod, "main")
-        resource = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
+        resource = f"fpga.intel.com/region-{ID}"
         node.kubelet.checkpoint((pod, "main", resource, [P0], answer))
         assert node.plugin.stop() == 0
         node.kubelet.stop()
         node.set(mode="dra")
-        assert node.start().exit_code() == 1
-        assert f"pod {pod}" in node.plugin.text
+        node.up()
+        node.dra.prepare(node.claim("other", P1, bitstream=AFU))
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.keep(claim)
+        call = node.dra.begin("Prepare", claim)
+        asked = node.api.gets()
+        eventually(lambda: node.api.gets() > asked or call.running())
+        assert node.afu(P0) == BLANK
+        node.plugin.kill()
+        with contextlib.suppress(grpc.RpcError):
+            call.result(LIMIT)
         node.cgroups.remove(pod)
         node.restarted()
-        node.dra.prepare(node.claim("d", P0, bitstream=AFU))
+        node.dra.prepare(claim)
         assert node.afu(P0) == AFU
 
 

@@ -194,10 +194,15 @@ def test_a_claim_is_not_adopted_if_all_its_pods_are_known_to_be_gone(
     """It ended while another plugin served, or before the journal was lost. Nobody would end it
     again; where a pod's cgroup cannot be seen, nobody knows."""
     gone = {"pod-1": PodPresence.GONE, "pod-2": PodPresence.GONE if knows else PodPresence.UNKNOWN}
+    scene.allocated(A, scene.regions[0])
+    scene.prepared()
+    scene.forgotten()
+    scene.restart()
     monkeypatch.setattr(scene.operations.cgroups, "state", gone.__getitem__)
     scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-2")
     assert scene.look()
     assert bool(scene.ledger.holders) is not knows
+    assert bool(scene.file(A)) is not knows, "no container starts with what is given to others"
 
 
 def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
