@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import SimpleNamespace
 
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS
 
@@ -35,6 +36,9 @@ class MemoryJournal:
         dies_after: whether that last write is durable.
         died: the process died at a write.
     """
+
+    doubt = ""
+    marker = SimpleNamespace(last=None)
 
     def __init__(self, snapshot: Change | None = None) -> None:
         self.snapshot = Change() if snapshot is None else snapshot
