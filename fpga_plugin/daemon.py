@@ -28,7 +28,6 @@ from fpga_plugin.operator.survey import Observer, Operation, Survey
 from fpga_plugin.plugin import (
     Plugin,
     check_link,
-    lost_claims,
     open_ledger,
     open_library,
     open_link,
@@ -148,7 +147,7 @@ class Daemon:
                 },
             )
         boot_id = await asyncio.to_thread(hardware.backend.boot_id)
-        ledger = open_ledger(settings, journal, boot_id, lost_claims(settings, journal))
+        ledger = open_ledger(settings, journal, boot_id)
         node = open_node(
             settings,
             backend=hardware.backend,

@@ -93,10 +93,8 @@ class Node:
     policy: "PolicyFile | None" = None
 
 
-def open_ledger(
-    settings: Settings, journal: Journal, boot_id: str, claims_unknown: str = ""
-) -> Ledger:
-    """What the journal knew, in this boot; `claims_unknown`: as `lost_claims` says.
+def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
+    """What the journal knew, in this boot.
 
     Raises:
         JournalError: what this boot makes of it cannot be written down.
@@ -110,16 +108,23 @@ def open_ledger(
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
-        claims_unknown=claims_unknown,
+        claims_unknown=_lost_claims(settings, journal),
+        owners_known=_served_last(settings, journal),
     )
 
 
-def lost_claims(settings: Settings, journal: Journal) -> str:
+def _lost_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last = journal.marker.last
     if settings.mode is Mode.DRA or not journal.doubt or last is None or last.api != Mode.DRA.value:
         return ""
     return f"DRA served this node last, and the journal is in doubt ({journal.doubt})"
+
+
+def _served_last(settings: Settings, journal: Journal) -> bool:
+    """Whether nobody served this node since the journal was written, and by the same API."""
+    last = journal.marker.last
+    return not journal.doubt and last is not None and last.api == settings.mode.value
 
 
 def open_library(settings: Settings, boot_id: str) -> Library:
@@ -323,6 +328,7 @@ class Plugin:
             prefix=settings.resource_prefix,
             advertise=settings.advertise,
             scrub=settings.scrub,
+            claims=settings.mode is Mode.DRA,
         )
         self.claims = ClaimService(
             ledger=ledger,

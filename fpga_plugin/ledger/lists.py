@@ -25,9 +25,17 @@ class DeviceLists:
     """The device list of each resource."""
 
     def __init__(
-        self, ledger: Ledger, *, prefix: str, advertise: Advertise, scrub: ScrubPolicy
+        self,
+        ledger: Ledger,
+        *,
+        prefix: str,
+        advertise: Advertise,
+        scrub: ScrubPolicy,
+        claims: bool = False,
     ) -> None:
+        """`claims`: ResourceClaims are served; else kubelet must give nobody what one has."""
         self._ledger = ledger
+        self._claims = claims
         self._prefix = prefix
         self._healthy_conditions = frozenset(
             {Condition.BLANK}
@@ -130,8 +138,7 @@ class DeviceLists:
             healthy = (
                 present
                 and not any(ledger.trouble(region) for region in claim.grants)
-                # Kubelet does not count what a ResourceClaim has as a pod's.
-                and ledger.holder_of(claim.device) is None
+                and (self._claims or ledger.holder_of(claim.device) is None)
             )
             listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
                 claim.device, healthy, numa

@@ -84,7 +84,8 @@ class Presence(LedgerState):
 
     def _new_to_journal(self, change: Change, card: Card) -> None:
         """Whose owners kubelet's records tell, and whose memory nobody has cleared."""
-        if any(region.id not in self._seen for region in card.regions):
+        known = self.regions if self._owners_known else self._seen
+        if any(region.id not in known for region in card.regions):
             self.unreconciled.add(card.id)
         if card.clears_memory and all(region.id not in self.regions for region in card.regions):
             change.debts[card.id] = True

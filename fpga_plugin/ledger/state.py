@@ -82,7 +82,7 @@ class Begun:
 class LedgerState:
     """Claims, conditions, cards; see the module. `Ledger` adds the steps."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # what the ledger is made of, a line each
         self,
         *,
         prefix: str,
@@ -94,6 +94,7 @@ class LedgerState:
         functions: bool = False,
         aliases: bool = False,
         claims_unknown: str = "",
+        owners_known: bool = False,
     ) -> None:
         """Take up what the journal knew.
 
@@ -156,9 +157,11 @@ class LedgerState:
         self._take_up(snapshot, unblanked=unblanked, aliases=aliases)
         if claims_unknown and not self.claims_unknown:
             self._commit(Change(epochs={Epoch.CLAIMS: claims_unknown}))
-        # Whatever the journal says, kubelet's records may name owners that it lacks: another state
-        # directory, another API or other settings may have served since.
-        self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
+        # Unless this very journal served this API last, kubelet's records may name owners that it
+        # lacks: nothing is given out before they were read.
+        self._owners_known = owners_known and not self.claims_unknown
+        if not self._owners_known:
+            self.unreconciled |= {card_of(each) for each in (*self.regions, *self.claims)}
 
     def _take_up(self, snapshot: Change, *, unblanked: bool, aliases: bool) -> None:
         """What holds of it no more in this boot, and by these settings."""

@@ -152,13 +152,12 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
         ["resource"],
         plugin.link.opened,
     )
-    if plugin.pool is not None:
-        yield _gauge(
-            "foreign_resource_slices",
-            "ResourceSlices of others in this node's pool, when it was last looked at.",
-            [],
-            [((), len(plugin.pool.foreign))],
-        )
+    yield _gauge(
+        "foreign_resource_slices",
+        "ResourceSlices of others in this node's pool, when it was last looked at.",
+        [],
+        [((), 0 if plugin.pool is None else len(plugin.pool.foreign))],
+    )
     yield _counter(
         "pod_source_answers",
         "Containers' requests that were not in the call, by the source that they were read from.",

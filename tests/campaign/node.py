@@ -269,7 +269,7 @@ class Node(ABC):
         assert self.plugin is not None
         # Who dies before the journal is mended finds it damaged again; who died before it was read
         # leaves what the weather made of it.
-        damaged = bool(self.plugin.logged("damaged rows of the journal are ignored"))
+        damaged = bool(self.plugin.logged("the journal is in doubt"))
         self.unread = (self.wind.forgets or self.unread) and not self.plugin.logged("serving")
         self.spoilt = self.wind.forgets or (self.spoilt and (damaged or self.unread))
         if not self.spoilt and self.known:

@@ -61,7 +61,7 @@ def test_rows_that_make_no_sense_cost_a_scrub_and_no_pod_its_region():
             db.execute(f"INSERT INTO journal VALUES ('drained', '{CARD}', 'true')")
         db.close()
         plugin = n.restarted()
-        said = plugin.until_logged("damaged rows of the journal are ignored")
+        said = plugin.until_logged("the journal is in doubt")
         assert said["rows"] == ["debts '?[31m nonsense': not a PCI address (such as 0000:3b:00.0)"]
         assert said["copy"].endswith("journal.sqlite3.unreadable")
         plugin.until_logged("region scrubbed", region=P1)

@@ -368,9 +368,8 @@ def test_a_journal_of_another_version_is_set_aside_and_a_running_tenant_is_adopt
         with closing(sqlite3.connect(node.state_dir / "journal.sqlite3")) as db:
             db.executescript(SCHEMA_1.read_text())
         plugin = node.restarted()
-        said = plugin.until_logged("journal unreadable: beginning a new one")
-        assert said["reason"] == "another version of the plugin wrote it (schema 0, not 3)"
-        with closing(sqlite3.connect(said["moved_to"])) as db:
+        said = plugin.until_logged("the journal is in doubt")
+        with closing(sqlite3.connect(said["copy"])) as db:
             assert db.execute("SELECT device FROM claims").fetchall() == [(P0,)]
         adopted = plugin.until_logged("claim adopted")
         assert (adopted["device"], adopted["pod"]) == (P0, "uid-1")
@@ -390,7 +389,7 @@ def test_an_unreadable_journal_is_set_aside_and_everything_scrubbed():
             file.unlink()
         (node.state_dir / "journal.sqlite3").write_bytes(b"no database" * 500)
         plugin = node.restarted()
-        said = plugin.until_logged("journal unreadable: beginning a new one")
-        assert said["moved_to"].endswith(".unreadable")
+        said = plugin.until_logged("the journal is in doubt")
+        assert said["copy"].endswith(".unreadable")
         node.settled()
         assert [node.scrubs(region) for region in (P0, P1)] == [1, 1]

@@ -2,7 +2,6 @@
 
 import asyncio
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from daemon_support import (
@@ -128,17 +127,6 @@ def test_a_claim_from_allocate_to_deallocate():
     find_spec("_sha2") is None and find_spec("_sha256") is None,
     reason="this interpreter has no SHA-256 of its own",
 )
-def test_neither_a_first_start_nor_a_pods_life_loads_libcrypto_to_hash_their_images():
-    with Node().up() as node:
-        node.kubelet.allocate(P1)
-        node.kubelet.prestart(P1, env=request())
-        node.kubelet.deallocate(P1)
-        node.kubelet.until(CARDS, {CARD: HEALTHY})
-        maps = Path(f"/proc/{node.plugin.process.pid}/maps").read_text()
-        assert "libsqlite3" in maps  # so these are a plugin's
-        assert "libcrypto" not in maps  # 3.5 MiB, and the aim is 32
-
-
 def test_deallocate_alone_scrubs_and_the_device_is_unhealthy_until_that_is_done():
     with Node().up() as node:
         kubelet = node.kubelet

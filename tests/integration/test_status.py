@@ -227,6 +227,7 @@ def test_the_history_tells_a_regions_life_and_outlives_the_plugin(node):
         node.kubelet.prestart(P0, env=request("0" * 32))
     node.kubelet.prestart(P0, env=request())
     node.kubelet.poststop(P0)
+    node.kubelet.checkpoint()
     node.kubelet.deallocate(P0)
 
     def life():

@@ -367,7 +367,7 @@ def lives():
 
 
 SET_BACK = weather.Wind("set back", lambda *_: None)
-DAMAGED = "damaged rows of the journal are ignored"
+DAMAGED = "the journal is in doubt"
 
 
 def test_a_journal_that_the_weather_had_is_judged_once_a_plugin_has_read_it(lives):
