@@ -176,8 +176,8 @@ class Settings:
         choice(Mode),
         allowed_words(Mode),
         "By which of kubelet's APIs pods get devices: as a device plugin, or as a driver of "
-        "Dynamic Resource Allocation (docs/dra.md). One of them a node: a start is refused while "
-        "pods have devices by the other.",
+        "Dynamic Resource Allocation (docs/dra.md). One of them a node: what pods have by the "
+        "other one stays theirs until they end, and is given to nobody else.",
     )
     resource_prefix: str = _setting(
         "FPGA_PLUGIN_RESOURCE_PREFIX",

@@ -110,8 +110,8 @@ class ClaimLife:
         doubted: is told of a claim of which kubelet's record has to be looked at again: it keeps
             another from its device, or could not be adopted.
         tell_scheduler: waits until it knows what is not to be given out.
-        unadopted: claims that kubelet has and the ledger could not take, since a damaged journal
-            says otherwise, with their devices.
+        unadopted: claims that kubelet has and the ledger has not, with their devices: all of their
+            pods are gone, or a damaged journal says otherwise.
         over: of these, those of which kubelet has told the end.
         calls: how often kubelet asked to prepare each claim: its record, if it was read before,
             says nothing of the pods for which it asked.

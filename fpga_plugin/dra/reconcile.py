@@ -214,6 +214,7 @@ class ClaimReconciler:
             if not names:
                 continue  # all of it is known, or it is only about to be prepared
             if holder is None and uid in gone:
+                life.unadopted[uid] = tuple(devices_of(names))  # its end waits until they are clean
                 continue
             try:
                 adopted = self._record.holder(one) if holder is None else holder
