@@ -161,17 +161,14 @@ class Pod:
             self.uid = str(uuid.uuid4())
             self.listed_as = f"{self.name}-node"
             self._path = node.kubelet.manifests / f"{self.name}.json"
-            self._manifest = manifest | {"metadata": manifest["metadata"] | {"uid": self.uid}}
-            self.put()
+            new = SCRATCH / "manifest.new"
+            new.write_text(
+                json.dumps(manifest | {"metadata": manifest["metadata"] | {"uid": self.uid}})
+            )
+            new.replace(self._path)
         else:
             self.uid = self._control_plane.create_pod(manifest)
             self.listed_as = self.name
-
-    def put(self) -> None:
-        """Make its file; again after `delete`, for another instance of the same uid."""
-        new = SCRATCH / "manifest.new"
-        new.write_text(json.dumps(self._manifest))
-        new.replace(self._path)
 
     def seen(self) -> dict[str, Any]:
         """What kubelet says of it; empty: it does not know it."""
