@@ -102,6 +102,7 @@ def to_device_plugin_under_a_shared_claim(node: Node) -> None:
     file = CDI / f"k8s.{DRIVER}-claim_{uid}.json"
     change(node, "device-plugin")
     node.until_offered(REGIONS, [P1])
+    until(lambda: node.counted("allocatable", REGIONS) == 1, "one by the device plugin API")
     assert users(node) >= {first.uid, second.uid}
     first.delete()
     first.until_gone()
