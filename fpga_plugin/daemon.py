@@ -20,6 +20,7 @@ from fpga_plugin.hardware.backend import EventSource
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.ledger.marker import MARKER_FILE, Marker, Served
+from fpga_plugin.ledger.records import Epoch
 from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.historian import Historian
 from fpga_plugin.operator.inspection import inspection
@@ -142,6 +143,11 @@ class Daemon:
             self.survey.sandbox = confine(
                 settings,
                 rebinds=bool(journal.snapshot.rebinding),
+                claims=bool(
+                    journal.doubt
+                    or journal.snapshot.holders
+                    or Epoch.CLAIMS in journal.snapshot.epochs
+                ),
                 cdi_dirs={
                     os.path.dirname(one.file) for one in journal.snapshot.holders.values() if one
                 },

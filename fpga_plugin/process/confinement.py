@@ -22,21 +22,26 @@ _OFF: Final = "switched off (FPGA_PLUGIN_SANDBOX=off)"
 
 
 def confine(
-    settings: Settings, *, rebinds: bool = False, cdi_dirs: Iterable[str] = ()
+    settings: Settings,
+    *,
+    rebinds: bool = False,
+    claims: bool = False,
+    cdi_dirs: Iterable[str] = (),
 ) -> tuple[Measure, ...]:
     """Take from this process what it does not need; call it before the first thread is made.
 
     Args:
         settings: all of them.
         rebinds: a card's driver has to be bound although the settings do not ask for it.
-        cdi_dirs: where the files are of ResourceClaims that have devices.
+        claims: ResourceClaims may have devices, whichever API serves.
+        cdi_dirs: where their files are.
 
     Raises:
         RuntimeError: there are threads already.
     """
     measures = (
         _drop_capabilities(settings),
-        _restrict_files(settings, rebinds=rebinds, cdi_dirs=cdi_dirs),
+        _restrict_files(settings, rebinds=rebinds, claims=claims, cdi_dirs=cdi_dirs),
         _filter(settings),
     )
     said = {one.name: one.detail for one in measures}
@@ -74,11 +79,13 @@ def _drop_capabilities(settings: Settings) -> Measure:
     return Measure(name, holds=True, detail="none left")
 
 
-def _restrict_files(settings: Settings, *, rebinds: bool, cdi_dirs: Iterable[str]) -> Measure:
+def _restrict_files(
+    settings: Settings, *, rebinds: bool, claims: bool, cdi_dirs: Iterable[str]
+) -> Measure:
     name = "landlock"
     if settings.sandbox is SandboxMode.OFF:
         return Measure(name, holds=False, detail=_OFF)
-    allowed, unreached = rules(settings, rebinds=rebinds, cdi_dirs=cdi_dirs)
+    allowed, unreached = rules(settings, rebinds=rebinds, claims=claims, cdi_dirs=cdi_dirs)
     try:
         restricted = landlock.restrict(allowed)
     except OSError as error:

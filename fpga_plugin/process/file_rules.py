@@ -43,14 +43,15 @@ _KUBELET_DIRECTORY: Final = READ | Right.MAKE_SOCK | Right.REMOVE_FILE
 
 
 def rules(
-    settings: Settings, *, rebinds: bool, cdi_dirs: Iterable[str] = ()
+    settings: Settings, *, rebinds: bool, claims: bool = False, cdi_dirs: Iterable[str] = ()
 ) -> tuple[dict[str, Right], list[str]]:
     """What is allowed beneath which path, and which paths of the settings cannot be reached.
 
     Args:
         settings: all of them.
         rebinds: a card's driver has to be bound although the settings do not ask for it.
-        cdi_dirs: where the files are of ResourceClaims that have devices.
+        claims: ResourceClaims may have devices, whichever API serves.
+        cdi_dirs: where their files are.
     """
     allowed: dict[str, Right] = {}
     unreached: list[str] = []
@@ -75,8 +76,9 @@ def rules(
     allow(filter(os.path.isdir, cdi_dirs), OWN)
     if settings.mode is Mode.DRA:
         allow((settings.cdi_dir,), OWN)
-    elif os.path.isfile(record := os.path.join(settings.kubelet_root, "dra_manager_state")):
-        allow((record,), READ)  # what ResourceClaims still have
+    elif claims and os.path.isdir(settings.kubelet_root):
+        # Kubelet replaces its record of claims by a rename: a rule for the file ends with it.
+        allow((settings.kubelet_root,), READ)
     if settings.backend is BackendKind.SIMULATED:
         allow((settings.simulated_dir,), OWN)
         return allowed, unreached

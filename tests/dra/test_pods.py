@@ -211,6 +211,7 @@ def test_a_container_that_restarts_keeps_its_accelerator_as_it_was(
     node = make_node("1x2")
     pod = node.asks("asks", command=LOOK, bitstream=AFU)
     first = pod.until_running()
+    until(lambda: pod.output().count("opened") == 1, "it has its port")
     mark = node.plugin.mark
     node.runtime.kill(first)
     pod.until_running(after=first)

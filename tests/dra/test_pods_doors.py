@@ -14,6 +14,7 @@ from machine import LIMIT, STAY, until
 from node import Pod
 from node import container as by_limits
 from pods_node import CDI, DRIVER, OPENS, Node, by_claim, container, dns
+from records import podresources
 
 FORGETS = 300.0
 """Seconds for which kubelet keeps a device plugin's resources (devicemanager, endpoint.go)."""
@@ -79,6 +80,7 @@ def to_dra_under(node: Node, old: Pod) -> None:
     assert old.output() == "opened /dev/dfl-port.0"
     old.delete()
     old.until_gone()
+    podresources()  # kubelet forgets the devices of pods that are gone when it is asked for them
     waits.until_running()
     assert node.plugin.logged("region scrubbed", region=P0)
     assert node.afu(P0) == AFU_2
@@ -100,6 +102,7 @@ def to_device_plugin_under_a_shared_claim(node: Node) -> None:
     file = CDI / f"k8s.{DRIVER}-claim_{uid}.json"
     change(node, "device-plugin")
     node.until_offered(REGIONS, [P1])
+    until(lambda: node.counted("allocatable", REGIONS) == 1, "one by the device plugin API")
     assert users(node) >= {first.uid, second.uid}
     first.delete()
     first.until_gone()
