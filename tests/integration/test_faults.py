@@ -23,7 +23,8 @@ from daemon_support import (
     request,
 )
 
-from fpga_plugin.operator.client import ask
+from fpga_plugin.errors import RefusedError
+from fpga_plugin.operator.client import NoDaemonError, ask
 
 Q0 = f"{CARD_2}-p0"
 
@@ -50,6 +51,23 @@ def check_faulted(node: Node) -> None:
     kubelet.prestart(P1, env=request(AFU_2))
     assert node.afu(P1) == AFU_2
     kubelet.deallocate(P1)
+
+
+def retry(node: Node) -> None:
+    """`fpga-plugin card retry`, as soon as its socket is there."""
+
+    def asked() -> bool:
+        try:
+            ask(str(node.state_dir), "POST", "/card", {"operation": "retry", "card": CARD})
+        except NoDaemonError:
+            return False  # it is starting
+        except RefusedError as error:
+            if "the plugin is starting" not in error.message:
+                raise
+            return False
+        return True
+
+    eventually(asked)
 
 
 def test_a_failed_pr_takes_the_region_out_of_service_for_good_and_no_other():
@@ -165,7 +183,7 @@ def test_a_region_that_is_silent_with_the_blank_too_is_lost_until_it_is_tried_ag
         kubelet.until(CARDS, {CARD: UNHEALTHY})
         check_faulted(node)
         mark = node.plugin.mark
-        ask(str(node.state_dir), "POST", "/card", {"operation": "retry", "card": CARD})
+        retry(node)
         node.plugin.until_logged("region failed", mark, region=P0, condition="FAULTED")
         fault.unlink()
         node.settled()
@@ -197,7 +215,7 @@ def test_a_pcie_error_keeps_its_card_back_until_it_is_cleared(by: str):
         fault = node.arm(P0, "pcie-error")
         kubelet.until(REGIONS, {P0: UNHEALTHY, P1: UNHEALTHY})
         if by == "the operator":
-            ask(str(node.state_dir), "POST", "/card", {"operation": "retry", "card": CARD})
+            retry(node)
             kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
             assert node.afu(P0) == AFU  # it is owned: nobody touched it
         else:
