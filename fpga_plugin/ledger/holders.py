@@ -265,8 +265,7 @@ class Holders(Claims):
             Change(
                 tenancies={
                     one.key: replace(one, left=True)
-                    for claim in self._claims_of(uid)
-                    for one in self.users(claim)
+                    for one in self.tenancies_of_holder(uid)
                     if one.pod not in pods and not one.left
                 }
             )
