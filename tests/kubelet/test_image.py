@@ -286,6 +286,7 @@ PATHS = {
     "DaemonSet": "/apis/apps/v1/namespaces/default/daemonsets",
     "Deployment": "/apis/apps/v1/namespaces/default/deployments",
     "Namespace": "/api/v1/namespaces",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies",
     "NodeFeatureRule": "/apis/nfd.k8s-sigs.io/v1alpha1/nodefeaturerules",
     "Pod": "/api/v1/namespaces/default/pods",
     "PodMonitor": "/apis/monitoring.coreos.com/v1/namespaces/default/podmonitors",
