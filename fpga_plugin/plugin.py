@@ -108,6 +108,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
+        claims=settings.mode is Mode.DRA,
         claims_unknown=_lost_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
@@ -327,8 +328,6 @@ class Plugin:
             ledger,
             prefix=settings.resource_prefix,
             advertise=settings.advertise,
-            scrub=settings.scrub,
-            claims=settings.mode is Mode.DRA,
         )
         self.claims = ClaimService(
             ledger=ledger,
@@ -379,7 +378,7 @@ class Plugin:
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
         if self.debugging is None:  # kept by an earlier life with other settings
-            self.ledger.end_debug(tuple(self.ledger.debugs))
+            self.ledger.work.end_debug(tuple(self.ledger.debugs))
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()

@@ -81,9 +81,9 @@ class ClaimService:
 
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
         """Grant devices to a container, journalled before it returns."""
-        claims = self._ledger.allocate(resource, ids)
+        claims = self._ledger.allocations.allocate(resource, ids)
         self._owners.allocated(claim.device for claim in claims)
-        of = self._ledger.named_resource(resource)
+        of = self._ledger.naming.named_resource(resource)
         answer = Allocation.of(
             of, {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
@@ -109,7 +109,7 @@ class ClaimService:
             for device in map(DeviceId, dict.fromkeys(ids))
             if device not in claims or claims[device].resource == resource
         ]
-        for device in self._ledger.poststop_seen(devices):
+        for device in self._ledger.allocations.poststop_seen(devices):
             log.info(
                 "all containers of a claim stopped",
                 device=device,

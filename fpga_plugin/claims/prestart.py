@@ -154,8 +154,8 @@ class PreStarts:
             FpgaPluginError: the container must not start; the message says why.
         """
         budget = answer_within(time_left)
-        devices = self._ledger.check_devices(resource, ids)
-        self._ledger.prestart_seen(devices)
+        devices = self._ledger.naming.check_devices(resource, ids)
+        self._ledger.allocations.prestart_seen(devices)
         begun = self._ledger.lease(devices)
         identity = Identity()
         late = "preparation is not finished"
@@ -166,7 +166,7 @@ class PreStarts:
                     lease = self._lease(devices)
                     identity, env = await self._ask(identity, devices, env)
                     requests = await self._wants.requests(identity, devices, env)
-                    of = self._ledger.named_resource(resource)
+                    of = self._ledger.naming.named_resource(resource)
                     self._check_interface(of, devices)
                     identity = await self._permission.check(identity, of, devices, requests, lease)
                     preparation = await self._find_or_begin(identity, lease, requests)
@@ -231,7 +231,7 @@ class PreStarts:
         if preparation.error is not None:
             raise preparation.error
         self._preparer.check_result(preparation.plan, preparation.records, observed)
-        self._ledger.started(preparation.plan.lease.claims, debug)
+        self._ledger.allocations.started(preparation.plan.lease.claims, debug)
 
     def _drop(self, devices: frozenset[DeviceId]) -> None:
         """What was prepared for these devices serves no later call."""
@@ -246,7 +246,7 @@ class PreStarts:
         log.info("a preparation expired unused", devices=sorted(devices))
         unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
         try:
-            self._ledger.dirty(unchanged, "a preparation expired unused")
+            self._ledger.work.dirty(unchanged, "a preparation expired unused")
         except JournalError as error:
             log.warning(
                 "an expired preparation cannot be journalled", regions=unchanged, error=str(error)
@@ -307,13 +307,17 @@ class PreStarts:
                     hint=DELETE_THE_POD,
                 )
             for device in missing:
-                self._ledger.adopt(resource, device, identity.pod, identity.granted_nodes())
+                self._ledger.allocations.adopt(
+                    resource, device, identity.pod, identity.granted_nodes()
+                )
                 log.warning("claim adopted", device=device, pod=identity.pod)
-            self._ledger.prestart_seen(missing)
+            self._ledger.allocations.prestart_seen(missing)
         if identity.pod is not None:
             cgroups = await asyncio.to_thread(self._look_at_cgroup, identity.pod)
             begun.check()
-            self._ledger.bind_pod(devices, identity.pod, identity.granted_nodes(), cgroups)
+            self._ledger.allocations.bind_pod(
+                devices, identity.pod, identity.granted_nodes(), cgroups
+            )
         self._refuse_mixture(identity)
         return identity
 
@@ -343,7 +347,7 @@ class PreStarts:
     def _refuse_mixture(self, identity: Identity) -> None:
         """Devices of two kinds of one interface id in one container: not supported."""
         kinds: dict[InterfaceId, ResourceKind] = {}
-        for resource in filter(None, map(self._ledger.resource, identity.resources)):
+        for resource in filter(None, map(self._ledger.naming.resource, identity.resources)):
             interface_id = resource.interface_id
             if kinds.setdefault(interface_id, resource.kind) is not resource.kind:
                 both = {resource.kind, kinds[interface_id]}
@@ -366,9 +370,9 @@ class PreStarts:
             NotFinishedError: the devices changed hands while others were asked about the pod.
         """
         if env:
-            self._ledger.env_seen()
+            self._ledger.allocations.env_seen()
             return identity, env
-        if self._ledger.sends_env:
+        if self._ledger.allocations.sends_env:
             return identity, {}
         lease = self._lease(devices)
         fresh = not any(claim.used for claim in lease.claims)

@@ -39,7 +39,9 @@ class KeptFiles:
     def __init__(self, ledger: Ledger, files: CdiFiles) -> None:
         self._ledger = ledger
         self._files = files
-        self._missing = {one.uid for one in ledger.holders.values() if ledger.is_prepared(one)}
+        self._missing = {
+            one.uid for one in ledger.holders.values() if ledger.resource_claims.is_prepared(one)
+        }
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
         self._wake = asyncio.Event()
@@ -97,10 +99,10 @@ class KeptFiles:
         holder = ledger.holders.get(uid)
         if holder is None or holder.ended:
             self._missing.discard(uid)
-        elif not ledger.fallen(holder):
+        elif not ledger.resource_claims.fallen(holder):
             if uid in self._missing:
                 await self._write(uid)
-        elif ledger.is_prepared(holder) or ledger.misled(holder):
+        elif ledger.resource_claims.is_prepared(holder) or ledger.resource_claims.misled(holder):
             await self._remove(holder)
         # Else it is being prepared, or was adopted, and its containers may start again.
 
@@ -113,16 +115,16 @@ class KeptFiles:
         ledger, uid = self._ledger, holder.uid
         await asyncio.to_thread(self._files.remove, self._files.of(holder))
         after = ledger.holders.get(uid)
-        if after is None or not ledger.is_prepared(after):
+        if after is None or not ledger.resource_claims.is_prepared(after):
             return
-        if not (why := ledger.fallen(after)):
+        if not (why := ledger.resource_claims.fallen(after)):
             self._missing.add(uid)
             self._changed.add(uid)
             self._wake.set()
         elif not self._is_there(after):
             self._missing.add(uid)  # what was not seen yet in this life may be as it was
         else:
-            ledger.unprepared(uid)
+            ledger.resource_claims.unprepared(uid)
             self._missing.discard(uid)
             log.warning(
                 "claim withdrawn",
@@ -136,7 +138,7 @@ class KeptFiles:
     def _is_there(self, holder: Holder) -> bool:
         try:
             for device in holder.devices:
-                self._ledger.regions_of(device)
+                self._ledger.obstacles.regions_of(device)
         except RefusedError:
             return False
         return True

@@ -76,7 +76,7 @@ class ClaimLeftovers:
             gone = await self._record.gone(record)
             refused = [one.uid for one in record.values() if not self._learn(one, gone)]
             for uid in tuple(self._ledger.holders):
-                self._ledger.part(uid, record[uid].pods if uid in record else ())
+                self._ledger.resource_claims.part(uid, record[uid].pods if uid in record else ())
                 await self._record.end_gone(uid)
                 if uid not in record:
                     await self._end(uid)
@@ -93,7 +93,7 @@ class ClaimLeftovers:
             return
         self.read, self.problem = True, ""
         if not refused:
-            self._ledger.claims_read()
+            self._ledger.resource_claims.claims_read()
 
     def _learn(self, one: RecordedClaim, gone: Collection[ClaimUid]) -> bool:
         """Learn of one claim that kubelet's record names; returns whether the ledger has it now.
@@ -102,10 +102,10 @@ class ClaimLeftovers:
             JournalError: it cannot be written down.
         """
         if one.uid in self._ledger.holders:
-            self._ledger.join(one.uid, one.pods)
+            self._ledger.resource_claims.join(one.uid, one.pods)
         elif one.uid not in gone and one.devices:
             try:
-                self._ledger.adopt_holder(self._record.holder(one), one.pods)
+                self._ledger.resource_claims.adopt_holder(self._record.holder(one), one.pods)
             except JournalError:
                 raise
             except (ValueError, FpgaPluginError) as error:
@@ -121,11 +121,11 @@ class ClaimLeftovers:
             FpgaPluginError: its file cannot be removed, or the journal not be written.
         """
         holder = self._ledger.holders[uid]
-        users = self._ledger.tenancies_of_holder(uid)
+        users = self._ledger.resource_claims.tenancies_of_holder(uid)
         if await self._operations.living(users) is not None:
             return
         await asyncio.to_thread(self._files.remove, self._files.of(holder))
-        for card in self._ledger.end_holder(uid):
+        for card in self._ledger.resource_claims.end_holder(uid):
             self._queue.add(card)
-        self._ledger.forget_holder(uid)
+        self._ledger.resource_claims.forget_holder(uid)
         log.warning("claim ended without a call", claim=uid, name=holder.full_name)

@@ -42,9 +42,9 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
-from fpga_plugin.ledger.holders import HeldError, unknown_device
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import CLEAN, Holder, Prepared
+from fpga_plugin.ledger.resource_claims import HeldError, unknown_device
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.requests import FpgaRequest
@@ -196,7 +196,11 @@ class ClaimLife:
         known = self._ledger.holders.get(ref.uid)
         if known is None or known.ended:
             raise _ended(ref)
-        why = "it was allocated anew" if holder is None else self._ledger.fallen(holder)
+        why = (
+            "it was allocated anew"
+            if holder is None
+            else self._ledger.resource_claims.fallen(holder)
+        )
         if holder is None or why:
             if holder is not None:
                 await asyncio.to_thread(self._files.remove, self._files.of(holder))
@@ -235,8 +239,8 @@ class ClaimLife:
     def _stands(self, holder: Holder) -> bool:
         """Whether what was prepared for a claim in this boot still is as it was left."""
         ledger = self._ledger
-        return not ledger.fallen(holder) and not any(
-            ledger.bars_work(region)
+        return not ledger.resource_claims.fallen(holder) and not any(
+            ledger.obstacles.bars_work(region)
             for device in holder.devices
             for region in ledger.claims[device].grants
         )
@@ -301,7 +305,7 @@ class ClaimLife:
             )
         await self._leave_former(claim, work)
         for one in claim.devices:
-            self._ledger.regions_of(one.device)
+            self._ledger.obstacles.regions_of(one.device)
         requests = await self._wishes.of(claim)
         await self._check_policy(ref, claim, requests)
         wants = await self._wants.exactly(requests)
@@ -311,14 +315,14 @@ class ClaimLife:
         if work.ended:
             raise _ended(ref)
         # Of pods that came without a call kubelet's record may not have been read yet.
-        self._ledger.join(ref.uid, claim.users)
+        self._ledger.resource_claims.join(ref.uid, claim.users)
         before = self._ledger.holders.get(ref.uid)
         if before is not None and self._stands(before):
             return
         await self._check_users(ref)
         if work.ended:
             raise _ended(ref)
-        self._ledger.take(holder, claim.users)
+        self._ledger.resource_claims.take(holder, claim.users)
         lease = self._ledger.lease(holder.devices)
         plan = Plan(lease, None, {**wants}, self._ledger.epoch)
         self._preparer.check(plan, mending=True)
@@ -326,7 +330,7 @@ class ClaimLife:
         permitted = partial(self._check_policy, ref, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)
         self._preparer.check_result(plan, records, observed)
-        self._ledger.prepared(ref.uid, asked)
+        self._ledger.resource_claims.prepared(ref.uid, asked)
         log.info(
             "claim prepared",
             **ref.logged,
@@ -350,13 +354,13 @@ class ClaimLife:
         """
         uid = claim.ref.uid
         holder = self._ledger.holders.get(uid)
-        if holder is None or not self._ledger.is_prepared(holder) or same(holder):
+        if holder is None or not self._ledger.resource_claims.is_prepared(holder) or same(holder):
             return
         await asyncio.to_thread(self._files.remove, self._files.of(holder))
         after = self._ledger.holders.get(uid)
-        if after is None or not self._ledger.is_prepared(after):
+        if after is None or not self._ledger.resource_claims.is_prepared(after):
             return
-        self._ledger.unprepared(uid)
+        self._ledger.resource_claims.unprepared(uid)
         log.warning(
             "claim withdrawn",
             **claim.ref.logged,
@@ -378,7 +382,7 @@ class ClaimLife:
                 written.
         """
         uid, now = claim.ref.uid, {one.device for one in claim.devices}
-        if not self._ledger.left_behind(uid, now):
+        if not self._ledger.resource_claims.left_behind(uid, now):
             return
         before = self._ledger.holders[uid]
         # One that was adopted has its file still.
@@ -386,8 +390,8 @@ class ClaimLife:
         await self._check_users(claim.ref)
         if work.ended:
             raise _ended(claim.ref)
-        left = self._ledger.left_behind(uid, now)
-        for card in self._ledger.leave(uid, now):
+        left = self._ledger.resource_claims.left_behind(uid, now)
+        for card in self._ledger.resource_claims.leave(uid, now):
             self._queue.add(card)
         log.info("claim left devices", **claim.ref.logged, devices=list(left))
 
@@ -406,15 +410,17 @@ class ClaimLife:
         """
         of_resources: dict[ResourceName, list[DeviceId]] = {}
         for one in claim.devices:
-            if (resource := self._ledger.present_resource(one.device)) is None:
+            if (resource := self._ledger.naming.present_resource(one.device)) is None:
                 raise unknown_device(one.device)
             of_resources.setdefault(resource, []).append(one.device)
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
         identity = Identity(name=PodName(ref.namespace, ref.name))
         for resource, devices in of_resources.items():
-            regions = [region.id for one in devices for region in self._ledger.regions_of(one)]
+            regions = [
+                region.id for one in devices for region in self._ledger.obstacles.regions_of(one)
+            ]
             asked = dict.fromkeys(wish for region in regions if (wish := requests[region]))
-            of = self._ledger.named_resource(resource)
+            of = self._ledger.naming.named_resource(resource)
             interface = of.interface_id
             # A request for another interface id would be none of the policy's questions.
             if any(wish.interface_id != interface for wish in asked):
@@ -430,7 +436,7 @@ class ClaimLife:
         Raises:
             FormerOwnerRunsError: a pod of the claim runs.
         """
-        users = self._ledger.tenancies_of_holder(ref.uid)
+        users = self._ledger.resource_claims.tenancies_of_holder(ref.uid)
         if (one := await self._operations.living(users)) is not None:
             raise FormerOwnerRunsError(
                 f"{ref}: pod {one.pod} runs with it, and its devices are not as they were prepared",
@@ -468,7 +474,7 @@ class ClaimLife:
         self._read.pop(uid, None)
         before = self._ledger.holders.get(uid)
         pods = frozenset() if before is None else self._ledger.pods_of(before.devices)
-        cards = self._ledger.end_holder(uid)
+        cards = self._ledger.resource_claims.end_holder(uid)
         if cards:
             holder = self._ledger.holders[uid]
             log.info(
@@ -508,7 +514,7 @@ class ClaimLife:
         Until then that record names it, and it would be taken for one that the journal lost.
         """
         if not self._left(uid):
-            self._ledger.forget_holder(uid)
+            self._ledger.resource_claims.forget_holder(uid)
             self.calls.pop(uid, None)
 
     def _left(self, uid: ClaimUid) -> list[RegionId]:
@@ -532,12 +538,12 @@ class ClaimLife:
     def _kept_back(self, region: RegionId) -> bool:
         """Whether nobody is to get it."""
         record = self._ledger.record(region)
-        return record.condition not in CLEAN or bool(self._ledger.trouble(region))
+        return record.condition not in CLEAN or bool(self._ledger.obstacles.trouble(region))
 
     def _to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.bars_work(region):
+        if record.condition in CLEAN or self._ledger.obstacles.bars_work(region):
             return False
         if self._ledger.region_claim(region) is not None:
             return False  # somebody else's by now, who gets it scrubbed

@@ -182,7 +182,7 @@ class ClaimReconciler:
         try:
             for uid, one in record.items():
                 if self._life.calls[uid] == calls[uid]:
-                    self._ledger.part(uid, one.pods)
+                    self._ledger.resource_claims.part(uid, one.pods)
                 else:  # kubelet writes its record just before it calls: it is read once more
                     self._wake.set()
                 self._parting |= await self._record.end_gone(uid)
@@ -208,7 +208,7 @@ class ClaimReconciler:
             if holder is not None:
                 if holder.ended:
                     continue
-                ledger.join(uid, one.pods)
+                ledger.resource_claims.join(uid, one.pods)
                 # What a damaged journal lost of it: a holder and its claims are written as one.
                 names = {device_name(d) for d in holder.devices if d not in ledger.claims}
             if not names:
@@ -218,7 +218,7 @@ class ClaimReconciler:
                 continue
             try:
                 adopted = self._record.holder(one) if holder is None else holder
-                ledger.adopt_holder(adopted, one.pods)
+                ledger.resource_claims.adopt_holder(adopted, one.pods)
             except (ValueError, FpgaPluginError) as error:
                 # Its card stays back: who has it is not known.
                 log.warning("claim not adopted", claim=uid, error=str(error))
@@ -226,8 +226,8 @@ class ClaimReconciler:
                 life.unadopted[uid] = tuple(devices_of(names))
             else:
                 log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
-        ledger.claims_read()
-        ledger.reconciled(cards)
+        ledger.resource_claims.claims_read()
+        ledger.allocations.reconciled(cards)
         for card in cards:
             self._queue.add(card)
 
@@ -298,10 +298,15 @@ class ClaimReconciler:
             return False
         else:
             if claim.reserved:
-                self._ledger.join(holder.uid, claim.pods)
+                self._ledger.resource_claims.join(holder.uid, claim.pods)
                 return False
-        self._ledger.part(holder.uid, ())  # the API server's word, and the record's
-        if await self._operations.living(self._ledger.tenancies_of_holder(holder.uid)) is not None:
+        self._ledger.resource_claims.part(holder.uid, ())  # the API server's word, and the record's
+        if (
+            await self._operations.living(
+                self._ledger.resource_claims.tenancies_of_holder(holder.uid)
+            )
+            is not None
+        ):
             return False
         # Kubelet may have begun to prepare it in the meantime.
         now = await self._record.read()

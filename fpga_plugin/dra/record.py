@@ -87,9 +87,9 @@ class ClaimRecord:
         Raises:
             JournalError: it cannot be written down.
         """
-        left = [each for each in self._ledger.tenancies_of_holder(uid) if each.left]
+        left = [each for each in self._ledger.resource_claims.tenancies_of_holder(uid) if each.left]
         gone = [each for each in left if await self._operations.living([each]) is None]
-        self._ledger.end_tenancies(gone)
+        self._ledger.allocations.end_tenancies(gone)
         return len(gone) < len(left)
 
 

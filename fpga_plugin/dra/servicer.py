@@ -168,7 +168,7 @@ class DraServicer:
         ledger = self._ledger
         found = {}
         for device, claim in ledger.claims.items():
-            problems = [ledger.trouble(region) for region in claim.grants]
+            problems = [ledger.obstacles.trouble(region) for region in claim.grants]
             if any(ledger.region(region) is None for region in claim.grants):
                 problems.insert(0, "gone")
             found[device] = next(filter(None, problems), "")

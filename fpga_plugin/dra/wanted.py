@@ -248,7 +248,8 @@ class _CardView:
         if self.card is not None:
             return self.card.interface_id
         resources = (
-            self._ledger.resource(claim.resource) for claim in self._ledger.claims_on(self.id)
+            self._ledger.naming.resource(claim.resource)
+            for claim in self._ledger.claims_on(self.id)
         )
         return next((one.interface_id for one in resources if one is not None), None)
 
@@ -288,7 +289,7 @@ class _CardView:
         for region in regions:
             if region not in self._present:
                 yield Taint("gone")
-            elif trouble := ledger.trouble(region):
+            elif trouble := ledger.obstacles.trouble(region):
                 # A container that did not start will not start here: its pod is better elsewhere.
                 stuck = (
                     claim is not None
@@ -309,7 +310,9 @@ class _CardView:
         Told of what is owned, too: its owner keeps it, and when that one ends, no write has to come
         before the next claim.
         """
-        if self.card is not None and self._ledger.exposure.refusal(self.card, whole=whole):
+        if self.card is not None and self._ledger.obstacles.exposure.refusal(
+            self.card, whole=whole
+        ):
             yield Taint("exposed")
 
     def _of_holders(self, regions: Iterable[RegionId]) -> Iterator[Taint]:

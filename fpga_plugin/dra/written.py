@@ -26,7 +26,7 @@ async def write_file(ledger: Ledger, files: CdiFiles, uid: ClaimUid) -> Holder |
     content: object = None
     while True:
         holder = ledger.holders.get(uid)
-        if holder is None or not ledger.is_prepared(holder):
+        if holder is None or not ledger.resource_claims.is_prepared(holder):
             if written is None:
                 return None
             await asyncio.to_thread(files.remove, files.of(written))

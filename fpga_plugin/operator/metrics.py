@@ -178,7 +178,7 @@ def _regions(survey: Survey, plugin: Plugin) -> Iterator[Metric]:
             states[card.id, ledger.ownership(region.id).value.lower(), condition.value.lower()] += 1
             if ledger.kept(region.id) is not None:
                 kept[card.id,] += 1
-            elif ledger.trouble(region.id):
+            elif ledger.obstacles.trouble(region.id):
                 troubled[card.id,] += 1
     yield _gauge(
         "regions",

@@ -40,7 +40,7 @@ _NO_BREAK: Final = "\xa0"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 _NOT_YET: Final = "not cleared yet"
-"""As `ledger.exposure.memory_state` says it."""
+"""As `ledger.obstacles.exposure.memory_state` says it."""
 
 STATES: Final = """\
 ownership:

@@ -239,14 +239,16 @@ def _note(plugin: Plugin, card_id: CardId, card: Card | None) -> str:
     notes = []
     if (why := ledger.foreign.get(card_id)) is not None:
         notes.append(f"left alone: {why}")
-    notes += filter(None, (ledger.exposure.note(card), functions.note(ledger, card)))
+    notes += filter(None, (ledger.obstacles.exposure.note(card), functions.note(ledger, card)))
     if problem := plugin.blanks.problem(card.interface_id):
         notes.append(f"no-blank-image: {problem}")
     if not card.complete:
         notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
     if card_id in ledger.unreconciled:
         notes.append("who has it is not known: kubelet's records were not read since it was found")
-    strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
+    strangers = [
+        one for region in card.regions for one in ledger.tenancies.strangers(region) if one.left
+    ]
     if lent := sorted({one.pod for one in strangers if one.pod is not None}):
         notes.append(
             f"pod {', '.join(lent)} still runs and may open a region of it: device numbers changed"
@@ -280,7 +282,7 @@ def _region(
     claim = ledger.region_claim(region.id)
     device = DeviceId(region.id) if claim is None else claim.device
     holder = None if claim is None else holders.get(claim.device)
-    trouble = ledger.trouble(region.id)
+    trouble = ledger.obstacles.trouble(region.id)
     kept = ledger.kept(region.id)
     why = unusable(plugin, survey.settings.scrub, region)
     return {

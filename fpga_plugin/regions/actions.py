@@ -104,7 +104,7 @@ class CardActions:
             JournalError: it is not written down yet: a restart of the plugin would end it.
         """
         card_id = self._known(card)
-        self._ledger.set_drained(card_id, drained=True)
+        self._ledger.hardware.set_drained(card_id, drained=True)
         log.info("card drained", card=card_id)
         return await self.state(card_id)
 
@@ -116,7 +116,7 @@ class CardActions:
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        self._ledger.set_drained(card_id, drained=False)
+        self._ledger.hardware.set_drained(card_id, drained=False)
         log.info("card back in service", card=card_id)
         self._queue.add(card_id)
         return await self.state(card_id)
@@ -140,7 +140,7 @@ class CardActions:
                     log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
-        self._ledger.another_try(card_id)
+        self._ledger.work.another_try(card_id)
         self._queue.add(card_id)
         return await self.state(card_id)
 
@@ -153,7 +153,7 @@ class CardActions:
         """
         card_id = self._known(card)
         if kept := [one.region for one in self._ledger.kept_on(card_id)]:
-            self._ledger.end_debug(kept)
+            self._ledger.work.end_debug(kept)
             self._queue.add(card_id)
             log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
         return await self.state(card_id)
@@ -208,13 +208,16 @@ class CardActions:
             )
         if kept := ledger.kept_on(card_id):
             first = kept[0].region
-            why = ledger.trouble(first) or "to be kept for debugging, if its container failed"
+            why = (
+                ledger.obstacles.trouble(first)
+                or "to be kept for debugging, if its container failed"
+            )
             raise RefusedError(
                 f"region {first} is {why}",
                 hint=f"`fpga-plugin card release {card_id}` ends that",
             )
         for region in present.regions:
-            if (one := await self._operations.living(ledger.left(region.id))) is not None:
+            if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
                 raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for whoever has it open, or crash
@@ -259,7 +262,7 @@ class CardActions:
             for region in present.regions:
                 record = ledger.record(region.id)
                 if record.condition not in CLEAN and not holders:
-                    why = ledger.trouble(region.id) or record.reason
+                    why = ledger.obstacles.trouble(region.id) or record.reason
                     reason = f" ({why})" if why else ""
                     not_clean.append(f"{region.id} is {record.condition}{reason}")
                     if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:
@@ -275,7 +278,10 @@ class CardActions:
                 return ["it got an owner just now"]
             waits: list[str] = []
             for region in card.regions:
-                users = [*self._ledger.left(region.id), *self._ledger.strangers(region)]
+                users = [
+                    *self._ledger.tenancies.left(region.id),
+                    *self._ledger.tenancies.strangers(region),
+                ]
                 if (one := await self._operations.living(users)) is not None:
                     waits.append(f"pod {one.pod}, which had {one.region}, still runs")
                     continue

@@ -223,7 +223,7 @@ class Debugging:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
             self._end(debug.region)
         elif left > self._most:  # the setting was made shorter
-            self._ledger.keep(debug.region, self._clock() + self._most)
+            self._ledger.work.keep(debug.region, self._clock() + self._most)
 
     async def _failure(self, debug: Debug) -> str | None:
         """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
@@ -243,7 +243,7 @@ class Debugging:
         if debug is not before:
             return  # another container began, or another owner came, while the status was read
         if failed is not None and debug.failure != failed:
-            ledger.note_failure(region, failed)
+            ledger.work.note_failure(region, failed)
             debug = ledger.debugs[region]
         if ledger.region_claim(region) is not None:
             self._undecided.pop(region, None)
@@ -261,7 +261,7 @@ class Debugging:
             self._end(region)
         else:
             seconds = min(debug.seconds, self._most)
-            ledger.keep(region, self._clock() + seconds)
+            ledger.work.keep(region, self._clock() + seconds)
             self._tell(
                 debug,
                 f"region {region} is kept as it is for {seconds:g} s:"
@@ -271,7 +271,7 @@ class Debugging:
             )
 
     def _end(self, region: RegionId) -> None:
-        self._ledger.end_debug([region])
+        self._ledger.work.end_debug([region])
         # Whoever works on the card right now may have looked before.
         self._queue.add(card_of(region))
 

@@ -260,7 +260,7 @@ class Inventory:
 
     async def _blank(self, card: Card) -> AfuId | None:
         """AFU id of what a card's free regions are blanked with; None: with nothing."""
-        if self._ledger.serves_functions or not card.reprogrammable:
+        if self._ledger.naming.serves_functions or not card.reprogrammable:
             return None
         return await self._blanks.afu_id(card.interface_id)
 
@@ -275,7 +275,7 @@ class Inventory:
                 numa_node=card.numa_node,
             )
             self._say_what_is_exposed(card)
-        replaced = self._ledger.card_found(card, observed, blank)
+        replaced = self._ledger.hardware.card_found(card, observed, blank)
         if replaced:
             log.warning(
                 "card went and came back",
@@ -291,7 +291,7 @@ class Inventory:
     def _say_what_is_exposed(self, card: Card) -> None:
         """What a scrub does not undo, and no setting of the plugin's mends."""
         before = self._ledger.cards.get(card.id)
-        given = self._ledger.exposure.note(card) or None
+        given = self._ledger.obstacles.exposure.note(card) or None
         if card.never_cleared and (before is None or not before.never_cleared):
             log.warning(
                 "a card's memory is never cleared",
@@ -315,7 +315,7 @@ class Inventory:
         if card_id in self._ledger.cards:
             log.warning("card gone", card=card_id, **self._owners(card_id))
             self._recorder.card_failed(card_id, "gone")
-            self._ledger.card_gone(card_id)
+            self._ledger.hardware.card_gone(card_id)
             self._degraded.pop(card_id, None)
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
@@ -395,7 +395,7 @@ class Inventory:
             and not any(r in self._well_since for r in health.failed)
             and self._degraded.get(card.id, ()) == health.degraded
             and not any(r in self._debugged for r in regions)
-            and all(ledger.as_left(r, observed[r]) for r in regions)
+            and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
         )
 
     async def check(self, card_id: CardId) -> None:
@@ -423,7 +423,7 @@ class Inventory:
             self._judged(card, health)
 
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
-        for region, record in self._ledger.verify(card.id, observed).items():
+        for region, record in self._ledger.hardware.verify(card.id, observed).items():
             log.error(
                 "region changed by another process",
                 region=region,
@@ -546,7 +546,7 @@ class Inventory:
             self._degraded[card.id] = health.degraded
             if health.degraded:
                 log.warning("card degraded", card=card.id, signals=health.degraded)
-        self._ledger.set_failing(card.id, health.failed)
+        self._ledger.hardware.set_failing(card.id, health.failed)
         self._queue.add(card.id)
 
     async def close(self) -> None:

@@ -74,7 +74,9 @@ class CardOperations:
 
     def former(self, region: RegionId) -> frozenset[PodUid]:
         """Pods that had a region since it was last scrubbed, for those who watch."""
-        return frozenset(one.pod for one in self.ledger.left(region) if one.pod is not None)
+        return frozenset(
+            one.pod for one in self.ledger.tenancies.left(region) if one.pod is not None
+        )
 
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
@@ -160,28 +162,28 @@ class CardOperations:
             # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
             report.failed(error)
             if blank:
-                self.ledger.faulted(region, error.message)
+                self.ledger.work.faulted(region, error.message)
             else:
-                self.ledger.dirty([region], error.message)
+                self.ledger.work.dirty([region], error.message)
             raise
         except HardwareError as error:
             report.failed(error)
             if self._went(card, region):
-                self.ledger.dirty([region], error.message)
+                self.ledger.work.dirty([region], error.message)
                 raise self._gone(card, region) from error
             await self._judge(card, report, error)
             raise
         except (CardGoneError, PortInUseError) as error:
             report.failed(error)
-            self.ledger.dirty([region], error.message)
+            self.ledger.work.dirty([region], error.message)
             raise
         except FpgaPluginError as error:
             report.failed(error)
-            self.ledger.dirty([region], error.message)
+            self.ledger.work.dirty([region], error.message)
             raise
         except Exception as error:
             report.failed(error)
-            self.ledger.dirty([region], "an unexpected error; see the log")
+            self.ledger.work.dirty([region], "an unexpected error; see the log")
             log.exception("unexpected error", region=region, **report.concerned())
             raise
 
@@ -219,11 +221,11 @@ class CardOperations:
         again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
         if passing or again:
             self.doubted.add(region)
-            self.ledger.dirty([region], error.message)
+            self.ledger.work.dirty([region], error.message)
         else:
-            self.ledger.faulted(region, error.message)
+            self.ledger.work.faulted(region, error.message)
         if health is not None:
-            self.ledger.set_failing(card.id, health.failed)
+            self.ledger.hardware.set_failing(card.id, health.failed)
         log.error(
             "region failed",
             region=region,
@@ -325,14 +327,14 @@ class CardOperations:
             for report in others:
                 report.failed(error)
                 if lost:
-                    self.ledger.faulted(report.region, error.message)
+                    self.ledger.work.faulted(report.region, error.message)
                 else:
-                    self.ledger.dirty([report.region], error.message)
+                    self.ledger.work.dirty([report.region], error.message)
             raise
         for report in others:
             report.steps.append(first.steps[-1])
         if self.ledger.others_clean(card, reports):
-            self.ledger.set_debt(card.id, open_=False)
+            self.ledger.work.set_debt(card.id, open_=False)
 
     def report(self, report: Report) -> None:
         """Log what was done to a region, and tell the observer."""
@@ -352,4 +354,4 @@ class CardOperations:
         """No region may stay SCRUBBING when nobody works on it."""
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
         if left:
-            self.ledger.dirty(left, "the work on it was not finished")
+            self.ledger.work.dirty(left, "the work on it was not finished")

@@ -133,7 +133,7 @@ class Recovery:
         Raises:
             JournalError: it cannot be written down: to be tried again.
         """
-        self._ledger.set_rebinding(card.id, rebinding=False)
+        self._ledger.hardware.set_rebinding(card.id, rebinding=False)
 
     def ask(self, card_id: CardId) -> None:
         """The operator wants it tried again at once, in service or not."""
@@ -155,11 +155,11 @@ class Recovery:
         self._note_attempt(card.id)
         log.warning("rebinding the driver of a card", card=card.id)
         try:
-            self._ledger.set_rebinding(card.id, rebinding=True)
+            self._ledger.hardware.set_rebinding(card.id, rebinding=True)
             await self._link.announced()
             if why := await self._hindrance(card, owner):
                 log.info("card not rebound", card=card.id, reason=why)
-                self._ledger.set_rebinding(card.id, rebinding=False)
+                self._ledger.hardware.set_rebinding(card.id, rebinding=False)
                 return False
             return await self._rebind(card)
         except FpgaPluginError as error:  # such as a journal that cannot be written
@@ -176,7 +176,7 @@ class Recovery:
         if card.id in ledger.unreconciled:
             return "kubelet's records were not read since it was found: it may have an owner"
         for region in card.regions:
-            for one in ledger.strangers(region):
+            for one in ledger.tenancies.strangers(region):
                 who = f"pod {one.pod}" if one.pod is not None else "the pod"
                 return f"{', '.join(one.nodes)} is open to {who} that was given {one.region}"
         own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
@@ -191,17 +191,17 @@ class Recovery:
             await operations.workers.run(card.id, operations.backend.rebind, card)
         except (RefusedError, NotFinishedError) as error:  # nothing was touched
             log.warning("card not rebound", card=card.id, reason=error.message, hint=error.hint)
-            ledger.set_rebinding(card.id, rebinding=False)
+            ledger.hardware.set_rebinding(card.id, rebinding=False)
             return False
         except FpgaPluginError as error:
             _say_no_driver(card.id, error)
         # What is there now is a card of unknown history, even where every number is as before.
-        ledger.card_gone(card.id)
+        ledger.hardware.card_gone(card.id)
         await self._inventory.look(card.id)
         if card.id not in ledger.cards:
             self.failed += 1
             return False  # the journal keeps that its driver is missing
-        ledger.set_rebinding(card.id, rebinding=False)
+        ledger.hardware.set_rebinding(card.id, rebinding=False)
         self.done += 1
         log.info("card rebound", card=card.id)
         return True
@@ -226,7 +226,7 @@ class Recovery:
             async with self._operations.workers.lock(card_id):
                 await self._operations.workers.run(card_id, self._operations.backend.bind, card_id)
                 await self._inventory.look(card_id)
-                self._ledger.set_rebinding(card_id, rebinding=False)
+                self._ledger.hardware.set_rebinding(card_id, rebinding=False)
                 log.info("card bound again", card=card_id)
         finally:
             self._queue.add(card_id)

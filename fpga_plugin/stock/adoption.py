@@ -125,11 +125,11 @@ class Adoption:
         if claim is None:
             resource = next(iter(entries)).resource
             # Of a card that is not there yet the pod holds nodes, which another card may get.
-            ledger.adopt(resource, device, pod, env)
+            ledger.allocations.adopt(resource, device, pod, env)
         elif ledger.holder_of(device) is not None:
             raise RefusedError("a ResourceClaim has it, too")
         else:
-            ledger.bind_pod([device], pod, env)
+            ledger.allocations.bind_pod([device], pod, env)
         log.warning("claim adopted", device=device, pod=pod)
         return True
 
@@ -163,7 +163,7 @@ class Adoption:
         if cards != self._ledger.foreign:
             for card_id, reason in cards.items():
                 log.warning("card left alone", card=card_id, reason=reason)
-            self._ledger.set_foreign(cards)
+            self._ledger.hardware.set_foreign(cards)
 
 
 def _by_device(checkpoint: Checkpoint) -> dict[DeviceId, dict[PodUid, list[CheckpointEntry]]]:

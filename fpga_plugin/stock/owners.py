@@ -132,7 +132,7 @@ class Owners:
             pods = {holder.pod_uid for holder in holders if holder.resource == claim.resource}
             if len(pods) == 1:
                 (pod,) = pods
-                self._ledger.bind_pod([device], pod)
+                self._ledger.allocations.bind_pod([device], pod)
                 log.debug("owner of a claim found", device=device, pod=pod)
 
     async def run(self) -> None:

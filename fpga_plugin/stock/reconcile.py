@@ -136,7 +136,7 @@ class Reconciler:
         self._queue.unsync()
         self._wake.set()
         # Last: it holds even where it cannot be written.
-        self._ledger.kubelet_epoch(epoch)
+        self._ledger.allocations.kubelet_epoch(epoch)
 
     def stream_opened(self, resource: ResourceName) -> None:
         """Kubelet talks to us."""
@@ -273,7 +273,7 @@ class Reconciler:
     async def _adopt(self, checkpoint: Checkpoint, before: Mapping[DeviceId, int]) -> None:
         self._adopted += await self._adoption.adopt(checkpoint, before)
         if not self._ledger.claims_unknown:
-            self._ledger.reconciled(self._adoption.settled)
+            self._ledger.allocations.reconciled(self._adoption.settled)
 
     async def _round(self, podresources: PodResourcesClient) -> None:
         ledger = self._ledger

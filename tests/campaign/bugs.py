@@ -84,7 +84,7 @@ BUGS = {
     ),
     "scrub-under-a-living-pod": Bug(
         "regions/scrub.py",
-        "            if (one := await operations.living(operations.ledger.left(region.id)))"
+        "            if (one := await operations.living(operations.ledger.tenancies.left(region.id)))"
         " is not None:\n",
         "            if (one := None) is not None:\n",
         "17",
@@ -109,7 +109,7 @@ BUGS = {
     ),
     "owners-leave-the-list": Bug(
         "ledger/lists.py",
-        "                and not any(ledger.trouble(region) for region in claim.grants)\n",
+        "                and not any(ledger.obstacles.trouble(region) for region in claim.grants)\n",
         "                and all(\n"
         "                    ledger.record(region).condition in self._healthy_conditions\n"
         "                    for region in claim.grants\n"
@@ -149,7 +149,7 @@ BUGS = {
     "claim-prepared-before-it-is-done": Bug(
         "dra/life.py",
         "        lease = self._ledger.lease(holder.devices)\n",
-        "        self._ledger.prepared(ref.uid)\n"
+        "        self._ledger.resource_claims.prepared(ref.uid)\n"
         "        lease = self._ledger.lease(holder.devices)\n",
         "29",
         door="dra",

@@ -612,7 +612,7 @@ class Plugin:
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
-        self.call(lambda: self.ledger.reconciled(self.ledger.cards))
+        self.call(lambda: self.ledger.allocations.reconciled(self.ledger.cards))
         self.call(self.queue.sync)
 
     def begin(self, work: object) -> "asyncio.Task[None]":

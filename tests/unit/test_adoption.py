@@ -31,9 +31,9 @@ AWAY = f"{CARD.id}-p7"
 def without_journal(*cards: Card) -> Ledger:
     """Nothing is known of who has these cards."""
     ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
-    ledger.kubelet_epoch("k1")
+    ledger.allocations.kubelet_epoch("k1")
     for card in cards:
-        ledger.card_found(card, {}, None)
+        ledger.hardware.card_found(card, {}, None)
     return ledger
 
 
@@ -53,7 +53,7 @@ def adoption_of(ledger: Ledger) -> Adoption:
 def adopt(adoption: Adoption, checkpoint: Checkpoint) -> None:
     """What a comparison with kubelet's records does with them."""
     asyncio.run(adoption.adopt(checkpoint, adoption.before()))
-    adoption._ledger.reconciled(adoption.settled)
+    adoption._ledger.allocations.reconciled(adoption.settled)
 
 
 def test_records_are_read_anew_when_the_card_changes_that_could_not_be_adopted() -> None:
@@ -69,7 +69,7 @@ def test_records_are_read_anew_when_the_card_changes_that_could_not_be_adopted()
 def test_a_card_that_is_away_stays_one_of_which_nothing_is_known() -> None:
     """Else its pods' regions are given out when it comes back."""
     ledger = without_journal(CARD, OTHER)
-    ledger.card_gone(OTHER.id)
+    ledger.hardware.card_gone(OTHER.id)
     adopt(adoption_of(ledger), records())
     assert ledger.unreconciled == {OTHER.id}
 
@@ -77,7 +77,7 @@ def test_a_card_that_is_away_stays_one_of_which_nothing_is_known() -> None:
 def test_what_cannot_be_adopted_of_a_card_that_is_away_keeps_nothing_waiting() -> None:
     """It is asked about when the card comes; until then there would be no end of asking."""
     ledger = without_journal(CARD, OTHER)
-    ledger.card_gone(OTHER.id)
+    ledger.hardware.card_gone(OTHER.id)
     adoption = adoption_of(ledger)
     adopt(adoption, records(held(f"{OTHER.id}-p7")))
     assert not adoption.doubtful
@@ -86,7 +86,7 @@ def test_what_cannot_be_adopted_of_a_card_that_is_away_keeps_nothing_waiting() -
 
 def test_an_owner_that_the_ledger_knows_does_not_keep_the_card_back() -> None:
     ledger = without_journal(CARD)
-    ledger.adopt(REGIONS, P0, POD, {})
+    ledger.allocations.adopt(REGIONS, P0, POD, {})
     adoption = adoption_of(ledger)
     adopt(adoption, records(held(P0), held(P1, pod="b")))
     assert not adoption.doubtful
@@ -120,7 +120,7 @@ def test_a_card_left_alone_is_told_once_and_changes_nothing_again() -> None:
 def test_an_owner_that_cannot_be_written_down_is_no_reason_to_call_the_card_known() -> None:
     """Its records are read again; until then nothing of the card is given out."""
     ledger, journal = make_ledger()
-    ledger.card_found(CARD, {}, None)
+    ledger.hardware.card_found(CARD, {}, None)
     journal.failing = 1
     with pytest.raises(JournalError):
         adopt(adoption_of(ledger), records(held(P0)))

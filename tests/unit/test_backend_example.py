@@ -76,7 +76,7 @@ class Node:
         self.events.start(self.plugin.hardware.changed)
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.ledger.kubelet_epoch("life 1"))
+        self.plugin.call(lambda: self.ledger.allocations.kubelet_epoch("life 1"))
         self.plugin.kubelet_answers()
         self.plugin.work()
         (self.resource, _) = resource_names(PREFIX, self.ledger.cards[CARD])

@@ -460,7 +460,7 @@ def test_a_blank_is_looked_for_only_where_a_region_can_be_blanked(
     look.scene.hold_releases()
     look.scene.images.has_blank = False
     look.scene.operations.blanks.forget(None)
-    look.ledger.serves_functions = functions
+    look.ledger.naming.serves_functions = functions
     board = look.rack.boards[look.one]
     board.card = replace(board.card, reprogrammable=reprogrammable)
     look.changed(look.one)
@@ -501,7 +501,7 @@ def test_a_card_that_is_not_selected_is_not_touched(
     look = looks()
     out = look.other
     look.run(look.inventory.scan())
-    look.plugin.call(lambda: look.ledger.card_gone(out))
+    look.plugin.call(lambda: look.ledger.hardware.card_gone(out))
     look.read.clear()
     look.logged.clear()
     look.inventory._cards = CardSelection(excluded=frozenset({out}))
@@ -1020,7 +1020,7 @@ def test_what_a_card_exposes_is_said_when_it_begins(
 
 def test_who_is_refused_a_card_that_exposes_something_is_said(looks: Callable[..., Looks]) -> None:
     look = looks()
-    look.ledger.exposure = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
+    look.ledger.obstacles.exposure = ExposurePolicy(untranslated_dma=Exposure.REFUSE)
     board = look.rack.boards[look.one]
     board.card = replace(board.card, iommu=Iommu.NONE)
     look.changed(look.one)

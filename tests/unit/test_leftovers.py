@@ -21,9 +21,9 @@ from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
-from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition, Holder
+from fpga_plugin.ledger.resource_claims import HeldError
 from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointUnreadableError
 from fpga_plugin.pods.dra_record import FILE_NAME
@@ -82,9 +82,9 @@ class Claims:
         self.ledger, self.journal = make_ledger(CARD)
         self.files = CdiFiles(str(folder / "cdi"), PREFIX)
         holder = Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}, PREFIX, self.files.path(UID))
-        self.ledger.take(holder, [POD_A])
+        self.ledger.resource_claims.take(holder, [POD_A])
         start(self.ledger, P0)
-        self.ledger.prepared(UID, {})
+        self.ledger.resource_claims.prepared(UID, {})
         self.files.write(self.ledger.holders[UID], [self.ledger.claims[P0]])
         self.path = Path(self.files.path(UID))
         self.live()
@@ -93,8 +93,8 @@ class Claims:
         """A life of the plugin."""
         self.ledger = reopened(self.journal)
         there = {one.id: AFU if one.id == REGION else BLANK for one in CARD.regions}
-        self.ledger.card_found(CARD, there, BLANK)
-        self.ledger.reconciled([CARD.id])
+        self.ledger.hardware.card_found(CARD, there, BLANK)
+        self.ledger.allocations.reconciled([CARD.id])
         self.queue = Queue()
         of = operations(self.ledger, self.pods)
         record = ClaimRecord(of, self.files, root=str(self.root), driver=PREFIX)
@@ -128,9 +128,9 @@ class Claims:
         assert self.ledger.record(REGION).condition is Condition.PROGRAMMED
         assert self.queue.added == []
         with pytest.raises(FpgaPluginError):
-            self.ledger.allocate(REGIONS, [P0])
-        self.ledger.allocate(REGIONS, [P1])
-        self.ledger.release([P1])
+            self.ledger.allocations.allocate(REGIONS, [P0])
+        self.ledger.allocations.allocate(REGIONS, [P1])
+        self.ledger.allocations.release([P1])
         return True
 
 
@@ -205,14 +205,17 @@ def test_a_pod_that_joined_while_no_plugin_ran_keeps_the_claim(claims: Claims) -
 def test_pods_that_are_done_with_a_claim_are_forgotten_once_they_are_gone(claims: Claims) -> None:
     claims.record(POD_B)
     claims.look("pod-a", "pod-b")
-    assert {one.pod for one in claims.ledger.tenancies_of_holder(UID)} == {POD_A, POD_B}
+    assert {one.pod for one in claims.ledger.resource_claims.tenancies_of_holder(UID)} == {
+        POD_A,
+        POD_B,
+    }
     claims.look("pod-b")
-    assert {one.pod for one in claims.ledger.tenancies_of_holder(UID)} == {POD_B}
+    assert {one.pod for one in claims.ledger.resource_claims.tenancies_of_holder(UID)} == {POD_B}
 
 
 def test_a_claim_that_kubelet_ended_leaves_only_its_tenancies(claims: Claims) -> None:
     """Its region waits for the pod as any former owner's does."""
-    claims.ledger.end_holder(UID)
+    claims.ledger.resource_claims.end_holder(UID)
     claims.record()
     claims.look("pod-a")
     assert not claims.held
@@ -225,7 +228,7 @@ def test_a_claim_that_the_record_names_and_the_journal_lacks_is_adopted(claims: 
     claims.look("pod-a", "pod-b")
     assert claims.ledger.pods_of([P1]) == {POD_B}
     with pytest.raises(FpgaPluginError):
-        claims.ledger.allocate(REGIONS, [P1])
+        claims.ledger.allocations.allocate(REGIONS, [P1])
 
 
 def test_a_claim_keeps_its_row_until_its_file_is_removed(
@@ -289,7 +292,9 @@ class Devices:
         return Checkpoint(entries=tuple(self.entries))
 
     def prepare(self) -> None:
-        self.ledger.take(Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}), [POD_B])
+        self.ledger.resource_claims.take(
+            Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}), [POD_B]
+        )
 
 
 def entry(resource: str, *ids: str) -> CheckpointEntry:
@@ -297,9 +302,9 @@ def entry(resource: str, *ids: str) -> CheckpointEntry:
 
 
 def owned(devices: Devices, *, pod: PodUid | None = POD_A) -> Devices:
-    devices.ledger.allocate(REGIONS, [P0])
+    devices.ledger.allocations.allocate(REGIONS, [P0])
     if pod is not None:
-        devices.ledger.bind_pod([P0], pod)
+        devices.ledger.allocations.bind_pod([P0], pod)
     start(devices.ledger, P0)
     return devices
 
@@ -325,7 +330,7 @@ def test_a_pod_that_the_checkpoint_names_keeps_its_device_and_no_other(
     with pytest.raises(HeldError, match="a pod of the device plugin"):
         devices.prepare()
     other = Holder(UID, "space", "claim", (P1,), {P1: ("fpga",)})
-    assert devices.ledger.take(other, [POD_B]), "the rest is served"
+    assert devices.ledger.resource_claims.take(other, [POD_B]), "the rest is served"
 
 
 def test_a_pod_that_may_have_a_device_by_another_plugins_name_keeps_its_card_back() -> None:
@@ -358,7 +363,7 @@ def test_a_pod_that_runs_and_that_kubelet_forgot_is_waited_for() -> None:
     devices.look()
     assert not devices.ledger.claims
     of = operations(devices.ledger, devices.pods)
-    waits = asyncio.run(of.living(devices.ledger.tenancies_of(REGION)))
+    waits = asyncio.run(of.living(devices.ledger.tenancies.of(REGION)))
     assert waits is not None
     assert waits.pod == POD_A
 

@@ -38,8 +38,8 @@ class World:
         self.ledger = Ledger(
             prefix=PREFIX, journal=self.journal, snapshot=self.journal.snapshot, boot_id=""
         )
-        self.ledger.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
-        self.ledger.reconciled([CARD.id])
+        self.ledger.hardware.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
+        self.ledger.allocations.reconciled([CARD.id])
         directory = str(self.path.parent)
         self.owners = Owners(
             ledger=self.ledger,
@@ -53,7 +53,7 @@ class World:
         )
 
     def allocate(self, name: DeviceId = P0, resource: ResourceName = REGIONS) -> None:
-        self.ledger.allocate(resource, [name])
+        self.ledger.allocations.allocate(resource, [name])
         self.owners.allocated([name])
 
     def look(self) -> None:
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_or_written_down_is_said_once_and_tried_again(world:
     assert [line["event"] for line in logs] == ["the owners of claims cannot be read"] * 2
     assert world.pod() == A, "to know it takes trust away: its processes have to end"
     assert world.journal.snapshot.claims[P0].pod is None
-    world.ledger.set_debt(card_of(P0), open_=True)
+    world.ledger.work.set_debt(card_of(P0), open_=True)
     assert world.journal.snapshot.claims[P0].pod == A, "it is written with the next change"
 
 
@@ -175,7 +175,7 @@ def test_a_claim_that_ended_while_the_file_was_read_is_nobodys(world: World) -> 
     world.write((A, P0))
     asked = world.owners.unknown()
     checkpoint = asyncio.run(world.owners._pods.checkpoint())
-    world.ledger.release([P0])
+    world.ledger.allocations.release([P0])
     world.owners.learn(asked, checkpoint)
     assert not world.ledger.claims
 
@@ -186,7 +186,7 @@ def test_a_pod_that_a_prestart_told_while_the_file_was_read_stays(world: World) 
     world.write((A, P0))
     asked = world.owners.unknown()
     checkpoint = asyncio.run(world.owners._pods.checkpoint())
-    world.ledger.bind_pod([P0], B)
+    world.ledger.allocations.bind_pod([P0], B)
     claim = world.ledger.claims[P0]
     world.owners.learn(asked, checkpoint)
     assert world.ledger.claims[P0] is claim
@@ -206,7 +206,7 @@ def test_what_could_be_read_again_is_said_again_when_it_cannot(world: World) -> 
 
 def test_claims_that_ended_are_forgotten(world: World) -> None:
     world.allocate()
-    world.ledger.release([P0])
+    world.ledger.allocations.release([P0])
     world.owners.unknown()
     assert not world.owners._grants
 
@@ -245,7 +245,7 @@ def test_another_kubelet_is_reason_to_look_at_once(world: World, monkeypatch) ->
         world.allocate()
         world.write((A, P0))
         await asyncio.sleep(0)
-        world.ledger.kubelet_epoch("life 2")
+        world.ledger.allocations.kubelet_epoch("life 2")
         world.owners.new_kubelet()
         await until(lambda: world.pod() == A)
 

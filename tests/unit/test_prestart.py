@@ -119,7 +119,7 @@ def test_a_card_is_not_handed_over_with_its_memory_before_it_is_known_who_is_on_
     scene.plugin.work()
     scene.refused(scene.prestart(pod, AFU, AFU), NotFinishedError, "is not cleared")
     assert board.memory, "nobody knows who else is on the card"
-    scene.ledger.reconciled([board.card.id])
+    scene.ledger.allocations.reconciled([board.card.id])
     scene.start(pod, AFU, AFU)
     assert not board.memory
 
@@ -306,7 +306,7 @@ def test_another_kubelet_stops_the_work_for_the_one_before(begin, touches: int):
 def test_hardware_that_fails_during_the_last_look_is_given_to_nobody(scene: Scene):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: TOO_HOT}))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card_of(region), {region: TOO_HOT}))
     scene.refused(task, RefusedError, "thermal")
 
 
