@@ -194,6 +194,7 @@ docs: ## write docs/configuration.md, the chart's schema and those of --json aga
 	@mkdir -p .cache
 	@$(PYTHON) -m fpga_plugin.config.docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
+	@$(PYTHON) docs/obstacles.py docs/architecture.md
 	@$(PYTHON) deploy/helm/settings_schema.py
 	@$(PYTHON) -m fpga_plugin.commands.schemas docs/schema
 

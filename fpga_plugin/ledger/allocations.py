@@ -13,7 +13,7 @@ from fpga_plugin.ledger.names import (
     names_kind_of,
 )
 from fpga_plugin.ledger.naming import Naming
-from fpga_plugin.ledger.obstacles import Kind, Obstacles, Stops
+from fpga_plugin.ledger.obstacles import ANOTHER_POD, Kind, Obstacles, Stops
 from fpga_plugin.ledger.records import Change, Claim, Debug, Epoch, Tenancy
 from fpga_plugin.ledger.state import State
 from fpga_plugin.ledger.step import WORKED_ON, Step
@@ -88,6 +88,12 @@ class Allocations:
             grants = {region.id: region.grant for region in regions}
             strays = step.strays(device)
             granted.append(step.grant(device, resource, grants, [None], prestarts=strays))
+        nodes = [node for claim in granted for _, node in claim.nodes]
+        if len(set(nodes)) < len(nodes):
+            raise RefusedError(
+                f"{', '.join(devices)} show the same device node: device numbers are changing",
+                hint=ANOTHER_POD,
+            )
         step.commit()
         self._state.ends["implied"] += implied
         return tuple(granted)

@@ -67,53 +67,113 @@ _WORK: Final = Stops.START | Stops.SCRUB | Stops.BY_HAND
 
 @enum.unique
 class Kind(enum.Enum):
-    """Which obstacle: what it stops, and the taint that tells the scheduler (key=value)."""
+    """Which obstacle: what it stops, its taint with DRA (key=value), and what it means."""
 
-    GONE = (_CARD | _WORK | Stops.OWNER, "gone")
-    """The card or the region is not there, or not served."""
-    INCOMPLETE = (_ANY | Stops.OWNER | Stops.CLAIM | Stops.PREPARE | Stops.START, "incomplete")
-    """Of a whole card: some of its ports have no driver."""
-    KEPT = (_ANY | _WORK | Stops.CLAIM | Stops.REBIND, "faulted=kept")
-    """Nobody owns the region, and it is kept for debugging as its container left it."""
-    FAULTED = (_ANY | _WORK | Stops.OWNER, "faulted")
-    """The region's hardware fails, or work on it did."""
-    HUNG = (_ANY | Stops.OWNER, "faulted")
-    """The region's hardware fails, and a scrub may cure it."""
-    STRANGER = (_CARD | _WORK | Stops.REBIND, "held=node-lent")
-    """A pod was given a node of the region as another region's (invariant 10)."""
-    RESOURCE_CLAIM = (_ANY | Stops.OWNER, "")
-    """A ResourceClaim has the device, and the device plugin API serves."""
-    POD = (Stops(0), "held=device-plugin")
-    """A pod has the device by the device plugin API, and DRA serves."""
-    FOREIGN = (_CARD | _WORK | Stops.REBIND, "held=another-plugin")
-    """Another plugin's pods have the card."""
-    REBINDING = (_CARD | Stops.OWNER, "held=rebinding")
-    """The driver of the card is being rebound."""
-    UNRECONCILED = (_CARD | Stops.SCRUB | Stops.REBIND, "held=owners-unknown")
-    """Who has the card is not known yet."""
-    DRAINED = (Stops.ALLOCATE | Stops.CLAIM, "drained")
-    """The operator takes the card out of service: what is free of it is on no list."""
-    EXPOSED = (_ANY | Stops.CLAIM, "exposed")
-    """The operator gives nobody a card that exposes memory."""
-    MODE = (Stops.ALLOCATE | Stops.REPEAT, "")
-    """The card is in use in the other mode: the device is on no list."""
-    NOT_CLEAN = (Stops.OFFER, "not-clean")
-    """The region was not scrubbed since its last owner."""
-    MEMORY = (Stops.OFFER, "memory-not-cleared")
-    """Of a whole card: its memory may hold a former owner's data."""
-    UNDECIDED = (Stops.SCRUB | Stops.REBIND, "")
-    """Nobody owns the region, and it will be kept for debugging if its container failed."""
-    TENANCY = (Stops(0), "")
-    """Pods that had the region may still run. Until `CardOperations.living` says that they are
-    gone, it is neither started nor scrubbed, and the card is not rebound."""
-    OWNED = (Stops.REBIND | Stops.BY_HAND, "")
-    """It has an owner. (For its own container the owner's card is rebound nevertheless.)"""
-    FIXED = (Stops.BY_HAND, "")
-    """What is on the region is handed over as it is."""
+    GONE = (
+        _CARD | _WORK | Stops.OWNER,
+        "gone",
+        "The card or the region is not there, or not served.",
+    )
+    INCOMPLETE = (
+        _ANY | Stops.OWNER | Stops.CLAIM | Stops.PREPARE | Stops.START,
+        "incomplete",
+        "Of a whole card: some of its ports have no driver.",
+    )
+    KEPT = (
+        _ANY | _WORK | Stops.CLAIM | Stops.REBIND,
+        "faulted=kept",
+        "Nobody owns the region, and it is kept for debugging as its container left it.",
+    )
+    FAULTED = (
+        _ANY | _WORK | Stops.OWNER,
+        "faulted",
+        "The region's hardware fails, or work on it did.",
+    )
+    HUNG = (
+        _ANY | Stops.OWNER,
+        "faulted",
+        "The region's hardware fails, and a scrub may cure it.",
+    )
+    STRANGER = (
+        _CARD | _WORK | Stops.REBIND,
+        "held=node-lent",
+        "A pod was given a node of the region as another region's (invariant 10).",
+    )
+    RESOURCE_CLAIM = (
+        _ANY | Stops.OWNER,
+        "",
+        "A ResourceClaim has the device, and the device plugin API serves.",
+    )
+    POD = (
+        Stops(0),
+        "held=device-plugin",
+        "A pod has the device by the device plugin API, and DRA serves.",
+    )
+    FOREIGN = (
+        _CARD | _WORK | Stops.REBIND,
+        "held=another-plugin",
+        "Another plugin's pods have the card.",
+    )
+    REBINDING = (
+        _CARD | Stops.OWNER,
+        "held=rebinding",
+        "The driver of the card is being rebound.",
+    )
+    UNRECONCILED = (
+        _CARD | Stops.SCRUB | Stops.REBIND,
+        "held=owners-unknown",
+        "Who has the card is not known yet.",
+    )
+    DRAINED = (
+        Stops.ALLOCATE | Stops.CLAIM,
+        "drained",
+        "The operator takes the card out of service: what is free of it is on no list.",
+    )
+    EXPOSED = (
+        _ANY | Stops.CLAIM,
+        "exposed",
+        "The operator gives nobody a card that exposes memory.",
+    )
+    MODE = (
+        Stops.ALLOCATE | Stops.REPEAT,
+        "",
+        "The card is in use in the other mode: the device is on no list.",
+    )
+    NOT_CLEAN = (
+        Stops.OFFER,
+        "not-clean",
+        "The region was not scrubbed since its last owner.",
+    )
+    MEMORY = (
+        Stops.OFFER,
+        "memory-not-cleared",
+        "Of a whole card: its memory may hold a former owner's data.",
+    )
+    UNDECIDED = (
+        Stops.SCRUB | Stops.REBIND,
+        "",
+        "Nobody owns the region, and it will be kept for debugging if its container failed.",
+    )
+    TENANCY = (
+        _WORK | Stops.REBIND,
+        "",
+        "Pods that had the region may still run: `CardOperations.living` says whether they do.",
+    )
+    OWNED = (
+        Stops.REBIND | Stops.BY_HAND,
+        "",
+        "It has an owner. (For its own container the owner's card is rebound nevertheless.)",
+    )
+    FIXED = (
+        Stops.BY_HAND,
+        "",
+        "What is on the region is handed over as it is.",
+    )
 
-    def __init__(self, stops: Stops, taint: str) -> None:
+    def __init__(self, stops: Stops, taint: str, meaning: str) -> None:
         self.stops = stops
         self.taint = taint
+        self.meaning = meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +233,15 @@ class Obstacles:
         self._claims = claims
 
     def first(self, device: DeviceId | RegionId, stops: Stops) -> Obstacle | None:
-        """The first that stops this."""
-        return next((one for one in self.of(device) if stops & one.kind.stops), None)
+        """The first that stops this; of tenancies `CardOperations.living` has the last word."""
+        return next(
+            (
+                one
+                for one in self.of(device)
+                if stops & one.kind.stops and one.kind is not Kind.TENANCY
+            ),
+            None,
+        )
 
     def check(self, device: DeviceId | RegionId, stops: Stops) -> None:
         """Refuse it to a tenant.

@@ -161,7 +161,7 @@ def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted_and_no_other() ->
     started, _ = make_ledger(CARD)
     own(started, P0)
     start(started, P0)
-    started.faulted(R0, "x")
+    started.work.faulted(R0, "x")
     assert taints(started, P0)[0].effect is Effect.NO_SCHEDULE
 
 
@@ -329,7 +329,7 @@ def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
     again = reopened_unreconciled(journal)
     for one in (P0, P1, BOARD):
         assert taints(again, one) == (Taint("held", "owners-unknown"),)
-    again.reconciled([CARD.id])
+    again.allocations.reconciled([CARD.id])
     assert taints(again, P0) == ()
     ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     for one in (P0, P1, BOARD):

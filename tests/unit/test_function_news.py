@@ -36,7 +36,7 @@ def told(news: FunctionNews, *cards: Card) -> list[tuple[object, ...]]:
 def test_an_owners_image_is_no_function_and_that_is_said_until_it_is_blanked() -> None:
     """Whoever programmed it may have put anything there (invariants 2 and 4)."""
     before, journal = make_ledger(CARD, FIXED)
-    before.working([R0], image=AFU)
+    before.work.working([R0], image=AFU)
     ledger = functions_ledger(journal)
     news = FunctionNews(ledger)
     assert told(news, CARD, CARD, FIXED) == [(IMAGE, CARD.id, [R0])]

@@ -142,4 +142,4 @@ def test_a_grant_outlives_the_plugin():
     ledger.allocations.allocate(REGIONS, [P0])
     again = reopened(journal, CARD)
     assert again.claims[P0].grants == {R0: CARD.regions[0].grant}
-    again.check_grants(again.claims[P0])
+    again.obstacles.check_grants(again.claims[P0])

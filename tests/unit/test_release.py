@@ -290,7 +290,7 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
 def unreconcile(world: World) -> None:
     """A region comes that was not seen before."""
     ledger, card = world.ledger, world.board.card
-    ledger._seen.discard(world.r1)
+    ledger.hardware._seen.discard(world.r1)
     world.plugin.call(lambda: ledger.hardware.card_found(card, {world.r1: BLANK}, BLANK))
     assert ledger.unreconciled == {card.id}
 
