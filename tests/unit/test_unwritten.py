@@ -229,13 +229,22 @@ def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
     ("step", "holds"),
     [
         (lambda one: one.allocations.kubelet_epoch("life 2"), lambda one: one.claims[P0].exposed),
-        (lambda one: one.allocations.kubelet_epoch("life 2"), lambda one: one.tenancies.users(one.claims[P0])[0].used),
+        (
+            lambda one: one.allocations.kubelet_epoch("life 2"),
+            lambda one: one.tenancies.users(one.claims[P0])[0].used,
+        ),
         (lambda one: one.work.dirty([R0], "x"), lambda one: one.record(R0).condition == "DIRTY"),
         (lambda one: one.work.faulted(R0, "x"), lambda one: one.record(R0).condition == "FAULTED"),
         (lambda one: one.work.set_debt(CARD.id, open_=True), lambda one: CARD.id in one.debts),
-        (lambda one: one.hardware.set_drained(CARD.id, drained=True), lambda one: CARD.id in one.drained),
+        (
+            lambda one: one.hardware.set_drained(CARD.id, drained=True),
+            lambda one: CARD.id in one.drained,
+        ),
         (lambda one: one.work.working([R0], image=AFU), lambda one: AFU in one.images[R0]),
-        (lambda one: one.allocations.prestart_seen([P0]), lambda one: one.claims[P0].prestarts == 1),
+        (
+            lambda one: one.allocations.prestart_seen([P0]),
+            lambda one: one.claims[P0].prestarts == 1,
+        ),
         (
             lambda one: one.allocations.started([one.claims[P0]]),
             lambda one: one.tenancies.users(one.claims[P0])[0].used and not one.claims[P0].started,
