@@ -66,6 +66,7 @@ class Presence(LedgerState):
             if new != record:
                 change.regions[region.id] = new
         self._show(card)
+        self._note_numbers(change, card)
         self._doubt(change)
         self._see(change, observed)
         self._seen.update(region.id for region in card.regions)

@@ -9,13 +9,16 @@ claims there are.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import UNSET
 
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.errors import RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.faults import Fault
+from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
 from fpga_plugin.hardware.model import Card, CardProblem, Region
 from fpga_plugin.ids import (
     AfuId,
@@ -146,9 +149,9 @@ class LedgerState:
         self._inherited: set[DeviceId] = set()
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._of_region: dict[RegionId, dict[TenancyKey, Tenancy]] = {}
-        self._of_node: dict[str, dict[TenancyKey, Tenancy]] = {}
+        self._of_way: dict[str, dict[TenancyKey, Tenancy]] = {}
         self._holder_of: dict[DeviceId, ClaimUid] = {}
-        self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
+        self._shown_by: dict[str, set[CardId]] = {}  # cards that are open this way (`Tenancy.ways`)
         self._begun: dict[RegionId, Begun] = {}
         self._apply(snapshot)
         # Claims of an earlier life of the plugin: PreStarts may have failed while it was away.
@@ -193,7 +196,7 @@ class LedgerState:
         if (claim := self.claim_of(tenancy.key)) is None:
             return None
         used = self.holder_of(claim.device) is None
-        return replace(tenancy, used=used, left=False, cgroups=())
+        return replace(tenancy, used=used, left=False, cgroups=(), numbers=UNSET)
 
     def _records_at_start(
         self, *, unblanked: bool, same_boot: bool
@@ -327,13 +330,13 @@ class LedgerState:
         """Returns the cards whose devices may be listed otherwise now."""
         cards = {card_of(key.region)}
         before = self.tenancies.pop(key, None)
-        for nodes, now in (
-            (before.nodes if before else (), None),
-            (tenancy.nodes if tenancy else (), tenancy),
+        for ways, now in (
+            (before.ways if before else (), None),
+            (tenancy.ways if tenancy else (), tenancy),
         ):
-            for node in nodes:
-                _put(self._of_node, node, key, now)
-                cards |= self._shown_by.get(node, set())
+            for way in ways:
+                _put(self._of_way, way, key, now)
+                cards |= self._shown_by.get(way, set())
         _put(self._of_region, key.region, key, tenancy)
         if tenancy is not None:
             self.tenancies[key] = tenancy
@@ -374,16 +377,16 @@ class LedgerState:
     def _show(self, card: Card) -> None:
         self._hide(card.id)
         self.cards[card.id] = card
-        for node in _nodes(card):
-            self._shown_by.setdefault(node, set()).add(card.id)
+        for way in _ways(card):
+            self._shown_by.setdefault(way, set()).add(card.id)
 
     def _hide(self, card_id: CardId) -> None:
         card = self.cards.pop(card_id, None)
-        for node in () if card is None else _nodes(card):
-            holders = self._shown_by.get(node, set())
+        for way in () if card is None else _ways(card):
+            holders = self._shown_by.get(way, set())
             holders.discard(card_id)
             if not holders:
-                self._shown_by.pop(node, None)
+                self._shown_by.pop(way, None)
 
     # ---------------------------------------------------------------- questions
 
@@ -559,13 +562,59 @@ class LedgerState:
         ]
 
     def strangers(self, region: Region) -> list[Tenancy]:
-        """Who was given a present node of this region for another region (invariant 10)."""
-        return [
-            one
-            for node in region.grant.nodes
-            for one in self._of_node.get(node, {}).values()
+        """Who was given a present node of this region for another region (invariant 10).
+
+        By its path, or by a device number that his node had; and whoever was given a number that
+        the card's own nodes have now, for whichever region.
+        """
+        region = self.region(region.id) or region
+        card = self.cards.get(region.card)
+        found = {
+            key: one
+            for way in _ways_to(region)
+            for key, one in self._of_way.get(way, {}).items()
             if one.region != region.id
-        ]
+        }
+        for number in () if card is None else card.guarded:
+            found |= self._of_way.get(number, {})
+        return list(found.values())
+
+    def numbered(self, numbers: Mapping[RegionId, Mapping[Path, DeviceNumber]]) -> None:
+        """Device numbers that the nodes of present regions have now.
+
+        Whoever has a node, and may yet start a container with it, has its number too from now on.
+
+        Raises:
+            JournalError: that is not written.
+        """
+        changed: set[CardId] = set()
+        for region_id, now in numbers.items():
+            region, card = self.region(region_id), self.cards.get(card_of(region_id))
+            if region is None or card is None or region.numbers == now:
+                continue
+            others = {one.id: one for one in card.regions} | {
+                region_id: replace(region, numbers=now)
+            }
+            self._show(replace(card, regions=tuple(others.values())))
+            changed.add(card.id)
+        if changed:
+            change = Change()
+            for card_id in changed:
+                self._note_numbers(change, self.cards[card_id])
+            try:
+                self._commit(change)
+            finally:
+                for card_id in changed:
+                    self._notify(card_id)
+
+    def _note_numbers(self, change: Change, card: Card) -> None:
+        """Of one whose numbers nobody noted, these are the best guess: it may be an older row."""
+        for node, number in (each for r in card.regions for each in r.numbers.items()):
+            for key, one in self._of_way.get(node, {}).items():
+                known = (change.tenancies.get(key) or one).numbers or ()
+                if number not in known and not (one.left and one.numbers):
+                    now = tuple(sorted({*known, number}))
+                    change.tenancies[key] = replace(one, numbers=now)
 
     def own_node(self, region: Region) -> bool:
         """Whether nobody was given a present node of this region for another region."""
@@ -591,13 +640,26 @@ class LedgerState:
         claim = self.region_claim(key.region)
         return None if claim is None or claim.generation != key.allocation else claim
 
-    @staticmethod
-    def _begin(change: Change, claim: Claim, pods: Iterable[PodUid | None], *, used: bool) -> None:
+    def _begin(
+        self, change: Change, claim: Claim, pods: Iterable[PodUid | None], *, used: bool
+    ) -> None:
         """Pods, or one whose name is not known yet, get what an allocation granted."""
         for pod in pods:
             for region, grant in claim.grants.items():
                 key = TenancyKey(region, claim.generation, pod)
-                change.tenancies[key] = Tenancy(key, grant.nodes, used=used)
+                before = self.tenancies.get(key)  # a pod of a ResourceClaim may come again
+                numbers = {*((before and before.numbers) or ()), *self._numbers_of(grant)}
+                change.tenancies[key] = Tenancy(
+                    key, grant.nodes, used=used, numbers=tuple(sorted(numbers)) or UNSET
+                )
+
+    def _numbers_of(self, grant: Grant) -> Iterator[DeviceNumber]:
+        """The numbers that a grant's nodes have now, as far as a present card shows them."""
+        for node in grant.nodes:
+            for card in self._shown_by.get(node, ()):
+                for region in self.cards[card].regions:
+                    if node in region.numbers:
+                        yield region.numbers[node]
 
     def _end(self, change: Change, tenancies: Iterable[Tenancy]) -> None:
         """These pods have no processes any more, or never had one with the region's nodes."""
@@ -613,13 +675,15 @@ class LedgerState:
                     )
 
     def _reached(self, tenancy: Tenancy) -> set[RegionId]:
-        """Other regions that have one of its nodes by now."""
+        """Other regions that it leads to by now, and all of a card that it leads to itself."""
+        ways = set(tenancy.ways)
+        cards = {card for way in ways for card in self._shown_by.get(way, ())}
         return {
             region.id
-            for node in tenancy.nodes
-            for card in self._shown_by.get(node, ())
-            for region in self.cards[card].regions
-            if node in region.grant.nodes and region.id != tenancy.region
+            for card in map(self.cards.__getitem__, cards)
+            for region in card.regions
+            if not ways.isdisjoint(card.guarded)
+            or (region.id != tenancy.region and not ways.isdisjoint(_ways_to(region)))
         }
 
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
@@ -776,7 +840,7 @@ class LedgerState:
             return
         # Who still has an allocation can be deleted.
         one = min(strangers, key=lambda each: each.left)
-        node = next(node for node in one.nodes if node in region.grant.nodes)
+        node = next((node for node in one.nodes if node in region.grant.nodes), "the device number")
         if not one.left:
             raise RefusedError(
                 f"{node} of region {region.id} is also open to the pod that was"
@@ -814,8 +878,14 @@ def _put(
         del index[at]
 
 
-def _nodes(card: Card) -> Iterable[str]:
-    return (node for region in card.regions for node in region.grant.nodes)
+def _ways(card: Card) -> Iterator[str]:
+    yield from card.guarded
+    for region in card.regions:
+        yield from _ways_to(region)
+
+
+def _ways_to(region: Region) -> tuple[str, ...]:
+    return (*region.grant.nodes, *region.numbers.values())
 
 
 def _claim_at_start(claim: Claim, *, same_boot: bool, exposed: bool) -> Claim:
