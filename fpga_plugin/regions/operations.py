@@ -77,6 +77,11 @@ class CardOperations:
         """Pods that had a region since it was last scrubbed, for those who watch."""
         return frozenset(one.pod for one in self.ledger.left(region) if one.pod is not None)
 
+    def owner(self, region: RegionId) -> Mapping[str, PodUid]:
+        """Whose region it is, as far as it is known: a value of a log line."""
+        claim = self.ledger.region_claim(region)
+        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
             return True
