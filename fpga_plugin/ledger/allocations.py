@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from msgspec import UNSET
+
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.names import (
@@ -245,7 +247,8 @@ class Allocations:
             same = [each for each in (tenancies.get(key), one) if each is not None]
             cgroups = tuple(dict.fromkeys([*(c for each in same for c in each.cgroups), *cgroups]))
             used = any(each.used for each in same)
-            now = replace(one, key=key, used=used, cgroups=cgroups)
+            numbers = tuple(sorted({n for each in same for n in each.numbers or ()})) or UNSET
+            now = replace(one, key=key, used=used, cgroups=cgroups, numbers=numbers)
             if now != one:
                 change.tenancies |= {one.key: None, key: now}
 

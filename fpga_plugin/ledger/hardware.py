@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fpga_plugin.hardware.faults import Fault
+from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.ledger.names import card_of
@@ -81,6 +82,7 @@ class Hardware:
             if new != record:
                 change.regions[region.id] = new
         self._state.show(card)
+        self._note_numbers(change, card)
         self._state.doubt(change)
         self._see(change, observed)
         self._seen.update(region.id for region in card.regions)
@@ -89,6 +91,41 @@ class Hardware:
         finally:
             self._state.notify(card.id)
         return went & present.keys()
+
+    def numbered(self, numbers: Mapping[RegionId, Mapping[Path, DeviceNumber]]) -> None:
+        """Device numbers that the nodes of present regions have now.
+
+        Whoever has a node, and may yet start a container with it, has its number too from now on.
+
+        Raises:
+            JournalError: that is not written.
+        """
+        state, change = self._state, Change()
+        changed: set[CardId] = set()
+        for region_id, now in numbers.items():
+            region, card = state.region(region_id), state.cards.get(card_of(region_id))
+            if region is None or card is None or region.numbers == now:
+                continue
+            regions = {one.id: one for one in card.regions}
+            regions[region_id] = replace(region, numbers=now)
+            state.show(replace(card, regions=tuple(regions.values())))
+            changed.add(card.id)
+        for card_id in changed:
+            self._note_numbers(change, state.cards[card_id])
+        try:
+            state.commit(change)
+        finally:
+            for card_id in changed:
+                state.notify(card_id)
+
+    def _note_numbers(self, change: Change, card: Card) -> None:
+        """Of one whose numbers nobody noted, these are the best guess: it may be an older row."""
+        for node, number in (each for r in card.regions for each in r.numbers.items()):
+            for one in self._state.tenancies.by(node):
+                known = (change.tenancies.get(one.key) or one).numbers or ()
+                if number not in known and not (one.left and one.numbers):
+                    now = tuple(sorted({*known, number}))
+                    change.tenancies[one.key] = replace(one, numbers=now)
 
     def _see(self, change: Change, observed: Mapping[RegionId, AfuId | None]) -> None:
         """What is on the regions of a card that is there."""

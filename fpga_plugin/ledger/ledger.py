@@ -15,6 +15,8 @@ stands against a device, and `naming` what devices are called.
 
 from dataclasses import replace
 
+from msgspec import UNSET
+
 from fpga_plugin.config.settings import ScrubPolicy
 from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.allocations import Allocations
@@ -147,7 +149,7 @@ class Ledger(State):
         if (claim := self.claim_of(tenancy.key)) is None:
             return None
         used = self.holder_of(claim.device) is None
-        return replace(tenancy, used=used, left=False, cgroups=())
+        return replace(tenancy, used=used, left=False, cgroups=(), numbers=UNSET)
 
     def _records_at_start(
         self, *, unblanked: bool, same_boot: bool

@@ -399,11 +399,11 @@ class Obstacles:
             yield _faulted(kind, subject, fault.message)
 
     def _of_nodes(self, region: Region) -> Iterator[Obstacle]:
-        if not (strangers := self._state.tenancies.strangers(region)):
+        if not (strangers := self._state.strangers(region)):
             return
         # Who still has an allocation can be deleted.
         one = min(strangers, key=lambda each: each.left)
-        node = next(node for node in one.nodes if node in region.grant.nodes)
+        node = next((node for node in one.nodes if node in region.grant.nodes), "the device number")
         subject = f"{node} of region {region.id}"
         if not one.left:
             hint = f"delete the pod that holds {one.region}"

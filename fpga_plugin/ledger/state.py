@@ -8,10 +8,11 @@ claims there are.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from fpga_plugin.hardware.faults import Fault
+from fpga_plugin.hardware.grant import DeviceNumber, Grant
 from fpga_plugin.hardware.model import Card, CardProblem, Region
 from fpga_plugin.ids import (
     AfuId,
@@ -93,7 +94,7 @@ class State:
         self._last_number = 0
         self._by_card: dict[CardId, dict[DeviceId, Claim]] = {}
         self._holder_of: dict[DeviceId, ClaimUid] = {}
-        self._shown_by: dict[str, set[CardId]] = {}  # cards whose present regions have this node
+        self._shown_by: dict[str, set[CardId]] = {}  # cards that are open this way (`Tenancy.ways`)
 
     # ---------------------------------------------------------------- changes
 
@@ -167,8 +168,8 @@ class State:
         for key, tenancy in change.tenancies.items():
             cards.add(card_of(key.region))
             self._last_number = max(self._last_number, key.allocation)
-            for node in self.tenancies.set(key, tenancy):
-                cards |= self._shown_by.get(node, set())
+            for way in self.tenancies.set(key, tenancy):
+                cards |= self._shown_by.get(way, set())
         _put(self.strays, change.strays)
         if change.resources.keys() - self.resources:
             self.resources |= change.resources.keys()
@@ -225,17 +226,17 @@ class State:
         """A card is there, and as it is now."""
         self.hide(card.id)
         self.cards[card.id] = card
-        for node in _nodes(card):
-            self._shown_by.setdefault(node, set()).add(card.id)
+        for way in _ways(card):
+            self._shown_by.setdefault(way, set()).add(card.id)
 
     def hide(self, card_id: CardId) -> None:
         """A card is no longer there."""
         card = self.cards.pop(card_id, None)
-        for node in () if card is None else _nodes(card):
-            holders = self._shown_by.get(node, set())
+        for way in () if card is None else _ways(card):
+            holders = self._shown_by.get(way, set())
             holders.discard(card_id)
             if not holders:
-                self._shown_by.pop(node, None)
+                self._shown_by.pop(way, None)
 
     # ---------------------------------------------------------------- questions
 
@@ -323,13 +324,40 @@ class State:
             one
             for region in (() if present is None else present.regions)
             if region.id not in mine
-            for one in self.tenancies.strangers(region)
+            for one in self.strangers(region)
         )
         return [one for one in (*by_region, *by_node) if one.left]
 
+    def strangers(self, region: Region) -> list[Tenancy]:
+        """Who was given a present node of this region for another region (invariant 10).
+
+        By its path, or by a device number that his node had; and whoever was given a number that
+        the card's own nodes have now, for whichever region.
+        """
+        region = self.region(region.id) or region
+        card = self.cards.get(region.card)
+        found = [one for way in _ways_to(region) for one in self.tenancies.by(way)]
+        guarded = () if card is None else card.guarded
+        return list(
+            dict.fromkeys(
+                (
+                    *(one for one in found if one.region != region.id),
+                    *(one for number in guarded for one in self.tenancies.by(number)),
+                )
+            )
+        )
+
     def own_node(self, region: Region) -> bool:
         """Whether nobody was given a present node of this region for another region."""
-        return not self.tenancies.strangers(region)
+        return not self.strangers(region)
+
+    def numbers_of(self, grant: Grant) -> Iterator[DeviceNumber]:
+        """The numbers that a grant's nodes have now, as far as a present card shows them."""
+        for node in grant.nodes:
+            for card in self._shown_by.get(node, ()):
+                for region in self.cards[card].regions:
+                    if node in region.numbers:
+                        yield region.numbers[node]
 
     def pods_of(self, devices: Iterable[DeviceId]) -> frozenset[PodUid]:
         """Pods that use devices by their present allocations, as far as they are known."""
@@ -343,13 +371,15 @@ class State:
         return None if claim is None or claim.generation != key.allocation else claim
 
     def reached(self, tenancy: Tenancy) -> set[RegionId]:
-        """Other regions that have one of its nodes by now."""
+        """Other regions that it leads to by now, and all of a card that it leads to itself."""
+        ways = set(tenancy.ways)
+        cards = {card for way in ways for card in self._shown_by.get(way, ())}
         return {
             region.id
-            for node in tenancy.nodes
-            for card in self._shown_by.get(node, ())
-            for region in self.cards[card].regions
-            if node in region.grant.nodes and region.id != tenancy.region
+            for card in map(self.cards.__getitem__, cards)
+            for region in card.regions
+            if not ways.isdisjoint(card.guarded)
+            or (region.id != tenancy.region and not ways.isdisjoint(_ways_to(region)))
         }
 
     def others_owned(self, card: CardId, regions: Iterable[RegionId]) -> bool:
@@ -394,5 +424,11 @@ def _put(known: dict[_K, _V], told: Mapping[_K, _V | None]) -> None:
             known[key] = value
 
 
-def _nodes(card: Card) -> Iterable[str]:
-    return (node for region in card.regions for node in region.grant.nodes)
+def _ways(card: Card) -> Iterator[str]:
+    yield from card.guarded
+    for region in card.regions:
+        yield from _ways_to(region)
+
+
+def _ways_to(region: Region) -> tuple[str, ...]:
+    return (*region.grant.nodes, *region.numbers.values())

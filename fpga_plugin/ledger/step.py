@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET
+
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.ids import AfuId, DeviceId, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.records import (
@@ -72,7 +74,10 @@ class Step:
         for pod in pods:
             for region, grant in claim.grants.items():
                 key = TenancyKey(region, claim.generation, pod)
-                self.change.tenancies[key] = Tenancy(key, grant.nodes, used=used)
+                before = self._state.tenancies.get(key)  # a pod of a ResourceClaim may come again
+                known = (before.numbers if before else None) or ()
+                numbers = tuple(sorted({*known, *self._state.numbers_of(grant)})) or UNSET
+                self.change.tenancies[key] = Tenancy(key, grant.nodes, used=used, numbers=numbers)
 
     def use(self, tenancies: Iterable[Tenancy]) -> None:
         """A container of these may have the nodes from now on."""

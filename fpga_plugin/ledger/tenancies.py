@@ -1,9 +1,8 @@
-"""Who may be using a region: every tenancy, by region and by device node."""
+"""Who may be using a region: every tenancy, by region, device node and number."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from fpga_plugin.hardware.model import Region
 from fpga_plugin.ids import RegionId
 from fpga_plugin.ledger.records import Claim, Tenancy, TenancyKey
 
@@ -16,7 +15,7 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
     def __init__(self) -> None:
         self._all: dict[TenancyKey, Tenancy] = {}
         self._of_region: dict[RegionId, dict[TenancyKey, Tenancy]] = {}
-        self._of_node: dict[str, dict[TenancyKey, Tenancy]] = {}
+        self._of_way: dict[str, dict[TenancyKey, Tenancy]] = {}
 
     def __getitem__(self, key: TenancyKey) -> Tenancy:
         return self._all[key]
@@ -28,17 +27,17 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
         return len(self._all)
 
     def set(self, key: TenancyKey, tenancy: Tenancy | None) -> set[str]:
-        """It begins, changes or (None) ends; returns the device nodes concerned."""
+        """It begins, changes or (None) ends; returns its ways (`Tenancy.ways`)."""
         before = self._all.pop(key, None)
-        nodes: set[str] = set()
+        ways: set[str] = set()
         for one, now in ((before, None), (tenancy, tenancy)):
-            for node in () if one is None else one.nodes:
-                _put(self._of_node, node, key, now)
-                nodes.add(node)
+            for way in () if one is None else one.ways:
+                _put(self._of_way, way, key, now)
+                ways.add(way)
         _put(self._of_region, key.region, key, tenancy)
         if tenancy is not None:
             self._all[key] = tenancy
-        return nodes
+        return ways
 
     def of(self, region: RegionId) -> list[Tenancy]:
         """Of all that were granted the region, and whose processes may be there."""
@@ -57,14 +56,9 @@ class Tenancies(Mapping[TenancyKey, Tenancy]):
             if one.key.allocation == claim.generation
         ]
 
-    def strangers(self, region: Region) -> list[Tenancy]:
-        """Who was given a present node of this region for another region (invariant 10)."""
-        return [
-            one
-            for node in region.grant.nodes
-            for one in self._of_node.get(node, {}).values()
-            if one.region != region.id
-        ]
+    def by(self, way: str) -> list[Tenancy]:
+        """Those that lead by this node or device number."""
+        return list(self._of_way.get(way, {}).values())
 
 
 def _put(

@@ -157,16 +157,18 @@ class Work:
     def _done_with(self, region: RegionId, claim: Claim | None) -> list[Tenancy]:
         """Tenancies that are over with a region's scrub: their pods are gone.
 
-        But for the present owner's pod: what it had before it has still. Nodes that it has again
-        are in its hands by its present tenancy; others may be another region's by now.
+        But for the present owner's pod: what it had before it has still. Nodes and their numbers
+        that it has again are in its hands by its present tenancy; others may be another region's by
+        now.
         """
         if claim is None or claim.pod is None:
             return self._state.tenancies.left(region)
-        nodes = set(claim.grants[region].nodes) if region in claim.grants else set()
+        users = self._state.tenancies.users(claim)
+        ways = {way for one in users if one.region == region for way in one.ways}
         return [
             one
             for one in self._state.tenancies.left(region)
-            if one.pod != claim.pod or nodes.issuperset(one.nodes)
+            if one.pod != claim.pod or ways.issuperset(one.ways)
         ]
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:

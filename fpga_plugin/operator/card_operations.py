@@ -22,13 +22,12 @@ def operations(actions: CardActions, plugin: Plugin | None = None) -> dict[str, 
         "undrain": _shown(actions.undrain, plugin),
         "retry": _shown(actions.retry, plugin),
         "release": _shown(actions.release, plugin),
-        "functions": _functions(actions, make=None),
         "functions-make": _functions(actions, make=True),
         "functions-remove": _functions(actions, make=False),
     }
 
 
-def _functions(actions: CardActions, *, make: bool | None) -> Operation:
+def _functions(actions: CardActions, *, make: bool) -> Operation:
     async def operation(card: str) -> Mapping[str, object]:
         found = await actions.functions(card, make=make)
         return {

@@ -246,9 +246,7 @@ def _note(plugin: Plugin, card_id: CardId, card: Card | None) -> str:
         notes.append(f"{len(card.regions)} of {card.ports} regions have a driver")
     if card_id in ledger.unreconciled:
         notes.append("who has it is not known: kubelet's records were not read since it was found")
-    strangers = [
-        one for region in card.regions for one in ledger.tenancies.strangers(region) if one.left
-    ]
+    strangers = [one for region in card.regions for one in ledger.strangers(region) if one.left]
     if lent := sorted({one.pod for one in strangers if one.pod is not None}):
         notes.append(
             f"pod {', '.join(lent)} still runs and may open a region of it: device numbers changed"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 
@@ -158,12 +157,12 @@ class CardActions:
             log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
         return await self.state(card_id)
 
-    async def functions(self, card: str, *, make: bool | None = None) -> tuple[PciFunction, ...]:
-        """A card's PCI functions.
+    async def functions(self, card: str, *, make: bool) -> tuple[PciFunction, ...]:
+        """Change which virtual PCI functions a card has; returns all that it has then.
 
         Args:
             card: its id.
-            make: make all virtual ones that it can have, or remove those that it has; None: look.
+            make: make all that it can have; else remove those that it has.
 
         Raises:
             UnknownDeviceError: no such card.
@@ -171,18 +170,13 @@ class CardActions:
             FpgaPluginError: the driver refused, or it cannot be read.
         """
         card_id = self._there(card)
-        backend = self._operations.backend
-        if make is not None:
-            async with self._operations.workers.lock(card_id):
-                await self._check_unused(card_id)
-                await self._operations.workers.run(
-                    card_id, partial(backend.make_functions, card_id, make=make)
-                )
-            log.info(
-                "virtual functions made" if make else "virtual functions removed", card=card_id
-            )
-            await self._inventory.rescan(card_id)
-        return tuple(await self._operations.workers.run(card_id, backend.functions, card_id))
+        workers, backend = self._operations.workers, self._operations.backend
+        async with workers.lock(card_id):
+            await self._check_unused(card_id)
+            await workers.run(card_id, backend.make_functions, card_id, make=make)
+        log.info("virtual functions made" if make else "virtual functions removed", card=card_id)
+        await self._inventory.rescan(card_id)
+        return tuple(await workers.run(card_id, backend.functions, card_id))
 
     async def _check_unused(self, card_id: CardId) -> None:
         """Nobody may have anything of a card whose functions come or go. The lock is held.
@@ -221,9 +215,8 @@ class CardActions:
                 raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for whoever has it open, or crash
-            await self._operations.workers.run(
-                card_id, partial(self._operations.backend.give_back, present, region)
-            )
+            workers, backend = self._operations.workers, self._operations.backend
+            await workers.run(card_id, backend.give_back, present, region)
 
     def _there(self, text: str) -> CardId:
         """The card of that id, also one that cannot be served.
@@ -280,7 +273,7 @@ class CardActions:
             for region in card.regions:
                 users = [
                     *self._ledger.tenancies.left(region.id),
-                    *self._ledger.tenancies.strangers(region),
+                    *self._ledger.strangers(region),
                 ]
                 if (one := await self._operations.living(users)) is not None:
                     waits.append(f"pod {one.pod}, which had {one.region}, still runs")

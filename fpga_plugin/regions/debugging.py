@@ -14,15 +14,17 @@ pod's status nobody tells is scrubbed.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
-from fpga_plugin.errors import FpgaPluginError, NoSourceError, quote
-from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.errors import FpgaPluginError, HardwareError, NoSourceError, quote
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Debug
@@ -34,6 +36,7 @@ from fpga_plugin.pods.pod import Phase, Pod
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.regions.reads import CardReads
 
 log = structlog.get_logger()
 
@@ -290,6 +293,55 @@ class Debugging:
         )
         reason = "FpgaRegionKept" if kept else "FpgaRegionNotKept"
         self._recorder.debugged(debug.pod, PodName(debug.namespace, debug.name), reason, note)
+
+
+class DebugLog:
+    """What the log says of regions that are debugged: their port errors, and what is on them.
+
+    These are the regions of pods with the annotation, and those whose owner asked for `debug=1`.
+    Belongs to the event loop.
+    """
+
+    def __init__(self, operations: CardOperations, reads: CardReads) -> None:
+        self._operations, self._reads = operations, reads
+        self._errors: dict[RegionId, dict[str, int]] = {}
+        self._accelerators: dict[RegionId, AfuId | None] = {}
+
+    async def look(self, card: Card) -> None:
+        """Log each new set of port errors, once."""
+        for region in card.regions:
+            if region.id not in self._operations.debugged:
+                self._errors.pop(region.id, None)
+                continue
+            about = self._operations.owner(region.id)
+            read = partial(self._operations.backend.port_errors, region)
+            try:
+                errors = dict(await self._reads.run(card.id, read))
+            except HardwareError as error:
+                log.warning(
+                    "port errors cannot be read", region=region.id, error=str(error), **about
+                )
+                continue
+            if errors != self._errors.get(region.id, {}):
+                self._errors[region.id] = errors
+                shown = {name: f"{value:#x}" for name, value in errors.items()}
+                log.warning("port errors", region=region.id, errors=shown, **about)
+
+    def shows(self, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """Log what is on them: at the first look, and when it changes."""
+        debugged = self._operations.debugged
+        self._accelerators = {r: afu for r, afu in self._accelerators.items() if r in debugged}
+        for region in observed.keys() & debugged:
+            if self._accelerators.get(region, "") != observed[region]:
+                self._accelerators[region] = observed[region]
+                clock = self._operations.clocks.get(region)
+                log.info(
+                    "accelerator of a debugged region",
+                    region=region,
+                    afu_id=observed[region],
+                    clock=None if clock is None else clock.detail,
+                    **self._operations.owner(region),
+                )
 
 
 def failure(pod: Pod, containers: Sequence[str]) -> str | None:

@@ -22,6 +22,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
@@ -78,6 +79,11 @@ class CardOperations:
             one.pod for one in self.ledger.tenancies.left(region) if one.pod is not None
         )
 
+    def owner(self, region: RegionId) -> Mapping[str, PodUid]:
+        """Whose region it is, as far as it is known: a value of a log line."""
+        claim = self.ledger.region_claim(region)
+        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
+
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
             return True
@@ -99,24 +105,32 @@ class CardOperations:
         Raises:
             PortInUseError: somebody has one open.
             CardGoneError: one is not there.
+            HardwareError: its device number cannot be read.
+            JournalError: who has it cannot be written down.
         """
         stack = ExitStack()
+        numbers: dict[RegionId, Mapping[Path, DeviceNumber]] = {}
 
         def open_all() -> dict[RegionId, Port]:
             try:
-                return {
+                ports = {
                     region.id: stack.enter_context(self.backend.open_port(card, region))
                     for region in regions
                 }
+                numbers.update((region.id, self.backend.numbers(region)) for region in regions)
             except BaseException:
                 stack.close()
                 raise
+            return ports
 
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
         self.begin(card, [region.id for region in regions])
         try:
             # Inside: who is cancelled meanwhile is told so when they are open.
-            yield await self.workers.run(card.id, open_all)
+            ports = await self.workers.run(card.id, open_all)
+            if not any(self._went(card, region.id) for region in regions):
+                self.ledger.hardware.numbered(numbers)
+            yield ports
         finally:
             await self.workers.finish(card.id, stack.close)
 

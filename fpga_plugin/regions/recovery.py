@@ -13,10 +13,11 @@ pause, and it doubles.
 import asyncio
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.config.settings import RecoveryPolicy
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.faults import FaultKind
@@ -34,15 +35,15 @@ FIRST_PAUSE = 60.0
 """Seconds from one attempt on a card to the next; doubles with each."""
 
 LONGEST_PAUSE = 3600.0
-"""An attempt that is longer ago than this is forgotten."""
+"""Attempts are forgotten when a card has not needed another one for so long after its pause."""
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """The last one on a card."""
+class _Attempts:
+    """Those on a card: none before `after`, in the event loop's seconds."""
 
-    at: float
-    pause: float
+    pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
+    after: float = 0.0
 
 
 class Recovery:
@@ -70,7 +71,7 @@ class Recovery:
         self._inventory = inventory
         self._link = link
         self._queue = queue
-        self._attempts: dict[CardId, _Attempt] = {}
+        self._attempts: dict[CardId, _Attempts] = {}
         self._asked: set[CardId] = set()
         self.done = 0
         self.failed = 0
@@ -103,7 +104,7 @@ class Recovery:
         if self._policy is not RecoveryPolicy.REBIND:
             return False
         last = self._attempts.get(card_id)
-        return last is None or self._now() - last.at >= last.pause
+        return last is None or self._now() >= last.after
 
     def due(self, card: Card) -> bool:
         """Whether a card that nobody has should be rebound now.
@@ -176,7 +177,7 @@ class Recovery:
         if card.id in ledger.unreconciled:
             return "kubelet's records were not read since it was found: it may have an owner"
         for region in card.regions:
-            for one in ledger.tenancies.strangers(region):
+            for one in ledger.strangers(region):
                 who = f"pod {one.pod}" if one.pod is not None else "the pod"
                 return f"{', '.join(one.nodes)} is open to {who} that was given {one.region}"
         own = {claim.pod for claim in ledger.claims_on(card.id) if claim.pod is not None}
@@ -233,11 +234,11 @@ class Recovery:
 
     def _note_attempt(self, card_id: CardId) -> None:
         now, last = self._now(), self._attempts.get(card_id)
-        pause = FIRST_PAUSE
-        if last is not None and now - last.at < LONGEST_PAUSE:
-            pause = min(last.pause * 2, LONGEST_PAUSE)
+        if last is None or now - last.after >= LONGEST_PAUSE:
+            last = self._attempts[card_id] = _Attempts()
+        pause = last.pauses.delay()
+        last.after = now + pause
         self._asked.discard(card_id)
-        self._attempts[card_id] = _Attempt(now, pause)
         self._queue.add_later(card_id, pause)
 
     @staticmethod

@@ -93,7 +93,7 @@ class Scrubber:
 
     def _lent(self, card: Card) -> list[Tenancy]:
         """Pods without a claim that have a node of the card in their hands, for another region."""
-        strangers = map(self._operations.ledger.tenancies.strangers, card.regions)
+        strangers = map(self._operations.ledger.strangers, card.regions)
         return [one for of_region in strangers for one in of_region if one.left]
 
     def _borrowed(self, card: Card) -> list[Region]:

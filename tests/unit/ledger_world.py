@@ -197,6 +197,7 @@ class Rack:
         self.programs = 0
         self.done: list[tuple[object, ...]] = []
         self.lent: set[RegionId] = set()
+        self.numbers_now: dict[RegionId, Mapping[str, str]] = {}
         self.limits: ClockLimits | None = None
 
     def _operate(self) -> None:
@@ -264,6 +265,9 @@ class Rack:
 
     def make_functions(self, card: CardId, *, make: bool) -> None:
         raise AssertionError("nobody asked")
+
+    def numbers(self, region: Region) -> Mapping[str, str]:
+        return self.numbers_now.get(region.id, region.numbers)
 
     def borrowed(self, region: Region) -> bool:
         return region.id in self.lent

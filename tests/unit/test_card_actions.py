@@ -368,13 +368,6 @@ def test_functions_are_made_of_a_card_that_nobody_has(scene: Scene, *, wanted: b
     assert scene.ledger.cards[card(scene)] == scene.rack.boards[card(scene)].card
 
 
-def test_to_look_at_functions_changes_nothing(scene: Scene) -> None:
-    maker = Maker(scene)
-    drain(scene, drained=False)
-    assert done(scene, lambda actions: actions.functions(card(scene))) == (FUNCTION,)
-    assert maker.calls == []
-
-
 @pytest.mark.parametrize(
     ("way", "words"),
     [
@@ -421,7 +414,10 @@ def test_a_card_that_is_only_known_for_its_trouble_has_functions(scene: Scene) -
     problem = CardProblem(PciAddress(0, 0x77, 0, 0), "it has no functions", "make them")
     other = problem.address.card_id
     scene.plugin.hardware.problems[other] = problem
+    scene.rack.make_functions = mock.Mock()  # type: ignore[method-assign]
+    scene.rack.scan_card = lambda _card: problem  # type: ignore[method-assign]
     scene.rack.functions = lambda which: [FUNCTION] * (which == other)  # type: ignore[method-assign]
-    assert done(scene, lambda actions: actions.functions(other)) == (FUNCTION,)
+    assert done(scene, lambda actions: actions.functions(other, make=True)) == (FUNCTION,)
+    scene.rack.make_functions.assert_called_once_with(other, make=True)
     with pytest.raises(UnknownDeviceError):
-        done(scene, lambda actions: actions.functions("0000-78-00.0"))
+        done(scene, lambda actions: actions.functions("0000-78-00.0", make=True))

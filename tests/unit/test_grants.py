@@ -113,13 +113,13 @@ def test_one_node_in_other_hands_keeps_a_region_back(ledger):
     found(ledger, moved)
     scrub(ledger, moved)
     (region, neighbour) = moved.regions
-    (one,) = ledger.tenancies.strangers(region)
+    (one,) = ledger.strangers(region)
     assert (one.region, one.nodes, one.left) == (R0, ("/dev/dfl-port.0", "/dev/dfl-port.1"), False)
     assert ledger.own_node(neighbour)
     with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to the pod"):
         ledger.allocations.allocate(REGIONS, [Q0])
     ledger.allocations.release([P0])
-    assert ledger.tenancies.strangers(region) == [replace(one, left=True)]
+    assert ledger.strangers(region) == [replace(one, left=True)]
     assert one.pod == POD
     with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to pod"):
         ledger.allocations.allocate(REGIONS, [Q0])

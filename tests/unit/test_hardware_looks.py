@@ -559,7 +559,7 @@ def test_a_card_that_could_not_be_served_and_went_is_no_problem_any_more(
 # ------------------------------------------------------------------ cards that do not answer
 
 
-@pytest.mark.parametrize("answers", [0, 1, 2])
+@pytest.mark.parametrize("answers", [0, 1])
 def test_a_card_that_stops_answering_in_the_middle_of_a_look_is_out_of_service(
     looks: Callable[..., Looks], answers: int
 ) -> None:
@@ -574,24 +574,22 @@ def test_a_card_that_stops_answering_in_the_middle_of_a_look_is_out_of_service(
     assert not look.count("card found")
 
 
-@pytest.mark.parametrize("answers", [0, 1])
 def test_whoever_looks_at_a_silent_card_takes_it_out_of_service(
-    looks: Callable[..., Looks], answers: int
+    looks: Callable[..., Looks],
 ) -> None:
     """Recovery's look does; it does not read the health."""
     look = looks()
-    look.reads.silent[look.one] = answers
+    look.reads.silent[look.one] = 0
     look.run(look.inventory.look(look.one))
     assert {fault.message for fault in look.ledger.failing.values()} == {SILENT}
 
 
-@pytest.mark.parametrize("answers", [0, 1])
 def test_a_new_card_that_does_not_answer_is_a_problem_until_it_does(
-    looks: Callable[..., Looks], answers: int
+    looks: Callable[..., Looks],
 ) -> None:
     look = looks()
     look.new()
-    look.reads.silent[look.one] = answers
+    look.reads.silent[look.one] = 0
     look.changed(look.one)
     assert look.one not in look.ledger.cards
     assert look.inventory.problems[look.one].message == SILENT

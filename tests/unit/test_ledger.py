@@ -210,7 +210,7 @@ def test_a_node_in_other_hands_is_not_given_out_until_they_let_go(ledger: Ledger
     found(ledger, renumbered(OTHER, 0, 3))
     scrub(ledger, OTHER)
     lent = ledger.cards[OTHER.id].regions[0]
-    assert [(one.nodes, one.region) for one in ledger.tenancies.strangers(lent)] == [
+    assert [(one.nodes, one.region) for one in ledger.strangers(lent)] == [
         (("/dev/dfl-port.0",), R0)
     ]
     with pytest.raises(RefusedError, match="is also open to the pod"):
@@ -234,9 +234,7 @@ def test_a_region_under_a_stale_node_is_dirty_where_it_may_have_been_used(
     scrub(ledger, CARD, 1)
     ledger.allocations.release([P0])
     (_, of_its_node) = ledger.cards[CARD.id].regions
-    assert [one.pod for one in ledger.tenancies.strangers(of_its_node)] == (
-        [POD_A] if started else []
-    )
+    assert [one.pod for one in ledger.strangers(of_its_node)] == ([POD_A] if started else [])
     gone(ledger, POD_A)
     assert condition(ledger, R1) is (Condition.DIRTY if started else Condition.BLANK)
     assert ledger.own_node(of_its_node)
@@ -311,7 +309,7 @@ def test_a_tenancy_that_was_left_outlives_the_plugin_and_not_the_boot(boot_id: s
     lent = ghost_with_node_0(ledger)
     again = reopened(journal, renumbered(OTHER, 0, 3), boot_id=boot_id)
     node = next(r for r in again.cards[OTHER.id].regions if r.id == lent)
-    assert bool(again.tenancies.strangers(node)) == (boot_id == "boot")
+    assert bool(again.strangers(node)) == (boot_id == "boot")
 
 
 # ------------------------------------------------------------------ cards nobody was asked about

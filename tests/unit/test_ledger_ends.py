@@ -168,7 +168,7 @@ def test_regions_of_two_owners_whose_nodes_were_swapped_wait_for_both(ledger: Le
     swap_nodes(ledger)
     ledger.allocations.release([P0, P1])
     assert (former(ledger, R0), former(ledger, R1)) == ({POD_A}, {POD_B})
-    strangers = [ledger.tenancies.strangers(region) for region in ledger.cards[CARD.id].regions]
+    strangers = [ledger.strangers(region) for region in ledger.cards[CARD.id].regions]
     assert [[one.pod for one in each] for each in strangers] == [[POD_B], [POD_A]]
     assert condition(ledger, R0) is condition(ledger, R1) is Condition.DIRTY
 

@@ -242,9 +242,9 @@ def test_a_node_that_two_pods_have_is_still_one_pods_when_the_other_is_gone() ->
     ledger.commit(tenancy(R0, POD, *grant.nodes))
     ledger.commit(tenancy(R1, "pod-2", *grant.nodes))
     gone(ledger, POD)
-    assert [one.pod for one in ledger.tenancies.strangers(third.regions[0])] == ["pod-2"]
+    assert [one.pod for one in ledger.strangers(third.regions[0])] == ["pod-2"]
     gone(ledger, "pod-2")
-    assert ledger.tenancies.strangers(third.regions[0]) == []
+    assert ledger.strangers(third.regions[0]) == []
 
 
 def test_a_region_whose_node_a_pod_had_while_it_was_scrubbed_is_dirty_when_the_pod_is_gone() -> (
@@ -256,7 +256,7 @@ def test_a_region_whose_node_a_pod_had_while_it_was_scrubbed_is_dirty_when_the_p
     ledger.work.dirty([R2], "so")
     ledger.work.working([R2])
     ledger.work.clean(R2, BLANK, blank=True)
-    assert [one.region for one in ledger.tenancies.strangers(OTHER.regions[0])] == [R1]
+    assert [one.region for one in ledger.strangers(OTHER.regions[0])] == [R1]
     gone(ledger, POD)
     assert ledger.record(R2).condition is Condition.DIRTY
 

@@ -418,7 +418,7 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         swapped = (replace(one, grant=other.grant), replace(other, grant=one.grant))
         world.board.card = replace(world.board.card, regions=swapped)
         world.plugin.call(lambda: ledger.hardware.card_found(world.board.card, {}, BLANK))
-        assert ledger.tenancies.strangers(world.board.card.regions[1])
+        assert ledger.strangers(world.board.card.regions[1])
     else:
         unreconcile(world)
     hindrance = world.plugin.begin(world.plugin.recovery._hindrance(world.board.card, frozenset()))
