@@ -4,9 +4,8 @@ Allocate, PostStop and Deallocate are ledger steps and return at once; what they
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import structlog
 
@@ -20,18 +19,9 @@ from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.preferred import preferred
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
+from fpga_plugin.stock.owners import Owners
 
 log = structlog.get_logger()
-
-
-class OwnerSearch(Protocol):
-    """Finds out whose claims these are, where no call tells."""
-
-    def allocated(self, devices: Iterable[DeviceId]) -> None:
-        """Allocate is about to be answered: what kubelet's records say by now is about others."""
-
-    def deallocated(self, devices: Iterable[DeviceId]) -> None:
-        """Deallocate is about to be answered: kubelet's records may still name the last owner."""
 
 
 class ClaimService:
@@ -50,7 +40,7 @@ class ClaimService:
         self,
         *,
         ledger: Ledger,
-        owners: OwnerSearch,
+        owners: Owners,
         lists: DeviceLists,
         prestarts: PreStarts,
         queue: CardQueue,
@@ -82,7 +72,7 @@ class ClaimService:
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
         """Grant devices to a container, journalled before it returns."""
         claims = self._ledger.allocate(resource, ids)
-        self._owners.allocated(claim.device for claim in claims)
+        self._owners.answered(claim.device for claim in claims)
         of = self._ledger.named_resource(resource)
         answer = Allocation.of(
             of, {region: grant for claim in claims for region, grant in claim.grants.items()}
@@ -120,7 +110,7 @@ class ClaimService:
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
         """The claim of these devices ended."""
-        self._owners.deallocated(release(self._ledger, self._queue, resource, ids))
+        self._owners.answered(release(self._ledger, self._queue, resource, ids))
 
     # ---------------------------------------------------------------- PreStart
 

@@ -15,7 +15,6 @@ from functools import partial
 import structlog
 
 from fpga_plugin.claims.calls import Caller
-from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.claims.gate import last_look
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
@@ -46,6 +45,7 @@ from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Plan, Preparer, Want
+from fpga_plugin.stock.environment import StockEnvironment
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class PreStarts:
         wants: Wants,
         *,
         pods: PodDirectory,
-        envs: EnvSource,
+        envs: StockEnvironment,
         permission: Permission,
         recorder: EventRecorder,
     ) -> None:

@@ -309,6 +309,13 @@ class Claims(LedgerState):
         for card in known:
             self._notify(card)
 
+    def keep_back(self, cards: Iterable[CardId]) -> None:
+        """Who has these cards is not known: kubelet's records name somebody who is no owner."""
+        new = set(cards) - self.unreconciled
+        self.unreconciled |= new
+        for card in new:
+            self._notify(card)
+
     def bind_pod(
         self,
         devices: Iterable[DeviceId],

@@ -164,7 +164,7 @@ class NextContainer:
             devices: of the PreStart.
             holders: the containers that have these, in the order of their starts.
             answer: the pod, if it was read just now.
-            fresh: see `EnvSource.ask`.
+            fresh: see `StockEnvironment.ask`.
 
         Raises:
             NoSourceError: it is not proved; the words are unlike any other refusal's.

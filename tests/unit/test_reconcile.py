@@ -12,6 +12,7 @@ from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
 from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
 from doubles.loops import beside, until
+from ledger_support import operations
 from structlog.testing import capture_logs
 
 from fpga_plugin.errors import NoSourceError
@@ -30,7 +31,6 @@ from fpga_plugin.pods.podresources import (
 )
 from fpga_plugin.pods.podwatch import PodWatch
 from fpga_plugin.stock import reconcile
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
@@ -104,16 +104,15 @@ class World:
             prefix=PREFIX,
             podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
         )
-        self.owners = Owners(self.ledger, pods)
-        self.missed = Nobody()
         self.cgroups = PodCgroups(None)
+        self.owners = Owners(operations(self.ledger, self.cgroups), pods)
+        self.missed = Nobody()
         self.reconciler = Reconciler(
             ledger=self.ledger,
             queue=self.queue,  # type: ignore[arg-type]
             link=self.kubelet,  # type: ignore[arg-type]
             pods=pods,
             owners=self.owners,
-            adoption=Adoption(self.ledger, self.owners, self.cgroups),
             envs=Nobody(),  # type: ignore[arg-type]
             missed=self.missed,  # type: ignore[arg-type]
             pods_socket=pods_socket,
@@ -663,7 +662,7 @@ def test_what_the_checkpoint_names_is_adopted_whatever_the_journal_knows(
 def test_an_entry_that_is_older_than_a_deallocate_makes_no_claim(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([REGION])
-    world.owners.deallocated([DeviceId(REGION)])
+    world.owners.answered([DeviceId(REGION)])
     world.play(lambda: bool(world.queue.told))
     assert not world.ledger.claims
     world.kubelet.write([REGION])
@@ -710,7 +709,7 @@ def test_a_card_left_alone_is_told_once_whatever_the_order_of_kubelets_records(
     reasons: set[str] = set()
     for entries in ((of_region, of_card), (of_card, of_region)):
         write_checkpoint(directory, *entries)
-        asyncio.run(world.reconciler._adopt(asyncio.run(world.pods.checkpoint()), {}))
+        asyncio.run(world.owners.read())
         reasons.add(world.ledger.foreign[CARD.id])
     assert len(reasons) == 1
 
@@ -951,8 +950,9 @@ def test_whatever_changes_has_the_lists_compared_where_kubelet_can_be_asked(
     world = World(directory, polled=polled)
     looks: list[None] = []
 
-    async def look(_check: object) -> None:
-        looks.append(None)
+    async def look(check: AllocatableCheck) -> None:
+        if check._podresources is not None:
+            looks.append(None)
 
     monkeypatch.setattr(AllocatableCheck, "look", look)
 
@@ -961,8 +961,7 @@ def test_whatever_changes_has_the_lists_compared_where_kubelet_can_be_asked(
             lambda: world.reconciler.stream_opened(RESOURCE),
             lambda: world.ledger.set_foreign({CARD.id: "drain the node"}),
         ):
-            if world.reconciler._allocatable is not None:
-                world.reconciler._allocatable._left = 0
+            world.reconciler._allocatable._left = 0
             await idle(world)
             before = len(looks)
             await idle(world)
@@ -1117,7 +1116,7 @@ def test_records_are_as_old_as_the_last_answer_wherever_kubelet_does_not_stream(
     assert reconciler.last_read == 0, "nothing was read yet, whatever kubelet streams"
     reconciler._last_read = 100.0
     assert reconciler.last_read == 100.0, "this kubelet has not answered"
-    reconciler._answered = True
+    reconciler.answered = True
     assert reconciler.last_read == 1e10
     reconciler.watch = None
     assert reconciler.last_read == 100.0
