@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
@@ -668,6 +668,25 @@ def test_an_entry_that_is_older_than_a_deallocate_makes_no_claim(directory: str)
     world.kubelet.write([REGION])
     world.reconciler.kubelet_epoch("k2")
     world.play(lambda: bool(world.ledger.claims))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["nobody asks", "another pod comes first"])
+def test_an_entry_that_outlives_a_deallocate_and_a_restart_ends(
+    directory: str, *, again: bool
+) -> None:
+    """The restarted plugin does not know that it is older than the Deallocate: nobody is hurt."""
+    world = World(directory)
+    world.kubelet.write([REGION])  # kubelet writes late, and has forgotten the pod by now
+    if again:
+        world.kubelet.rewrites = False
+        world.play(lambda: bool(world.ledger.claims))
+        world.ledger.allocate(RESOURCE, [REGION])
+        assert world.ledger.claims[DeviceId(REGION)].pod is None
+    else:
+        world.play(lambda: bool(world.released))
+        assert not world.ledger.claims
+    (left,) = world.ledger.left(RegionId(REGION))
+    assert left.pod == POD, "its processes are waited for before the region is scrubbed"
 
 
 def test_another_pod_than_the_ledgers_is_the_owner_that_the_checkpoint_names(
