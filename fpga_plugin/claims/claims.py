@@ -1,4 +1,4 @@
-"""The calls of kubelet, as the life of a claim: `DevicePluginCalls` over ledger and lists.
+"""The calls of kubelet, as the life of a claim, over ledger and lists.
 
 Allocate, PostStop and Deallocate are ledger steps and return at once; what they set off runs in the
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
@@ -25,7 +25,9 @@ log = structlog.get_logger()
 
 
 class ClaimService:
-    """Belongs to the event loop.
+    """Belongs to the event loop. Ids come as kubelet sent them, unchecked.
+
+    Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
 
     Args:
         ledger: who has what.
@@ -56,7 +58,7 @@ class ClaimService:
     # ---------------------------------------------------------------- lists
 
     def resources(self) -> tuple[ResourceName, ...]:
-        """Every resource that is to be registered."""
+        """Every resource that is to be registered; none ever goes."""
         return self._lists.resources()
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
@@ -86,12 +88,12 @@ class ClaimService:
         must_include: Sequence[str],
         size: int,
     ) -> list[str]:
-        """Which of `available` to take."""
+        """Which of `available` to take; never raises for ids that it does not know."""
         listed = self._lists.devices(resource)
         return preferred(self._ledger, listed, available, must_include, size)
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """A container that had these devices was removed."""
+        """A container that had these devices was removed. Work follows in the background."""
         claims = self._ledger.claims
         # Without a claim it may be one that was still to come of an ended claim.
         devices = [
@@ -109,7 +111,7 @@ class ClaimService:
             self._queue.add(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """The claim of these devices ended."""
+        """The claim of these devices ended. Work follows in the background."""
         self._owners.answered(release(self._ledger, self._queue, resource, ids))
 
     # ---------------------------------------------------------------- PreStart

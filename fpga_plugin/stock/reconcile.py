@@ -45,7 +45,7 @@ REWRITE_POLL = 0.02
 
 
 class Reconciler:
-    """Belongs to the event loop; is told of kubelet's lives (`KubeletLives`).
+    """Belongs to the event loop; is told of kubelet's lives by every resource that finds one.
 
     Args:
         ledger: whose claims end.
@@ -103,7 +103,9 @@ class Reconciler:
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
     def kubelet_epoch(self, epoch: str) -> None:
-        """A life of kubelet began or was found; of another one, what is in use is not known yet.
+        """A life of kubelet began or was found, told by its socket's identity.
+
+        Of another one than before, what is in use is not known yet.
 
         Raises:
             JournalError: it is not written yet, and holds.
@@ -123,7 +125,7 @@ class Reconciler:
         self._ledger.kubelet_epoch(epoch)
 
     def stream_opened(self, resource: ResourceName) -> None:
-        """Kubelet talks to us."""
+        """Kubelet opened ListAndWatch for the resource and was sent its list."""
         self._streaming = True
         self._missed.stream_opened(resource)
         self._changed()
