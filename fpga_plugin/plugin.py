@@ -279,7 +279,7 @@ class Plugin:
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
-        owners = self.owners = Owners(operations, node.pods)
+        owners = self.owners = Owners(ledger, node.cgroups, node.pods)
         envs = StockEnvironment(node.pods, cgroups=node.cgroups)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
@@ -307,7 +307,7 @@ class Plugin:
                 queue,
                 permission,
                 recorder,
-                DevicePluginLeftovers(operations, owners, node.pods, queue),
+                DevicePluginLeftovers(ledger, node.cgroups, owners, node.pods, queue),
             )
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)

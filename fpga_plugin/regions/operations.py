@@ -26,7 +26,7 @@ from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition, Tenancy
-from fpga_plugin.pods.cgroup import Cgroup, PodCgroups, PodPresence
+from fpga_plugin.pods.cgroup import Cgroup, PodCgroups
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.clocks import ClockPlan, ClockState, known_without_card, plan_clock
@@ -71,19 +71,6 @@ class CardOperations:
             if not await self._is_gone(one):
                 return one
         return None
-
-    async def gone(self, named: Collection[PodUid]) -> set[PodUid]:
-        """Which of the pods that kubelet's records name are known to be gone.
-
-        The other half of that answer. The records keep entries of dead pods, so that one has an
-        entry does not show that it lives. But kubelet has not said that it ended: an empty cgroup
-        may be one between two containers, and only one that is known to be away counts.
-        """
-
-        def look() -> set[PodUid]:
-            return {pod for pod in named if self.cgroups.state(pod) is PodPresence.GONE}
-
-        return await asyncio.to_thread(look) if named else set()
 
     def former(self, region: RegionId) -> frozenset[PodUid]:
         """Pods that had a region since it was last scrubbed, for those who watch."""

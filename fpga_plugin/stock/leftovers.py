@@ -9,13 +9,15 @@ Kubelet itself counts such a pod's devices as in use, too, until somebody calls 
 resource by limits. So it is called once in a life of the plugin, when no such claim is left.
 """
 
+import asyncio
+
 import structlog
 
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId, PodUid
 from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.pods.cgroup import PodCgroups, known_gone
 from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
 from fpga_plugin.stock.owners import Owners
@@ -27,7 +29,8 @@ class DevicePluginLeftovers:
     """Belongs to the event loop.
 
     Args:
-        operations: has the ledger, and tells which pods are gone.
+        ledger: whose claims end.
+        cgroups: tell which pods are gone.
         owners: compares the ledger with kubelet's checkpoint.
         pods: kubelet's records.
         queue: where cards that have to be scrubbed are added.
@@ -37,11 +40,15 @@ class DevicePluginLeftovers:
     """
 
     def __init__(
-        self, operations: CardOperations, owners: Owners, pods: PodDirectory, queue: CardQueue
+        self,
+        ledger: Ledger,
+        cgroups: PodCgroups,
+        owners: Owners,
+        pods: PodDirectory,
+        queue: CardQueue,
     ) -> None:
-        self._operations, self._owners, self._pods = operations, owners, pods
-        self._ledger: Ledger = operations.ledger
-        self._queue = queue
+        self._ledger, self._cgroups, self._owners = ledger, cgroups, owners
+        self._pods, self._queue = pods, queue
         self._uncounted = pods.podresources is not None
         self.problem = ""
 
@@ -64,7 +71,8 @@ class DevicePluginLeftovers:
                 return False
             claims = self._ledger.pod_claims()
             named = {c.device: {e.pod_uid for e in checkpoint.holders(c.device)} for c in claims}
-            gone = await self._operations.gone(set[PodUid]().union(*named.values()))
+            pods = set[PodUid]().union(*named.values())
+            gone = await asyncio.to_thread(known_gone, self._cgroups, pods)
             for claim in claims:
                 if named[claim.device] <= gone:
                     release(self._ledger, self._queue, claim.resource, [claim.device])

@@ -26,10 +26,10 @@ from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, is_device_id
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.pods.cgroup import PodCgroups, known_gone
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry, Stamp
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import granted_nodes
-from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.stock.foreign import entries_of, foreign_entries
 
 log = structlog.get_logger()
@@ -46,17 +46,16 @@ class Owners:
     """Belongs to the event loop.
 
     Args:
-        operations: has the ledger, and tells which pods are gone.
+        ledger: gets the owners.
+        cgroups: tell which pods are gone.
         pods: reads kubelet's checkpoint.
 
     Attributes:
         adopted: how many claims were made of what the checkpoint names.
     """
 
-    def __init__(self, operations: CardOperations, pods: PodDirectory) -> None:
-        self._operations = operations
-        self._ledger: Ledger = operations.ledger
-        self._pods = pods
+    def __init__(self, ledger: Ledger, cgroups: PodCgroups, pods: PodDirectory) -> None:
+        self._ledger, self._cgroups, self._pods = ledger, cgroups, pods
         self._answered: dict[DeviceId, Stamp | None] = {}
         self._not_adopted: dict[CardId, str] = {}
         self._reading = asyncio.Lock()
@@ -129,7 +128,7 @@ class Owners:
             epoch, before = self._ledger.epoch, Counter(self._ledger.activity)
             checkpoint = await self._pods.checkpoint()
             named = _by_device(checkpoint)
-            gone = await self._operations.gone(self._strangers(named))
+            gone = await asyncio.to_thread(known_gone, self._cgroups, self._strangers(named))
             if epoch != self._ledger.epoch:
                 return None
             self._compare(checkpoint, named, gone, before)

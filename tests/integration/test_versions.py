@@ -22,7 +22,7 @@ from daemon_support import (
     UNHEALTHY,
     Cgroups,
     Node,
-    request,
+    run,
 )
 from dra_support import Claim, DraNode
 
@@ -59,15 +59,6 @@ def cgroups(tmp_path: Path) -> Cgroups:
 def node(cgroups: Cgroups) -> Iterator[Node]:
     with Node("1x3", cgroup_root=str(cgroups.root)) as made:
         yield made
-
-
-def run(node: Node, cgroups: Cgroups, pod: str, device: str) -> tuple[object, ...]:
-    """A pod's container on a region; returns its entry in kubelet's checkpoint."""
-    cgroups.set(pod, MAIN)
-    entry = (pod, "main", REGIONS, [device], node.kubelet.allocate(device))
-    node.kubelet.checkpoint(entry)
-    node.kubelet.prestart(device, env=request())
-    return entry
 
 
 def two_pods(node: Node, cgroups: Cgroups) -> None:

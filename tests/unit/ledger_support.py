@@ -21,13 +21,6 @@ from fpga_plugin.ledger.records import (
     TenancyKey,
     TenantImage,
 )
-from fpga_plugin.regions.operations import CardOperations
-
-
-def operations(ledger: Ledger, cgroups: object) -> CardOperations:
-    """As much of them as asks who is gone."""
-    nothing = SimpleNamespace()
-    return CardOperations(ledger, nothing, nothing, nothing, cgroups, nothing)  # type: ignore[arg-type]
 
 
 class ProcessDiedError(BaseException):

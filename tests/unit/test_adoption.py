@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.kubelet import POD
-from ledger_support import make_ledger, operations
+from ledger_support import make_ledger
 from structlog.testing import capture_logs
 
 from fpga_plugin.hardware.model import Card
@@ -51,7 +51,7 @@ class Records:
 
 
 def owners_of(ledger: Ledger) -> Owners:
-    return Owners(operations(ledger, PodCgroups(None)), Records())  # type: ignore[arg-type]
+    return Owners(ledger, PodCgroups(None), Records())  # type: ignore[arg-type]
 
 
 def adopt(owners: Owners, checkpoint: Checkpoint) -> None:

@@ -7,10 +7,11 @@ and the rest of the node is served.
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, device, make_card
-from ledger_support import former, make_ledger, operations, reopened, start
+from ledger_support import former, make_ledger, reopened, start
 from structlog.testing import capture_logs
 from test_lost_claims import Queue
 
@@ -21,10 +22,12 @@ from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.holders import HeldError
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition, Holder
 from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointUnreadableError
 from fpga_plugin.pods.dra_record import FILE_NAME
+from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.stock.owners import Owners
 
@@ -54,6 +57,11 @@ class Pods:
 
 def alive(*names: str) -> Pods:
     return Pods(**dict.fromkeys((name.replace("-", "_") for name in names), PodPresence.ALIVE))
+
+
+def operations(ledger: Ledger, pods: Pods) -> CardOperations:
+    nothing = SimpleNamespace()
+    return CardOperations(ledger, nothing, nothing, nothing, pods, nothing)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------ from DRA to the device plugin
@@ -268,8 +276,8 @@ class Devices:
         self.queue = Queue()
 
     def look(self) -> DevicePluginLeftovers:
-        of = operations(self.ledger, self.pods)
-        leftovers = DevicePluginLeftovers(of, Owners(of, self), self, self.queue)  # type: ignore[arg-type]
+        owners = Owners(self.ledger, self.pods, self)  # type: ignore[arg-type]
+        leftovers = DevicePluginLeftovers(self.ledger, self.pods, owners, self, self.queue)  # type: ignore[arg-type]
         self.read = asyncio.run(leftovers.look())
         return leftovers
 

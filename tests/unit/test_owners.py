@@ -11,7 +11,7 @@ import pytest
 from doubles.cards import BLANK, PREFIX, REGIONS, WHOLE, device, make_card
 from doubles.kubelet import entry, write_checkpoint
 from doubles.loops import beside, until
-from ledger_support import MemoryJournal, operations
+from ledger_support import MemoryJournal
 from structlog.testing import capture_logs
 
 from fpga_plugin.ids import DeviceId, PodUid, ResourceName
@@ -43,7 +43,7 @@ class World:
         self.ledger.card_found(CARD, {r.id: BLANK for r in CARD.regions}, BLANK)
         self.ledger.reconciled([CARD.id])
         pods = PodDirectory(kubelet_dir=str(self.path.parent), prefix=PREFIX)
-        self.owners = Owners(operations(self.ledger, PodCgroups(None)), pods)
+        self.owners = Owners(self.ledger, PodCgroups(None), pods)
 
     def write(self, *entries: tuple[str, DeviceId], resource: ResourceName = REGIONS) -> None:
         """As kubelet writes it: pods and their devices."""
@@ -316,7 +316,9 @@ def test_it_looks_ever_less_often_until_an_allocate(world: World, monkeypatch) -
         await until(lambda: len(waits) > before + 2)
         assert min(filter(None, waits[before:])) < 0.07, "it begins anew"
 
-    monkeypatch.setattr(owners, "asyncio", SimpleNamespace(timeout=noted))
+    monkeypatch.setattr(
+        owners, "asyncio", SimpleNamespace(timeout=noted, to_thread=asyncio.to_thread)
+    )
     play(world, story)
 
 

@@ -12,7 +12,6 @@ from doubles.cards import REGIONS as RESOURCE
 from doubles.cards import device as device_of
 from doubles.kubelet import POD, Kubelet, entry, write_checkpoint
 from doubles.loops import beside, until
-from ledger_support import operations
 from structlog.testing import capture_logs
 
 from fpga_plugin.errors import NoSourceError
@@ -105,7 +104,7 @@ class World:
             podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
         )
         self.cgroups = PodCgroups(None)
-        self.owners = Owners(operations(self.ledger, self.cgroups), pods)
+        self.owners = Owners(self.ledger, self.cgroups, pods)
         self.missed = Nobody()
         self.reconciler = Reconciler(
             ledger=self.ledger,
