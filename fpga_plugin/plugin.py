@@ -48,7 +48,6 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import ReportObserver
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
@@ -281,8 +280,7 @@ class Plugin:
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
-        owners = self.owners = Owners(ledger, node.pods)
-        adoption = Adoption(ledger, owners, node.cgroups)
+        owners = self.owners = Owners(ledger, node.cgroups, node.pods)
         envs = StockEnvironment(node.pods, cgroups=node.cgroups)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
@@ -310,7 +308,7 @@ class Plugin:
                 queue,
                 permission,
                 recorder,
-                DevicePluginLeftovers(ledger, adoption, node.pods, node.cgroups, queue),
+                DevicePluginLeftovers(ledger, node.cgroups, owners, node.pods, queue),
             )
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)
@@ -344,7 +342,6 @@ class Plugin:
             link=link,
             pods=node.pods,
             owners=owners,
-            adoption=adoption,
             envs=envs,
             missed=MissedPreStarts(
                 ledger=ledger,

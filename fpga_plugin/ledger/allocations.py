@@ -195,6 +195,13 @@ class Allocations:
         for card in known:
             self._state.notify(card)
 
+    def keep_back(self, cards: Iterable[CardId]) -> None:
+        """Who has these cards is not known: kubelet's records name somebody who is no owner."""
+        new = set(cards) - self._state.unreconciled
+        self._state.unreconciled |= new
+        for card in new:
+            self._state.notify(card)
+
     def bind_pod(
         self,
         devices: Iterable[DeviceId],

@@ -142,7 +142,7 @@ def test_the_lists_and_resources_are_those_of_the_ledger(scene: Scene):
 def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scene):
     """Else a successor's claim gets its predecessor's pod."""
     told: list[DeviceId] = []
-    owners = SimpleNamespace(allocated=told.extend)
+    owners = SimpleNamespace(answered=told.extend)
     scene.plugin.claims._owners = owners
     region = scene.regions[0]
     scene.admit(region)

@@ -19,7 +19,7 @@ from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.leftovers import ClaimLeftovers
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.record import ClaimRecord
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition, Holder
@@ -28,7 +28,6 @@ from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointUnreadableError
 from fpga_plugin.pods.dra_record import FILE_NAME
 from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.stock.owners import Owners
 
@@ -275,14 +274,13 @@ class Devices:
     def __init__(self, pods: Pods, *entries: CheckpointEntry) -> None:
         self.ledger, _ = make_ledger(CARD)
         self.pods, self.entries = pods, list(entries)
+        self.podresources = None
         self.failing = False
         self.queue = Queue()
 
     def look(self) -> DevicePluginLeftovers:
-        owners = Owners(self.ledger, SimpleNamespace())  # type: ignore[arg-type]
-        cgroups = self.pods
-        adoption = Adoption(self.ledger, owners, cgroups)  # type: ignore[arg-type]
-        leftovers = DevicePluginLeftovers(self.ledger, adoption, self, cgroups, self.queue)  # type: ignore[arg-type]
+        owners = Owners(self.ledger, self.pods, self)  # type: ignore[arg-type]
+        leftovers = DevicePluginLeftovers(self.ledger, self.pods, owners, self, self.queue)  # type: ignore[arg-type]
         self.read = asyncio.run(leftovers.look())
         return leftovers
 
@@ -391,3 +389,40 @@ def test_what_claims_have_is_theirs_when_their_own_api_serves() -> None:
     devices.look()
     assert set(devices.ledger.holders) == {UID}
     assert set(devices.ledger.claims) == {P0}
+
+
+# Kubelet counts the devices of pods that are gone as in use until it is asked for its List.
+
+
+class Counted(Devices):
+    """Where kubelet's PodResources can be asked."""
+
+    def __init__(self, pods: Pods, *entries: CheckpointEntry) -> None:
+        super().__init__(pods, *entries)
+        self.podresources = object()  # type: ignore[assignment]
+        self.lists, self.away = 0, False
+
+    async def holders(self) -> None:
+        self.lists += 1
+        if self.away:
+            raise NoSourceError("kubelet is away")
+
+
+def test_kubelet_counts_its_devices_when_the_last_of_these_claims_has_ended() -> None:
+    devices = Counted(alive("pod-a"), entry(REGIONS, P0), entry(REGIONS, P1))
+    leftovers = devices.look()
+    assert (len(devices.ledger.claims), devices.lists) == (2, 0)
+    devices.entries.pop()
+    asyncio.run(leftovers.look())
+    assert (len(devices.ledger.claims), devices.lists) == (1, 0)
+    devices.pods.states.clear()
+    devices.away = True
+    asyncio.run(leftovers.look())
+    assert (len(devices.ledger.claims), devices.lists) == (0, 1)
+    assert leftovers.waits, "it is asked again"
+    assert not leftovers.problem, "claims are served all the same"
+    devices.away = False
+    for _ in range(2):
+        asyncio.run(leftovers.look())
+    assert devices.lists == 2, "once"
+    assert not leftovers.waits

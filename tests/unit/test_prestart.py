@@ -397,6 +397,23 @@ def test_a_result_that_nobody_fetched_serves_the_next_call_until_it_expires(scen
     assert scene.logged.count("prepared") == 3
 
 
+def test_before_kubelets_records_were_read_a_start_touches_its_own_region_alone(scene: Scene):
+    first, neighbour, _ = scene.regions
+    scene.start(scene.admit(neighbour), AFU)
+    scene.plugin.queue.unsync()
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [neighbour]))
+    scene.ledger.allocations.keep_back([card_of(first)])
+    with pytest.raises(RefusedError, match="is not known"):
+        scene.admit(first)
+    scene.ledger.allocations.reconciled([card_of(first)])
+    pod = scene.admit(first)
+    scene.ledger.allocations.keep_back([card_of(first)])
+    scene.start(pod, OTHER_AFU)
+    assert scene.condition(neighbour) is Condition.DIRTY
+    assert scene.rack.slot(neighbour).afu == AFU
+    assert scene.rack.slot(first).afu == OTHER_AFU
+
+
 def test_a_result_that_was_fetched_does_not_expire(scene: Scene):
     region = scene.regions[0]
     scene.start(scene.admit(region), AFU)

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from fpga_plugin.errors import NoSourceError
 from fpga_plugin.hardware.grant import Grant
 from fpga_plugin.hardware.model import Region
-from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, ResourceName
+from fpga_plugin.ids import CardId, DeviceId, PciAddress, PodUid, RegionId, ResourceName
 from fpga_plugin.ledger.journal import JournalError, NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
@@ -30,7 +30,6 @@ from fpga_plugin.pods.podresources import (
 )
 from fpga_plugin.pods.podwatch import PodWatch
 from fpga_plugin.stock import reconcile
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.owners import Owners
 from fpga_plugin.stock.reconcile import Reconciler
@@ -104,16 +103,15 @@ class World:
             prefix=PREFIX,
             podresources=self.kubelet if polled else None,  # type: ignore[arg-type]
         )
-        self.owners = Owners(self.ledger, pods)
-        self.missed = Nobody()
         self.cgroups = PodCgroups(None)
+        self.owners = Owners(self.ledger, self.cgroups, pods)
+        self.missed = Nobody()
         self.reconciler = Reconciler(
             ledger=self.ledger,
             queue=self.queue,  # type: ignore[arg-type]
             link=self.kubelet,  # type: ignore[arg-type]
             pods=pods,
             owners=self.owners,
-            adoption=Adoption(self.ledger, self.owners, self.cgroups),
             envs=Nobody(),  # type: ignore[arg-type]
             missed=self.missed,  # type: ignore[arg-type]
             pods_socket=pods_socket,
@@ -663,12 +661,31 @@ def test_what_the_checkpoint_names_is_adopted_whatever_the_journal_knows(
 def test_an_entry_that_is_older_than_a_deallocate_makes_no_claim(directory: str) -> None:
     world = World(directory)
     world.kubelet.write([REGION])
-    world.owners.deallocated([DeviceId(REGION)])
+    world.owners.answered([DeviceId(REGION)])
     world.play(lambda: bool(world.queue.told))
     assert not world.ledger.claims
     world.kubelet.write([REGION])
     world.reconciler.kubelet_epoch("k2")
     world.play(lambda: bool(world.ledger.claims))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["nobody asks", "another pod comes first"])
+def test_an_entry_that_outlives_a_deallocate_and_a_restart_ends(
+    directory: str, *, again: bool
+) -> None:
+    """The restarted plugin does not know that it is older than the Deallocate: nobody is hurt."""
+    world = World(directory)
+    world.kubelet.write([REGION])  # kubelet writes late, and has forgotten the pod by now
+    if again:
+        world.kubelet.rewrites = False
+        world.play(lambda: bool(world.ledger.claims))
+        world.ledger.allocations.allocate(RESOURCE, [REGION])
+        assert world.ledger.claims[DeviceId(REGION)].pod is None
+    else:
+        world.play(lambda: bool(world.released))
+        assert not world.ledger.claims
+    (left,) = world.ledger.tenancies.left(RegionId(REGION))
+    assert left.pod == POD, "its processes are waited for before the region is scrubbed"
 
 
 def test_another_pod_than_the_ledgers_is_the_owner_that_the_checkpoint_names(
@@ -710,7 +727,7 @@ def test_a_card_left_alone_is_told_once_whatever_the_order_of_kubelets_records(
     reasons: set[str] = set()
     for entries in ((of_region, of_card), (of_card, of_region)):
         write_checkpoint(directory, *entries)
-        asyncio.run(world.reconciler._adopt(asyncio.run(world.pods.checkpoint()), {}))
+        asyncio.run(world.owners.read())
         reasons.add(world.ledger.foreign[CARD.id])
     assert len(reasons) == 1
 
@@ -951,8 +968,9 @@ def test_whatever_changes_has_the_lists_compared_where_kubelet_can_be_asked(
     world = World(directory, polled=polled)
     looks: list[None] = []
 
-    async def look(_check: object) -> None:
-        looks.append(None)
+    async def look(check: AllocatableCheck) -> None:
+        if check._podresources is not None:
+            looks.append(None)
 
     monkeypatch.setattr(AllocatableCheck, "look", look)
 
@@ -961,8 +979,7 @@ def test_whatever_changes_has_the_lists_compared_where_kubelet_can_be_asked(
             lambda: world.reconciler.stream_opened(RESOURCE),
             lambda: world.ledger.hardware.set_foreign({CARD.id: "drain the node"}),
         ):
-            if world.reconciler._allocatable is not None:
-                world.reconciler._allocatable._left = 0
+            world.reconciler._allocatable._left = 0
             await idle(world)
             before = len(looks)
             await idle(world)
@@ -1117,7 +1134,7 @@ def test_records_are_as_old_as_the_last_answer_wherever_kubelet_does_not_stream(
     assert reconciler.last_read == 0, "nothing was read yet, whatever kubelet streams"
     reconciler._last_read = 100.0
     assert reconciler.last_read == 100.0, "this kubelet has not answered"
-    reconciler._answered = True
+    reconciler.answered = True
     assert reconciler.last_read == 1e10
     reconciler.watch = None
     assert reconciler.last_read == 100.0
