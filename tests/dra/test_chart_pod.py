@@ -14,6 +14,7 @@ import pod_plugin
 import pytest
 from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1
 from machine import KUBELET_DIR, PLUGIN_IN_A_POD, Runtime, until
+from pod_plugin import plugin_of
 from pods_node import (
     API,
     DRIVER,
@@ -54,12 +55,6 @@ def node(runtime: Runtime) -> Iterator[Node]:
     finally:
         node.close()
         cluster.end()
-
-
-def plugin_of(node: Node) -> pod_plugin.PodPlugin:
-    life = node.plugin
-    assert isinstance(life, pod_plugin.PodPlugin)
-    return life
 
 
 def test_a_claims_life_by_the_charts_pod(node: Node) -> None:

@@ -25,6 +25,7 @@ from doubles.real_registry import REGISTRY, Served, serve
 from doubles.samples import SAMPLES, copy_samples
 from machine import PLUGIN_IN_A_POD, REGISTRIES, Runtime, until
 from node import Node, container
+from pod_plugin import PodPlugin, plugin_of
 
 ROOT = Path(__file__).parents[2]
 KUBECTL = ROOT / ".cache/deploy/kubectl"
@@ -174,13 +175,7 @@ def node(runtime: Runtime) -> Iterator[Node]:
         control_plane.end()
 
 
-def plugin_of(node: Node) -> pod_plugin.PodPlugin:
-    life = node.plugin
-    assert isinstance(life, pod_plugin.PodPlugin)
-    return life
-
-
-def replace(node: Node, reference: str) -> pod_plugin.PodPlugin:
+def replace(node: Node, reference: str) -> PodPlugin:
     """`helm upgrade` to another image: the plugin's pod is another one."""
     plugin_of(node).delete()
     node.chart["bitstreams.volume.image.reference"] = reference

@@ -210,3 +210,10 @@ class PodPlugin:
         """As an upgrade begins: the pod is deleted with its own grace period."""
         self.pod.delete()
         self.pod.until_gone()
+
+
+def plugin_of(node: "Node") -> PodPlugin:
+    """The one that runs there."""
+    plugin = node.plugin
+    assert isinstance(plugin, PodPlugin)
+    return plugin
