@@ -13,20 +13,16 @@ import sys
 from dataclasses import replace
 
 from fpga_plugin.bitstream.files import (
-    MAX_FILE_BYTES,
     Progress,
     no_progress,
     read_bytes,
     read_digest,
-    write_atomically,
 )
 from fpga_plugin.bitstream.formats import Contents, parse
-from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
 from fpga_plugin.bitstream.install import install, no_file, remove
 from fpga_plugin.bitstream.manifest import in_utc
-from fpga_plugin.bitstream.metadata import Metadata, read_json
+from fpga_plugin.bitstream.metadata import Metadata
 from fpga_plugin.bitstream.names import Names
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import ENDING, is_blank
 from fpga_plugin.bitstream.signing import (
@@ -367,41 +363,9 @@ def forget_manifests(args: argparse.Namespace) -> int:
     return DONE
 
 
-def pack_file(args: argparse.Namespace) -> int:
-    """Make a GBS file."""
-    description: dict[str, object] = {}
-    where = args.metadata or args.image
-    if args.metadata:
-        text = _read(args.metadata, limit=2 * MAX_METADATA_BYTES)
-        description = read_json(text, where=args.metadata)
-    elif args.interface_id is None or args.afu_id is None:
-        args.bitstream_usage("give --interface-id and --afu-id, or --metadata with both in it")
-    document = complete_document(
-        description,
-        where=where,
-        interface_id=args.interface_id,
-        afu_id=args.afu_id,
-        name=args.name,
-        platform_name=args.platform,
-        power=args.power,
-        clock_frequency_high=args.clock_high,
-        clock_frequency_low=args.clock_low,
-    )
-    data = pack_gbs(document, _read(args.image), where=where)
-    output = args.output or f"{parse_gbs(data, where=where).metadata.afu_id}.gbs"
-    for source in filter(None, (args.image, args.metadata)):
-        if os.path.exists(output) and os.path.samefile(output, source):
-            raise BitstreamError(
-                f"{output}: would replace its own source", hint="choose another -o"
-            )
-    write_atomically(output, data)
-    print(f"{_plain(output)}: packed, {len(data)} bytes")
-    return DONE
-
-
-def _read(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
+def _read(path: str) -> bytes:
     try:
-        return read_bytes(path, limit=limit, progress=_progress(path))
+        return read_bytes(path, progress=_progress(path))
     except (FileNotFoundError, NotADirectoryError):
         raise no_file(path) from None
 

@@ -31,7 +31,7 @@ _FOREIGN = (
     (
         b"\x80\x86\x1f\x1d",
         "a legacy GBS without metadata (magic 0x1d1f8680)",
-        "it does not name its AFU; pack its image anew with `fpga-plugin bitstream pack`",
+        "it does not name its AFU; pack its image anew with OPAE's packager",
     ),
     (
         b"\x19\xfd\xea\xb6",
@@ -117,7 +117,7 @@ def parse_header(head: bytes, *, size: int, where: str) -> Header:
             f"{where}: not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
             hint="it is a text: an error page of a server, or the pointer of a file in Git LFS?"
             if _TEXT.fullmatch(head[:_TEXT_BYTES])
-            else "if this is a raw image (RBF), wrap it with `fpga-plugin bitstream pack`",
+            else "if this is a raw image (RBF), pack it with OPAE's packager",
         )
     length = int.from_bytes(head[16:HEADER_BYTES], "little")
     end = HEADER_BYTES + length

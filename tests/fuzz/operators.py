@@ -17,8 +17,7 @@ from fpga_plugin.bitstream.elf import sections
 from fpga_plugin.bitstream.formats import parse
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.metadata import parse_metadata, read_json
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.metadata import parse_metadata
 from fpga_plugin.bitstream.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstream.signatures import load_keys
 from fpga_plugin.bitstream.trust import Trust
@@ -94,14 +93,6 @@ def _policy(data: bytes) -> None:
         for kind in ids.ResourceKind:
             ask = Ask(kind=kind, interface_id=INTERFACE, bitstream_id=ids.BitstreamId(AFU))
             assert policy.judge("team-a", ask) == policy.judge("team-a", ask)
-
-
-def _packer(data: bytes) -> None:
-    """What the packer takes for metadata it reads again, whatever else is in it."""
-    with suppress(BitstreamError):
-        read = read_json(data, where="f")
-        document = complete_document(read, where="f", interface_id=INTERFACE, afu_id=AFU)
-        assert parse(pack_gbs(document, b"logic", where="f"), where="f").afu_id == AFU
 
 
 def _settings(data: bytes) -> None:
@@ -203,7 +194,6 @@ TARGETS = {
     "packed": Target(_packed, (GBS, gzip.compress(GBS, mtime=0)), _METADATA),
     "elf": Target(_elf, (elf((".a", b"x")),), _SECTIONS),
     "metadata": Target(_metadata, (json.dumps(DOCUMENT).encode(),), _METADATA),
-    "packer": Target(_packer, (json.dumps(DOCUMENT).encode(), b"{}"), _METADATA),
     "manifest": Target(
         _manifest,
         (

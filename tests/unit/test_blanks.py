@@ -4,13 +4,13 @@ import asyncio
 import os
 
 import pytest
+from doubles.bitstreams import gbs
 
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import ScrubPolicy, TrustMode
-from fpga_plugin.ids import AfuId, InterfaceId
+from fpga_plugin.ids import InterfaceId
 from fpga_plugin.regions.blanks import Blanks
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
@@ -34,12 +34,9 @@ def store(tmp_path):
 
 def install(store, afu_id):
     """A blank bitstream of the same size as any other, put there by renaming."""
-    document = complete_document(
-        {}, where="test", interface_id=INTERFACE, afu_id=AfuId(f"{afu_id:032x}")
-    )
     path = store.blank_path(INTERFACE)
     with open(f"{path}.new", "wb") as file:
-        file.write(pack_gbs(document, bytes.fromhex(f"{afu_id:032x}"), where="test"))
+        file.write(gbs(afu=f"{afu_id:032x}", interface=INTERFACE))
     os.rename(f"{path}.new", path)
 
 

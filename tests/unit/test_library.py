@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 
 from fpga_plugin.bitstream import copies as copies_module
@@ -24,7 +25,6 @@ from fpga_plugin.bitstream import library as library_module
 from fpga_plugin.bitstream import store as store_module
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.staging import MemoryQuota
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
@@ -46,8 +46,7 @@ MIB = 1 << 20
 
 
 def gbs(tail: bytes = b"logic", afu=AFU, interface=INTERFACE) -> bytes:
-    document = complete_document({}, where="a", interface_id=interface, afu_id=afu)
-    return pack_gbs(document, bytes.fromhex(afu) + tail, where="a")
+    return bitstreams.gbs(bytes.fromhex(afu) + tail, afu, interface=interface)
 
 
 @pytest.fixture
@@ -536,10 +535,8 @@ AOCX = f"{INTERFACE}/{HASH}.aocx"
 @pytest.fixture
 def packed(root):
     """An AOCX file of several pieces."""
-    document = complete_document({}, where="a", interface_id=INTERFACE, afu_id=AFU)
-    gbs = pack_gbs(document, bytes.fromhex(AFU) + bytes(3 << 20), where="a")
     file = root / AOCX
-    put(file, aocx(gzip.compress(gbs, 1, mtime=0)))
+    put(file, aocx(gzip.compress(gbs(bytes(3 << 20)), 1, mtime=0)))
     return file
 
 
@@ -752,9 +749,8 @@ def test_large_files_take_little_memory_and_it_is_given_back(tmp_path):
     program = f"""
 import gzip, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from doubles.bitstreams import AFU, HASH, INTERFACE, elf
+from doubles.bitstreams import HASH, INTERFACE, elf, gbs
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 
@@ -779,8 +775,7 @@ if sys.argv[1] == "untrusted":
     assert "FPGA_PLUGIN_TRUST is digest" in problem.message
     mode = None
 else:
-    document = complete_document({{}}, where="a", interface_id=INTERFACE, afu_id=AFU)
-    head = pack_gbs(document, b"x", where="a")[:-1]
+    head = gbs(b"")
     import zlib
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     packed = packer.compress(head)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from doubles.bitstreams import AFU, GBS, HASH, INTERFACE, aocx
+from doubles.bitstreams import gbs as whole_gbs
 from malformed import FILES, gbs
 
 from fpga_plugin.bitstream.files import MAX_FILE_BYTES
 from fpga_plugin.bitstream.formats import Kind, kind_of, parse
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
@@ -28,13 +28,13 @@ MESSAGES = dict(
 MESSAGES = {name.strip(): message.removeprefix(" ") for name, message in MESSAGES.items()}
 
 HINTS = {
-    "legacy": "pack its image anew with `fpga-plugin bitstream pack`",
+    "legacy": "pack its image anew with OPAE's packager",
     "pacsign": "take the GBS file from before the signing",
     "pacsign in an aocx": "take the GBS file from before the signing",
     "xclbin": "cards with the DFL driver take GBS and AOCX files",
     "gzipped gbs": "unpack it with `gunzip`",
     "gbs zipped twice": "unpack it with `gunzip`",
-    "raw image": "wrap it with `fpga-plugin bitstream pack`",
+    "raw image": "pack it with OPAE's packager",
     "web page": "an error page of a server",
     "pointer of git lfs": "the pointer of a file in Git LFS",
     "image is pacsign": "pack the raw image (RBF) anew",
@@ -125,8 +125,7 @@ OTHER_INTERFACE = parse_interface_id("c" * 32)
 
 
 def other_gbs(interface=INTERFACE, afu=AFU) -> bytes:
-    document = complete_document({}, where="t", interface_id=interface, afu_id=afu)
-    return pack_gbs(document, b"logic", where="t")
+    return whole_gbs(b"logic", afu, interface=interface)
 
 
 NAMES = {

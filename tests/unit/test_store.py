@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 from doubles.samples import SAMPLES, copy_samples
 
 from fpga_plugin.bitstream import files
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
@@ -29,8 +29,7 @@ BITSTREAM = parse_bitstream_id(AFU)
 
 
 def gbs(afu=AFU, interface=INTERFACE, tail: bytes = b"") -> bytes:
-    document = complete_document({}, where="a", interface_id=interface, afu_id=afu)
-    return pack_gbs(document, bytes.fromhex(afu) + tail, where="a")
+    return bitstreams.gbs(bytes.fromhex(afu) + tail, afu, interface=interface)
 
 
 @pytest.fixture
