@@ -18,13 +18,14 @@ from fpga_plugin.bitstream.files import (
     read_bytes,
     read_digest,
 )
-from fpga_plugin.bitstream.formats import Contents, parse
 from fpga_plugin.bitstream.install import install, no_file, remove
+from fpga_plugin.bitstream.kinds import BLANK, Contents, read_data
 from fpga_plugin.bitstream.manifest import in_utc
 from fpga_plugin.bitstream.metadata import Metadata
 from fpga_plugin.bitstream.names import Names
+from fpga_plugin.bitstream.places import Place, is_blank
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
-from fpga_plugin.bitstream.signatures import ENDING, is_blank
+from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import (
     Renewed,
     path_in_store,
@@ -33,7 +34,7 @@ from fpga_plugin.bitstream.signing import (
     sign_file,
     statement_of,
 )
-from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
+from fpga_plugin.bitstream.store import Store, StoreEntry
 from fpga_plugin.bitstream.trust import Trust, check_signed
 from fpga_plugin.columns import columns
 from fpga_plugin.config.settings import TrustMode
@@ -91,11 +92,11 @@ def show_store(args: argparse.Namespace) -> int:
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
     data = _read(args.file)
-    contents = parse(data, where=args.file, keep_image=False)
+    contents = read_data(data, args.file)
     facts: dict[str, object] = {
         "file": args.file,
         "bytes": len(data),
-        "format": contents.kind.value,
+        "format": contents.kind.ending,
         "bitstream_id": contents.bitstream_id,
         "image_bytes": contents.image_bytes,
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -134,7 +135,7 @@ def verify(args: argparse.Namespace) -> int:
     worst = DONE
     for file in args.files:
         try:
-            contents = parse(_read(file), where=file, keep_image=False)
+            contents = read_data(_read(file), file)
             metadata = contents.metadata
             _check_path(file, contents)
             _check_wanted(file, metadata, args)
@@ -208,12 +209,15 @@ def _check_trust(file: str, args: argparse.Namespace) -> str:
     content = read_digest(path, inside=root, guarded=False, progress=_progress(file))
     trust = ""
     if root is not None and place is not None:
-        trust = _trust(Store(root), args).check(place, content)
-    elif args.trust is TrustMode.SIGNED:
-        return check_signed(path, place_of(path, _read(file)), content, args.keys)
-    if args.trust is not TrustMode.SIGNED and args.keys and os.path.lexists(path + ENDING):
-        # Whoever has keys wants to know of a wrong signature, needed or not.
-        signed = check_signed(path, place or place_of(path, _read(file)), content, args.keys)
+        trust = _trust(Store(root), args).check(place.path, content)
+    if args.trust is TrustMode.SIGNED:
+        by_itself = place is None
+    else:  # whoever has keys wants to know of a wrong signature, needed or not
+        by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
+    if by_itself:
+        signed = check_signed(
+            path, place.path if place else place_of(path, _read(file)), content, args.keys
+        )
         trust = ", ".join(filter(None, (trust, signed)))
     return trust
 
@@ -258,7 +262,7 @@ def _check_path(file: str, contents: Contents) -> None:
         bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
     except ValueError:
         return
-    check_names(file, contents.metadata, interface_id, bitstream_id, claimed=contents.bitstream_id)
+    Place(interface_id, bitstream_id).check(contents, file)
 
 
 def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:

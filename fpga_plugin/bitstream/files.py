@@ -60,36 +60,32 @@ def open_file(
     return open_trusted(path, inside=inside, guarded=guarded, limit=limit)
 
 
-def digest_of(
-    file: TrustedFile,
-    *,
-    write: Callable[[memoryview], None] | None = None,
-    progress: Progress = no_progress,
-) -> Content:
-    """Hash a file from its beginning to its end.
+def pieces_of(file: TrustedFile, progress: Progress = no_progress) -> Iterator[memoryview]:
+    """A file from its beginning to its end; each piece is overwritten by the next.
 
     Args:
         file: it, open.
-        write: gets its bytes, a piece at a time.
         progress: is told how far it is.
 
     Raises:
         BitstreamError: it changed meanwhile.
     """
-    digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(min(_HASHED_PIECE, file.size + 1)))
-    while count := file.file.readinto(buffer):
+    while done <= file.size and (count := file.file.readinto(buffer)):
         done += count
-        if done > file.size:
-            break
-        piece = buffer[:count]
-        digest.update(piece)
-        if write is not None:
-            write(piece)
-        progress(done, file.size)
+        if done <= file.size:
+            yield buffer[:count]
+            progress(done, file.size)
     file.check_read(done)
-    return Content(digest.hexdigest(), done)
+
+
+def digest_of(file: TrustedFile, *, progress: Progress = no_progress) -> Content:
+    """Hash a file; raises as `pieces_of`."""
+    digest = hashlib.sha256()
+    for piece in pieces_of(file, progress):
+        digest.update(piece)
+    return Content(digest.hexdigest(), file.size)
 
 
 def read_digest(

@@ -19,10 +19,11 @@ from fpga_plugin.bitstream.files import (
     read_bytes,
     write_atomically,
 )
-from fpga_plugin.bitstream.formats import Contents, Kind, parse
+from fpga_plugin.bitstream.kinds import Contents, read_data
+from fpga_plugin.bitstream.places import Place, is_blank
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import remove_signature
-from fpga_plugin.bitstream.store import BLANK, Store
+from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Trust, check_signed
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
@@ -72,9 +73,8 @@ def install(
             another file belongs there, and no force.
     """
     data, contents = _to_install(file, blank=blank, progress=progress)
-    interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
-    path = store.path(interface_id, None if blank else bitstream_id)
-    relative = store.relative(path)
+    place = Place(contents.interface_id, None if blank else contents.bitstream_id)
+    path, relative = store.at(place), place.path
     content = content_of(data)
     signature = _signature(file)
     if signature is not None and trust.keys_dir is not None:
@@ -103,13 +103,13 @@ def install(
     if signature is not None:
         write_atomically(path + ENDING, signature)
     # Read it as the daemon will: a directory that is a link out of the store shows here.
-    store.check(interface_id, None if blank else bitstream_id)
+    store.check(place.interface_id, place.bitstream_id)
     return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
 
 
 def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, Contents]:
     """Read a file and check that it is what it is to be installed as."""
-    if not blank and os.path.basename(file) == f"{BLANK}.gbs":
+    if not blank and is_blank(file):
         raise BitstreamError(
             f"{file}: by its name a blank bitstream",
             hint="say --blank to install it as that; rename it if it is an accelerator",
@@ -118,10 +118,10 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
         data = read_bytes(file, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
         raise no_file(file) from None
-    contents = parse(data, where=file, keep_image=False)
-    if blank and contents.kind is not Kind.GBS:
+    contents = read_data(data, file)
+    if blank and not contents.kind.blank:
         raise BitstreamError(
-            f"{file}: an AOCX file, which is no blank bitstream",
+            f"{file}: holds {contents.kind}, which is no blank bitstream",
             hint="install the card vendor's null image, a GBS file",
         )
     return data, contents
@@ -156,7 +156,7 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
         BitstreamNotFoundError: there is none.
         BitstreamError: it cannot be removed.
     """
-    path = store.path(interface_id, bitstream_id)
+    path = store.at(Place(interface_id, bitstream_id))
     directory = os.path.dirname(path)
     try:
         os.unlink(path)

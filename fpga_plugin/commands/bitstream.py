@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from fpga_plugin.bitstream import actions
-from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MAX_VERSION
-from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.bitstream.kinds import BLANK
+from fpga_plugin.bitstream.manifest import MAX_VERSION
+from fpga_plugin.bitstream.places import find_place
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
@@ -267,7 +268,7 @@ def _named(text: str) -> tuple[str, Alias | None]:
 
 
 def _path(text: str) -> str:
-    if not BITSTREAM_PATH.fullmatch(text):
+    if find_place(text) is None:
         raise ValueError(f"not {_OF_PATH}")
     return text
 

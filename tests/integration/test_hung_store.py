@@ -50,7 +50,7 @@ def mounted() -> Iterator[tuple[Node, FuseStore]]:
 def indexed(node: Node) -> None:
     """The plugin runs, and every file of the store has been verified."""
     node.up()
-    eventually((node.state_dir / "verified" / "index.json").exists)
+    eventually((node.state_dir / "verified.json").exists)
 
 
 def refusal(node: Node, device: str, afu: str, *, timeout: float = LIMIT) -> Refused:

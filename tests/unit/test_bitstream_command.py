@@ -430,7 +430,7 @@ def test_a_path_that_does_not_tell_is_refused_clearly(run, key, tmp_path):
     [
         ("e" * 32 + ".gbs", SAMPLE, "has the AFU id"),
         (f"{AFU}.gbs", None, "too short"),
-        ("e" * 40 + ".aocx", SAMPLE, "has the AFU id"),
+        ("e" * 40 + ".aocx", SAMPLE, "holds GBS, and its name is that of AOCX"),
     ],
 )
 def test_what_is_not_what_its_path_says_is_not_signed(  # noqa: PLR0917  # fixtures

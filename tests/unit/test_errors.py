@@ -66,7 +66,6 @@ def index(tmp_path) -> tuple[StoreIndex, Library]:
         str(root),
         directory=str(tmp_path / "verified"),
         limit=1 << 20,
-        boot_id="b",
         trust=trust,
         guarded=False,
     )

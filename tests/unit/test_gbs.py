@@ -2,12 +2,13 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpga_plugin.bitstream.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, parse_gbs, parse_header
+from fpga_plugin.bitstream.gbs import GUID, HEAD_BYTES, MAX_METADATA_BYTES, parse_header
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
@@ -40,6 +41,11 @@ DOCUMENT = {
 def gbs(document=DOCUMENT, image: bytes = IMAGE) -> bytes:
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     return GUID + len(text).to_bytes(4, "little") + text + image
+
+
+def parse_gbs(data: bytes, *, where: str) -> SimpleNamespace:
+    header = parse_header(data[:HEAD_BYTES], size=len(data), where=where)
+    return SimpleNamespace(metadata=header.metadata, image=data[header.image_offset :])
 
 
 def changed(path: str, value: object) -> bytes:

@@ -49,7 +49,6 @@ def library_of(root: Path, directory: Path) -> Library:
         str(root),
         directory=str(directory),
         limit=1 << 30,
-        boot_id="boot",
         trust=Trust(str(root), TrustMode.ANY, None),
         guarded=False,
     )
@@ -189,7 +188,7 @@ def test_an_aocx_file_is_named_by_its_hash_and_gives_the_image_inside(library, s
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (AFU, "aocx", "ELF"),
+        (AFU, "aocx", "holds AOCX, and its name is that of GBS"),
         (HASH, "gbs", "holds GBS, and its name is that of AOCX"),
     ],
 )
