@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fpga_plugin.bitstream.files import (
     Progress,
@@ -19,11 +19,11 @@ from fpga_plugin.bitstream.files import (
     read_digest,
 )
 from fpga_plugin.bitstream.install import install, no_file, remove
-from fpga_plugin.bitstream.kinds import BLANK, Contents, read_data
+from fpga_plugin.bitstream.kinds import BLANK, read_data
 from fpga_plugin.bitstream.manifest import in_utc
 from fpga_plugin.bitstream.metadata import Metadata
 from fpga_plugin.bitstream.names import Names
-from fpga_plugin.bitstream.places import Place, is_blank
+from fpga_plugin.bitstream.places import is_blank
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import (
@@ -45,7 +45,7 @@ from fpga_plugin.errors import (
     NotPermittedError,
     quote,
 )
-from fpga_plugin.ids import InterfaceId, parse_bitstream_id, parse_interface_id
+from fpga_plugin.ids import InterfaceId
 
 _LARGE = 64 << 20
 """Bytes from which on a file's progress is shown: less takes no time."""
@@ -102,10 +102,7 @@ def show_file(args: argparse.Namespace) -> int:
         "sha256": hashlib.sha256(data).hexdigest(),
         **_metadata_json(contents.metadata),
     }
-    clusters = [
-        {"afu_id": each.afu_id, "name": each.name, "total_contexts": each.total_contexts}
-        for each in contents.metadata.clusters
-    ]
+    clusters = [asdict(each) for each in contents.metadata.clusters]
     if args.json:
         sections = [{"name": name, "bytes": size} for name, size in contents.sections]
         print(json.dumps({**facts, "accelerators": clusters, "sections": sections}, indent=2))
@@ -137,7 +134,8 @@ def verify(args: argparse.Namespace) -> int:
         try:
             contents = read_data(_read(file), file)
             metadata = contents.metadata
-            _check_path(file, contents)
+            if (place := path_in_store(file)) is not None:
+                place.check(contents, file)
             _check_wanted(file, metadata, args)
             trust = _check_trust(file, args)
             print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
@@ -251,18 +249,6 @@ def _progress(path: str) -> Progress:
             print(f"\r{name}: {100 * done // size} %{end}", end="", file=sys.stderr, flush=True)
 
     return show
-
-
-def _check_path(file: str, contents: Contents) -> None:
-    """Compare a file with its path, if that looks like a store's."""
-    directory, name = os.path.split(os.path.abspath(file))
-    stem = os.path.splitext(name)[0]
-    try:
-        interface_id = parse_interface_id(os.path.basename(directory))
-        bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
-    except ValueError:
-        return
-    Place(interface_id, bitstream_id).check(contents, file)
 
 
 def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ is not hashed again.
 """
 
 import os
+import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -60,6 +61,7 @@ class Library:
         self.store = Store(root)
         self.trust = trust
         self.verifications = Counter()  # files that were read and judged, by outcome
+        self._counting = threading.Lock()
         self._guarded = guarded
         self._cache = Cache(directory, limit)
         self._verdicts = Verdicts(f"{directory}.json")
@@ -257,7 +259,8 @@ class Library:
                     problem = _bare(error)
         known = replace(known, problem=problem)
         self._verdicts.learn(place.path, known, changes)
-        self.verifications.add("good" if problem is None else problem.kind)
+        with self._counting:
+            self.verifications.add("good" if problem is None else problem.kind)
         if problem is None:
             log.info(
                 "bitstream verified",

@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -42,7 +43,7 @@ class _Line(msgspec.Struct, frozen=True):
     version: tuple[int, ...]
     trust: str
     content: Content
-    cached: str
+    cached: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # it becomes a path
 
 
 _LINES = msgspec.json.Decoder(dict[str, _Line])  # made at import: see pods/checkpoint.py

@@ -4,6 +4,7 @@ Each of these broke without a fast test noticing (`make mutants`): the table of 
 """
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,3 +120,11 @@ def test_threads_change_what_is_known_one_after_the_other(verdicts):
         looks.clear()
         step()
         assert looks
+
+
+@pytest.mark.parametrize("cached", ["", "../journal.sqlite3", "C" * 64, "c" * 64 + "\n"])
+def test_a_record_that_names_no_file_of_the_cache_is_not_taken(verdicts, tmp_path, cached):
+    """The name becomes a path, and a copy that is not what its name says is removed."""
+    verdicts.learn(FILE, replace(GOOD, cached=cached), 0)
+    verdicts.save()
+    assert Verdicts(str(tmp_path / "verified.json")).get(FILE) is None
