@@ -18,7 +18,7 @@ from fpga_plugin.bitstream.files import (
     read_bytes,
     read_digest,
 )
-from fpga_plugin.bitstream.install import install, no_file, remove
+from fpga_plugin.bitstream.install import install, remove
 from fpga_plugin.bitstream.kinds import BLANK, read_data
 from fpga_plugin.bitstream.manifest import in_utc
 from fpga_plugin.bitstream.metadata import Metadata
@@ -354,10 +354,7 @@ def forget_manifests(args: argparse.Namespace) -> int:
 
 
 def _read(path: str) -> bytes:
-    try:
-        return read_bytes(path, progress=_progress(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_file(path) from None
+    return read_bytes(path, progress=_progress(path))
 
 
 def _names(store: Store, args: argparse.Namespace) -> Names:

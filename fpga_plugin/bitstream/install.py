@@ -6,18 +6,17 @@ to the store.
 """
 
 import contextlib
-import errno
 import os
 from dataclasses import dataclass
 
 from fpga_plugin.bitstream.files import (
-    READ_ONLY,
     Content,
     Progress,
     content_of,
     no_progress,
     read_bytes,
     write_atomically,
+    writing,
 )
 from fpga_plugin.bitstream.kinds import Contents, read_data
 from fpga_plugin.bitstream.places import Place, is_blank
@@ -88,15 +87,8 @@ def install(
             f"{path}: a different file is there",
             hint="compare the two with `fpga-plugin bitstream inspect`; --force replaces it",
         )
-    try:
+    with writing(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    except OSError as error:
-        raise BitstreamError(
-            f"{path}: cannot be written: {error.strerror}",
-            hint=READ_ONLY
-            if error.errno == errno.EROFS
-            else "check the permissions of the store, or choose another with --dir",
-        ) from error
     if not _same(path, data):
         remove_signature(path)
         write_atomically(path, data, progress=progress)
@@ -114,10 +106,7 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
             f"{file}: by its name a blank bitstream",
             hint="say --blank to install it as that; rename it if it is an accelerator",
         )
-    try:
-        data = read_bytes(file, progress=progress)
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_file(file) from None
+    data = read_bytes(file, progress=progress)
     contents = read_data(data, file)
     if blank and not contents.kind.blank:
         raise BitstreamError(
@@ -130,7 +119,7 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
 def _signature(file: str) -> bytes | None:
     try:
         return read_bytes(file + ENDING, limit=MAX_SIGNATURE_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
+    except BitstreamNotFoundError:
         return None
 
 
@@ -173,13 +162,8 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
     return path
 
 
-def no_file(path: str) -> BitstreamNotFoundError:
-    """The error for a file on the command line that is not there."""
-    return BitstreamNotFoundError(f"{path}: no such file", hint="check the path")
-
-
 def _same(path: str, data: bytes) -> bool:
     try:
         return read_bytes(path) == data
-    except (BitstreamError, OSError):
+    except (BitstreamError, BitstreamNotFoundError, OSError):
         return False

@@ -167,7 +167,7 @@ def sign(key_file: str, data: bytes) -> bytes:
     """Sign with a private key in PEM form, without a password.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no key.
+        BitstreamNotFoundError: there is no key.
         BitstreamError: it cannot be used.
     """
     from cryptography.exceptions import UnsupportedAlgorithm

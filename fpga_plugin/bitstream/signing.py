@@ -78,10 +78,7 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
         BitstreamNotFoundError: there is no such file.
         BitstreamError: it cannot be used, or nothing tells its place.
     """
-    try:
-        data = read_bytes(file, progress=progress)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{file}: no such file", hint="check the path") from None
+    data = read_bytes(file, progress=progress)
     place = place_of(file, data)
     digest = hashlib.sha256(data).hexdigest()
     return Statement(place, statement(place, sha256=digest, size=len(data)))
@@ -95,7 +92,7 @@ def sign_file(file: str, key: str, progress: Progress = no_progress) -> tuple[st
         BitstreamError: one of them cannot be used, or the signature not be written.
     """
     signed = statement_of(file, progress)
-    write_atomically(file + ENDING, _signature(key, signed.text))
+    write_atomically(file + ENDING, sign(key, signed.text))
     return file + ENDING, signed.place
 
 
@@ -193,7 +190,7 @@ def renew_manifest(
     signature = None
     if key is not None:
         digest = hashlib.sha256(data).hexdigest()
-        signature = _signature(key, statement(MANIFEST, sha256=digest, size=len(data)))
+        signature = sign(key, statement(MANIFEST, sha256=digest, size=len(data)))
     remove_signature(path)
     write_atomically(path, data)
     if signature is not None:
@@ -281,13 +278,6 @@ def _next_version(path: str, before: int, wanted: int | None) -> int:
 
 def _present(path: str) -> Manifest:
     """The manifest that is there; an empty one where there is none that can be read."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, BitstreamError):
+    with contextlib.suppress(BitstreamNotFoundError, BitstreamError):
         return parse_manifest(read_bytes(path, limit=MAX_MANIFEST_BYTES), where=path)
     return Manifest({})
-
-
-def _signature(key: str, text: bytes) -> bytes:
-    try:
-        return sign(key, text)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{key}: no such file", hint="check --key") from None

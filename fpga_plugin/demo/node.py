@@ -100,7 +100,7 @@ def made_for_real_cards(kinds: Container[InterfaceId], entries: Iterable[StoreEn
             continue
         try:
             contents, image = image_of(read_bytes(entry.path), entry.path)
-        except (FpgaPluginError, OSError):
+        except FpgaPluginError:
             continue  # the plugin will say so
         if image[:16].hex() != contents.afu_id:
             paths.append(entry.path)
