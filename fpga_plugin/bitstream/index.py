@@ -14,7 +14,7 @@ import structlog
 
 from fpga_plugin.bitstream.manifest import MANIFEST
 from fpga_plugin.bitstream.places import find_place
-from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.reader import HEADERS, StoreReader
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.bitstream.watch import KEYS, look_at_store
@@ -129,7 +129,8 @@ class StoreIndex:
 
     def _answered(self, relative: str) -> None:
         """A file, or with an empty path the store's directory, was late and answers now."""
-        self._look_at(relative or None)
+        if relative != HEADERS:
+            self._look_at(relative or None)
 
     def _look_at(self, relative: str | None) -> None:
         """Verify a file; None: all of them."""
