@@ -450,10 +450,19 @@ def test_copies_of_files_that_went_are_removed(make, place, copies):
     image(library)
     place.unlink()
     assert library.examine(RELATIVE) is None
+    assert library.verdict(RELATIVE) is None
     library.tidy([])
     assert kept(copies) == set()
     with pytest.raises(BitstreamNotFoundError):
         image(library)
+
+
+def test_copies_of_which_nothing_is_known_are_removed_at_the_start(make, place, copies):
+    put(place, gbs())
+    image(make())
+    copies.with_name("verified.json").unlink()
+    make()
+    assert kept(copies) == set()
 
 
 def test_ids_that_pods_make_up_leave_nothing_behind(make):
