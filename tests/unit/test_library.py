@@ -776,6 +776,12 @@ def _writable(library, root, place):
         image(library)
 
 
+def _directory_writable(library, root, place):
+    os.chmod(place.parent, 0o777)  # the file itself is as it was
+    with pytest.raises(BitstreamError):
+        image(library)
+
+
 def _not_trusted(library, root, place):
     name(root, b"x")
     with pytest.raises(NotPermittedError):
@@ -788,6 +794,7 @@ def _not_trusted(library, root, place):
         _changed,
         _removed,
         _writable,
+        _directory_writable,
         _not_trusted,
         lambda library, _root, _place: library.forget(RELATIVE),  # the watcher's word
         lambda library, _root, _place: library.doubt(),
