@@ -157,7 +157,7 @@ class Daemon:
         node = open_node(
             settings,
             backend=hardware.backend,
-            library=await asyncio.to_thread(open_library, settings, boot_id),
+            library=await asyncio.to_thread(open_library, settings),
             policy=self._policy,
             programming=self._locks.set_programming,
         )

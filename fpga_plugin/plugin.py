@@ -127,13 +127,12 @@ def _served_last(settings: Settings, journal: Journal) -> bool:
     return not journal.doubt and last is not None and last.api == settings.mode.value
 
 
-def open_library(settings: Settings, boot_id: str) -> Library:
+def open_library(settings: Settings) -> Library:
     """The store, verified."""
     return Library(
         settings.bitstream_dir,
         directory=os.path.join(settings.state_dir, "verified"),
         limit=settings.verified_size,
-        boot_id=boot_id,
         trust=open_trust(settings, owner=True),
         guarded=is_guarded(settings),
     )

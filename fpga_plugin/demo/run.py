@@ -180,7 +180,7 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
 def _names(store: Store) -> Mapping[str, str]:
     """What the store's manifest calls accelerators, by AFU id; nothing where it cannot be used."""
     try:
-        found = Trust(store.root, TrustMode.ANY, None, guarded=False).aliases()
+        found = Trust(store.root, TrustMode.ANY, None, guarded=False).names().bitstreams
     except FpgaPluginError:
         return {}
     return {bitstream_id: alias for (_, alias), bitstream_id in found.items()}

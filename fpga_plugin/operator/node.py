@@ -180,7 +180,7 @@ def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
 
 def _interfaces(settings: Settings) -> InterfaceAliases:
     try:
-        return open_trust(settings, owner=False).interface_aliases() or {}
+        return open_trust(settings, owner=False).names().interfaces
     except FpgaPluginError:
         return {}
 

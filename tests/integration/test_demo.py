@@ -16,15 +16,14 @@ from pathlib import Path
 import nursery
 import pytest
 import yaml
+from doubles.bitstreams import gbs
 from doubles.samples import copy_samples
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.demo import node, story
 from fpga_plugin.demo import run as demo
 from fpga_plugin.demo.double import KubeletDouble
-from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -233,10 +232,7 @@ def own_store(root: Path, image: bytes | None = None) -> None:
     """A store of one AFU and a blank, for an interface id of its own."""
     (root / OWN_IF).mkdir(parents=True)
     for file, afu in ((OWN_AFU, OWN_AFU), ("blank", OWN_BLANK)):
-        document = complete_document(
-            {}, where="test", interface_id=parse_interface_id(OWN_IF), afu_id=parse_afu_id(afu)
-        )
-        packed = pack_gbs(document, image or bytes.fromhex(afu) + b"rest", where="test")
+        packed = gbs(image or bytes.fromhex(afu) + b"rest", afu, interface=OWN_IF)
         (root / OWN_IF / f"{file}.gbs").write_bytes(packed)
 
 

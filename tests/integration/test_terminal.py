@@ -122,10 +122,7 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
         ["policy", "admission"],
         ["completion"],
     ]
-    + [
-        ["bitstream", word]
-        for word in ("list", "verify", "install", "remove", "pack", "sign", "forget")
-    ],
+    + [["bitstream", word] for word in ("list", "verify", "install", "remove", "sign", "forget")],
     ids=" ".join,
 )
 def test_help_fits_a_terminal_of_eighty_columns(command):
