@@ -68,7 +68,6 @@ def page(
     events: Sequence[EventView] = (),
     *,
     words: str = "",
-    runbook: str | None = None,
 ) -> str:
     """The document.
 
@@ -76,7 +75,6 @@ def page(
         status: all of it.
         events: what happened last, the newest first.
         words: only what has these is shown (`selection`).
-        runbook: where docs/runbook.md can be read; None: only its name is shown.
     """
     now = status["time"]
     shown = selected(status, words)
@@ -104,7 +102,6 @@ def page(
         troubles=found,
         urgent=sum(one.count for one in found if one.urgent) + (not status["ready"]),
         events=events,
-        runbook=runbook,
         since=since,
         ago=ago,
         when=lambda one: ago(one["at"]) + (f", {one['times']} times" if one["times"] > 1 else ""),

@@ -132,8 +132,7 @@ class Routes:
         drawn = await asyncio.to_thread(import_module, "fpga_plugin.operator.page")
         words = request.query.get(FIND, "")
         events = await self._survey.past.events(words, most=PAGE_EVENTS)
-        runbook = self._survey.settings.runbook_url
-        html = drawn.page(await view(self._survey), events, words=words, runbook=runbook)
+        html = drawn.page(await view(self._survey), events, words=words)
         return Response(200, html.encode(), "text/html; charset=utf-8", drawn.HEADERS)
 
     async def _card(self, request: Request) -> Response:

@@ -26,7 +26,7 @@ from fpga_plugin.ids import CardId, DeviceId, RegionId
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Debug
-from fpga_plugin.pods.debug_annotation import annotation, parse_keep
+from fpga_plugin.pods.debug_annotation import MOST, annotation, parse_keep
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
@@ -63,12 +63,10 @@ class Allowed:
     Attributes:
         prefix: of our resources, and of the annotation.
         namespaces: whose pods may ask; `*`: all.
-        most: the longest time in seconds for which a region is kept.
     """
 
     prefix: str
     namespaces: frozenset[str]
-    most: float
 
 
 class Debugging:
@@ -98,7 +96,7 @@ class Debugging:
         self._operations, self._pods, self._recorder = operations, pods, recorder
         self._queue = queue
         self._annotation = annotation(allowed.prefix)
-        self._namespaces, self._most = allowed.namespaces, allowed.most
+        self._namespaces = allowed.namespaces
         self._interval, self._clock = interval, clock
         self._something = asyncio.Event()
         self._undecided: dict[RegionId, float] = {}
@@ -148,7 +146,7 @@ class Debugging:
             self._ignored(identity, devices, why)
             return None
         try:
-            seconds = parse_keep(text, most=self._most)
+            seconds = parse_keep(text)
         except ValueError as error:
             self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
             return None
@@ -222,8 +220,8 @@ class Debugging:
         if left == 0:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
             self._end(debug.region)
-        elif left > self._most:  # the setting was made shorter
-            self._ledger.keep(debug.region, self._clock() + self._most)
+        elif left > MOST:  # by a former version, which let the operator allow more
+            self._ledger.keep(debug.region, self._clock() + MOST)
 
     async def _failure(self, debug: Debug) -> str | None:
         """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
@@ -260,7 +258,7 @@ class Debugging:
             self._tell(debug, f"region {region} is {note}", kept=False)
             self._end(region)
         else:
-            seconds = min(debug.seconds, self._most)
+            seconds = min(debug.seconds, MOST)
             ledger.keep(region, self._clock() + seconds)
             self._tell(
                 debug,

@@ -372,7 +372,7 @@ def keep(node, region):
     dirty = RegionRecord(region, Condition.DIRTY, "its owner left")
     journal.write(Change(debugs={region: asked}, regions={region: dirty}))
     journal.close()
-    node.set(debug_namespaces="*", debug_seconds="1800")
+    node.set(debug_namespaces="*")
     node.restarted()
 
 

@@ -329,13 +329,10 @@ def test_a_drained_tile_says_so_and_is_not_called_unhealthy_for_it():
     assert "unhealthy" in tiles(owned)[0][1], "an owned device is unhealthy for another reason"
 
 
-def test_each_state_of_the_legend_links_its_part_of_the_runbook_where_one_can_read_it():
-    named = page(status(card(region())))
-    linked = page(status(card(region())), runbook="https://git.example.com/runbook.md?a=1&b=2")
+def test_each_state_of_the_legend_names_its_part_of_the_runbook():
+    html = page(status(card(region())))
     for state in STATES:
-        assert f"<small>docs/runbook.md#{state.part}</small>" in named
-        where = f"https://git.example.com/runbook.md?a=1&amp;b=2#{state.part}"
-        assert f'<a href="{where}">' in linked
+        assert f"<small>docs/runbook.md#{state.part}</small>" in html
 
 
 def test_a_region_that_is_kept_says_for_whom_and_how_long():
