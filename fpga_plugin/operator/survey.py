@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,9 +27,6 @@ from fpga_plugin.regions.reports import Report, ReportObserver
 
 if TYPE_CHECKING:
     from fpga_plugin.plugin import Plugin
-
-Operation = Callable[[str], Awaitable[Mapping[str, object]]]
-"""Something that is done to a card, by its id; raises FpgaPluginError, returns what to show."""
 
 MAX_DEVICES = 16
 """Of a refused call, that are remembered."""
@@ -158,6 +155,16 @@ class Survey:
         )
         if self.observer is not None:
             self.observer.warned(identity, devices, message)
+
+    def running(self) -> "Plugin":
+        """The plugin, once it has started.
+
+        Raises:
+            NotFinishedError: it has not.
+        """
+        if self.plugin is None:
+            raise NotFinishedError("the plugin is starting: try again in a moment")
+        return self.plugin
 
     async def readings(self) -> Mapping[CardId, Readings]:
         """Sensors of all cards, at most `FRESH` seconds old; read in a thread, by one at a time."""
