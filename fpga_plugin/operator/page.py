@@ -86,6 +86,9 @@ def page(
             return ""
         return span(now - owner["since"])
 
+    def where(state: str) -> str:
+        return _first(state, shown) or ANCHORS[state]
+
     def ago(at: float) -> str:
         return f"{span(now - at)} ago"
 
@@ -103,9 +106,33 @@ def page(
         urgent=sum(one.count for one in found if one.urgent) + (not status["ready"]),
         events=events,
         since=since,
+        where=where,
         ago=ago,
         when=lambda one: ago(one["at"]) + (f", {one['times']} times" if one["times"] > 1 else ""),
     )
+
+
+def _first(state: str, shown: StatusView) -> str:
+    """The id of the first card or tile that is in a state; empty where none is shown."""
+    for card in shown["cards"]:
+        if (
+            (state == "drained" and card["drained"])
+            or (state == "faulted" and not card["present"])
+            or state == card["memory"]
+        ):
+            return f"card-{card['card']}"
+        for region in card["regions"]:
+            states = {
+                "faulted": region["failed"],
+                "unusable": region["unusable"],
+                "refused": region["refused"],
+                "kept": region["kept"],
+            }
+            if states.get(state):
+                return f"region-{region['region']}"
+    if state == "faulted" and shown["problems"]:
+        return f"card-{shown['problems'][0]['card']}"
+    return ""
 
 
 def _counted(number: int, word: str) -> str:

@@ -198,6 +198,7 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
 
 def _card(card: CardView, now: float, width: int) -> list[str]:
     facts = [f"card {card['card']}", card["mode"] if card["present"] else "GONE"]
+    facts += filter(None, [card["description"]])
     if card["drained"]:
         facts.append("DRAINED")
     if card["interface_id"]:
@@ -366,8 +367,8 @@ def inspection_table(found: InspectionView, *, now: float, width: int = NO_LIMIT
     )
 
 
-def card_table(state: CardStateView) -> str:
-    """How far a card is from being pulled."""
+def card_table(state: CardStateView, operation: str) -> str:
+    """A card after an operation; after `drain` also how far it is from being pulled."""
     service = "out of service" if state["drained"] else "in service"
     lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
     lines += [
@@ -376,7 +377,10 @@ def card_table(state: CardStateView) -> str:
         for holder in state["holders"]
     ]
     lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]
-    if state["may_be_pulled"]:
+    if operation != "drain":
+        if state["drained"]:
+            lines.append("`fpga-plugin card undrain` brings it back into service")
+    elif state["may_be_pulled"]:
         lines.append("it may be pulled now")
     else:
         lines.append("it must not be pulled yet:")
