@@ -16,8 +16,8 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PciAddress
 from fpga_plugin.operator.client import ask
 from fpga_plugin.operator.table import (
+    MEANINGS,
     NO_LIMIT,
-    STATES,
     card_table,
     functions_table,
     history_table,
@@ -57,7 +57,7 @@ def add_status_parser(commands: "Commands") -> None:
         description="Show every card and region of this node: who has it, since when, with\n"
         "which bitstream, its health, and the last refusal of each pod. Asks the plugin\n"
         "that runs here.",
-        epilog=STATES,
+        epilog=MEANINGS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     status.add_argument(

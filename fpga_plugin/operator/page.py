@@ -31,7 +31,7 @@ from fpga_plugin.operator.table import (
     skipped,
     span,
 )
-from fpga_plugin.operator.trouble import troubled, troubles
+from fpga_plugin.operator.trouble import URGENT, states_of, troubled, troubles
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 STYLE: Final = (_TEMPLATES / "style.css").read_text()
@@ -115,20 +115,11 @@ def page(
 def _first(state: str, shown: StatusView) -> str:
     """The id of the first card or tile that is in a state; empty where none is shown."""
     for card in shown["cards"]:
-        if (
-            (state == "drained" and card["drained"])
-            or (state == "faulted" and not card["present"])
-            or state == card["memory"]
-        ):
+        gone = state == "faulted" and not card["present"]
+        if gone or state == card["memory"] or (state == "drained" and card["drained"]):
             return f"card-{card['card']}"
         for region in card["regions"]:
-            states = {
-                "faulted": region["failed"],
-                "unusable": region["unusable"],
-                "refused": region["refused"],
-                "kept": region["kept"],
-            }
-            if states.get(state):
+            if state in states_of(card, region):
                 return f"region-{region['region']}"
     if state == "faulted" and shown["problems"]:
         return f"card-{shown['problems'][0]['card']}"
@@ -152,29 +143,25 @@ def _sensors(card: CardView) -> list[tuple[str, str]]:
 
 
 def _marks(card: CardView, region: RegionView) -> list[tuple[str, str]]:
-    """What else is to be known of a region, with its colour."""
-    marks = []
-    if region["refused"]:
-        marks.append(("refused", "bad"))
-    if card["drained"]:
-        marks.append(("drained", "warn"))
-    if region["kept"] is not None:
-        marks.append(("kept", "warn"))
-    elif region["unusable"]:
-        marks.append(("unusable", "bad"))
+    """What else is to be known of a region, with its colour; FAULTED is its condition."""
+    marks = [
+        (state, "bad" if state in URGENT else "warn")
+        for state in states_of(card, region)
+        if state != "faulted"
+    ]
     # That a drained card's free regions, and kept ones, are not offered is what that means.
-    elif not region["healthy"] and not (card["drained"] and region["owner"] is None):
+    known = region["kept"] is not None or bool(region["unusable"])
+    if not region["healthy"] and not known and not (card["drained"] and region["owner"] is None):
         marks.append(("unhealthy", "bad"))
     return marks
 
 
 def _colour(card: CardView, region: RegionView) -> str:
-    if region["failed"] or region["unusable"] or region["refused"]:
+    states = states_of(card, region)
+    if not URGENT.isdisjoint(states):
         return "failed"
-    if card["drained"]:
-        return "drained"
-    if region["kept"] is not None:
-        return "kept"
+    if (chosen := next((one for one in ("drained", "kept") if one in states), None)) is not None:
+        return chosen
     if region["condition"] in {"DIRTY", "SCRUBBING", "UNBLANKED"}:
         return "busy"
     if region["owner"] is not None:
