@@ -219,7 +219,6 @@ def _debugging(
     allowed = Allowed(
         prefix=settings.resource_prefix,
         namespaces=frozenset(settings.debug_namespaces),
-        most=settings.debug_seconds,
     )
     interval = settings.reconcile_interval
     return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)

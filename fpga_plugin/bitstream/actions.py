@@ -126,6 +126,12 @@ def show_file(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Check files, or the store."""
+    if args.trust is TrustMode.SIGNED and args.keys is None:
+        raise FpgaPluginError(
+            "there are no keys to check signatures with",
+            hint="name the directory of the public keys (*.pem): --keys DIR, or"
+            " FPGA_PLUGIN_KEYS_DIR",
+        )
     _tell_of_record(args, args.dir)
     if not args.files:
         return _verify_store(Store(args.dir), args)

@@ -13,6 +13,7 @@ from fpga_plugin.bitstream import actions
 from fpga_plugin.bitstream.kinds import BLANK
 from fpga_plugin.bitstream.manifest import MAX_VERSION
 from fpga_plugin.bitstream.places import find_place
+from fpga_plugin.commands.arguments import argument
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
@@ -136,11 +137,11 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
     parser.add_argument(
         "--interface-id",
         metavar="ID",
-        type=_id(parse_interface_id),
+        type=argument(parse_interface_id),
         help="what the files must have been built for",
     )
     parser.add_argument(
-        "--afu-id", metavar="ID", type=_id(parse_afu_id), help="the AFU id that they must have"
+        "--afu-id", metavar="ID", type=argument(parse_afu_id), help="the AFU id that they must have"
     )
     _dir_option(parser, default_store)
     _trust_options(parser)
@@ -182,9 +183,9 @@ def _add_remove(commands: "Subparsers", default_store: str) -> None:
         example="fpga-plugin bitstream remove ce48969398f05f33946d560708be108a \\\n"
         "    18b79ffa2ee54aa096ef4230dafacb5f",
     )
-    parser.add_argument("interface_id", metavar="INTERFACE_ID", type=_id(parse_interface_id))
+    parser.add_argument("interface_id", metavar="INTERFACE_ID", type=argument(parse_interface_id))
     parser.add_argument(
-        "bitstream_id", metavar="BITSTREAM_ID", type=_id(_parse_name), help="an id, or: blank"
+        "bitstream_id", metavar="BITSTREAM_ID", type=argument(_parse_name), help="an id, or: blank"
     )
     _dir_option(parser, default_store)
 
@@ -355,18 +356,6 @@ def _dir_option(parser: argparse.ArgumentParser, default_store: str) -> None:
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for scripts")
-
-
-def _id(parse: Callable[[str], str]) -> Callable[[str], str]:
-    """A parser of ids whose message argparse shows."""
-
-    def parsed(text: str) -> str:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{quote(text)} is {error}") from None
-
-    return parsed
 
 
 def _parse_name(text: str) -> BitstreamId:

@@ -28,7 +28,7 @@ from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Debug
-from fpga_plugin.pods.debug_annotation import annotation, parse_keep
+from fpga_plugin.pods.debug_annotation import MOST, annotation, parse_keep
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
@@ -66,12 +66,10 @@ class Allowed:
     Attributes:
         prefix: of our resources, and of the annotation.
         namespaces: whose pods may ask; `*`: all.
-        most: the longest time in seconds for which a region is kept.
     """
 
     prefix: str
     namespaces: frozenset[str]
-    most: float
 
 
 class Debugging:
@@ -101,7 +99,7 @@ class Debugging:
         self._operations, self._pods, self._recorder = operations, pods, recorder
         self._queue = queue
         self._annotation = annotation(allowed.prefix)
-        self._namespaces, self._most = allowed.namespaces, allowed.most
+        self._namespaces = allowed.namespaces
         self._interval, self._clock = interval, clock
         self._something = asyncio.Event()
         self._undecided: dict[RegionId, float] = {}
@@ -151,7 +149,7 @@ class Debugging:
             self._ignored(identity, devices, why)
             return None
         try:
-            seconds = parse_keep(text, most=self._most)
+            seconds = parse_keep(text)
         except ValueError as error:
             self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
             return None
@@ -225,8 +223,8 @@ class Debugging:
         if left == 0:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
             self._end(debug.region)
-        elif left > self._most:  # the setting was made shorter
-            self._ledger.work.keep(debug.region, self._clock() + self._most)
+        elif left > MOST:  # by a former version, which let the operator allow more
+            self._ledger.work.keep(debug.region, self._clock() + MOST)
 
     async def _failure(self, debug: Debug) -> str | None:
         """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
@@ -263,7 +261,7 @@ class Debugging:
             self._tell(debug, f"region {region} is {note}", kept=False)
             self._end(region)
         else:
-            seconds = min(debug.seconds, self._most)
+            seconds = min(debug.seconds, MOST)
             ledger.work.keep(region, self._clock() + seconds)
             self._tell(
                 debug,

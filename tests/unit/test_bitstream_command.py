@@ -390,6 +390,9 @@ def test_a_file_is_signed_before_it_is_installed_for_the_place_that_it_gets(
     code, out, _ = run("sign", "--key", key, hello)
     assert code == 0
     assert out == f"{hello}.sig: written, for {INTERFACE}/{AFU}.gbs\n"
+    code, _, errors = run("verify", "--trust", "signed", hello)
+    assert code == 1
+    assert "--keys" in "".join(errors)
     assert run("verify", "--trust", "signed", "--keys", keys, hello)[0] == 0
     assert run("install", "--trust", "signed", "--keys", keys, hello)[0] == 0
     code, out, _ = run("verify", "--trust", "signed", "--keys", keys)

@@ -173,10 +173,10 @@ class Recorder:
         self.told.append((reason, note))
 
 
-def debugging(ledger, answer=None, *, most=600.0, namespaces=("tenant",)):
+def debugging(ledger, answer=None, *, namespaces=("tenant",)):
     clock = SimpleNamespace(now=100.0)
     operations = SimpleNamespace(ledger=ledger, debugged=set())
-    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces), most=most)
+    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
     made = Debugging(
         operations,
         Pods(answer),
@@ -211,14 +211,14 @@ def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
     assert not ledger.debugs
 
 
-def test_a_shorter_setting_holds_for_what_is_kept_already():
+def test_what_a_former_version_keeps_for_longer_is_kept_for_an_hour():
     ledger, _ = kept(until=100.0 + 86400.0)
-    made, clock, _ = debugging(ledger, most=60.0)
+    made, clock, _ = debugging(ledger)
     look(made)
-    clock.now = 159.0
+    clock.now = 3699.0
     look(made)
     assert ledger.kept(R0) is not None
-    clock.now = 160.0
+    clock.now = 3700.0
     look(made)
     assert not ledger.debugs
 
@@ -397,7 +397,9 @@ def wish(annotations, **allowed):
     return asyncio.run(made.wish(identity, [P0])), made._recorder.told
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("true", 600), ("90s", 90), ("1m", 60), ("9h", 600)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("true", 600), ("90s", 90), ("1h", 3600), ("9h", 3600)]
+)
 def test_what_an_annotation_asks_for(text, seconds):
     asked, told = wish({"fpga.intel.com/debug": text})
     assert asked is not None
@@ -433,7 +435,7 @@ def test_there_is_time_for_the_api_server_after_a_kubelet_that_does_not_answer()
 )
 def test_any_other_value_is_none(text):
     with pytest.raises(ValueError, match="true, or a number"):
-        parse_keep(text, most=600.0)
+        parse_keep(text)
 
 
 def test_which_containers_count():

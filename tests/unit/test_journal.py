@@ -258,7 +258,8 @@ def test_a_marker_that_could_not_be_written_makes_the_next_start_doubt(path: str
     """It is not known then what another state directory did in between."""
     marker = os.path.join(os.path.dirname(path), "marker")
     Journal(path).close()
-    os.mkdir(f"{marker}.new")
+    temporary = os.path.join(os.path.dirname(path), ".marker.tmp")
+    os.mkdir(temporary)  # in the way
     with structlog.testing.capture_logs() as logs:
         os.unlink(marker)
         journal, ledger = behind(path)
@@ -266,7 +267,7 @@ def test_a_marker_that_could_not_be_written_makes_the_next_start_doubt(path: str
     (one,) = logs
     assert one["event"] == "the journal's marker cannot be written"
     journal.close()
-    os.rmdir(f"{marker}.new")
+    os.rmdir(temporary)
     doubted(path).close()
     assert Journal(path).doubt == ""
 
