@@ -173,7 +173,8 @@ BUGS = {
     # The rows of "One answer to each question" (docs/architecture.md), each brought back.
     "f1-no-record-is-an-empty-one": Bug(
         "dra/leftovers.py",
-        '                raise RecordUnreadableError(f"kubelet\'s record {self._path} is not there")\n'
+        "                raise RecordUnreadableError("
+        'f"kubelet\'s record {self._path} is not there")\n'
         "            record = await self._record.read()\n",
         "                record = {}\n"
         "            else:\n"
@@ -193,7 +194,7 @@ BUGS = {
     ),
     "f1-lost-claims-are-nobodys": Bug(
         "plugin.py",
-        '    return f"DRA served this node last, and the journal is in doubt ({journal.doubt})"\n',
+        '    return f"DRA served this node, and the journal is in doubt ({journal.doubt})"\n',
         '    return ""\n',
         "12379",
         apis="both",
@@ -267,9 +268,11 @@ BUGS = {
             (
                 "stock/adoption.py",
                 "            if ledger.activity[device] != before.get(device, 0):\n",
-                "            if card_of(device) not in ledger.unreconciled:\n"
-                "                continue\n"
-                "            if ledger.activity[device] != before.get(device, 0):\n",
+                (
+                    "            if card_of(device) not in ledger.unreconciled:\n"
+                    "                continue\n"
+                    "            if ledger.activity[device] != before.get(device, 0):\n"
+                ),
             ),
         ),
     ),
@@ -285,8 +288,11 @@ BUGS = {
             (
                 "dra/reconcile.py",
                 "            if not names:\n",
-                "            of_cards = [c for c in ledger.unreconciled for n in names if _of_card(n, c)]\n"
-                "            if not of_cards:\n",
+                (
+                    "            new = ledger.unreconciled\n"
+                    "            if not any(_of_card(each, card) for each in names"
+                    " for card in new):\n"
+                ),
             ),
         ),
     ),

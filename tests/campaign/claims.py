@@ -546,12 +546,12 @@ class ClaimSide(Side):
         (admit, 20),
         (prepare, 40),
         (container, 25),
-        (join, 3),
-        (leave, 3),
+        (join, 4),
+        (leave, 4),
         (end, 8),
         (end_by_force, 1.5),
         (reap, 6),
-        (allocated_anew, 1),
+        (allocated_anew, 3),
         (Side.pause, 8),
         (Side.restart_kubelet, 0.3),
         (api_stumbles, 1),
@@ -576,5 +576,7 @@ class ClaimSide(Side):
             await asyncio.sleep(0.01)
 
     def nobody_is_kept(self) -> bool:
-        """Whether the journal has, of what claims have, no pod that is gone."""
-        return all((self.node.cgroups / f"pod{uid}").exists() for uid in self.journal().users())
+        """Whether the journal has, of what claims have, no pod that parted and is gone."""
+        mine = {uid for tenant in self.everybody() for uid in tenant.pods}
+        users = self.journal().users() - mine
+        return all((self.node.cgroups / f"pod{uid}").exists() for uid in users)

@@ -149,7 +149,9 @@ def _schema_3(state: Path, rng: random.Random) -> None:
         db,
     ):
         rows = db.execute("SELECT kind, key, value FROM journal").fetchall()
-        values = {(kind, key): json.loads(value) for kind, key, value in rows}
+        kinds = {"regions", "holders", "tenancies", "loans"}
+        kept = [row for row in rows if row[0] not in kinds]
+        values = {(kind, key): json.loads(value) for kind, key, value in rows if kind in kinds}
         holders = [row for (kind, _), row in values.items() if kind == "holders"]
         for row in holders:
             row["pods"] = []
@@ -169,11 +171,9 @@ def _schema_3(state: Path, rng: random.Random) -> None:
                     for holder in holders:
                         if devices & {*holder["devices"]}:
                             holder["pods"].append(of["pod"])
-        db.execute("DELETE FROM journal WHERE kind NOT IN ('commits', 'identity')")
-        db.executemany(
-            "INSERT OR REPLACE INTO journal VALUES (?, ?, ?)",
-            [(*of, json.dumps(value)) for of, value in values.items()],
-        )
+        db.execute("DELETE FROM journal")
+        kept += [(*of, json.dumps(value)) for of, value in values.items()]
+        db.executemany("INSERT INTO journal VALUES (?, ?, ?)", kept)
         db.execute("PRAGMA user_version = 3")
 
 
