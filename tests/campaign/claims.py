@@ -23,7 +23,7 @@ from claim_kubelet import ClaimKubelet
 from daemon_support import AFU, AFU_2, AFU_3, BLANK
 from doubles.apiserver import ApiServerDouble, Reply, status
 from dra_support import NAMESPACE, NODE, Claim, config, dra_name
-from node import AT_ONCE, BLANKS, LIMIT, Node, Side, regions_of
+from node import BLANKS, LIMIT, Node, Side, regions_of
 
 CARDS = ("0000-10-00.0", "0000-11-00.0", "0000-12-00.0")
 DEVICES = {dra_name(device): device for device in (*BLANKS, *CARDS)}
@@ -328,7 +328,7 @@ class ClaimSide(Side):
                 tenant.busy = False
 
     async def admit(self) -> None:
-        if len(self.tenants) < AT_ONCE and (tenant := self.make()) is not None:
+        if len(self.tenants) < self.node.at_once and (tenant := self.make()) is not None:
             self.said["claims"] += 1
             self.said["pods"] += 1
             self.tenants.append(tenant)

@@ -43,8 +43,8 @@ HANDS = 5
 LIMIT = 60.0
 """Seconds for what has to come about by itself; it takes a hundredth of that."""
 
-IDLE = 250
-"""Looks at a life in which kubelet gets no answer: then it ends. A second, more on a busy node."""
+IDLE = 120
+"""Looks at a life without an answer for kubelet: then it ends. Half a second, or more if busy."""
 
 Step = tuple[Callable[[Any], Awaitable[None]], float]
 """What happens, and how often."""
@@ -231,6 +231,11 @@ class Node:
         if self.weather is not None:
             self.weather.close()
         shutil.rmtree(self.folder)
+
+    @property
+    def at_once(self) -> int:
+        """Pods, or claims: of two APIs each leaves room for the other."""
+        return AT_ONCE // len(self.apis)
 
     @property
     def side(self) -> Side:

@@ -34,7 +34,7 @@ from daemon_support import (
     request,
 )
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from node import AT_ONCE, BLANKS, LIMIT, Node, Side, regions_of
+from node import BLANKS, LIMIT, Node, Side, regions_of
 from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
@@ -331,7 +331,7 @@ class PodSide(Side):
     # ---------------------------------------------------------------- pods
 
     async def admit(self) -> None:
-        if len(self.tenants) >= AT_ONCE:
+        if len(self.tenants) >= self.node.at_once:
             return
         pod = make_pod(self.rng, self.admitted, self.node.setup.prefix)
         if self.static and self.rng.random() < 0.5:
