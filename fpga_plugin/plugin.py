@@ -116,9 +116,11 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
 def _lost_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last = journal.marker.last
-    if settings.mode is Mode.DRA or not journal.doubt or last is None or last.api != Mode.DRA.value:
+    if settings.mode is Mode.DRA or not journal.doubt or last is None:
         return ""
-    return f"DRA served this node last, and the journal is in doubt ({journal.doubt})"
+    if not last.claims and last.api != Mode.DRA.value:
+        return ""
+    return f"DRA served this node, and the journal is in doubt ({journal.doubt})"
 
 
 def _served_last(settings: Settings, journal: Journal) -> bool:

@@ -290,7 +290,7 @@ class ClaimReconciler:
             FpgaPluginError: kubelet's record cannot be read, or the journal not be written.
         """
         try:
-            claim = await self._claims.get(ClaimRef.of(holder))
+            claim = await self._claims.get(ClaimRef.of(holder), holder.driver)
         except (NoSuchClaimError, AllocatedElsewhereError):
             pass
         except FpgaPluginError as error:

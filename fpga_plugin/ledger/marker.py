@@ -45,6 +45,8 @@ class Served:
         cdi_dir: where it wrote the files of ResourceClaims.
         state_dir: where its journal was.
         journal: the journal's id.
+        claims: ResourceClaims may have devices, by this API or an earlier one: their end was not
+            seen in the journal.
     """
 
     api: str = ""
@@ -52,6 +54,7 @@ class Served:
     cdi_dir: str = ""
     state_dir: str = ""
     journal: str = ""
+    claims: bool = False
 
 
 class Marker:
@@ -91,9 +94,9 @@ class Marker:
             raise ValueError
         self.last, self.counted = _DECODER.decode(rest), int(count)
 
-    def begin(self, journal: str, count: int) -> None:
-        """From now on this life serves, with this journal."""
-        self._now = replace(self._now, journal=journal)
+    def begin(self, journal: str, count: int, *, claims: bool) -> None:
+        """From now on this life serves, with this journal; `claims` as in `Served`."""
+        self._now = replace(self._now, journal=journal, claims=claims)
         self.renew(count)
 
     def renew(self, count: int) -> None:

@@ -64,7 +64,7 @@ class Server:
         self.failing: list[FpgaPluginError] = []
         self.asked: list[ClaimUid] = []
 
-    async def get(self, asked: ClaimRef) -> ResourceClaim:
+    async def get(self, asked: ClaimRef, driver: str = "") -> ResourceClaim:
         return await asyncio.to_thread(functools.partial(self._read, asked))
 
     def _read(self, asked: ClaimRef) -> ResourceClaim:

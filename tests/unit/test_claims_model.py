@@ -106,7 +106,7 @@ class Server:
     def __init__(self, replay: "Replay") -> None:
         self._replay = replay
 
-    async def get(self, ref: ClaimRef) -> ResourceClaim:
+    async def get(self, ref: ClaimRef, driver: str = "") -> ResourceClaim:
         return await asyncio.to_thread(self._read, ref)
 
     def _read(self, ref: ClaimRef) -> ResourceClaim:
