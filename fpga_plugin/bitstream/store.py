@@ -22,7 +22,7 @@ from fpga_plugin.process.trusted_files import TrustedFile
 _BITSTREAM = re.compile(rf"[^.].*\.({ENDINGS})", re.ASCII | re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Bitstream:
     """A bitstream in memory, ready to be programmed.
 

@@ -257,9 +257,11 @@ class Obstacles:
         return next((one.cause for one in self.of(region) if one.kind in kinds), "")
 
     def trouble(self, region: RegionId) -> str:
+        """Why a region must not be given to anybody, whatever is on it; empty if nothing is."""
         return self.cause(region, Kind.KEPT, Kind.FAULTED, Kind.HUNG)
 
     def bars_work(self, region: RegionId) -> str:
+        """Why nobody may scrub or program a region; empty if somebody may."""
         return self.cause(region, Kind.KEPT, Kind.FAULTED)
 
     def regions_of(self, device: DeviceId) -> tuple[Region, ...]:
