@@ -67,8 +67,6 @@ class DevicePluginLeftovers:
         """Compare the ledger with kubelet's checkpoint; returns whether that could be read."""
         try:
             checkpoint = await self._owners.read()
-            if checkpoint is None:
-                return False
             claims = self._ledger.pod_claims()
             named = {c.device: {e.pod_uid for e in checkpoint.holders(c.device)} for c in claims}
             pods = set[PodUid]().union(*named.values())

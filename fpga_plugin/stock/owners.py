@@ -112,10 +112,8 @@ class Owners:
 
     # ---------------------------------------------------------------- the comparison
 
-    async def read(self) -> Checkpoint | None:
+    async def read(self) -> Checkpoint:
         """Compare the ledger with kubelet's checkpoint; returns what was read.
-
-        None: another kubelet began meanwhile, and nothing was compared.
 
         A stale entry is released later. What cannot become a claim keeps its card from being given
         out, and is tried again until it can, or kubelet has forgotten it.
@@ -125,12 +123,10 @@ class Owners:
             JournalError: an owner cannot be written down.
         """
         async with self._reading:
-            epoch, before = self._ledger.epoch, Counter(self._ledger.activity)
+            before = Counter(self._ledger.activity)
             checkpoint = await self._pods.checkpoint()
             named = _by_device(checkpoint)
             gone = await asyncio.to_thread(known_gone, self._cgroups, self._strangers(named))
-            if epoch != self._ledger.epoch:
-                return None
             self._compare(checkpoint, named, gone, before)
             return checkpoint
 

@@ -234,10 +234,10 @@ class Reconciler:
         self._last_read = time.time()
         return True
 
-    async def _read_checkpoint(self) -> Checkpoint | None:
+    async def _read_checkpoint(self) -> Checkpoint:
         """Compare the ledger with kubelet's checkpoint (`Owners.read`)."""
         checkpoint = await self._owners.read()
-        if checkpoint is not None and not self._ledger.claims_unknown:
+        if not self._ledger.claims_unknown:
             self._ledger.allocations.reconciled(self._owners.settled)
         return checkpoint
 
@@ -259,11 +259,7 @@ class Reconciler:
         lister = (epoch, listed.epoch)
         last = self._lacking if lister == self._lister else {}
         self._lister = lister
-        self._lacking = {
-            device: activity
-            for device, activity in before.items()
-            if device not in held and ledger.activity[device] == activity
-        }
+        self._lacking = {device: n for device, n in before.items() if device not in held}
         ended = [device for device, n in self._lacking.items() if last.get(device) == n]
         if ended or self._owners.doubtful:
             await self._settle(ended)
@@ -280,8 +276,7 @@ class Reconciler:
                 return
             self._waiting = []
             checkpoint = await self._read_checkpoint()
-            if checkpoint is not None:
-                self._release([d for d in ended if not checkpoint.holders(d)])
+            self._release([d for d in ended if not checkpoint.holders(d)])
         except NoSourceError as error:
             await self._settle_without(ended, error)
         except JournalError as error:  # nothing was learnt from these records: they are read again

@@ -426,3 +426,8 @@ def test_kubelet_counts_its_devices_when_the_last_of_these_claims_has_ended() ->
         asyncio.run(leftovers.look())
     assert devices.lists == 2, "once"
     assert not leftovers.waits
+    devices.pods.states[POD_A] = PodPresence.ALIVE
+    asyncio.run(leftovers.look())
+    devices.pods.states.clear()
+    asyncio.run(leftovers.look())
+    assert devices.lists == 3, "and for a claim that is found later"
