@@ -266,7 +266,7 @@ BUGS = {
         weather="state directory exchanged",
         also=(
             (
-                "stock/adoption.py",
+                "stock/owners.py",
                 "            if ledger.activity[device] != before.get(device, 0):\n",
                 (
                     "            if card_of(device) not in ledger.unreconciled:\n"
