@@ -38,6 +38,7 @@ from fpga_plugin.pods.recorder import EventRecorder, PodObserver
 from fpga_plugin.regions.actions import CardActions
 from fpga_plugin.regions.blanks import Blanks
 from fpga_plugin.regions.byhand import HandProgrammer
+from fpga_plugin.regions.debugging import Allowed, Debugging
 from fpga_plugin.regions.interface_names import InterfaceNames
 from fpga_plugin.regions.inventory import Inventory
 from fpga_plugin.regions.operations import CardOperations
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from fpga_plugin.dra.leftovers import ClaimLeftovers
     from fpga_plugin.dra.poolcheck import PoolCheck
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
-    from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
 
 log = structlog.get_logger()
 
@@ -204,7 +204,7 @@ def _debugging(
     pods: PodDirectory,
     recorder: EventRecorder,
     queue: CardQueue,
-) -> "Debugging | None":
+) -> Debugging | None:
     """What keeps regions for debugging, where the operator allows it to any namespace."""
     if settings.debug_namespaces is None:
         return None
@@ -216,8 +216,6 @@ def _debugging(
             " empty",
         )
         return None
-    from fpga_plugin.regions.debugging import Allowed, Debugging  # only where it is allowed
-
     allowed = Allowed(
         prefix=settings.resource_prefix,
         namespaces=frozenset(settings.debug_namespaces),

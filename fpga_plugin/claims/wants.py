@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -43,12 +42,10 @@ from fpga_plugin.pods.requests import (
 )
 from fpga_plugin.pods.unknown_variables import unknown_variables
 from fpga_plugin.regions.clocks import check_asked
+from fpga_plugin.regions.debugging import Debugging
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Kept, Want
 from fpga_plugin.regions.reads import CardReads
-
-if TYPE_CHECKING:
-    from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
 
 log = structlog.get_logger()
 
@@ -76,7 +73,7 @@ class Wants:
         *,
         recorder: EventRecorder,
         unknown: UnknownVariables = UnknownVariables.WARN,
-        debugging: "Debugging | None" = None,
+        debugging: Debugging | None = None,
     ) -> None:
         self._debugging = debugging
         self._recorder = recorder

@@ -10,8 +10,9 @@ client's own name for it, and asking again by that name waits on.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -22,12 +23,11 @@ from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     InvalidRequestError,
-    NotFinishedError,
     RefusedError,
     UnknownDeviceError,
     quote,
 )
-from fpga_plugin.hardware.backend import DriverSettings, Port
+from fpga_plugin.hardware.backend import DriverSettings
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import (
     AfuId,
@@ -39,11 +39,9 @@ from fpga_plugin.ids import (
     parse_bitstream_id,
     parse_device_id,
 )
-from fpga_plugin.regions import steps
 from fpga_plugin.regions.clocks import ClockPlan
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
-from fpga_plugin.regions.reports import Report
 
 log = structlog.get_logger()
 
@@ -224,55 +222,16 @@ class HandProgrammer:
             raise RefusedError(f"pod {one.pod}, which had a region of card {card.id}, still runs")
         blank = await operations.blanks.load(card.interface_id)
         card = self._check(card.id, region)
-        report = Report(region.id, former=operations.former(region.id))
-        try:
-            async with operations.ports(card, [region]) as ports:
-                self._check(card.id, region)
-                ledger.work.working([region.id])
-                clock = await self._scrub_and_program(
-                    card, region, ports, blank=blank, bitstream=bitstream, report=report
-                )
-                ledger.work.programmed_by_hand(region.id, bitstream.afu_id)
-                operations.clocks[region.id] = clock
-        finally:
-            operations.settle([region.id])
-            if report.steps:
-                operations.report(report)
+        async with operations.work(card, [region], partial(self._check, card.id, region)) as work:
+            await work.scrub([region], blank)
+            await operations.clear_memory(card, work.reports)
+            clock = await work.program(region, bitstream, DriverSettings())
+            ledger.work.programmed_by_hand(region.id, bitstream.afu_id)
         log.info(
             "region programmed by hand",
             region=region.id,
             bitstream=bitstream.bitstream_id,
             clock=clock.detail,
         )
-        taken = tuple((step.name, step.seconds) for step in report.steps)
+        taken = tuple((step.name, step.seconds) for step in work.reports[region.id].steps)
         return Programmed(region.id, bitstream.afu_id, "", clock, taken)
-
-    async def _scrub_and_program(
-        self,
-        card: Card,
-        region: Region,
-        ports: Mapping[RegionId, Port],
-        *,
-        blank: Bitstream | None,
-        bitstream: Bitstream,
-        report: Report,
-    ) -> ClockPlan:
-        operations = self._operations
-        port = ports[region.id]
-        if card.clears_memory:
-            operations.ledger.work.set_debt(card.id, open_=True)
-        await operations.scrub(card, region, port, blank, report)
-        await operations.clear_memory(card, {region.id: report})
-        clock = await operations.plan_clock(card, region, bitstream, DriverSettings(), report)
-        if card.id not in operations.ledger.drained:
-            raise NotFinishedError(f"card {card.id} was brought back into service meanwhile")
-
-        # Until a blank replaces it, it is known: nobody takes it for a preprogrammed function.
-        operations.ledger.work.working([region.id], image=bitstream.afu_id)
-
-        def program() -> None:
-            steps.set_parameters(operations.backend, card, region, clock, report)
-            steps.program(port, bitstream, report, name="program")
-
-        await operations.step(card, report, program, pr=True)
-        return clock

@@ -13,6 +13,7 @@ pod's status nobody tells is scrubbed.
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,6 @@ from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Debug
-from fpga_plugin.pods.debug_annotation import MOST, annotation, parse_keep
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
@@ -41,6 +41,15 @@ from fpga_plugin.regions.reads import CardReads
 log = structlog.get_logger()
 
 EVERY_NAMESPACE: Final = "*"
+
+_SPAN: Final = re.compile(r"([1-9][0-9]{0,5})([smh])", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+
+USUAL: Final = 600.0
+"""Seconds for `true`: enough for `fpga-plugin card show`, and nobody misses the region for long."""
+
+MOST: Final = 3600.0
+"""Seconds that a pod can have: a region that nobody released is lost to others for so long."""
 
 ASK_SECONDS: Final = 4.0
 """In which a source has to tell a pod; a PreStart waits for it.
@@ -98,7 +107,7 @@ class Debugging:
     ) -> None:
         self._operations, self._pods, self._recorder = operations, pods, recorder
         self._queue = queue
-        self._annotation = annotation(allowed.prefix)
+        self._annotation = f"{allowed.prefix}/debug"
         self._namespaces = allowed.namespaces
         self._interval, self._clock = interval, clock
         self._something = asyncio.Event()
@@ -340,6 +349,21 @@ class DebugLog:
                     clock=None if clock is None else clock.detail,
                     **self._operations.owner(region),
                 )
+
+
+def parse_keep(text: str) -> float:
+    """For how many seconds the annotation asks to keep a region; never longer than `MOST`.
+
+    The text is the tenant's: it is read strictly, and never reaches anything but this parser.
+
+    Raises:
+        ValueError: it is something else than `true`, `90s`, `15m` or `1h`.
+    """
+    if text == "true":
+        return USUAL
+    if (match := _SPAN.fullmatch(text)) is None:
+        raise ValueError("write true, or a number with s, m or h behind it, such as 15m")
+    return min(float(int(match[1]) * _SECONDS[match[2]]), MOST)
 
 
 def failure(pod: Pod, containers: Sequence[str]) -> str | None:

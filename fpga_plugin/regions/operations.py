@@ -24,13 +24,19 @@ from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
 from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
-from fpga_plugin.ids import PodUid, RegionId
+from fpga_plugin.ids import AfuId, PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition, Tenancy
 from fpga_plugin.pods.cgroup import Cgroup, PodCgroups
 from fpga_plugin.regions import steps
 from fpga_plugin.regions.blanks import Blanks
-from fpga_plugin.regions.clocks import ClockPlan, ClockState, known_without_card, plan_clock
+from fpga_plugin.regions.clocks import (
+    ClockPlan,
+    ClockState,
+    known_without_card,
+    of_function,
+    plan_clock,
+)
 from fpga_plugin.regions.reports import Report, ReportObserver
 from fpga_plugin.regions.workers import CardWorkers
 
@@ -133,6 +139,33 @@ class CardOperations:
             yield ports
         finally:
             await self.workers.finish(card.id, stack.close)
+
+    @asynccontextmanager
+    async def work(
+        self,
+        card: Card,
+        regions: Sequence[Region],
+        check: Callable[[], object],
+        pod: PodUid | None = None,
+    ) -> AsyncIterator["Work"]:
+        """Hold regions' ports, for an owner's `pod` or the operator; at the end tell what was done.
+
+        Raises:
+            FpgaPluginError: a port cannot be held (`ports`), or the work must not begin (`check`).
+        """
+        check()
+        reports = {
+            region.id: Report(region.id, pod=pod, former=self.former(region.id))
+            for region in regions
+        }
+        async with self.ports(card, regions) as ports:
+            try:
+                yield Work(self, card, ports, reports, check)
+            finally:
+                self.settle(reports)
+                for report in reports.values():
+                    if report.steps:
+                        self.report(report)
 
     def begin(self, card: Card, regions: Iterable[RegionId]) -> None:
         """Work on these regions is about the card that is there now, and no later one."""
@@ -369,3 +402,93 @@ class CardOperations:
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
         if left:
             self.ledger.work.dirty(left, "the work on it was not finished")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done for one owner, or for the operator, to regions whose ports are held.
+
+    Attributes:
+        operations: on whose card.
+        card: with its lock held.
+        ports: of the regions.
+        reports: of each of them.
+        check: raises when it must not go on; asked before each step that begins.
+    """
+
+    operations: CardOperations
+    card: Card
+    ports: Mapping[RegionId, Port]
+    reports: Mapping[RegionId, Report]
+    check: Callable[[], object]
+
+    async def scrub(
+        self,
+        regions: Sequence[Region],
+        blank: Bitstream | None,
+        keeping: Collection[RegionId] = (),
+    ) -> None:
+        """Scrub regions but for the card's memory, which is a debt from now on.
+
+        `keeping`: those whose function stays (`Ledger.keeps`).
+
+        Raises:
+            FpgaPluginError: one failed, and the ledger knows.
+        """
+        operations = self.operations
+        self.check()
+        operations.ledger.work.working([region.id for region in regions])
+        if self.card.clears_memory:
+            operations.ledger.work.set_debt(self.card.id, open_=True)
+        for region in regions:
+            self.check()
+            port, report, keep = (
+                self.ports[region.id],
+                self.reports[region.id],
+                region.id in keeping,
+            )
+            await operations.scrub(self.card, region, port, blank, report, keep=keep)
+
+    async def program(
+        self,
+        region: Region,
+        image: Bitstream | AfuId,
+        settings: DriverSettings,
+        *,
+        quiesce: bool = False,
+    ) -> ClockPlan:
+        """Bring a clean region, or its owner's own, to an image; or confirm that it has a function.
+
+        `quiesce`: what is on it ran before. The region stays SCRUBBING.
+
+        Raises:
+            FpgaPluginError: it failed, and the ledger knows.
+        """
+        operations, card = self.operations, self.card
+        port, report = self.ports[region.id], self.reports[region.id]
+        programs = isinstance(image, Bitstream)
+        clock = (
+            await operations.plan_clock(card, region, image, settings, report)
+            if isinstance(image, Bitstream)
+            else of_function(settings)
+        )
+        self.check()  # the clock was read meanwhile
+        # Until a blank replaces an image, it is known: nobody takes it for a function.
+        tenant = image.afu_id if isinstance(image, Bitstream) else None
+        operations.ledger.work.working([region.id], image=tenant)
+
+        def program() -> None:
+            if quiesce:
+                steps.quiesce(operations.backend, card, region, port, report)
+            steps.set_parameters(operations.backend, card, region, clock, report)
+            if isinstance(image, Bitstream):
+                steps.program(port, image, report, name="program")
+            else:
+                steps.confirm(port, image, report)
+
+        operations.debugged.discard(region.id)
+        await operations.step(card, report, program, pr=programs)
+        if settings.debug:
+            operations.debugged.add(region.id)
+        operations.clocks[region.id] = clock
+        return clock

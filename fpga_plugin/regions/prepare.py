@@ -16,19 +16,17 @@ from fpga_plugin.errors import (
     NotFinishedError,
     RefusedError,
 )
-from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
+from fpga_plugin.hardware.backend import Backend, DriverSettings
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import AfuId, CardId, PodUid, RegionId
 from fpga_plugin.ledger.lease import Lease
 from fpga_plugin.ledger.ledger import DELETE_THE_POD, card_of
 from fpga_plugin.ledger.records import Condition, RegionRecord
 from fpga_plugin.regions import steps
-from fpga_plugin.regions.clocks import of_function
-from fpga_plugin.regions.operations import CardOperations
+from fpga_plugin.regions.operations import CardOperations, Work
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.reads import CardReads
 from fpga_plugin.regions.recovery import Recovery
-from fpga_plugin.regions.reports import Report
 
 
 class FormerOwnerRunsError(RefusedError):
@@ -258,32 +256,14 @@ class Preparer:
                 " processes",
                 hint="it is tried again when kubelet retries; see why that pod does not end",
             )
-        self.check(plan)
-        reports = {
-            region.id: Report(region.id, pod=plan.pod, former=operations.former(region.id))
-            for region in regions
-        }
-        async with operations.ports(card, regions) as ports:
-            try:
-                await self._work(plan, card, regions, ports, reports)
-            finally:
-                operations.settle(reports)
-                for report in reports.values():
-                    if report.steps:
-                        operations.report(report)
+        async with operations.work(card, regions, partial(self.check, plan), plan.pod) as work:
+            await self._work(plan, work, regions)
 
     def _condition(self, region: RegionId) -> Condition:
         return self._operations.ledger.record(region).condition
 
-    async def _work(
-        self,
-        plan: Plan,
-        card: Card,
-        regions: list[Region],
-        ports: Mapping[RegionId, Port],
-        reports: Mapping[RegionId, Report],
-    ) -> None:
-        operations, ledger = self._operations, self._operations.ledger
+    async def _work(self, plan: Plan, work: Work, regions: list[Region]) -> None:
+        operations, ledger, card = self._operations, self._operations.ledger, work.card
         used = {region for claim in plan.lease.claims if claim.used for region in claim.grants}
         dirty = [r for r in regions if self._needs_scrub(r, plan.wants[r.id], used)]
         blank: Bitstream | None = None
@@ -294,24 +274,13 @@ class Preparer:
         for region in regions:
             self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)
         if dirty:
-            ledger.work.working([region.id for region in dirty])
-            if card.clears_memory:
-                ledger.work.set_debt(card.id, open_=True)
-            for region in dirty:
-                self.check(plan)
-                await operations.scrub(
-                    card,
-                    region,
-                    ports[region.id],
-                    blank,
-                    reports[region.id],
-                    keep=region.id in keeping,
-                )
+            await work.scrub(dirty, blank, keeping)
         whole = len(regions) == card.ports
         if dirty or (whole and card.id in ledger.debts):
             self.check(plan)
-            scrubbed = {r.id: reports[r.id] for r in (dirty or regions)}
-            await operations.clear_memory(card, {**scrubbed, **_rest(reports, scrubbed)})
+            # Those that were scrubbed first; the call's others are not a neighbour's either.
+            order = sorted(work.reports.values(), key=lambda report: not report.scrubbed)
+            await operations.clear_memory(card, {report.region: report for report in order})
         if whole and card.clears_memory and card.id in ledger.debts:
             raise NotFinishedError(
                 f"the memory of card {card.id} is not cleared: who else may be on it is not known",
@@ -320,14 +289,7 @@ class Preparer:
             )
         for region in regions:
             self.check(plan)  # before each step that begins work for this owner
-            await self._bring(
-                plan,
-                card,
-                region,
-                ports[region.id],
-                reports[region.id],
-                used=region.id in used,
-            )
+            await self._bring(plan, work, region, used=region.id in used)
 
     def _needs_scrub(self, region: Region, want: Want | Kept | None, used: set[RegionId]) -> bool:
         match self._condition(region.id):
@@ -362,51 +324,22 @@ class Preparer:
                 " install a blank bitstream",
             )
 
-    async def _bring(
-        self,
-        plan: Plan,
-        card: Card,
-        region: Region,
-        port: Port,
-        report: Report,
-        *,
-        used: bool,
-    ) -> None:
+    async def _bring(self, plan: Plan, work: Work, region: Region, *, used: bool) -> None:
         """From clean, or this owner's own, to what the container asks for."""
         operations, ledger = self._operations, self._operations.ledger
-        want = plan.wants[region.id]
+        want, report, port = plan.wants[region.id], work.reports[region.id], work.ports[region.id]
         if want is None:
             if not report.scrubbed:
                 expected = ledger.record(region.id).afu_id
                 assert expected is not None, "a BLANK region's AFU id is always known"
                 await operations.step(
-                    card, report, lambda: steps.verify(port, expected, report), pr=False
+                    work.card, report, lambda: steps.verify(port, expected, report), pr=False
                 )
             ledger.work.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
-        clock = (
-            of_function(want.settings)
-            if isinstance(want, Kept)
-            else await operations.plan_clock(card, region, want.bitstream, want.settings, report)
-        )
-        self.check(plan)  # the clock was read meanwhile
-        ledger.work.working([region.id], image=None if isinstance(want, Kept) else want.afu_id)
-
-        def program() -> None:
-            if own:
-                steps.quiesce(operations.backend, card, region, port, report)
-            steps.set_parameters(operations.backend, card, region, clock, report)
-            if isinstance(want, Kept):
-                steps.confirm(port, want.afu_id, report)
-            else:
-                steps.program(port, want.bitstream, report, name="program")
-
-        operations.debugged.discard(region.id)
-        await operations.step(card, report, program, pr=isinstance(want, Want))
-        if want.settings.debug:
-            operations.debugged.add(region.id)
-        operations.clocks[region.id] = clock
+        image = want.afu_id if isinstance(want, Kept) else want.bitstream
+        await work.program(region, image, want.settings, quiesce=own)
         ledger.work.programmed(region.id, want.afu_id)
 
 
@@ -418,10 +351,3 @@ def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | 
         except FpgaPluginError:
             observed[region.id] = None
     return observed
-
-
-def _rest(
-    reports: Mapping[RegionId, Report], scrubbed: Mapping[RegionId, Report]
-) -> dict[RegionId, Report]:
-    """The call's other regions: they are not a neighbour's either."""
-    return {region: report for region, report in reports.items() if region not in scrubbed}

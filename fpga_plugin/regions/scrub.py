@@ -270,6 +270,9 @@ class Scrubber:
             except (PortInUseError, CardGoneError, NotFinishedError) as error:
                 self._wait_for(region.id, error.message)
                 continue
+            if not operations.ledger.own_node(region):  # its device number shows only now
+                self._wait_for(region.id, "a pod that still runs was given its device number")
+                continue
             held[region] = ports[region.id]
             self._waits.pop(region.id, None)
         return held

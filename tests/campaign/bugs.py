@@ -48,9 +48,9 @@ BUGS = {
         "24",
     ),
     "no-program": Bug(
-        "regions/prepare.py",
-        '                steps.program(port, want.bitstream, report, name="program")\n',
-        "                report.afu_id = want.afu_id\n",
+        "regions/operations.py",
+        '                steps.program(port, image, report, name="program")\n',
+        "                report.afu_id = image.afu_id\n",
         "29",
     ),
     "journal-after-the-answer": Bug(

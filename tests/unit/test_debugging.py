@@ -12,12 +12,18 @@ from fpga_plugin.errors import NoSourceError, RefusedError
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.records import Condition, Debug
 from fpga_plugin.pods import podsapi
-from fpga_plugin.pods.debug_annotation import parse_keep
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.pod import Container, Phase, Pod, Run, State
 from fpga_plugin.regions import debugging as debugging_module
-from fpga_plugin.regions.debugging import ASK_SECONDS, DECIDE_SECONDS, Allowed, Debugging, failure
+from fpga_plugin.regions.debugging import (
+    ASK_SECONDS,
+    DECIDE_SECONDS,
+    Allowed,
+    Debugging,
+    failure,
+    parse_keep,
+)
 from fpga_plugin.regions.queue import CardQueue
 
 CARD = make_card(1)

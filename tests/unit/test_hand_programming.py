@@ -22,7 +22,6 @@ from fpga_plugin.errors import (
     CardGoneError,
     FpgaPluginError,
     InvalidRequestError,
-    NotFinishedError,
     PortInUseError,
     RefusedError,
     UnknownDeviceError,
@@ -298,7 +297,7 @@ def test_what_comes_between_is_noticed_before_a_region_is_touched(
 def test_a_card_that_comes_back_while_it_is_scrubbed_gets_no_image_by_hand(scene: Scene) -> None:
     """Whoever is given it next would find it scrubbed by a plugin that then programmed it."""
     scene.on_touch = lambda: scene.ledger.hardware.set_drained(card(scene), drained=False)
-    with pytest.raises(NotFinishedError, match="brought back into service"):
+    with pytest.raises(RefusedError, match="is in service"):
         program(scene)
     assert ("program", scene.regions[0], AFU) not in scene.rack.done
     assert scene.condition(scene.regions[0]) is Condition.DIRTY, "nobody works on it any more"

@@ -39,7 +39,7 @@ KINDS = {
     "Images.blank.<locals>.<lambda>": "load",
     "CardOperations.scrub.<locals>.<lambda>": "wipe",
     "CardOperations.clear_memory.<locals>.<lambda>": "clear",
-    "Preparer._bring.<locals>.program": "bring",
+    "Work.program.<locals>.program": "bring",
     "Preparer._bring.<locals>.<lambda>": "bring",
     "ExitStack.close": "close",
     "Gated.lock.<locals>.gate": "gate",

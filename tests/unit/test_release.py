@@ -460,3 +460,45 @@ def test_a_claim_ends_under_its_own_resource_alone_and_its_card_is_looked_at(wor
     release(ledger, queue, ResourceName(REGIONS), [world.r0, world.r0])  # type: ignore[arg-type]
     assert world.r0 not in ledger.claims
     assert added == [world.board.card.id]
+
+
+# ------------------------------------------------------------------ device numbers
+
+
+def number(world: World, region: RegionId, device: str) -> None:
+    """What its node has once the region is held: VFIO numbers a group when a function is bound."""
+    found = world.ledger.region(region)
+    assert found is not None
+    (node,) = found.grant.nodes
+    world.rack.numbers_now[region] = {node: device}
+
+
+def test_no_container_starts_on_a_region_whose_device_number_a_living_pod_has(
+    world: World,
+) -> None:
+    """Invariant 10: its path is nobody else's, and the other pod opens it by the number."""
+    number(world, world.r0, "243:0")
+    world.run(world.r0)
+    b = world.admit(world.r1)
+    number(world, world.r1, "243:0")
+    refused = world.prestart(b, AFU)
+    world.plugin.work()
+    assert "the device number of region" in str(refused.exception())
+    assert not world.touched
+
+
+def test_a_region_whose_device_number_a_living_pod_has_is_scrubbed_once_that_pod_is_gone(
+    world: World,
+) -> None:
+    number(world, world.r0, "243:0")
+    a, b = world.run(world.r0), world.run(world.r1)
+    number(world, world.r1, "243:0")
+    for pod in (b, a):
+        world.end(b)
+        world.deallocate(pod)
+        world.settle()
+        assert world.condition(world.r1) is Condition.DIRTY
+    assert not world.touched
+    world.end(a)
+    world.settle()
+    assert {world.condition(world.r0), world.condition(world.r1)} == {Condition.BLANK}
