@@ -61,18 +61,22 @@ class Snapshot:
         regions: the same.
         holders: of each claim of DRA.
         tenancies: of each pod that may be using a region.
+        boot: of the node, in which it was written.
     """
 
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     regions: dict[str, dict[str, Any]] = field(default_factory=dict)
     holders: dict[str, dict[str, Any]] = field(default_factory=dict)
     tenancies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    boot: str = ""
 
     def take(self, rows: Iterable[tuple[str, str, str]]) -> None:
         """These are rows of it."""
         for kind, key, value in rows:
             if kind in {"claims", "regions", "holders", "tenancies"}:
                 getattr(self, kind)[key] = json.loads(value)
+            elif (kind, key) == ("epochs", "boot"):
+                self.boot = json.loads(value)
 
     def devices(self) -> set[str]:
         """What somebody has, by it."""

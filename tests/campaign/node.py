@@ -233,6 +233,11 @@ class Node:
         shutil.rmtree(self.folder)
 
     @property
+    def boot(self) -> str:
+        """The node's boot id."""
+        return f"boot-{self.setup.boot}"
+
+    @property
     def at_once(self) -> int:
         """Pods, or claims: of two APIs each leaves room for the other."""
         return AT_ONCE // len(self.apis)
@@ -353,7 +358,7 @@ class Node:
             first = self.rng.randrange(self.rng.choice([10, 60]))
             failing = range(first, first + self.rng.choice([1, 2, 10, 50]))
             env |= {points.UNWRITTEN: " ".join(map(str, failing))}
-        (self.folder / "cards" / "boot_id").write_text(f"boot-{self.setup.boot}\n")
+        (self.folder / "cards" / "boot_id").write_text(f"{self.boot}\n")
         self.plugin = Plugin(self.settings | env | self.side.settings() | self.wind.env)
 
     async def changes(self) -> None:
@@ -399,7 +404,7 @@ class Node:
             while self.alive() and self.found is None and self.calls < calls:
                 looks = 0 if seen != self.calls else looks + 1
                 seen = self.calls
-                if looks > IDLE or time.monotonic() > until:
+                if looks > IDLE * (1 if self.side.ready() else 8) or time.monotonic() > until:
                     break
                 await asyncio.sleep(0.004)
                 self.side.known = self.side.known or self.side.all_known()
@@ -448,6 +453,8 @@ class Node:
             self.snapshot = read_journal(self.state_dir, self.folder / "read")
             owned = {d: who for s in self.sides.values() if s.known for d, who in s.owned().items()}
             self.idle = self.checker.journal(self.snapshot, owned)
+            if self.snapshot.boot not in {"", self.boot}:
+                self.idle = set()  # its conditions are of an earlier boot
         self.said[f"weather: {self.wind.name}"] += 1
 
     # ---------------------------------------------------------------- peace
