@@ -397,10 +397,10 @@ class Checker:
             if self._afu.get(region, holds["afu_id"]) != holds["afu_id"]:
                 self._happened(Event("", "PR", region, holds["afu_id"]))
 
-    def journal(self, found: Snapshot, owned: Mapping[str, str]) -> set[str]:
+    def journal(self, found: Snapshot, owned: Mapping[str, str] | None = None) -> set[str]:
         """Judge what the journal says at a death; returns the regions that are idle and clean.
 
-        `owned`: devices that it must have as somebody's.
+        `owned`: devices that it must have as somebody's; None: all that kubelet has given.
         """
         self.now()
         state = self.state()
@@ -409,7 +409,7 @@ class Checker:
             for region in self.regions_of(device):
                 if held.setdefault(region, device) != device:
                     raise Violation(f"1: {region} is claimed as {held[region]} and as {device}")
-        for device, pod in owned.items():
+        for device, pod in (self._owned() if owned is None else owned).items():
             if device not in found.claims:
                 raise Violation(f"9: the journal has no claim on {device}, which pod {pod} has")
         idle = set()
