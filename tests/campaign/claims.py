@@ -504,6 +504,8 @@ class ClaimSide(Side):
 
     async def end_by_force(self) -> None:
         """The claim is deleted, and its devices are given on, while its containers run."""
+        if not self.node.setup.cgroups:
+            return  # kubelet's word alone would count
         if (tenant := self.pick(lambda each: each.runs)) is None:
             return
         self.said["deleted by force"] += 1
