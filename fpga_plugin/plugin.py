@@ -115,10 +115,10 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
 
 def _lost_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
-    last = journal.marker.last
-    if settings.mode is Mode.DRA or not journal.doubt or last is None:
-        return ""
-    if not last.claims and last.api != Mode.DRA.value:
+    last, dra = journal.marker.last, Mode.DRA
+    # With DRA, too: this life may end before it reads kubelet's record of them.
+    served = settings.mode is dra or (last is not None and (last.claims or last.api == dra.value))
+    if not journal.doubt or not served:
         return ""
     return f"DRA served this node, and the journal is in doubt ({journal.doubt})"
 

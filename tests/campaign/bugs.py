@@ -66,9 +66,9 @@ BUGS = {
         "1349",
     ),
     "step-before-the-journal": Bug(
-        "ledger/conditions.py",
-        "        self._commit(change)\n        self._begun.update(begun)\n",
-        "        self._apply(change)\n        self._begun.update(begun)\n",
+        "ledger/work.py",
+        "        step.commit()\n        self._begun.update(begun)\n",
+        "        self._state.apply(step.change)\n        self._begun.update(begun)\n",
         "249",
     ),
     "memory-cleared-under-a-neighbour": Bug(
@@ -85,36 +85,33 @@ BUGS = {
     ),
     "scrub-under-a-living-pod": Bug(
         "regions/scrub.py",
-        "            if (one := await operations.living(operations.ledger.tenancies.left(region.id)))"
-        " is not None:\n",
-        "            if (one := None) is not None:\n",
+        "                one := await operations.living("
+        "operations.ledger.tenancies.left(region.id))\n",
+        "                one := None\n",
         "17",
     ),
     "half-a-scrub-is-believed": Bug(
-        "ledger/state.py",
+        "ledger/ledger.py",
         '        reason = "the plugin ended while it worked on the region"\n',
         "        return replace(record, condition=Condition.BLANK)\n",
         "2349",
     ),
     "restart-scrubs-everything": Bug(
-        "ledger/state.py",
+        "ledger/ledger.py",
         '    if not same_boot:\n        reason = "the node booted"\n',
         '    if same_boot:\n        reason = "the node booted"\n',
         "9",
     ),
     "claims-forgotten-at-the-start": Bug(
-        "ledger/state.py",
-        "        self._apply(snapshot)\n",
-        "        self._apply(replace(snapshot, claims={}, tenancies={}))\n",
+        "ledger/ledger.py",
+        "        self.apply(snapshot)\n",
+        "        self.apply(replace(snapshot, claims={}, tenancies={}))\n",
         "1379",
     ),
     "owners-leave-the-list": Bug(
         "ledger/lists.py",
-        "                and not any(ledger.obstacles.trouble(region) for region in claim.grants)\n",
-        "                and all(\n"
-        "                    ledger.record(region).condition in self._healthy_conditions\n"
-        "                    for region in claim.grants\n"
-        "                )\n",
+        "claim.device, self._healthy(claim.device, Stops.OWNER), numa\n",
+        "claim.device, self._healthy(claim.device, Stops.OFFER), numa\n",
         "3",
     ),
     "lost-log-believed": Bug(
@@ -140,12 +137,12 @@ BUGS = {
         apis="dra",
     ),
     "pods-of-a-claim-not-asked": Bug(
-        "ledger/holders.py",
-        "        self._begin(change, claim, pods, used=exposed)\n",
-        "        self._begin(change, claim, (), used=exposed)\n",
+        "ledger/step.py",
+        "        self.begin(claim, pods, used=used)\n",
+        "        self.begin(claim, (), used=used)\n",
         "47",
         apis="dra",
-        also=(("ledger/holders.py", "[pod for pod in pods if pod not in there]", "()"),),
+        also=(("ledger/resource_claims.py", "[pod for pod in pods if pod not in there]", "()"),),
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/life.py",
@@ -217,7 +214,7 @@ BUGS = {
     ),
     "f3-what-takes-trust-away-waits-for-the-journal": Bug(
         "ledger/state.py",
-        "        concerned = self._apply(taking)\n"
+        "        concerned = self.apply(taking)\n"
         "        self._unwritten |= taking\n"
         "        try:\n"
         "            if told := self._unwritten | giving:\n"
@@ -227,7 +224,7 @@ BUGS = {
         "        try:\n"
         "            if told := change:\n"
         "                self._journal.write(told)\n"
-        "                concerned |= self._apply(taking)\n",
+        "                concerned |= self.apply(taking)\n",
         "23479",
         weather="journal not written at times",
     ),
@@ -239,11 +236,12 @@ BUGS = {
         apis="dra",
     ),
     "f5-the-scrub-of-a-region-ends-its-pods-elsewhere": Bug(
-        "ledger/state.py",
-        "        for one in tenancies:\n            change.tenancies[one.key] = None\n",
+        "ledger/step.py",
+        "        for one in tenancies:\n            self.change.tenancies[one.key] = None\n",
         "        for one in tenancies:\n"
-        "            change.tenancies |= dict.fromkeys(\n"
-        "                key for key in self.tenancies if key.pod == one.pod\n"
+        "            self.change.tenancies |= dict.fromkeys(\n"
+        "                key for key in (each.key for each in self._state.tenancies.values())\n"
+        "                if key.pod == one.pod\n"
         "            )\n",
         "179",
     ),
@@ -312,7 +310,7 @@ BUGS = {
     ),
     "f9-pods-of-a-claim-are-kept-for-ever": Bug(
         "dra/record.py",
-        "        self._ledger.end_tenancies(gone)\n",
+        "        self._ledger.allocations.end_tenancies(gone)\n",
         "",
         "9",
         apis="dra",
@@ -341,7 +339,7 @@ BUGS = {
         weather="journal of schema 3",
     ),
     "a-boot-changes-nothing": Bug(
-        "ledger/state.py",
+        "ledger/ledger.py",
         '        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id\n',
         "        same_boot = True\n",
         "2347910",

@@ -61,18 +61,22 @@ class Snapshot:
         regions: the same.
         holders: of each claim of DRA.
         tenancies: of each pod that may be using a region.
+        boot: of the node, in which it was written.
     """
 
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     regions: dict[str, dict[str, Any]] = field(default_factory=dict)
     holders: dict[str, dict[str, Any]] = field(default_factory=dict)
     tenancies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    boot: str = ""
 
     def take(self, rows: Iterable[tuple[str, str, str]]) -> None:
         """These are rows of it."""
         for kind, key, value in rows:
             if kind in {"claims", "regions", "holders", "tenancies"}:
                 getattr(self, kind)[key] = json.loads(value)
+            elif (kind, key) == ("epochs", "boot"):
+                self.boot = json.loads(value)
 
     def devices(self) -> set[str]:
         """What somebody has, by it."""
@@ -393,10 +397,10 @@ class Checker:
             if self._afu.get(region, holds["afu_id"]) != holds["afu_id"]:
                 self._happened(Event("", "PR", region, holds["afu_id"]))
 
-    def journal(self, found: Snapshot, owned: Mapping[str, str]) -> set[str]:
+    def journal(self, found: Snapshot, owned: Mapping[str, str] | None = None) -> set[str]:
         """Judge what the journal says at a death; returns the regions that are idle and clean.
 
-        `owned`: devices that it must have as somebody's.
+        `owned`: devices that it must have as somebody's; None: all that kubelet has given.
         """
         self.now()
         state = self.state()
@@ -405,7 +409,7 @@ class Checker:
             for region in self.regions_of(device):
                 if held.setdefault(region, device) != device:
                     raise Violation(f"1: {region} is claimed as {held[region]} and as {device}")
-        for device, pod in owned.items():
+        for device, pod in (self._owned() if owned is None else owned).items():
             if device not in found.claims:
                 raise Violation(f"9: the journal has no claim on {device}, which pod {pod} has")
         idle = set()

@@ -43,8 +43,8 @@ HANDS = 5
 LIMIT = 60.0
 """Seconds for what has to come about by itself; it takes a hundredth of that."""
 
-IDLE = 120
-"""Looks at a life without an answer for kubelet: then it ends. Half a second, or more if busy."""
+IDLE = 0.7
+"""Seconds in which kubelet gets no answer and nobody has anything to do: then a life ends."""
 
 Step = tuple[Callable[[Any], Awaitable[None]], float]
 """What happens, and how often."""
@@ -233,6 +233,11 @@ class Node:
         shutil.rmtree(self.folder)
 
     @property
+    def boot(self) -> str:
+        """The node's boot id."""
+        return f"boot-{self.setup.boot}"
+
+    @property
     def at_once(self) -> int:
         """Pods, or claims: of two APIs each leaves room for the other."""
         return AT_ONCE // len(self.apis)
@@ -353,7 +358,7 @@ class Node:
             first = self.rng.randrange(self.rng.choice([10, 60]))
             failing = range(first, first + self.rng.choice([1, 2, 10, 50]))
             env |= {points.UNWRITTEN: " ".join(map(str, failing))}
-        (self.folder / "cards" / "boot_id").write_text(f"boot-{self.setup.boot}\n")
+        (self.folder / "cards" / "boot_id").write_text(f"{self.boot}\n")
         self.plugin = Plugin(self.settings | env | self.side.settings() | self.wind.env)
 
     async def changes(self) -> None:
@@ -391,15 +396,15 @@ class Node:
         # By kubelet's calls, not by a clock: a busy machine gets as much into a life. One in which
         # nothing is answered ends, too: what it waits for may not come before the next one.
         early = not family and self.rng.random() < 0.3
-        until = self.born + (self.rng.random() * 0.4 if early else 20)
+        until = self.born + (self.rng.random() * 0.4 if early else 15)
         calls = self.calls + self.rng.randint(2, self.rng.choice([8, 24, 60]))
         hands = [asyncio.create_task(self.hand()) for _ in range(HANDS)]
-        seen, looks = self.calls, 0
+        seen, begun = self.calls, self.idled()
         try:
             while self.alive() and self.found is None and self.calls < calls:
-                looks = 0 if seen != self.calls else looks + 1
-                seen = self.calls
-                if looks > IDLE or time.monotonic() > until:
+                if seen != self.calls or not self.side.ready():
+                    seen, begun = self.calls, self.idled()
+                if self.idled() > begun + IDLE or time.monotonic() > until:
                     break
                 await asyncio.sleep(0.004)
                 self.side.known = self.side.known or self.side.all_known()
@@ -410,6 +415,16 @@ class Node:
             if isinstance(error, BaseException):
                 raise error
         self.judge()
+
+    def idled(self) -> float:
+        """Seconds by a clock that stands while the plugin or the campaign runs, or would."""
+        assert self.plugin is not None
+        now = time.monotonic()
+        for process in ("self", self.plugin.process.pid):
+            with contextlib.suppress(OSError):  # it has just died
+                ran, waited, _ = Path(f"/proc/{process}/schedstat").read_text().split()
+                now -= (int(ran) + int(waited)) / 1e9
+        return now
 
     async def killed(self) -> None:
         assert self.plugin is not None
@@ -448,6 +463,8 @@ class Node:
             self.snapshot = read_journal(self.state_dir, self.folder / "read")
             owned = {d: who for s in self.sides.values() if s.known for d, who in s.owned().items()}
             self.idle = self.checker.journal(self.snapshot, owned)
+            if self.snapshot.boot not in {"", self.boot}:
+                self.idle = set()  # its conditions are of an earlier boot
         self.said[f"weather: {self.wind.name}"] += 1
 
     # ---------------------------------------------------------------- peace

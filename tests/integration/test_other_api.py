@@ -81,6 +81,26 @@ def test_a_journal_that_was_lost_where_dra_served_last_gives_nothing_out():
         held_back(node)
 
 
+def test_a_life_of_dra_that_lost_its_journal_and_read_no_record_leaves_claims_unknown():
+    with DraNode("1x2") as node:
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.cgroups.set(claim.pods[0], "main")
+        node.dra.prepare(claim)
+        node.plugin.stop()
+        node.set(state_dir=str(node.folder / "another-state"), simulated_dir=str(node.simulated))
+        node.state_dir = node.folder / "another-state"
+        (node.folder / "dra_manager_state").write_text("half")
+        node.start().until_logged("kubelet's record of claims cannot be read")
+        node.plugin.stop()
+        without_kubelets_root(node)
+        node.start().until_logged("kubelet's records read")
+        assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
+        with pytest.raises(Refused, match="DRA served this node"):
+            node.kubelet.allocate(P0)
+        assert node.afu(P0) == AFU
+
+
 def test_a_claim_ends_where_its_record_lacks_it_and_its_pods_are_gone():
     with DraNode("1x2") as node:
         node.up()
@@ -124,8 +144,7 @@ def test_a_journal_that_was_lost_after_a_life_with_leftovers_of_dra_gives_nothin
         node.state_dir = Path(lost)
         life = node.start()
         life.until_logged("kubelet's records read")
-        node.caught_up()
         assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
-        with pytest.raises(Refused, match="FPGA_PLUGIN_MODE=dra"):
+        with pytest.raises(Refused, match="DRA served this node"):
             node.kubelet.allocate(P0)
         assert node.afu(P0) == AFU

@@ -107,7 +107,7 @@ def test_every_tier_runs_with_the_same_examples_and_one_that_is_not_there_is_lef
 def test_the_plugin_is_killed_at_every_door_for_five_minutes_of_the_same_seed(tmp_path):
     run = _run(tmp_path, targets={"campaign": "@echo asked: $$CAMPAIGN_ARGS"}, CAMPAIGN_ARGS="")
     (asked,) = re.findall("^asked: (.*)$", run.stdout, re.MULTILINE)
-    assert asked == "--seed 20261121 --door all --minutes 5 --kills 30 --short"
+    assert asked == "--seed 20261121 --minutes 5 --kills 30 --short"
 
 
 def test_a_real_kubelet_and_what_computes_run_side_by_side_and_their_output_is_not_mixed(tmp_path):

@@ -229,7 +229,7 @@ class Life:
         checker = self.checker
         checker.died()
         scratch = self.node.folder / "scratch"
-        checker.journal(read_journal(self.node.state_dir, scratch), known=True)
+        checker.journal(read_journal(self.node.state_dir, scratch))
         self.node.restarted()
         for resource in (REGIONS, CARDS):
             first = self.node.kubelet.endpoints[resource].lists[0]
