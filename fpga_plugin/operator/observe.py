@@ -5,7 +5,6 @@ kubelet's and the API server's interfaces answer. Imported only where it is aske
 """
 
 import asyncio
-import logging
 import socket
 
 import structlog
@@ -68,15 +67,17 @@ async def _log_podresources(settings: Settings) -> None:
 def _log_card(settings: Settings, seen: NodeCard) -> None:
     if seen.left_alone:
         foreign = {text for one in seen.foreign for text in one.devices if not is_device_id(text)}
-        log.log(
-            logging.WARNING if seen.foreign or not seen.card.reprogrammable else logging.INFO,
-            "would leave card alone",
-            card=seen.card.id,
-            description=seen.card.description,
-            reason=seen.left_alone,
-            foreign=sorted(foreign) or None,
-            pods=sorted({one.pod_uid for one in seen.foreign}) or None,
-        )
+        told = {
+            "card": seen.card.id,
+            "description": seen.card.description,
+            "reason": seen.left_alone,
+            "foreign": sorted(foreign) or None,
+            "pods": sorted({one.pod_uid for one in seen.foreign}) or None,
+        }
+        if foreign or not seen.card.reprogrammable:
+            log.warning("would leave card alone", **told)
+        else:
+            log.info("would leave card alone", **told)
         return
     functions = settings.advertise is Advertise.AF
     free = [each.region.id for each in seen.regions if not each.in_use]
