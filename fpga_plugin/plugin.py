@@ -58,8 +58,8 @@ from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 
 if TYPE_CHECKING:
     from fpga_plugin.dra.door import DraDoor
-    from fpga_plugin.dra.leftovers import ClaimLeftovers
     from fpga_plugin.dra.poolcheck import PoolCheck
+    from fpga_plugin.dra.reconcile import ClaimReconciler
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
     from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
 
@@ -355,8 +355,11 @@ class Plugin:
             ),
             pods_socket=settings.pods_socket,
         )
-        left = self.door is None and (ledger.holders or ledger.claims_unknown)
-        self.leftovers = self._open_leftovers() if left else None
+        self.leftovers: ClaimReconciler | None = None
+        if self.door is None and (ledger.holders or ledger.claims_unknown):
+            from fpga_plugin.dra.door import open_leftovers  # only where DRA served before
+
+            self.leftovers = open_leftovers(settings, operations, queue)
         self._runtime: NodeCheck | None = None
         if settings.cdi_devices is not None and self.door is None:
             self._runtime = NodeCheck(
@@ -410,17 +413,6 @@ class Plugin:
             of_door = {**of_door, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
         return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
-
-    def _open_leftovers(self) -> "ClaimLeftovers":
-        """What ResourceClaims still have, though the device plugin API serves by now."""
-        from fpga_plugin.dra.cdi import CdiFiles  # only where DRA served before
-        from fpga_plugin.dra.leftovers import ClaimLeftovers
-        from fpga_plugin.dra.record import ClaimRecord
-
-        driver, root = self.settings.resource_prefix, self.settings.kubelet_root
-        files = CdiFiles(self.settings.cdi_dir, driver)
-        record = ClaimRecord(self.operations, files, root=root, driver=driver)
-        return ClaimLeftovers(self.operations, record, self.queue, files, root)
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""

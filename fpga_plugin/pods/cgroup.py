@@ -28,7 +28,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
@@ -346,6 +346,14 @@ class PodCgroups:
             self._trees = tuple(_search(self._root)) if self._root else ()
             self._searched = now
         return self._trees
+
+
+def known_gone(cgroups: PodCgroups, pods: Iterable[PodUid]) -> set[PodUid]:
+    """Those of these pods that certainly have no processes: their cgroups are known to be gone.
+
+    What a record of kubelet's says of them is stale. Blocks: call it from a thread.
+    """
+    return {pod for pod in pods if cgroups.state(pod) is PodPresence.GONE}
 
 
 def _own_pod() -> list[str]:

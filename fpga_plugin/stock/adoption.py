@@ -19,7 +19,7 @@ from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.ids import CardId, DeviceId, PodUid, is_device_id
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+from fpga_plugin.pods.cgroup import PodCgroups, known_gone
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
 from fpga_plugin.pods.identity import granted_nodes
 from fpga_plugin.stock.foreign import entries_of, foreign_entries
@@ -146,7 +146,7 @@ class Adoption:
         }
 
     def _gone(self, pods: Iterable[PodUid]) -> set[PodUid]:
-        return {pod for pod in pods if self._cgroups.state(pod) is PodPresence.GONE}
+        return known_gone(self._cgroups, pods)
 
     def _look_for_foreign(self, checkpoint: Checkpoint) -> None:
         """Keep back the cards of which another plugin's pods may have devices."""

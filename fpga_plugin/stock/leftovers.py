@@ -13,7 +13,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Claim
-from fpga_plugin.pods.cgroup import PodCgroups, PodPresence
+from fpga_plugin.pods.cgroup import PodCgroups, known_gone
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.regions.queue import CardQueue
@@ -80,4 +80,4 @@ class DevicePluginLeftovers:
 
     def _is_named(self, claim: Claim, checkpoint: Checkpoint) -> bool:
         pods = {entry.pod_uid for entry in checkpoint.holders(claim.device)}
-        return any(self._cgroups.state(pod) is not PodPresence.GONE for pod in pods)
+        return pods > known_gone(self._cgroups, pods)

@@ -131,7 +131,8 @@ class ClaimScene(Scene):
         self.ledger, self.operations = self.plugin.ledger, self.plugin.operations
         door = self.plugin.door
         assert door is not None
-        self.life, self.reconciler, self.kept = door.life, door.reconciler, door._kept
+        self.life, self.reconciler, self.files = door.life, door.reconciler, door._files
+        self.ends = door.life._ends
         server: Any = self.server
         permission: Any = self.policy
         assert isinstance(self.life._permission, Permission), "the operator's policy is asked"
@@ -201,7 +202,8 @@ class ClaimScene(Scene):
     def unrecorded(self, uid: ClaimUid = A) -> None:
         """It lacks a claim that has ended."""
         assert self.ledger.holders[uid].ended, "else it would be taken for one that was lost"
-        self.plugin.call(lambda: self.life.forget(uid))
+        self.plugin.begin(self.ends.forget(uid))
+        self.plugin.work()
 
     # what is to be seen
 
@@ -298,7 +300,9 @@ def test_what_a_tenants_image_may_have_caused_has_nothing_prepared_again_under_a
     assert scene.prepared() == first
     assert not scene.rack.done
     task = scene.unprepare()
-    assert scene.life._left(A) == [region], "it is worth a scrub"
+    assert [one for one in scene.ends.regions(A) if scene.ends.to_scrub(one)] == [region], (
+        "it is worth a scrub"
+    )
     scene.plugin.work()
     task.result()
     assert scene.afu(region) == BLANK
@@ -419,7 +423,7 @@ def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
     scene.allocated(B, region)
     scene.prepared(B)
     doubted: list[ClaimUid] = []
-    scene.life.doubted = doubted.append
+    scene.ends.doubted = doubted.append
     scene.allocated(A, region)
     task = scene.prepare()
     scene.plugin.work()
@@ -496,7 +500,7 @@ def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
         lambda: A in scene.ledger.holders and scene.ledger.is_prepared(scene.ledger.holders[A])
     )
     scene.pod("pod-1")
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     assert scene.ledger.holders[A].ended
     assert isinstance(task.exception(), NoSuchClaimError)
@@ -508,7 +512,7 @@ def test_a_claim_that_is_prepared_again_after_its_end_is_not_answered_by_the_wor
 ) -> None:
     scene.allocated(A, scene.regions[0])
     first = scene.prepare()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     second = scene.prepare()
     scene.plugin.work()
     assert isinstance(first.exception(), NoSuchClaimError)
@@ -522,12 +526,12 @@ def test_the_end_of_earlier_work_does_not_hide_the_present_one_from_a_claims_end
     region = scene.regions[0]
     scene.allocated(A, region)
     first = scene.prepare()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     second = scene.prepare()
     scene.plugin.job(0)  # the first one has read the claim, and notices
     assert first.done()
     assert not second.done()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     assert isinstance(second.exception(), NoSuchClaimError)
     assert not scene.ledger.claims
@@ -753,7 +757,7 @@ def test_a_claim_that_ended_is_prepared_anew_elsewhere_while_its_old_pod_runs(
     scene.allocated(A, one)
     scene.prepared()
     scene.pod("pod-1")
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     scene.allocated(A, two, pods=("pod-2",))
     assert scene.prepared()
@@ -780,7 +784,7 @@ def adopt(scene: ClaimScene, region: RegionId) -> None:
     device = DeviceId(region)
     holder = Holder(A, "space", "claim-a", (device,), {device: ("fpga",)})
     scene.plugin.call(lambda: scene.ledger.adopt_holder(holder, [PodUid("pod-1")]))
-    scene.life._files.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
+    scene.files._cdi.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
 
 
 def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -> None:
@@ -837,7 +841,7 @@ def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
     scene: ClaimScene,
 ) -> None:
     doubted: list[object] = []
-    scene.life.doubted = doubted.append
+    scene.ends.doubted = doubted.append
     device = DeviceId(scene.regions[0])
     scene.plugin.call(lambda: scene.ledger.allocate(REGIONS, [device]))
     scene.allocated(A, scene.regions[0])
