@@ -230,7 +230,8 @@ class ClaimReconciler:
         """
         ledger, ends = self._ledger, self._ends
         ends.over &= record.keys()  # kubelet writes down an end after it was answered
-        refused = {n for uid in record.keys() - ends.over - stale for n in self._learn(record[uid])}
+        over = ends.over | stale
+        refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
         if self._leftovers is None:  # the device plugin API has its own records to read
             if not refused:
                 ledger.claims_read()
