@@ -226,6 +226,63 @@ def _debugging(
     return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlugin:
+    """What serves kubelet by the device plugin API; with DRA there is none.
+
+    Attributes:
+        claims: kubelet's calls.
+        owners: find out whose claims these are.
+        reconciler: what a stock kubelet does not say.
+    """
+
+    claims: ClaimService
+    owners: Owners
+    reconciler: Reconciler
+
+
+def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
+    settings: Settings,
+    node: Node,
+    ledger: Ledger,
+    link: KubeletLink,
+    queue: CardQueue,
+    prestarts: PreStarts,
+    owners: Owners,
+    adoption: Adoption,
+    envs: StockEnvironment,
+    recorder: EventRecorder,
+) -> DevicePlugin:
+    lists = DeviceLists(
+        ledger,
+        prefix=settings.resource_prefix,
+        advertise=settings.advertise,
+        scrub=settings.scrub,
+    )
+    claims = ClaimService(
+        ledger=ledger,
+        owners=owners,
+        lists=lists,
+        prestarts=prestarts,
+        queue=queue,
+        cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
+    )
+    reconciler = Reconciler(
+        ledger=ledger,
+        queue=queue,
+        link=link,
+        pods=node.pods,
+        owners=owners,
+        adoption=adoption,
+        envs=envs,
+        missed=MissedPreStarts(
+            ledger=ledger, pods=node.pods, kubelet_dir=settings.kubelet_dir, recorder=recorder
+        ),
+        pods_socket=settings.pods_socket,
+    )
+    return DevicePlugin(claims, owners, reconciler)
+
+
 class Plugin:
     """The plugin of one node, from the link to kubelet down to the cards.
 
@@ -280,9 +337,8 @@ class Plugin:
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
-        owners = self.owners = Owners(ledger, node.pods)
+        owners = Owners(ledger, node.pods)
         adoption = Adoption(ledger, owners, node.cgroups)
-        envs = StockEnvironment(node.pods, cgroups=node.cgroups)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
         wants = Wants(
@@ -314,47 +370,21 @@ class Plugin:
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)
             self.pool = poolcheck.PoolCheck(settings.kubeconfig, pool, warn=recorder.foreign_slices)
-        self.prestarts = PreStarts(
-            operations,
-            preparer,
-            wants,
-            pods=node.pods,
-            envs=envs,
-            permission=permission,
-            recorder=recorder,
-        )
-        self.lists = DeviceLists(
-            ledger,
-            prefix=settings.resource_prefix,
-            advertise=settings.advertise,
-            scrub=settings.scrub,
-            claims=settings.mode is Mode.DRA,
-        )
-        self.claims = ClaimService(
-            ledger=ledger,
-            owners=owners,
-            lists=self.lists,
-            prestarts=self.prestarts,
-            queue=queue,
-            cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
-        )
-        # What a stock kubelet does not say.
-        self.reconciler = Reconciler(
-            ledger=ledger,
-            queue=queue,
-            link=link,
-            pods=node.pods,
-            owners=owners,
-            adoption=adoption,
-            envs=envs,
-            missed=MissedPreStarts(
-                ledger=ledger,
+        self.device_plugin: DevicePlugin | None = None
+        if self.door is None:
+            envs = StockEnvironment(node.pods, cgroups=node.cgroups)
+            prestarts = PreStarts(
+                operations,
+                preparer,
+                wants,
                 pods=node.pods,
-                kubelet_dir=settings.kubelet_dir,
+                envs=envs,
+                permission=permission,
                 recorder=recorder,
-            ),
-            pods_socket=settings.pods_socket,
-        )
+            )
+            self.device_plugin = _device_plugin(
+                settings, node, ledger, link, queue, prestarts, owners, adoption, envs, recorder
+            )
         self.leftovers: ClaimReconciler | None = None
         if self.door is None and (ledger.holders or ledger.claims_unknown):
             from fpga_plugin.dra.door import open_leftovers  # only where DRA served before
@@ -389,9 +419,9 @@ class Plugin:
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
         if self.ledger.rebinding:
             await self.recovery.resume()
-        if self.door is None:
-            await self.link.start(self.claims, self.reconciler)
-        else:
+        if (api := self.device_plugin) is not None:
+            await self.link.start(api.claims, api.reconciler)
+        elif self.door is not None:
             await self.door.start()
         if self.node.policy is not None:
             self.node.policy.start()
@@ -399,20 +429,29 @@ class Plugin:
             "serving",
             version=__version__,
             cards=len(self.ledger.cards),
-            resources=self.claims.resources(),
+            resources=() if api is None else api.claims.resources(),
             node=self.settings.node_name,
         )
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
-        of_door = self._of_device_plugin() if self.door is None else self.door.work()
+        api = self.device_plugin
+        of_door = {} if api is None else {**self._of_device_plugin(api)}
+        of_door |= {} if self.door is None else self.door.work()
         if self.debugging is not None:
             of_door = {**of_door, "debugging": self.debugging.run()}
         if self.pool is not None:
             of_door = {**of_door, "pool": self.pool.run()}
         names = {} if self._names is None else {"names": self._names.run()}
         return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
+
+    @property
+    def records_problem(self) -> str:
+        """Why kubelet's records cannot be read; empty while they can."""
+        if self.door is not None:
+            return self.door.reconciler.problem
+        return "" if self.device_plugin is None else self.device_plugin.reconciler.problem
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""
@@ -421,13 +460,13 @@ class Plugin:
             found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
 
-    def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        watch = self.reconciler.watch
+    def _of_device_plugin(self, api: DevicePlugin) -> Mapping[str, Coroutine[Any, Any, None]]:
+        watch = api.reconciler.watch
         return {
             **({} if watch is None else {"pods": watch.run()}),
             **({} if self._runtime is None else {"runtime": self._runtime.run()}),
-            "reconcile": self.reconciler.run(),
-            "owners": self.owners.run(),
+            "reconcile": api.reconciler.run(),
+            "owners": api.owners.run(),
             **({} if self.leftovers is None else {"claims": self.leftovers.run()}),
         }
 
@@ -441,7 +480,8 @@ class Plugin:
         self.node.workers.close()
         if self.door is not None:
             await self.door.close()
-        await self.claims.close()
+        if self.device_plugin is not None:
+            await self.device_plugin.claims.close()
         await self.queue.close()
         await self.by_hand.close()
         await self.inventory.close()

@@ -140,6 +140,19 @@ class Wanted:
             else {Condition.BLANK, Condition.UNBLANKED}
         )
 
+    def healthy(self) -> dict[DeviceId, bool]:
+        """Whether each device that somebody has is well, and each free region is given out."""
+        found: dict[DeviceId, bool] = {}
+        for one in map(self._view, self._ledger.cards):
+            for region in map(DeviceId, one.listed(self._kinds, Form())[1]):
+                found[region] = not one.region(RegionId(region), (), Form()).taints
+        for device in self._ledger.claims:
+            found[device] = not self._view(card_of(device)).unwell(device)
+        return found
+
+    def _view(self, card: CardId) -> "_CardView":
+        return _CardView(self._ledger, card, self._clean)
+
     def __call__(self, form: Form) -> tuple[Slice, ...]:
         """The slices, in order; at least one, so that an empty pool is told as well."""
         ledger = self._ledger
@@ -150,7 +163,7 @@ class Wanted:
         regions: list[Device] = []
         whole: list[Device] = []
         for card in cards:
-            one = _CardView(ledger, card, self._clean)
+            one = self._view(card)
             of_card, of_regions = one.listed(self._kinds, form)
             counters = _counter_sets(one) if form.counters and of_card and of_regions else ()
             sets += counters
@@ -225,6 +238,11 @@ class _CardView:
             {one.name: one.counters for one in counters},
             self._taints_of_card() if form.taints else (),
         )
+
+    def unwell(self, device: DeviceId) -> bool:
+        """Whether the hardware of a device that somebody has has failed, or is gone."""
+        claim = self._ledger.claims[device]
+        return any(self._of_hardware(claim.grants, claim))
 
     def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
         told: dict[str, Value] = {

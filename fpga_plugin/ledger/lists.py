@@ -31,11 +31,8 @@ class DeviceLists:
         prefix: str,
         advertise: Advertise,
         scrub: ScrubPolicy,
-        claims: bool = False,
     ) -> None:
-        """`claims`: ResourceClaims are served; else kubelet must give nobody what one has."""
         self._ledger = ledger
-        self._claims = claims
         self._prefix = prefix
         self._healthy_conditions = frozenset(
             {Condition.BLANK}
@@ -138,7 +135,7 @@ class DeviceLists:
             healthy = (
                 present
                 and not any(ledger.trouble(region) for region in claim.grants)
-                and (self._claims or ledger.holder_of(claim.device) is None)
+                and ledger.holder_of(claim.device) is None  # else kubelet must not give it out
             )
             listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
                 claim.device, healthy, numa

@@ -108,7 +108,7 @@ def _counted(survey: Survey) -> Iterator[Metric]:
 
 
 def _kubelet(plugin: Plugin) -> Iterator[Metric]:
-    status = sorted(plugin.link.status.items())
+    status, api = sorted(plugin.link.status.items()), plugin.device_plugin
     yield _gauge(
         "resource_registered",
         "Whether a resource is registered and kubelet holds its stream.",
@@ -118,7 +118,7 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
     health: Counter[Labels] = Counter()
     for name, _ in status:
         health[name, "healthy"] = health[name, "unhealthy"] = 0
-        for device in plugin.claims.devices(name):
+        for device in () if api is None else api.claims.devices(name):
             health[name, "healthy" if device.healthy else "unhealthy"] += 1
     yield _gauge(
         "devices", "Devices on the list that kubelet has, by health.", ["resource", "health"],
@@ -133,7 +133,7 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
     yield _gauge(
         "claims", "Devices that have an owner.", ["resource", "ownership"], sorted(claims.items())
     )
-    last = plugin.reconciler.last_read
+    last = 0.0 if api is None else api.reconciler.last_read
     yield _gauge(
         "last_reconcile_timestamp_seconds",
         "When kubelet's records were last read; nothing is polled while nothing is owned.",
@@ -144,7 +144,7 @@ def _kubelet(plugin: Plugin) -> Iterator[Metric]:
         "kubelet_records_unreadable",
         "Whether kubelet's records could not be read at the last try: nothing is released.",
         [],
-        [((), int(bool(plugin.reconciler.problem)))],
+        [((), int(bool(plugin.records_problem)))],
     )
     yield _counter(
         "registrations",
@@ -271,7 +271,8 @@ def _cards(plugin: Plugin) -> Iterator[Metric]:
 
 
 def _releases(plugin: Plugin) -> Iterator[Metric]:
-    ends, reconciled = plugin.ledger.ends, plugin.reconciler.released
+    ends, api = plugin.ledger.ends, plugin.device_plugin
+    reconciled = 0 if api is None else api.reconciler.released
     yield _counter(
         "releases",
         "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",

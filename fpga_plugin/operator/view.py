@@ -140,8 +140,10 @@ async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
 
 def _resources(plugin: Plugin) -> list[ResourceView]:
     views: list[ResourceView] = []
+    if (api := plugin.device_plugin) is None:
+        return views
     for name, status in sorted(plugin.link.status.items()):
-        devices = plugin.claims.devices(name)
+        devices = api.claims.devices(name)
         views.append(
             {
                 "resource": name,
@@ -155,6 +157,16 @@ def _resources(plugin: Plugin) -> list[ResourceView]:
     return views
 
 
+def _health(plugin: Plugin) -> Mapping[DeviceId, bool]:
+    """Whether each device is well; of one that nobody has, whether it is given out."""
+    if plugin.door is not None:
+        return plugin.door.healthy()
+    if (api := plugin.device_plugin) is None:
+        return {}
+    listed = (device for name in plugin.link.status for device in api.claims.devices(name))
+    return {device.id: device.healthy for device in listed}
+
+
 def _cards(
     survey: Survey,
     plugin: Plugin,
@@ -162,11 +174,7 @@ def _cards(
     refusals: Iterable[RefusalView],
 ) -> list[CardView]:
     ledger = plugin.ledger
-    # By the second door no resource is registered; what is well and free is the same.
-    resources = plugin.link.status if plugin.door is None else plugin.claims.resources()
-    health = {
-        device.id: device.healthy for name in resources for device in plugin.claims.devices(name)
-    }
+    health = _health(plugin)
     refused = {
         (device, one["claim"]): one["message"]
         for one in refusals

@@ -145,7 +145,7 @@ class ClaimScene(Scene):
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.kubelet_begins("life 1")
         self.plugin.kubelet_answers()
         self.plugin.work()
 

@@ -65,7 +65,7 @@ class RecordScene(ClaimScene):
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.kubelet_begins("life 1")
         self.plugin.work()
 
     def forgotten(self) -> None:
