@@ -8,7 +8,7 @@ the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubl
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from fpga_plugin.regions.debugging import Debugging  # only where it is allowed
 
 log = structlog.get_logger()
+
+KEPT_LOOKS: Final = 3
+"""Intervals between two looks at PodResources for which the connection is kept."""
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
@@ -153,7 +156,11 @@ def open_node(
     """
     podresources = None
     if settings.podresources_socket is not None:
-        podresources = PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
+        podresources = PodResourcesClient(
+            settings.podresources_socket,
+            settings.resource_prefix,
+            idle_seconds=KEPT_LOOKS * settings.reconcile_interval,
+        )
     return Node(
         backend=backend,
         store=StoreReader(library),
@@ -482,6 +489,8 @@ class Plugin:
             await self.door.close()
         if self.device_plugin is not None:
             await self.device_plugin.claims.close()
+        if self.node.pods.podresources is not None:
+            self.node.pods.podresources.close()
         await self.queue.close()
         await self.by_hand.close()
         await self.inventory.close()

@@ -218,7 +218,7 @@ class Reconciler:
         return self._last_read
 
     async def _compare_lists(self) -> None:
-        if self._allocatable is not None:
+        if self._allocatable is not None and self._allocatable.due:
             await self._allocatable.look()
 
     @property

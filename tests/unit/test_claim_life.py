@@ -37,7 +37,7 @@ from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodU
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Holder
 from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions.prepare import FormerOwnerRunsError
+from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
 B = ClaimUid("00000000-0000-4000-8000-00000000000b")
@@ -878,6 +878,37 @@ def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: Cla
     assert identity.name == PodName("space", ref(A).name)
     assert (resource.interface_id, list(devices)) == (INTERFACE, [one, two, other])
     assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
+
+
+@pytest.mark.parametrize("instant", ["programming", "reading back"])
+def test_a_policy_that_changes_before_the_hand_over_is_the_one_that_counts(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch, instant: str
+) -> None:
+    region, policy, preparer = scene.regions[0], scene.policy, scene.life._preparer
+
+    async def deny(*_: object) -> None:
+        raise NotPermittedError("namespace space may not have it")
+
+    def changes() -> None:
+        policy.policy = "another"  # type: ignore[assignment]
+        policy.check = deny  # type: ignore[method-assign]
+
+    name = "prepare" if instant == "programming" else "read_back"
+    before = getattr(preparer, name)
+
+    async def meanwhile(plan: Plan) -> object:
+        found = await before(plan)
+        changes()
+        return found
+
+    monkeypatch.setattr(preparer, name, meanwhile)
+    scene.allocated(A, region)
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert isinstance(task.exception(), NotPermittedError)
+    assert scene.afu(region) == AFU, "it was programmed by then"
+    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.file() == ""
 
 
 def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
