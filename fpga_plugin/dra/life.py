@@ -258,8 +258,6 @@ class ClaimLife:
                 hint="the plugin's log says what keeps it from reading it",
             )
         await self._leave_former(claim, work)
-        for device in holder.devices:
-            ledger.regions_of(device)
         requests = await self._wishes.of(claim)
         await self._check_policy(ref, claim, requests)
         wants = await self._wants.exactly(requests)
@@ -273,7 +271,6 @@ class ClaimLife:
         await work.still(self._check_users(ref))
         ledger.take(holder, claim.users)
         plan = Plan(ledger.lease(holder.devices), None, {**wants}, ledger.epoch)
-        self._preparer.check(plan, mending=True)
         records = await self._preparer.prepare(plan)
         permitted = partial(self._check_policy, ref, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)

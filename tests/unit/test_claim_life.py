@@ -880,6 +880,14 @@ def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: Cla
     assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
 
 
+def test_with_dra_nothing_of_the_device_plugin_api_is_made(make: Callable[..., ClaimScene]) -> None:
+    """Each would look at every change of the ledger, for nobody."""
+    listeners = make().ledger._listeners
+    told = {type(getattr(one, "__self__", one)).__name__ for one in listeners}
+    assert told >= {"ClaimLife", "ClaimFiles", "ClaimReconciler"}
+    assert not told & {"DeviceLists", "PreStarts", "Reconciler", "Owners", "ClaimService"}
+
+
 @pytest.mark.parametrize("instant", ["programming", "reading back"])
 def test_a_policy_that_changes_before_the_hand_over_is_the_one_that_counts(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch, instant: str
