@@ -27,7 +27,7 @@ from typing import Final
 
 import structlog
 
-from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
 from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
@@ -342,7 +342,7 @@ class ClaimReconciler:
         if self._claims is not None:
             try:
                 claim = await self._claims.get(ClaimRef.of(holder))
-            except (NoSuchClaimError, AllocatedElsewhereError):
+            except NoSuchClaimError:
                 pass
             except FpgaPluginError as error:
                 log.info("whether a claim is over is not known", claim=uid, error=str(error))

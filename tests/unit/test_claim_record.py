@@ -17,7 +17,7 @@ from ledger_scene import scenes
 from test_claim_life import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.dra.cdi import CdiError
-from fpga_plugin.dra.claim import AllocatedElsewhereError
+from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
@@ -555,7 +555,7 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
 @pytest.mark.parametrize("answer", ["elsewhere", "for nobody"])
 def test_a_claim_that_is_nobodys_here_ends(lost: RecordScene, answer: str) -> None:
     if answer == "elsewhere":
-        lost.server.failing = [AllocatedElsewhereError("in another pool")]
+        lost.server.failing = [NoSuchClaimError("in another pool")]
     else:
         lost.allocated(A, lost.regions[0], pods=())
     lost.look()
