@@ -109,7 +109,7 @@ test-image: ## the image, built without a registry, as the chart's pod on the re
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/kubelet/namespace.py $${K8S:-1.36} $(PYTHON) -m pytest \
 	  tests/kubelet/test_image.py tests/kubelet/test_install.py tests/kubelet/test_life.py -q $(PYTEST_ARGS)
 	@FPGA_KUBELET_PLUGIN=pod $(PYTHON) tests/dra/pods_namespace.py $${K8S:-1.36} --one \
-	  $(PYTHON) -m pytest tests/dra/test_chart_pod.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
+	  $(PYTHON) -m pytest tests/dra/test_chart_pod.py tests/dra/test_chart_store.py -q $(PYTEST_ARGS) || [ $$? = 5 ]
 
 .PHONY: test-deploy
 test-deploy: ## chart and kustomization by the real helm and kustomize (takes Go)
@@ -194,6 +194,7 @@ docs: ## write docs/configuration.md, the chart's schema and those of --json aga
 	@mkdir -p .cache
 	@$(PYTHON) -m fpga_plugin.config.docs >.cache/configuration.md
 	@mv .cache/configuration.md docs/configuration.md
+	@$(PYTHON) docs/obstacles.py docs/architecture.md
 	@$(PYTHON) deploy/helm/settings_schema.py
 	@$(PYTHON) -m fpga_plugin.commands.schemas docs/schema
 

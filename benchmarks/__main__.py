@@ -13,6 +13,7 @@ from pathlib import Path
 import go_peer
 import measure
 import parts
+from claims import claims
 from document import around, write
 from features import memory
 from figures import Figure, table
@@ -72,6 +73,8 @@ def main() -> int:
         if not arguments.cards:
             print("memory by feature ...", file=sys.stderr)
             figures += memory(python, folder, Path(store), effort.idle)
+            print("claims ...", file=sys.stderr)
+            figures += claims(effort)
             print("the Go peer ...", file=sys.stderr)
             figures += go_peer.measure(python, effort)
     if arguments.json:
@@ -119,6 +122,7 @@ def _node(
         if count == 1:
             figures += parts.allocate(python, folder / "parts", effort)
         say("release")
+        figures += measure.owned(node, plugin, effort)
         figures += measure.release(node, effort)
         say("pods' lives")
         figures += measure.lives(node, effort, bare)

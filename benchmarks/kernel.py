@@ -24,12 +24,11 @@ import daemon_support
 import on_real_cards  # noqa: F401  # makes the harness as patient as the machine is slow
 import rack
 from daemon_support import Node
+from doubles.bitstreams import gbs
 from figures import Figure, Goal, table
 from machine import machine
 
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.hardware.dfl import defs
-from fpga_plugin.ids import AfuId, InterfaceId
 
 SIZES = (1, 8, 32)
 """MiB; 32 is about the largest image of the cards that are supported."""
@@ -94,12 +93,10 @@ def main() -> int:
 def _add(store: Path, number: int, mebibytes: int) -> tuple[str, bytes]:
     """Put a bitstream into the store; its AFU id and its raw image."""
     afu = f"{number:032x}"
-    interface = InterfaceId(daemon_support.ID)
-    document = complete_document({}, where="benchmark", interface_id=interface, afu_id=AfuId(afu))
     image = bytes.fromhex(afu) + os.urandom(mebibytes * 2**20 - 16)
-    path = store / interface / f"{afu}.gbs"
+    path = store / daemon_support.ID / f"{afu}.gbs"
     new = path.with_suffix(".new")
-    new.write_bytes(pack_gbs(document, image, where="benchmark"))
+    new.write_bytes(gbs(image, afu, interface=daemon_support.ID))
     new.rename(path)
     return afu, image
 

@@ -11,6 +11,8 @@ from node import CARDS, PORTS, REGIONS, Node
 from plugin import Plugin
 from reference import Bare, Echo
 
+from fpga_plugin.config.settings import Settings
+
 RESOURCES = 2
 """Both kinds of devices of one interface id."""
 
@@ -41,16 +43,18 @@ class Effort:
         idle: seconds that the idle process is watched.
         calls: calls of Allocate.
         rounds: rounds of everything that takes tens of milliseconds.
+        claims: prepared ResourceClaims, beside which one more is looked at.
     """
 
     starts: int
     idle: float
     calls: int
     rounds: int
+    claims: int
 
 
-FULL = Effort(starts=15, idle=60.0, calls=2000, rounds=20)
-QUICK = Effort(starts=3, idle=5.0, calls=300, rounds=3)
+FULL = Effort(starts=15, idle=60.0, calls=2000, rounds=20, claims=1024)
+QUICK = Effort(starts=3, idle=5.0, calls=300, rounds=3, claims=64)
 
 
 def starts(node: Node, effort: Effort, echo: Callable[[], Echo]) -> list[Figure]:
@@ -120,6 +124,24 @@ def idle(node: Node, plugin: Plugin, effort: Effort, echo: Echo) -> list[Figure]
         Figure(cards, "PSS", pss, "MiB", Goal(), bare_pss, note=f"{plugin.threads()} threads"),
         Figure(cards, "idle wake-ups", wakeups, "/min", Goal(0, 300), note=note),
     ]
+
+
+def owned(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:
+    """How often it wakes while a pod has a region and kubelet does not stream its pods.
+
+    Beside a look at kubelet's records every FPGA_PLUGIN_RECONCILE_INTERVAL, and nothing else.
+    """
+    cards = f"{len(node.cards)}x{PORTS}"
+    node.kubelet.held[REGIONS] = {node.regions[0]}
+    node.allocate(REGIONS, node.regions[0])
+    time.sleep(1)
+    wakeups = plugin.wakeups(effort.idle)
+    node.deallocate(REGIONS, node.regions[0])
+    node.kubelet.held.clear()
+    node.kubelet.wait_list(CARDS, listed(node.cards[0], healthy=True))
+    looks = 60 / Settings().reconcile_interval
+    note = "a pod has a region; reference: one for each look at kubelet's records"
+    return [Figure(cards, "wake-ups without WatchPods", wakeups, "/min", Goal(), looks, note=note)]
 
 
 def metrics(node: Node, plugin: Plugin, effort: Effort) -> list[Figure]:

@@ -3,6 +3,7 @@
 Everything lies on a real file system, as on a node: the journal's cost is part of what is measured.
 """
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ from kubelet import Kubelet, healthy, listed
 from plugin import Plugin
 
 from fpga_plugin.api.messages import v1beta1
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.gbs import GUID
 from fpga_plugin.hardware.simulated.slots import card_at
-from fpga_plugin.ids import AfuId, InterfaceId
 
 INTERFACE = "ce48969398f05f33946d560708be108a"
 REGIONS = f"fpga.intel.com/region-{INTERFACE}"
@@ -75,12 +75,13 @@ class Node:
 
     def add_bitstream(self, afu_id: str, mebibytes: float, *, name: str = "") -> None:
         """Put a bitstream of that size into the store."""
-        document = complete_document(
-            {}, where="benchmark", interface_id=InterfaceId(INTERFACE), afu_id=AfuId(afu_id)
-        )
+        cluster = {"accelerator-type-uuid": afu_id, "name": "afu", "total-contexts": 1}
+        of_image = {"magic-no": 488605312, "interface-uuid": INTERFACE}
+        metadata = {"version": 1, "afu-image": of_image | {"accelerator-clusters": [cluster]}}
+        text = json.dumps(metadata).encode()
         image = bytes.fromhex(afu_id) + os.urandom(int(mebibytes * 2**20) - 16)
         path = self.store / INTERFACE / f"{name or afu_id}.gbs"
-        path.write_bytes(pack_gbs(document, image, where="benchmark"))
+        path.write_bytes(GUID + len(text).to_bytes(4, "little") + text + image)
 
     def start(self) -> Plugin:
         """Start the plugin; it may leave the state folder behind from before."""

@@ -90,7 +90,8 @@ def log_settings(settings: Settings) -> None:
     """Say once which settings are in force, and what is odd about the environment."""
     for warning in settings.warnings:
         log.warning(warning)
-    log.info("settings in force", given=dict(settings.given), defaults=defaults(settings))
+    log.info("settings in force", given=dict(settings.given))
+    log.debug("settings by default", defaults=defaults(settings))
 
 
 def check_state_dir(settings: Settings) -> None:

@@ -1,9 +1,10 @@
 """The `fpga-plugin` command. The only module that reads the environment.
 
-Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 75 another
-plugin holds the lock; 130 Ctrl-C. Each command imports what it needs when it runs: `run` should not
-pay for `demo`. Ctrl-C, a closed pipe and a full disk are no defects of the plugin: they end a
-command with one line, not with a traceback.
+Exit codes: 0 done, SIGTERM included; 1 refused or failed; 2 usage or a wrong setting; 3 `demo` has
+served a pod whose request means nothing; 75 another plugin holds the lock; 130 Ctrl-C. Each command
+imports what it needs when it runs: `run` should not pay for `demo`. Ctrl-C and a full disk are no
+defects of the plugin: they end a command with one line, not with a traceback. If whoever reads the
+output has had enough (`| head`), a command goes on without, and its exit code is its own.
 """
 # ruff: noqa: T201  # a command prints
 
@@ -11,12 +12,14 @@ import argparse
 import asyncio
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fpga_plugin import __version__
+from fpga_plugin.commands.arguments import Parser
 from fpga_plugin.commands.bitstream import add_bitstream_parser
 from fpga_plugin.commands.completion import add_completion_parser
 from fpga_plugin.commands.demo import add_demo_parser
@@ -26,6 +29,9 @@ from fpga_plugin.commands.status import add_card_parser, add_status_parser
 from fpga_plugin.config.docs import help_text
 from fpga_plugin.config.settings import BackendKind, LogFormat, LogLevel, Settings, load_settings
 from fpga_plugin.errors import FpgaPluginError, LockHeldError, SettingsError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # from Python 3.12 in collections.abc
 
 T = TypeVar("T")
 
@@ -64,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(FpgaPluginError("interrupted"))
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop_output()  # whoever read it has had enough (`| head`)
-        return EXIT_FAILED
+        _drop_output()  # of a command that would not end otherwise
+        return 0
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -90,6 +96,28 @@ def _printed(command: Callable[[T], int], args: T) -> int:
         _drop_output()
         raise FpgaPluginError(f"the output cannot be written: {error.strerror}") from error
     return code
+
+
+class _Heard(io.FileIO):
+    """Standard output that drops what nobody reads any more."""
+
+    def write(self, data: "Buffer", /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _print_for_whoever_reads() -> None:
+    """Let a command go on whose output nobody reads any more."""
+    out = sys.stdout
+    if out is sys.__stdout__ and isinstance(out, io.TextIOWrapper):  # else somebody has replaced it
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Heard(out.fileno(), "w", closefd=False)),
+            encoding=out.encoding,
+            errors=out.errors,
+            line_buffering=out.line_buffering,
+        )
 
 
 def _drop_output() -> None:
@@ -120,6 +148,8 @@ def _main(arguments: Sequence[str]) -> int:
     args = _parser().parse_args(arguments)
     if args.command == "run":
         return _run(load_settings(os.environ))
+    if not (getattr(args, "watch", False) or getattr(args, "serve", None)):  # these do not end
+        _print_for_whoever_reads()
     return _printed(_command, args)
 
 
@@ -172,16 +202,9 @@ def _settings() -> Settings:
     return settings
 
 
-class _Parser(argparse.ArgumentParser):
-    """Takes no abbreviated options; its commands' parsers are of its class."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-
 def _parser() -> argparse.ArgumentParser:
     settings = _defaults()
-    parser: argparse.ArgumentParser = _Parser(
+    parser: argparse.ArgumentParser = Parser(
         prog="fpga-plugin",
         description="Kubernetes device plugin for FPGAs: programs a region for its container and"
         " scrubs it afterwards.",

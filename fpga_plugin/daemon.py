@@ -21,11 +21,9 @@ from fpga_plugin.ids import CardId
 from fpga_plugin.ledger.journal import JOURNAL_FILE, Journal
 from fpga_plugin.ledger.marker import MARKER_FILE, Marker, Served
 from fpga_plugin.ledger.records import Epoch
-from fpga_plugin.operator.card_operations import operations as operator_actions
 from fpga_plugin.operator.historian import Historian
-from fpga_plugin.operator.inspection import inspection
 from fpga_plugin.operator.listeners import Listeners
-from fpga_plugin.operator.survey import Observer, Operation, Survey
+from fpga_plugin.operator.survey import Observer, Survey
 from fpga_plugin.plugin import (
     Plugin,
     check_link,
@@ -94,7 +92,6 @@ class Daemon:
         self.survey = Survey(settings, observer)
         self.failed = False
         self._confined = confined
-        self._operations: dict[str, Operation] = {}
         self._status: Listeners | None = None
         self._locks: NodeLocks | None = None
         self._journal: Journal | None = None
@@ -126,7 +123,7 @@ class Daemon:
         check_link(settings)
         check_state_dir(settings)  # before others lose it
         self._policy = open_policy(settings)
-        self._status = Listeners(self.survey, self._operations)
+        self._status = Listeners(self.survey)
         self._status.start()
         self.survey.phase = "waiting for another plugin on this node to end"
         self._locks = await acquire_locks(settings.state_dir, settings.kubelet_dir)
@@ -157,7 +154,7 @@ class Daemon:
         node = open_node(
             settings,
             backend=hardware.backend,
-            library=await asyncio.to_thread(open_library, settings, boot_id),
+            library=await asyncio.to_thread(open_library, settings),
             policy=self._policy,
             programming=self._locks.set_programming,
         )
@@ -166,8 +163,6 @@ class Daemon:
         plugin = self._plugin = Plugin(settings, node, ledger, link, self.survey)
         await plugin.start()
         self.survey.plugin = plugin
-        self._operations.update(operator_actions(plugin.actions, plugin))
-        self._operations["inspect"] = inspection(self.survey)
         self._tasks = [
             asyncio.create_task(self._supervised(work), name=name)
             for name, work in {

@@ -48,7 +48,6 @@ from fpga_plugin.regions.recovery import Recovery
 from fpga_plugin.regions.reports import ReportObserver
 from fpga_plugin.regions.scrub import Scrubber
 from fpga_plugin.regions.workers import CardWorkers
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
@@ -111,6 +110,7 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
         exposure=exposure(settings),
         functions=settings.advertise is Advertise.AF,
         aliases=names_interfaces(settings),
+        claims=settings.mode is Mode.DRA,
         claims_unknown=_lost_claims(settings, journal),
         owners_known=_served_last(settings, journal),
     )
@@ -119,9 +119,11 @@ def open_ledger(settings: Settings, journal: Journal, boot_id: str) -> Ledger:
 def _lost_claims(settings: Settings, journal: Journal) -> str:
     """Why ResourceClaims may have devices, though the journal knows none; empty: they have not."""
     last = journal.marker.last
-    if settings.mode is Mode.DRA or not journal.doubt or last is None or last.api != Mode.DRA.value:
+    if settings.mode is Mode.DRA or not journal.doubt or last is None:
         return ""
-    return f"DRA served this node last, and the journal is in doubt ({journal.doubt})"
+    if not last.claims and last.api != Mode.DRA.value:
+        return ""
+    return f"DRA served this node, and the journal is in doubt ({journal.doubt})"
 
 
 def _served_last(settings: Settings, journal: Journal) -> bool:
@@ -130,13 +132,12 @@ def _served_last(settings: Settings, journal: Journal) -> bool:
     return not journal.doubt and last is not None and last.api == settings.mode.value
 
 
-def open_library(settings: Settings, boot_id: str) -> Library:
+def open_library(settings: Settings) -> Library:
     """The store, verified."""
     return Library(
         settings.bitstream_dir,
         directory=os.path.join(settings.state_dir, "verified"),
         limit=settings.verified_size,
-        boot_id=boot_id,
         trust=open_trust(settings, owner=True),
         guarded=is_guarded(settings),
     )
@@ -227,7 +228,6 @@ def _debugging(
     allowed = Allowed(
         prefix=settings.resource_prefix,
         namespaces=frozenset(settings.debug_namespaces),
-        most=settings.debug_seconds,
     )
     interval = settings.reconcile_interval
     return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)
@@ -256,20 +256,13 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
     queue: CardQueue,
     prestarts: PreStarts,
     owners: Owners,
-    adoption: Adoption,
     envs: StockEnvironment,
     recorder: EventRecorder,
 ) -> DevicePlugin:
-    lists = DeviceLists(
-        ledger,
-        prefix=settings.resource_prefix,
-        advertise=settings.advertise,
-        scrub=settings.scrub,
-    )
     claims = ClaimService(
         ledger=ledger,
         owners=owners,
-        lists=lists,
+        lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
         prestarts=prestarts,
         queue=queue,
         cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
@@ -280,7 +273,6 @@ def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
         link=link,
         pods=node.pods,
         owners=owners,
-        adoption=adoption,
         envs=envs,
         missed=MissedPreStarts(
             ledger=ledger, pods=node.pods, kubelet_dir=settings.kubelet_dir, recorder=recorder
@@ -344,8 +336,7 @@ class Plugin:
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
-        owners = Owners(ledger, node.pods)
-        adoption = Adoption(ledger, owners, node.cgroups)
+        owners = Owners(ledger, node.cgroups, node.pods)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
         wants = Wants(
@@ -372,7 +363,7 @@ class Plugin:
                 queue,
                 permission,
                 recorder,
-                DevicePluginLeftovers(ledger, adoption, node.pods, node.cgroups, queue),
+                DevicePluginLeftovers(ledger, node.cgroups, owners, node.pods, queue),
             )
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)
@@ -390,7 +381,7 @@ class Plugin:
                 recorder=recorder,
             )
             self.device_plugin = _device_plugin(
-                settings, node, ledger, link, queue, prestarts, owners, adoption, envs, recorder
+                settings, node, ledger, link, queue, prestarts, owners, envs, recorder
             )
         self.leftovers: ClaimReconciler | None = None
         if self.door is None and (ledger.holders or ledger.claims_unknown):
@@ -419,7 +410,7 @@ class Plugin:
         self._index = StoreIndex(self.node.store, self.scrubber.blank_changed)
         await self._index.watch()
         if self.debugging is None:  # kept by an earlier life with other settings
-            self.ledger.end_debug(tuple(self.ledger.debugs))
+            self.ledger.work.end_debug(tuple(self.ledger.debugs))
         if self._names is not None:
             await self._names.look()  # before any device is listed under its id
         await self.inventory.scan()

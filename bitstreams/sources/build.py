@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the sample store anew from its sources, with the project's own packer.
+"""Builds the sample store again from its sources.
 
     .venv/bin/python bitstreams/sources/build.py [STORE]
 
@@ -9,19 +9,19 @@ counter up to the size of an image. The same sources give the same bytes.
 
 A source whose name has 40 digits becomes an AOCX file: that is the hash which names it, and the GBS
 file is packed as the OpenCL compiler would (`fpga_plugin/bitstream/aocx.py` has the layout). The
-plugin only reads AOCX files, so what writes one is here.
+plugin only reads bitstreams, so what writes them is here. For a real card, OPAE's `packager` writes
+GBS files.
 """
 
 import argparse
 import json
-import os
 import struct
 import sys
-import tempfile
 import zlib
 from pathlib import Path
 
 from fpga_plugin.bitstream.aocx import BINARY_SECTION, GBS_SECTION, HASH_SECTION
+from fpga_plugin.bitstream.gbs import GUID
 from fpga_plugin.commands.bitstream import add_bitstream_parser, run_bitstream
 from fpga_plugin.ids import parse_afu_id
 
@@ -40,6 +40,12 @@ def image(description: bytes, afu_id: str) -> bytes:
     start = bytes.fromhex(afu_id) + description
     counter = bytes(n % 256 for n in range(IMAGE_BYTES))
     return start + counter[len(start) :]
+
+
+def gbs(metadata: object, image: bytes) -> bytes:
+    """The GBS file of an image; `fpga_plugin/bitstream/gbs.py` has the layout."""
+    text = json.dumps(metadata, separators=(",", ":")).encode()
+    return GUID + len(text).to_bytes(4, "little") + text + image
 
 
 def elf(*parts: tuple[str, bytes]) -> bytes:
@@ -68,9 +74,9 @@ def gzipped(data: bytes) -> bytes:
     return b"\x1f\x8b\x08\0\0\0\0\0\0\xff\1" + size + data + trailer
 
 
-def aocx(gbs: bytes, name: str) -> bytes:
+def aocx(gbs_file: bytes, name: str) -> bytes:
     """The AOCX file of a GBS file."""
-    binary = elf((GBS_SECTION, gzipped(gbs)))
+    binary = elf((GBS_SECTION, gzipped(gbs_file)))
     return elf((HASH_SECTION, name.encode()), (BINARY_SECTION, binary))
 
 
@@ -78,20 +84,17 @@ def build(store: Path) -> int:
     """Build every sample into a store; returns the exit code."""
     parser = argparse.ArgumentParser()
     add_bitstream_parser(parser.add_subparsers(required=True), str(store))
-    with tempfile.TemporaryDirectory() as work:
-        raw = os.path.join(work, "image.rbf")
-        for metadata in sorted(SOURCES.glob("*/*.json")):
-            cluster = json.loads(metadata.read_text())["afu-image"]["accelerator-clusters"][0]
-            afu_id = parse_afu_id(cluster["accelerator-type-uuid"])
-            Path(raw).write_bytes(image(metadata.with_suffix(".txt").read_bytes(), afu_id))
-            target = store / metadata.relative_to(SOURCES).with_suffix(".gbs")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            command = ["pack", "--metadata", str(metadata), raw, "-o", str(target)]
-            if code := run_bitstream(parser.parse_args(["bitstream", *command])):
-                return code
-            if len(metadata.stem) == HASH_DIGITS:
-                target.with_suffix(".aocx").write_bytes(aocx(target.read_bytes(), metadata.stem))
-                target.unlink()
+    for source in sorted(SOURCES.glob("*/*.json")):
+        metadata = json.loads(source.read_text())
+        cluster = metadata["afu-image"]["accelerator-clusters"][0]
+        afu_id = parse_afu_id(cluster["accelerator-type-uuid"])
+        data = gbs(metadata, image(source.with_suffix(".txt").read_bytes(), afu_id))
+        ending = ".gbs"
+        if len(source.stem) == HASH_DIGITS:
+            data, ending = aocx(data, source.stem), ".aocx"
+        target = store / source.relative_to(SOURCES).with_suffix(ending)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
     # The same sources give the same bytes: a new manifest's version would be the time.
     (store / "manifest.json").unlink(missing_ok=True)
     command = ["sign", "--manifest", "--manifest-version", "1", "--dir", str(store)]

@@ -243,6 +243,11 @@ def values() -> dict[str, Schema]:
             "Directories of the node.",
             {
                 "kubelet": text("Kubelet's --root-dir.", pattern="^/"),
+                "hidden": each(
+                    "In mode dra: directories of kubelet's root of which the pod sees nothing."
+                    " Each has to be there.",
+                    text("Its name.", pattern="^[^/]+$"),
+                ),
                 "bitstreams": text("The store.", pattern="^/"),
                 "state": text("Journal, locks, verified copies.", pattern="^/"),
                 "cdi": text(

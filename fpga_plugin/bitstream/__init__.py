@@ -3,11 +3,11 @@
 Each module is a step of it:
 
     index, watch       a file arrives, or is asked for: `reader` reads it in a bounded thread
-    store              its path follows from its ids; `files` opens it, if nobody else may write it
-    copies, staging    it is copied and hashed in one pass; only the copy counts from here on
+    places, store      its path follows from its ids; `files` opens it, if nobody else may write it
+    cache              it is copied and hashed in one pass; only the copy counts from here on
     trust              manifest, signatures and keys judge the digest; nothing is parsed before
-    formats            the copy is parsed (`gbs`, `aocx`), unpacked, and compared with its path
+    kinds              the copy is parsed (`gbs`, `aocx`), unpacked, and compared with its path
 
 `library` takes these steps, remembers what came out (`verdicts`), and maps the copy. The other
-modules make files and stores for people: `install`, `pack`, `signing`, and the commands' `actions`.
+modules make stores for people: `install`, `signing`, and the commands' `actions`.
 """

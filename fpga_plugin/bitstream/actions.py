@@ -10,25 +10,22 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fpga_plugin.bitstream.files import (
-    MAX_FILE_BYTES,
     Progress,
     no_progress,
     read_bytes,
     read_digest,
-    write_atomically,
 )
-from fpga_plugin.bitstream.formats import Contents, parse
-from fpga_plugin.bitstream.gbs import MAX_METADATA_BYTES, parse_gbs
-from fpga_plugin.bitstream.install import install, no_file, remove
+from fpga_plugin.bitstream.install import install, remove
+from fpga_plugin.bitstream.kinds import BLANK, read_data
 from fpga_plugin.bitstream.manifest import in_utc
-from fpga_plugin.bitstream.metadata import Metadata, read_json
+from fpga_plugin.bitstream.metadata import Metadata
 from fpga_plugin.bitstream.names import Names
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.places import is_blank
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
-from fpga_plugin.bitstream.signatures import ENDING, is_blank
+from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import (
     Renewed,
     path_in_store,
@@ -37,7 +34,7 @@ from fpga_plugin.bitstream.signing import (
     sign_file,
     statement_of,
 )
-from fpga_plugin.bitstream.store import BLANK, Store, StoreEntry, check_names
+from fpga_plugin.bitstream.store import Store, StoreEntry
 from fpga_plugin.bitstream.trust import Trust, check_signed
 from fpga_plugin.columns import columns
 from fpga_plugin.config.settings import TrustMode
@@ -48,7 +45,7 @@ from fpga_plugin.errors import (
     NotPermittedError,
     quote,
 )
-from fpga_plugin.ids import InterfaceId, parse_bitstream_id, parse_interface_id
+from fpga_plugin.ids import InterfaceId
 
 _LARGE = 64 << 20
 """Bytes from which on a file's progress is shown: less takes no time."""
@@ -95,20 +92,17 @@ def show_store(args: argparse.Namespace) -> int:
 def show_file(args: argparse.Namespace) -> int:
     """Show a file."""
     data = _read(args.file)
-    contents = parse(data, where=args.file, keep_image=False)
+    contents = read_data(data, args.file)
     facts: dict[str, object] = {
         "file": args.file,
         "bytes": len(data),
-        "format": contents.kind.value,
+        "format": contents.kind.ending,
         "bitstream_id": contents.bitstream_id,
         "image_bytes": contents.image_bytes,
         "sha256": hashlib.sha256(data).hexdigest(),
         **_metadata_json(contents.metadata),
     }
-    clusters = [
-        {"afu_id": each.afu_id, "name": each.name, "total_contexts": each.total_contexts}
-        for each in contents.metadata.clusters
-    ]
+    clusters = [asdict(each) for each in contents.metadata.clusters]
     if args.json:
         sections = [{"name": name, "bytes": size} for name, size in contents.sections]
         print(json.dumps({**facts, "accelerators": clusters, "sections": sections}, indent=2))
@@ -132,15 +126,22 @@ def show_file(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Check files, or the store."""
+    if args.trust is TrustMode.SIGNED and args.keys is None:
+        raise FpgaPluginError(
+            "there are no keys to check signatures with",
+            hint="name the directory of the public keys (*.pem): --keys DIR, or"
+            " FPGA_PLUGIN_KEYS_DIR",
+        )
     _tell_of_record(args, args.dir)
     if not args.files:
         return _verify_store(Store(args.dir), args)
     worst = DONE
     for file in args.files:
         try:
-            contents = parse(_read(file), where=file, keep_image=False)
+            contents = read_data(_read(file), file)
             metadata = contents.metadata
-            _check_path(file, contents)
+            if (place := path_in_store(file)) is not None:
+                place.check(contents, file)
             _check_wanted(file, metadata, args)
             trust = _check_trust(file, args)
             print(f"{_plain(file)}: good{f' ({trust})' if trust else ''}")
@@ -212,12 +213,15 @@ def _check_trust(file: str, args: argparse.Namespace) -> str:
     content = read_digest(path, inside=root, guarded=False, progress=_progress(file))
     trust = ""
     if root is not None and place is not None:
-        trust = _trust(Store(root), args).check(place, content)
-    elif args.trust is TrustMode.SIGNED:
-        return check_signed(path, place_of(path, _read(file)), content, args.keys)
-    if args.trust is not TrustMode.SIGNED and args.keys and os.path.lexists(path + ENDING):
-        # Whoever has keys wants to know of a wrong signature, needed or not.
-        signed = check_signed(path, place or place_of(path, _read(file)), content, args.keys)
+        trust = _trust(Store(root), args).check(place.path, content)
+    if args.trust is TrustMode.SIGNED:
+        by_itself = place is None
+    else:  # whoever has keys wants to know of a wrong signature, needed or not
+        by_itself = bool(args.keys) and os.path.lexists(path + ENDING)
+    if by_itself:
+        signed = check_signed(
+            path, place.path if place else place_of(path, _read(file)), content, args.keys
+        )
         trust = ", ".join(filter(None, (trust, signed)))
     return trust
 
@@ -251,18 +255,6 @@ def _progress(path: str) -> Progress:
             print(f"\r{name}: {100 * done // size} %{end}", end="", file=sys.stderr, flush=True)
 
     return show
-
-
-def _check_path(file: str, contents: Contents) -> None:
-    """Compare a file with its path, if that looks like a store's."""
-    directory, name = os.path.split(os.path.abspath(file))
-    stem = os.path.splitext(name)[0]
-    try:
-        interface_id = parse_interface_id(os.path.basename(directory))
-        bitstream_id = None if stem == BLANK else parse_bitstream_id(stem)
-    except ValueError:
-        return
-    check_names(file, contents.metadata, interface_id, bitstream_id, claimed=contents.bitstream_id)
 
 
 def _check_wanted(file: str, metadata: Metadata, args: argparse.Namespace) -> None:
@@ -367,43 +359,8 @@ def forget_manifests(args: argparse.Namespace) -> int:
     return DONE
 
 
-def pack_file(args: argparse.Namespace) -> int:
-    """Make a GBS file."""
-    description: dict[str, object] = {}
-    where = args.metadata or args.image
-    if args.metadata:
-        text = _read(args.metadata, limit=2 * MAX_METADATA_BYTES)
-        description = read_json(text, where=args.metadata)
-    elif args.interface_id is None or args.afu_id is None:
-        args.bitstream_usage("give --interface-id and --afu-id, or --metadata with both in it")
-    document = complete_document(
-        description,
-        where=where,
-        interface_id=args.interface_id,
-        afu_id=args.afu_id,
-        name=args.name,
-        platform_name=args.platform,
-        power=args.power,
-        clock_frequency_high=args.clock_high,
-        clock_frequency_low=args.clock_low,
-    )
-    data = pack_gbs(document, _read(args.image), where=where)
-    output = args.output or f"{parse_gbs(data, where=where).metadata.afu_id}.gbs"
-    for source in filter(None, (args.image, args.metadata)):
-        if os.path.exists(output) and os.path.samefile(output, source):
-            raise BitstreamError(
-                f"{output}: would replace its own source", hint="choose another -o"
-            )
-    write_atomically(output, data)
-    print(f"{_plain(output)}: packed, {len(data)} bytes")
-    return DONE
-
-
-def _read(path: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
-    try:
-        return read_bytes(path, limit=limit, progress=_progress(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_file(path) from None
+def _read(path: str) -> bytes:
+    return read_bytes(path, progress=_progress(path))
 
 
 def _names(store: Store, args: argparse.Namespace) -> Names:

@@ -4,6 +4,7 @@ How a file is opened so that nothing else can be meant by it, `process.trusted_f
 one is written, `process.atomic_file`. All of it blocks: call it from a thread.
 """
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -60,36 +61,32 @@ def open_file(
     return open_trusted(path, inside=inside, guarded=guarded, limit=limit)
 
 
-def digest_of(
-    file: TrustedFile,
-    *,
-    write: Callable[[memoryview], None] | None = None,
-    progress: Progress = no_progress,
-) -> Content:
-    """Hash a file from its beginning to its end.
+def pieces_of(file: TrustedFile, progress: Progress = no_progress) -> Iterator[memoryview]:
+    """A file from its beginning to its end; each piece is overwritten by the next.
 
     Args:
         file: it, open.
-        write: gets its bytes, a piece at a time.
         progress: is told how far it is.
 
     Raises:
         BitstreamError: it changed meanwhile.
     """
-    digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(min(_HASHED_PIECE, file.size + 1)))
-    while count := file.file.readinto(buffer):
+    while done <= file.size and (count := file.file.readinto(buffer)):
         done += count
-        if done > file.size:
-            break
-        piece = buffer[:count]
-        digest.update(piece)
-        if write is not None:
-            write(piece)
-        progress(done, file.size)
+        if done <= file.size:
+            yield buffer[:count]
+            progress(done, file.size)
     file.check_read(done)
-    return Content(digest.hexdigest(), done)
+
+
+def digest_of(file: TrustedFile, *, progress: Progress = no_progress) -> Content:
+    """Hash a file; raises as `pieces_of`."""
+    digest = hashlib.sha256()
+    for piece in pieces_of(file, progress):
+        digest.update(piece)
+    return Content(digest.hexdigest(), file.size)
 
 
 def read_digest(
@@ -105,7 +102,7 @@ def read_digest(
         with open_file(path, inside=inside, guarded=guarded) as file:
             return digest_of(file, progress=progress)
     except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{path}: no such file", hint="check the path") from None
+        raise _no_file(path) from None
 
 
 def content_of(data: bytes) -> Content:
@@ -119,21 +116,41 @@ def read_bytes(
     """A regular file of any content.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no such file.
+        BitstreamNotFoundError: there is no such file.
         BitstreamError: it is no regular file, cannot be read, or has more than `limit` bytes.
     """
-    with open_file(path, inside=None, limit=limit) as opened:
-        data = io.BytesIO()  # gives out what it holds without another copy of it
-        while piece := opened.file.read(min(_PIECE, opened.size - data.tell())):
-            data.write(piece)
-            progress(data.tell(), opened.size)
-        return data.getvalue()
+    data = io.BytesIO()  # gives out what it holds without another copy of it
+    try:
+        with open_file(path, inside=None, limit=limit) as opened:
+            while piece := opened.file.read(min(_PIECE, opened.size - data.tell())):
+                data.write(piece)
+                progress(data.tell(), opened.size)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_file(path) from None
+    return data.getvalue()
 
 
-READ_ONLY = (
-    "the plugin's pod only reads the store: write on the node, or where the store is filled from"
-)
-"""What to do about a mount that cannot be written."""
+def _no_file(path: str) -> BitstreamNotFoundError:
+    return BitstreamNotFoundError(f"{path}: no such file", hint="check the path")
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Say what to do about a file of a store that cannot be written.
+
+    Raises:
+        BitstreamError: that.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BitstreamError(
+            f"{path}: cannot be written: {error.strerror}",
+            hint="the plugin's pod only reads the store: write on the node, or where the store is"
+            " filled from"
+            if error.errno == errno.EROFS
+            else "check the directory's permissions, and that its file system has room",
+        ) from error
 
 
 def write_atomically(
@@ -144,15 +161,8 @@ def write_atomically(
     Raises:
         BitstreamError: it cannot be written.
     """
-    try:
+    with writing(path):
         replace_file(path, _told(data, progress), mode=mode, durable=True, several_writers=True)
-    except OSError as error:
-        raise BitstreamError(
-            f"{path}: cannot be written: {error.strerror}",
-            hint=READ_ONLY
-            if error.errno == errno.EROFS
-            else "check the directory's permissions, and that its file system has room",
-        ) from error
 
 
 def _told(data: bytes, progress: Progress) -> Iterator[memoryview]:

@@ -10,7 +10,7 @@ Everything is checked before anything is believed: on a card the kernel checks n
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fpga_plugin.bitstream.metadata import Metadata, parse_metadata
 from fpga_plugin.errors import BitstreamError
@@ -31,7 +31,7 @@ _FOREIGN = (
     (
         b"\x80\x86\x1f\x1d",
         "a legacy GBS without metadata (magic 0x1d1f8680)",
-        "it does not name its AFU; pack its image anew with `fpga-plugin bitstream pack`",
+        "it does not name its AFU; pack its image anew with OPAE's packager",
     ),
     (
         b"\x19\xfd\xea\xb6",
@@ -73,20 +73,7 @@ class Header:
     image_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gbs:
-    """A GBS file.
-
-    Attributes:
-        metadata: what the file says of its image.
-        image: the raw image, without the header; not empty.
-    """
-
-    metadata: Metadata
-    image: bytes | memoryview = field(repr=False)
-
-
-def container_of(data: bytes) -> str | None:
+def _container_of(data: bytes) -> str | None:
     """What kind of container `data` begins like; None: none that is known, a raw image maybe."""
     if data.startswith(GUID):
         return "a GBS file"
@@ -117,7 +104,7 @@ def parse_header(head: bytes, *, size: int, where: str) -> Header:
             f"{where}: not a GBS file: byte 0 begins {head[:16].hex()}, not the GUID {GUID.hex()}",
             hint="it is a text: an error page of a server, or the pointer of a file in Git LFS?"
             if _TEXT.fullmatch(head[:_TEXT_BYTES])
-            else "if this is a raw image (RBF), wrap it with `fpga-plugin bitstream pack`",
+            else "if this is a raw image (RBF), pack it with OPAE's packager",
         )
     length = int.from_bytes(head[16:HEADER_BYTES], "little")
     end = HEADER_BYTES + length
@@ -137,24 +124,10 @@ def parse_header(head: bytes, *, size: int, where: str) -> Header:
             f"{where}: no image follows the metadata at byte {end}",
             hint="the file is cut off; copy or build it again",
         )
-    if container := container_of(head[end : end + len(GUID)]):
+    if container := _container_of(head[end : end + len(GUID)]):
         # No card takes that as logic: its PR would fail, and leave the port poisoned.
         raise BitstreamError(
             f"{where}: the image at byte {end} is no raw one but {container}",
             hint="it was packed twice, or signed inside; pack the raw image (RBF) anew",
         )
     return Header(metadata=metadata, image_offset=end)
-
-
-def parse_gbs(data: bytes, *, where: str) -> Gbs:
-    """Read a whole GBS file.
-
-    Args:
-        data: the file's content.
-        where: the file, for the message.
-
-    Raises:
-        BitstreamError: this is not a GBS file that can be used; the message says what and where.
-    """
-    header = parse_header(data[:HEAD_BYTES], size=len(data), where=where)
-    return Gbs(metadata=header.metadata, image=data[header.image_offset :])

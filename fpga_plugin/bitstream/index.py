@@ -13,9 +13,9 @@ from collections.abc import Callable
 import structlog
 
 from fpga_plugin.bitstream.manifest import MANIFEST
-from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.places import find_place
+from fpga_plugin.bitstream.reader import HEADERS, StoreReader
 from fpga_plugin.bitstream.signatures import ENDING
-from fpga_plugin.bitstream.store import BLANK
 from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.bitstream.watch import KEYS, look_at_store
 from fpga_plugin.config.settings import TrustMode
@@ -119,28 +119,27 @@ class StoreIndex:
 
     def changed(self, relative: str | None) -> None:
         """Something may have changed (`process.watcher.Target`)."""
-        everything = relative is None or relative in _EVERYTHING
-        if relative is None or everything:
+        if relative is None or relative in _EVERYTHING:
             self._library.doubt()
-            self._changes.add(None)
-            self._blank_changed(None)
+            self._look_at(None)
         else:
             relative = relative.removesuffix(ENDING)
             self._library.forget(relative)
-            self._changes.add(relative)
-            directory, _, name = relative.partition("/")
-            if name == f"{BLANK}.gbs":
-                self._blank_changed(InterfaceId(directory))
-        self._waiting.set()
+            self._look_at(relative)
 
     def _answered(self, relative: str) -> None:
         """A file, or with an empty path the store's directory, was late and answers now."""
-        self._changes.add(relative or None)
-        directory, _, name = relative.partition("/")
-        if not relative:
+        if relative != HEADERS:
+            self._look_at(relative or None)
+
+    def _look_at(self, relative: str | None) -> None:
+        """Verify a file; None: all of them."""
+        self._changes.add(relative)
+        place = None if relative is None else find_place(relative)
+        if relative is None:
             self._blank_changed(None)
-        elif name == f"{BLANK}.gbs":
-            self._blank_changed(InterfaceId(directory))
+        elif place is not None and place.bitstream_id is None:
+            self._blank_changed(place.interface_id)
         self._waiting.set()
 
     async def _all(self) -> None:

@@ -6,23 +6,23 @@ to the store.
 """
 
 import contextlib
-import errno
 import os
 from dataclasses import dataclass
 
 from fpga_plugin.bitstream.files import (
-    READ_ONLY,
     Content,
     Progress,
     content_of,
     no_progress,
     read_bytes,
     write_atomically,
+    writing,
 )
-from fpga_plugin.bitstream.formats import Contents, Kind, parse
+from fpga_plugin.bitstream.kinds import Contents, read_data
+from fpga_plugin.bitstream.places import Place, is_blank
 from fpga_plugin.bitstream.signatures import ENDING
 from fpga_plugin.bitstream.signing import remove_signature
-from fpga_plugin.bitstream.store import BLANK, Store
+from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import MAX_SIGNATURE_BYTES, Trust, check_signed
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, NotPermittedError
 from fpga_plugin.ids import BitstreamId, InterfaceId
@@ -72,9 +72,8 @@ def install(
             another file belongs there, and no force.
     """
     data, contents = _to_install(file, blank=blank, progress=progress)
-    interface_id, bitstream_id = contents.interface_id, contents.bitstream_id
-    path = store.path(interface_id, None if blank else bitstream_id)
-    relative = store.relative(path)
+    place = Place(contents.interface_id, None if blank else contents.bitstream_id)
+    path, relative = store.at(place), place.path
     content = content_of(data)
     signature = _signature(file)
     if signature is not None and trust.keys_dir is not None:
@@ -88,40 +87,30 @@ def install(
             f"{path}: a different file is there",
             hint="compare the two with `fpga-plugin bitstream inspect`; --force replaces it",
         )
-    try:
+    with writing(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    except OSError as error:
-        raise BitstreamError(
-            f"{path}: cannot be written: {error.strerror}",
-            hint=READ_ONLY
-            if error.errno == errno.EROFS
-            else "check the permissions of the store, or choose another with --dir",
-        ) from error
     if not _same(path, data):
         remove_signature(path)
         write_atomically(path, data, progress=progress)
     if signature is not None:
         write_atomically(path + ENDING, signature)
     # Read it as the daemon will: a directory that is a link out of the store shows here.
-    store.check(interface_id, None if blank else bitstream_id)
+    store.check(place.interface_id, place.bitstream_id)
     return Installed(path=path, changed=True, untrusted=_untrusted(trust, relative, content))
 
 
 def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, Contents]:
     """Read a file and check that it is what it is to be installed as."""
-    if not blank and os.path.basename(file) == f"{BLANK}.gbs":
+    if not blank and is_blank(file):
         raise BitstreamError(
             f"{file}: by its name a blank bitstream",
             hint="say --blank to install it as that; rename it if it is an accelerator",
         )
-    try:
-        data = read_bytes(file, progress=progress)
-    except (FileNotFoundError, NotADirectoryError):
-        raise no_file(file) from None
-    contents = parse(data, where=file, keep_image=False)
-    if blank and contents.kind is not Kind.GBS:
+    data = read_bytes(file, progress=progress)
+    contents = read_data(data, file)
+    if blank and not contents.kind.blank:
         raise BitstreamError(
-            f"{file}: an AOCX file, which is no blank bitstream",
+            f"{file}: holds {contents.kind}, which is no blank bitstream",
             hint="install the card vendor's null image, a GBS file",
         )
     return data, contents
@@ -130,7 +119,7 @@ def _to_install(file: str, *, blank: bool, progress: Progress) -> tuple[bytes, C
 def _signature(file: str) -> bytes | None:
     try:
         return read_bytes(file + ENDING, limit=MAX_SIGNATURE_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
+    except BitstreamNotFoundError:
         return None
 
 
@@ -156,7 +145,7 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
         BitstreamNotFoundError: there is none.
         BitstreamError: it cannot be removed.
     """
-    path = store.path(interface_id, bitstream_id)
+    path = store.at(Place(interface_id, bitstream_id))
     directory = os.path.dirname(path)
     try:
         os.unlink(path)
@@ -173,13 +162,8 @@ def remove(store: Store, interface_id: InterfaceId, bitstream_id: BitstreamId | 
     return path
 
 
-def no_file(path: str) -> BitstreamNotFoundError:
-    """The error for a file on the command line that is not there."""
-    return BitstreamNotFoundError(f"{path}: no such file", hint="check the path")
-
-
 def _same(path: str, data: bytes) -> bool:
     try:
         return read_bytes(path) == data
-    except (BitstreamError, OSError):
+    except (BitstreamError, BitstreamNotFoundError, OSError):
         return False

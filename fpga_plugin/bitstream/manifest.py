@@ -24,7 +24,6 @@ a path twice, or a path that no bitstream can have are errors.
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,13 +31,13 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from fpga_plugin.bitstream.places import find_place
 from fpga_plugin.errors import BitstreamError, quote
 from fpga_plugin.ids import (
     Alias,
     BitstreamId,
     InterfaceId,
     parse_alias,
-    parse_bitstream_id,
     parse_interface_id,
 )
 
@@ -53,11 +52,6 @@ MAX_INTERFACES = 500
 
 MAX_VERSION = (1 << 53) - 1
 """The largest number that every reader of JSON has exactly (RFC 8259, section 6)."""
-
-BITSTREAM_PATH = re.compile(
-    r"([0-9a-f]{32})/(blank\.gbs|[0-9a-f]{32}\.gbs|[0-9a-f]{40}\.aocx)", re.ASCII
-)
-"""A bitstream's path in a store; its first group is the interface id."""
 
 _HINT = "write it anew with `fpga-plugin bitstream sign --manifest`"
 
@@ -190,21 +184,21 @@ def _aliases(files: Mapping[str, ManifestFile], where: str) -> Aliases:
     for path, file in files.items():
         if file.alias is None:
             continue
-        interface_id, _, name = path.partition("/")
-        stem = name.partition(".")[0]
+        place = find_place(path)
+        if place is None or place.bitstream_id is None:
+            raise BitstreamError(f"{where}: {path}: a blank bitstream has no alias", hint=_HINT)
         try:
             alias = parse_alias(file.alias)
-            bitstream_id = parse_bitstream_id(stem)
         except ValueError as error:
             raise BitstreamError(
                 f"{where}: {path}: alias {quote(file.alias)}: {error}", hint=_HINT
             ) from None
-        key = InterfaceId(interface_id), alias
+        key = place.interface_id, alias
         if key in found:
             raise BitstreamError(
-                f"{where}: two files of {interface_id} have the alias {alias}", hint=_HINT
+                f"{where}: two files of {place.interface_id} have the alias {alias}", hint=_HINT
             )
-        found[key] = bitstream_id
+        found[key] = place.bitstream_id
     return found
 
 
@@ -237,7 +231,7 @@ def _interfaces(listed: Sequence[_Interface], where: str) -> InterfaceAliases:
 
 
 def _check_path(path: str, where: str) -> None:
-    if not BITSTREAM_PATH.fullmatch(path):
+    if find_place(path) is None:
         raise BitstreamError(
             f"{where}: {quote(path)} is no bitstream's path in a store",
             hint="paths are <interface id>/<bitstream id>.gbs or .aocx, or"

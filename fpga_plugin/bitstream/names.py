@@ -34,11 +34,13 @@ class Names:
     Attributes:
         bitstreams: by interface id and name.
         interfaces: by interface id.
+        counts: there is a manifest, and it may say so.
         by_id: what bitstreams are called, by interface id and bitstream id.
     """
 
     bitstreams: Aliases = field(default_factory=dict)
     interfaces: InterfaceAliases = field(default_factory=dict)
+    counts: bool = False
     by_id: Mapping[tuple[InterfaceId, BitstreamId], Alias] = field(init=False, compare=False)
     _shown: Mapping[str, str] = field(init=False, compare=False, repr=False)
 

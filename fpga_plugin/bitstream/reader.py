@@ -7,6 +7,7 @@ store, as long as nothing said that it has changed.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ import structlog
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import MANIFEST, Aliases, InterfaceAliases
 from fpga_plugin.bitstream.names import Names
+from fpga_plugin.bitstream.places import Place
 from fpga_plugin.bitstream.store import Bitstream, StoreEntry
 from fpga_plugin.bitstream.verdicts import Verdict
 from fpga_plugin.errors import FpgaPluginError, NotPermittedError, StoreUnavailableError
@@ -60,8 +62,7 @@ class StoreReader:
         self._threads: Threads[str] = Threads("store", most=MOST_THREADS)
         self._answered: Callable[[str], None] = lambda _relative: None
         self._late: set[str] = set()
-        self._aliases: Aliases | None = None
-        self._names = Names()
+        self._names: Names | None = None
 
     def on_answer(self, answered: Callable[[str], None]) -> None:
         """Set who is told of a file, by its path from the root, that answers after it was late."""
@@ -82,9 +83,8 @@ class StoreReader:
             StoreUnavailableError: the store does not answer, or there is no room for a copy.
         """
         return await self._fetch(
-            self.library.store.path(interface_id, bitstream_id),
+            Place(interface_id, bitstream_id),
             lambda: self.library.load(interface_id, bitstream_id),
-            lambda: self.library.kept(interface_id, bitstream_id),
         )
 
     async def blank(self, interface_id: InterfaceId) -> Bitstream | None:
@@ -94,9 +94,8 @@ class StoreReader:
             FpgaPluginError: as `load`.
         """
         return await self._fetch(
-            self.library.store.blank_path(interface_id),
+            Place(interface_id, None),
             lambda: self.library.blank(interface_id),
-            lambda: self.library.kept(interface_id, None),
         )
 
     async def aliases(self) -> Aliases:
@@ -107,61 +106,45 @@ class StoreReader:
             NotFinishedError: that cannot be told just now.
             StoreUnavailableError: the store does not answer, and never did.
         """
-        seconds = READ_SECONDS if self._aliases is None else LOOK_SECONDS
-        try:
-            self._aliases = await self._threads.run(
-                MANIFEST, self.library.trust.aliases, seconds=seconds
-            )
-        except LateError:
-            if self._aliases is None:
-                raise StoreUnavailableError(
-                    f"{self.library.store.root}/{MANIFEST}: not read within {seconds:.0f} s",
-                    hint="kubelet's next attempt uses it; if not, check the file system that holds"
-                    " the store",
-                ) from None
-        return self._aliases
+        return (await self._read_names()).bitstreams
 
     async def interface_aliases(self) -> InterfaceAliases | None:
         """What the manifest calls interface ids; None: there is none that counts.
 
         Raises:
-            NotPermittedError: there is a manifest, and it cannot be used.
-            NotFinishedError: that cannot be told just now.
-            StoreUnavailableError: the store does not answer.
+            FpgaPluginError: as `aliases`.
         """
-        try:
-            return await self._threads.run(
-                MANIFEST,
-                self.library.trust.interface_aliases,
-                seconds=READ_SECONDS,
-                spare=SPARE_THREADS,
-            )
-        except LateError:
-            raise StoreUnavailableError(
-                f"{self.library.store.root}/{MANIFEST}: not read within {READ_SECONDS:.0f} s",
-                hint="check the file system that holds the store",
-            ) from None
+        names = await self._read_names()
+        return names.interfaces if names.counts else None
 
     async def names(self) -> Names:
-        """What the manifest calls ids, for people; never raises.
+        """What the manifest calls ids, for people: what is known of it; never raises."""
+        with contextlib.suppress(FpgaPluginError):
+            await self._read_names()
+        return self.known_names
 
-        While the store does not answer, it is what was known before. Of a manifest that cannot be
-        used nothing is taken.
-        """
+    async def _read_names(self) -> Names:
+        seconds = READ_SECONDS if self._names is None else LOOK_SECONDS
         try:
             self._names = await self._threads.run(
-                MANIFEST, self.library.trust.names, seconds=LOOK_SECONDS
+                MANIFEST, self.library.trust.names, seconds=seconds
             )
         except NotPermittedError:
-            self._names = Names()
-        except (FpgaPluginError, LateError):
-            pass
+            self._names = None  # nothing of such a manifest counts
+            raise
+        except LateError:
+            if self._names is None:
+                raise StoreUnavailableError(
+                    f"{self.library.store.root}/{MANIFEST}: not read within {seconds:.0f} s",
+                    hint="kubelet's next attempt uses it; if not, check the file system that holds"
+                    " the store",
+                ) from None
         return self._names
 
     @property
     def known_names(self) -> Names:
         """The same as it was read last, at once: the index reads it whenever it may change."""
-        return self._names
+        return self._names or Names()
 
     async def examine(self, relative: str) -> Verdict | None:
         """Verify a file that arrived, if that is not done yet; None: it is not there.
@@ -200,13 +183,15 @@ class StoreReader:
         """`Library.save`, which does not touch the store."""
         await asyncio.to_thread(self.library.save)
 
-    async def _fetch(self, path: str, read: Callable[[], T], kept: Callable[[], T | None]) -> T:
-        relative = self.library.store.relative(path)
+    async def _fetch(self, place: Place, read: Callable[[], T]) -> T | Bitstream:
+        relative = place.path
         begun = asyncio.get_running_loop().time()
         try:
             return await self._threads.run(relative, read, seconds=LOOK_SECONDS)
         except LateError:
-            copy = await asyncio.to_thread(kept)
+            copy = await asyncio.to_thread(
+                self.library.kept, place.interface_id, place.bitstream_id
+            )
             if copy is not None:
                 log.warning(
                     "the store does not answer: a verified copy is used",

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fpga_plugin.bitstream.files import read_bytes
-from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MANIFEST
+from fpga_plugin.bitstream.manifest import MANIFEST
+from fpga_plugin.bitstream.places import find_place
 from fpga_plugin.errors import BitstreamError
 from fpga_plugin.process.trusted_files import read_small
 
@@ -42,11 +43,6 @@ MAX_KEY_BYTES = 16 << 10
 _MAX_KEYS = 100
 
 
-def is_blank(path: str) -> bool:
-    """Whether a path in a store is that of a blank bitstream."""
-    return path.endswith("/blank.gbs")
-
-
 def statement(path: str, *, sha256: str, size: int) -> bytes:
     """What a signature of a file signs.
 
@@ -61,9 +57,9 @@ def statement(path: str, *, sha256: str, size: int) -> bytes:
     lines = ["fpga-plugin signed statement 1"]
     if path == MANIFEST:
         lines.append("role: manifest")
-    elif found := BITSTREAM_PATH.fullmatch(path):
-        lines.append(f"role: {'blank' if is_blank(path) else 'accelerator'}")
-        lines.append(f"interface id: {found[1]}")
+    elif place := find_place(path):
+        lines.append(f"role: {'blank' if place.bitstream_id is None else 'accelerator'}")
+        lines.append(f"interface id: {place.interface_id}")
     else:
         raise ValueError("no path of a bitstream or manifest in a store")
     lines += [f"path: {path}", f"sha256: {sha256}", f"size: {size}"]
@@ -171,7 +167,7 @@ def sign(key_file: str, data: bytes) -> bytes:
     """Sign with a private key in PEM form, without a password.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no key.
+        BitstreamNotFoundError: there is no key.
         BitstreamError: it cannot be used.
     """
     from cryptography.exceptions import UnsupportedAlgorithm

@@ -20,9 +20,8 @@ from fpga_plugin.bitstream.files import (
     read_digest,
     write_atomically,
 )
-from fpga_plugin.bitstream.formats import parse
+from fpga_plugin.bitstream.kinds import read_data
 from fpga_plugin.bitstream.manifest import (
-    BITSTREAM_PATH,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     Manifest,
@@ -31,8 +30,9 @@ from fpga_plugin.bitstream.manifest import (
     parse_manifest,
     write_manifest,
 )
+from fpga_plugin.bitstream.places import Place, find_place, is_blank
 from fpga_plugin.bitstream.signatures import ENDING, sign, statement
-from fpga_plugin.bitstream.store import BLANK, Store, check_names, ids_of
+from fpga_plugin.bitstream.store import Store
 from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError
 from fpga_plugin.ids import Alias, InterfaceId
 from fpga_plugin.process.atomic_file import sync_directory
@@ -78,10 +78,7 @@ def statement_of(file: str, progress: Progress = no_progress) -> Statement:
         BitstreamNotFoundError: there is no such file.
         BitstreamError: it cannot be used, or nothing tells its place.
     """
-    try:
-        data = read_bytes(file, progress=progress)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{file}: no such file", hint="check the path") from None
+    data = read_bytes(file, progress=progress)
     place = place_of(file, data)
     digest = hashlib.sha256(data).hexdigest()
     return Statement(place, statement(place, sha256=digest, size=len(data)))
@@ -95,18 +92,13 @@ def sign_file(file: str, key: str, progress: Progress = no_progress) -> tuple[st
         BitstreamError: one of them cannot be used, or the signature not be written.
     """
     signed = statement_of(file, progress)
-    write_atomically(file + ENDING, _signature(key, signed.text))
+    write_atomically(file + ENDING, sign(key, signed.text))
     return file + ENDING, signed.place
 
 
-def path_in_store(file: str) -> str | None:
-    """The path from a store's root of a file that lies where a store has bitstreams, by its names.
-
-    None: it lies elsewhere.
-    """
-    directory, name = os.path.split(os.path.abspath(file))
-    relative = f"{os.path.basename(directory)}/{name}"
-    return relative if BITSTREAM_PATH.fullmatch(relative) else None
+def path_in_store(file: str) -> Place | None:
+    """The place of a file that lies where a store has bitstreams, by its names; None: elsewhere."""
+    return find_place("/".join(os.path.abspath(file).split("/")[-2:]))
 
 
 def place_of(file: str, data: bytes) -> str:
@@ -127,21 +119,17 @@ def place_of(file: str, data: bytes) -> str:
         if parse_manifest(data, where=file).version is None:
             raise BitstreamError(f"{file}: is of a format without a version", hint=_RENEW)
         return name
-    if (relative := path_in_store(file)) is not None:
-        interface_id, bitstream_id = ids_of(relative)
-        contents = parse(data, where=file, keep_image=False)
-        check_names(
-            file, contents.metadata, interface_id, bitstream_id, claimed=contents.bitstream_id
-        )
-        return relative
-    if name == f"{BLANK}.gbs":
+    place = path_in_store(file)
+    if place is None and is_blank(name):
         raise BitstreamError(
             f"{file}: its path does not name the interface id that it is for",
             hint="put it into the store first, `fpga-plugin bitstream install --blank FILE`, and"
             " sign the manifest",
         )
-    contents = parse(data, where=file, keep_image=False)
-    return Store("").path(contents.interface_id, contents.bitstream_id)
+    contents = read_data(data, file)
+    place = place or Place(contents.interface_id, contents.bitstream_id)
+    place.check(contents, file)
+    return place.path
 
 
 def renew_manifest(
@@ -202,7 +190,7 @@ def renew_manifest(
     signature = None
     if key is not None:
         digest = hashlib.sha256(data).hexdigest()
-        signature = _signature(key, statement(MANIFEST, sha256=digest, size=len(data)))
+        signature = sign(key, statement(MANIFEST, sha256=digest, size=len(data)))
     remove_signature(path)
     write_atomically(path, data)
     if signature is not None:
@@ -290,13 +278,6 @@ def _next_version(path: str, before: int, wanted: int | None) -> int:
 
 def _present(path: str) -> Manifest:
     """The manifest that is there; an empty one where there is none that can be read."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, BitstreamError):
+    with contextlib.suppress(BitstreamNotFoundError, BitstreamError):
         return parse_manifest(read_bytes(path, limit=MAX_MANIFEST_BYTES), where=path)
     return Manifest({})
-
-
-def _signature(key: str, text: bytes) -> bytes:
-    try:
-        return sign(key, text)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BitstreamNotFoundError(f"{key}: no such file", hint="check --key") from None

@@ -1,45 +1,25 @@
-"""The store: a directory of bitstreams whose names say what is in them.
+"""The store: a directory of bitstreams whose names say what is in them (`bitstream.places`).
 
-    <root>/<interface id>/<bitstream id>.gbs    an accelerator, named by its AFU id
-    <root>/<interface id>/<bitstream id>.aocx   another, named by its hash
-    <root>/<interface id>/blank.gbs             the null image that deprograms a region
-
-A name is a promise that the store checks: the file's own interface id and AFU id must be those of
-its path, because the kernel programs an image for another static part without a word. The ids'
-types guarantee that they cannot lead out of the root (`fpga_plugin.ids`); links inside it
-(ConfigMaps) are followed, links that lead out of it are refused.
+Links inside it (ConfigMaps) are followed, links that lead out of it are refused.
 
 Nothing is kept between calls. All of it blocks: call it from a thread.
 """
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from fpga_plugin.bitstream.aocx import Begin, read_aocx
 from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.files import open_file
-from fpga_plugin.bitstream.formats import Kind, kind_of
-from fpga_plugin.bitstream.gbs import HEAD_BYTES, Header, parse_header
+from fpga_plugin.bitstream.kinds import Contents
 from fpga_plugin.bitstream.metadata import Frequency, Metadata
-from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError, quote
-from fpga_plugin.ids import (
-    AfuId,
-    BitstreamId,
-    InterfaceId,
-    parse_bitstream_id,
-    parse_interface_id,
-)
+from fpga_plugin.bitstream.places import ENDINGS, INSTALL, Place, is_blank, place_of_path
+from fpga_plugin.errors import BitstreamError, BitstreamNotFoundError, FpgaPluginError
+from fpga_plugin.ids import AfuId, BitstreamId, InterfaceId, parse_interface_id
 from fpga_plugin.process.trusted_files import TrustedFile
 
-BLANK = "blank"
-"""The name of a blank bitstream's file, without its ending."""
-
-INSTALL = "`fpga-plugin bitstream install` on the node, or where the store is filled from"
-"""What to do about a file that is not there. In the plugin's pod the store can only be read."""
-
-AOCX_ID_DIGITS = 40
-"""A bitstream id of this length names an AOCX file."""
+_BITSTREAM = re.compile(rf"[^.].*\.({ENDINGS})", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -51,7 +31,7 @@ class Bitstream:
         interface_id: the cards that it fits.
         bitstream_id: its name in the store; for a blank bitstream its AFU id.
         afu_id: what the port must read after programming.
-        image: the raw image: a private copy, or a private mapping of a file that nobody writes.
+        image: the raw image: a private mapping of a file that nobody writes.
         clock_frequency_high: the user clock that it was built for.
         clock_frequency_low: its half-rate clock.
     """
@@ -94,16 +74,13 @@ class Store:
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def path(self, interface_id: InterfaceId, bitstream_id: BitstreamId | None) -> str:
-        """Where a bitstream is expected; None: the blank one."""
-        if bitstream_id is None:
-            return self.blank_path(interface_id)
-        ending = "aocx" if is_aocx(bitstream_id) else "gbs"
-        return os.path.join(self.root, interface_id, f"{bitstream_id}.{ending}")
+    def at(self, place: Place) -> str:
+        """Where the file of a place is expected."""
+        return os.path.join(self.root, place.path)
 
     def blank_path(self, interface_id: InterfaceId) -> str:
         """Where the blank bitstream of an interface id is expected."""
-        return os.path.join(self.root, interface_id, f"{BLANK}.gbs")
+        return self.at(Place(interface_id, None))
 
     def relative(self, path: str) -> str:
         """A file's path from the root."""
@@ -122,12 +99,13 @@ class Store:
             BitstreamNotFoundError: there is none; the message names the path.
             BitstreamError: the file cannot be used, or is not what its name says.
         """
-        path = self.path(interface_id, bitstream_id)
+        place = Place(interface_id, bitstream_id)
+        path = self.at(place)
         try:
             with open_file(path, inside=self.root) as opened:
-                _check_file(opened, path, interface_id, bitstream_id)
+                _read(opened, place)
         except (FileNotFoundError, NotADirectoryError):
-            self.not_found(path, interface_id)
+            self.not_found(place)
         return path
 
     def list(self, *, read: bool = True) -> tuple[StoreEntry, ...]:
@@ -156,14 +134,15 @@ class Store:
             for entry in self._directory(name, read=read)
         )
 
-    def not_found(self, path: str, interface_id: InterfaceId) -> NoReturn:
+    def not_found(self, place: Place) -> NoReturn:
         """Raise the `BitstreamNotFoundError` that says how much of a path there is."""
-        directory = os.path.join(self.root, interface_id)
+        path = self.at(place)
         if not os.path.isdir(self.root):
             raise _no_store(self.root) from None
-        if not os.path.isdir(directory):
+        if not os.path.isdir(os.path.dirname(path)):
             raise BitstreamNotFoundError(
-                f"no bitstream {path}: the store has no directory for interface id {interface_id}",
+                f"no bitstream {path}: the store has no directory for interface id"
+                f" {place.interface_id}",
                 hint=f"check the interface id, or put the bitstream there: {INSTALL}",
             ) from None
         raise BitstreamNotFoundError(
@@ -191,21 +170,21 @@ class Store:
         return tuple(
             self._entry(interface_id, file, read=read)
             for file in files
-            if file.endswith((".gbs", ".aocx")) and not file.startswith(".")
+            if _BITSTREAM.fullmatch(file)
         )
 
     def _entry(self, interface_id: InterfaceId, file: str, *, read: bool) -> StoreEntry:
         path = os.path.join(self.root, interface_id, file)
-        bitstream_id: BitstreamId | None = None
+        place: Place | None = None
         metadata: Metadata | None = None
         size: int | None = None
         problem: FpgaPluginError | None = None
         try:
-            _, bitstream_id = ids_of(path)
+            place = place_of_path(path)
             if read:
                 with open_file(path, inside=self.root) as opened:
                     size = opened.size  # told of a file that is not what its name says, too
-                    metadata = _check_file(opened, path, interface_id, bitstream_id)
+                    metadata = _read(opened, place).metadata
         except BitstreamError as error:
             problem = error
         except OSError:
@@ -213,142 +192,19 @@ class Store:
         return StoreEntry(
             path=path,
             interface_id=interface_id,
-            bitstream_id=bitstream_id,
-            blank=file == f"{BLANK}.gbs",
+            bitstream_id=None if place is None else place.bitstream_id,
+            blank=is_blank(path),
             size=size,
             metadata=metadata,
             problem=problem,
         )
 
 
-def ids_of(path: str) -> tuple[InterfaceId, BitstreamId | None]:
-    """The ids in a file's path; no bitstream id for a blank bitstream.
-
-    Raises:
-        BitstreamError: the file's name, or its directory's, is none of a store.
-    """
-    directory, file = os.path.split(path)
-    name = os.path.basename(directory)
-    stem, ending = os.path.splitext(file)
-    try:
-        interface_id = parse_interface_id(name)
-    except ValueError as error:
-        raise BitstreamError(f"{path}: the directory's name {quote(name)} is {error}") from None
-    if file == f"{BLANK}.gbs":
-        return interface_id, None
-    bitstream_id = _name(path, stem)
-    if (ending == ".aocx") != is_aocx(bitstream_id):
-        raise BitstreamError(
-            f"{path}: {len(bitstream_id)} hex digits do not name a file that ends in {ending}",
-            hint=f"{INSTALL}, names files as the store expects them",
-        )
-    return interface_id, bitstream_id
-
-
-def is_aocx(bitstream_id: BitstreamId | None) -> bool:
-    """Whether an id names an AOCX file."""
-    return bitstream_id is not None and len(bitstream_id) == AOCX_ID_DIGITS
-
-
-def check_contents(
-    file: ByteRange,
-    interface_id: InterfaceId,
-    bitstream_id: BitstreamId | None,
-    *,
-    unpack: Begin | None = None,
-) -> tuple[Header, int]:
-    """Check that a file is of the format that its path says, and has the ids that its path says.
-
-    Args:
-        file: its bytes; of a GBS file only the header is read, an AOCX file is unpacked.
-        interface_id: the name of its directory.
-        bitstream_id: its own name; None for a blank bitstream.
-        unpack: takes the GBS file that is packed in an AOCX file (`read_aocx`); None: it is only
-            checked.
-
-    Returns:
-        The header of the GBS file; and the bytes of that if it was packed, else 0.
-
-    Raises:
-        BitstreamError: it is something else.
-    """
-    head = file.read(0, HEAD_BYTES)
-    if not is_aocx(bitstream_id):
-        header = parse_header(head, size=file.size, where=file.where)
-        check_names(file.where, header.metadata, interface_id, bitstream_id)
-        return header, 0
-    if kind_of(head) is Kind.GBS:
-        parse_header(head, size=file.size, where=file.where)
-        raise BitstreamError(
-            f"{file.where}: holds GBS, and its name is that of AOCX",
-            hint=f"{INSTALL}, names files as the store expects them",
-        )
-    aocx = read_aocx(file, where=file.where, begin=unpack)
-    check_names(file.where, aocx.header.metadata, interface_id, bitstream_id, claimed=aocx.hash)
-    return aocx.header, aocx.gbs_bytes
-
-
-def check_names(
-    path: str,
-    metadata: Metadata,
-    interface_id: InterfaceId,
-    bitstream_id: BitstreamId | None,
-    *,
-    claimed: BitstreamId | None = None,
-) -> None:
-    """Check that a file is what its path says.
-
-    Args:
-        path: the file, for the message.
-        metadata: what it says of itself.
-        interface_id: the name of its directory.
-        bitstream_id: its own name; None for a blank bitstream, which may have any AFU id.
-        claimed: what names it by its content, where that is not its AFU id (AOCX).
-
-    Raises:
-        BitstreamError: it is something else.
-    """
-    if metadata.interface_id != interface_id:
-        raise BitstreamError(
-            f"{path}: was built for interface id {metadata.interface_id}, not {interface_id}",
-            hint=f"{INSTALL}, puts a file where it belongs",
-        )
-    if is_aocx(claimed) and claimed != bitstream_id:
-        raise BitstreamError(
-            f"{path}: has the hash {claimed}, not the one of its name",
-            hint=f"{INSTALL}, puts a file where it belongs",
-        )
-    if not is_aocx(claimed) and bitstream_id not in {None, BitstreamId(metadata.afu_id)}:
-        raise BitstreamError(
-            f"{path}: has the AFU id {metadata.afu_id}, not the one of its name",
-            hint=f"{INSTALL}, puts a file where it belongs",
-        )
-
-
-def _check_file(
-    opened: TrustedFile, path: str, interface_id: InterfaceId, bitstream_id: BitstreamId | None
-) -> Metadata:
-    file = ByteRange.of_file(opened.file.fileno(), opened.size, path)
-    header, _ = check_contents(file, interface_id, bitstream_id)
-    if is_aocx(bitstream_id):
-        opened.check_read(opened.size)
-    return header.metadata
-
-
-def _name(path: str, stem: str) -> BitstreamId:
-    try:
-        bitstream_id = parse_bitstream_id(stem)
-    except ValueError as error:
-        raise BitstreamError(
-            f"{path}: the name {quote(stem)} is {error}",
-            hint=f"{INSTALL}, names files as the store expects them",
-        ) from None
-    if bitstream_id != stem:
-        raise BitstreamError(
-            f"{path}: bitstream ids are written as lower-case hex digits without dashes",
-            hint=f"rename the file to {bitstream_id}{os.path.splitext(path)[1]}",
-        )
-    return bitstream_id
+def _read(opened: TrustedFile, place: Place) -> Contents:
+    file = ByteRange.of_file(opened.file.fileno(), opened.size, opened.path)
+    contents = place.read(file)
+    opened.check_read(opened.size)
+    return contents
 
 
 def _no_store(root: str) -> BitstreamNotFoundError:

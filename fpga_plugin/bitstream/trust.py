@@ -30,8 +30,6 @@ from fpga_plugin.bitstream.files import Content, Progress, content_of, no_progre
 from fpga_plugin.bitstream.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    Aliases,
-    InterfaceAliases,
     Manifest,
     ManifestFile,
     in_utc,
@@ -39,12 +37,12 @@ from fpga_plugin.bitstream.manifest import (
     parse_manifest,
 )
 from fpga_plugin.bitstream.names import Names
+from fpga_plugin.bitstream.places import is_blank
 from fpga_plugin.bitstream.seen_manifests import SeenManifests
 from fpga_plugin.bitstream.signatures import (
     ENDING,
     SIGNATURE_BYTES,
     Keys,
-    is_blank,
     key_files,
     load_keys,
     signer,
@@ -202,38 +200,17 @@ class Trust:
         known = self._read_manifest()
         return frozenset(known.manifest.files) if known.manifest else frozenset()
 
-    def aliases(self) -> Aliases:
-        """What the manifest calls bitstreams; under `signed` only what it says with a signature.
-
-        Raises:
-            NotPermittedError: it cannot be used.
-            NotFinishedError: that cannot be told just now.
-        """
-        known = self._read_manifest()
-        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
-            return {}
-        return known.manifest.aliases
-
-    def interface_aliases(self) -> InterfaceAliases | None:
-        """What the manifest calls interface ids; None: there is none that counts.
-
-        Raises:
-            NotPermittedError: it cannot be used.
-            NotFinishedError: that cannot be told just now.
-        """
-        known = self._read_manifest()
-        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
-            return None
-        return known.manifest.interfaces
-
     def names(self) -> Names:
-        """What the manifest calls ids, for people; as `aliases` and `interface_aliases`.
+        """What the manifest calls ids; under `signed` only what it says with a signature.
 
         Raises:
             NotPermittedError: it cannot be used.
             NotFinishedError: that cannot be told just now.
         """
-        return Names(self.aliases(), self.interface_aliases() or {})
+        known = self._read_manifest()
+        if known.manifest is None or (self.mode is TrustMode.SIGNED and not known.signer):
+            return Names()
+        return Names(known.manifest.aliases, known.manifest.interfaces, counts=True)
 
     def seconds_left(self) -> float | None:
         """How long the manifest that was read last is still good; None: no end is to come."""

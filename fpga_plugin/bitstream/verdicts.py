@@ -2,21 +2,21 @@
 
 A verdict holds while the file and what its trust depends on are the same ones. It is *confirmed*
 while nothing said otherwise since the store last answered: then the file's copy may serve although
-the store does not answer. Verdicts are kept in `index.json`, for a restart within one boot.
+the store does not answer. Verdicts on good files are written down, for the plugin's next life.
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
+from fpga_plugin.bitstream.files import Content
 from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.process.atomic_file import replace_file
 from fpga_plugin.process.file_identity import Version
-
-INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,56 +24,53 @@ class Verdict:
     """What is known of a file.
 
     Attributes:
-        version: of the file when it was read.
+        version: of the file when it was read: its inode, size, owner, mode and times.
         trust: what its trust depended on.
-        sha256: of its content; empty where it could not be read.
-        size: in bytes.
+        content: what was read.
+        cached: the digest in the cache of what is programmed: the file itself, or the GBS file that
+            was packed in it. Empty: it was not parsed.
         problem: why it is not used; None: it is good.
-        checked: it was parsed, and is what its path says.
-        unpacked: bytes of the GBS file that was packed in it; 0 where there is none.
     """
 
     version: Version
     trust: str
-    sha256: str = ""
-    size: int = 0
+    content: Content
+    cached: str = ""
     problem: FpgaPluginError | None = None
-    checked: bool = False
-    unpacked: int = 0
 
 
 class _Line(msgspec.Struct, frozen=True):
     version: tuple[int, ...]
     trust: str
-    sha256: str
-    size: int
-    unpacked: int = 0
+    content: Content
+    cached: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # it becomes a path
 
 
-class _Index(msgspec.Struct, frozen=True):
-    boot_id: str
-    files: dict[str, _Line]
-
-
-_INDEX = msgspec.json.Decoder(_Index)  # made at import: see pods/checkpoint.py
+_LINES = msgspec.json.Decoder(dict[str, _Line])  # made at import: see pods/checkpoint.py
 
 
 class Verdicts:
     """Verdicts by the files' paths from the store's root. Thread-safe; `save` blocks."""
 
-    def __init__(self, directory: str, boot_id: str) -> None:
-        """Take up what was verified since the node booted.
+    def __init__(self, path: str) -> None:
+        """Take up what an earlier life verified.
 
         Args:
-            directory: of `index.json`.
-            boot_id: of this boot.
+            path: where it is written down.
         """
-        self._path = os.path.join(directory, INDEX)
-        self._boot_id = boot_id
+        self._path = path
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._changes = 0
         self._confirmed: set[str] = set()
-        self._known = self._restore()
+        self._known: dict[str, Verdict] = {}
+        try:
+            with open(path, "rb") as file:
+                lines = _LINES.decode(file.read())
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return  # all of it can be made again
+        for relative, line in lines.items():
+            self._known[relative] = Verdict(line.version, line.trust, line.content, line.cached)
 
     @property
     def changes(self) -> int:
@@ -127,42 +124,22 @@ class Verdicts:
             self._known = {k: v for k, v in self._known.items() if k in keep}
             self._confirmed &= keep
 
-    def good_digests(self) -> set[str]:
-        """The digests of the files that are good."""
+    def cached(self) -> set[str]:
+        """The digests in the cache of the files that are good."""
         with self._lock:
-            return {v.sha256 for v in self._known.values() if v.problem is None}
+            return {v.cached for v in self._known.values() if v.problem is None}
 
     def save(self) -> None:
-        """Keep them for the next start; they can always be made again."""
+        """Write them down."""
+        with self._writing:
+            self._save()
+
+    def _save(self) -> None:
         with self._lock:
-            files = {
-                relative: _Line(
-                    known.version, known.trust, known.sha256, known.size, known.unpacked
-                )
+            lines = {
+                relative: _Line(known.version, known.trust, known.content, known.cached)
                 for relative, known in self._known.items()
                 if known.problem is None
             }
-        with contextlib.suppress(OSError):
-            with open(f"{self._path}.new", "wb") as file:
-                file.write(msgspec.json.encode(_Index(self._boot_id, files)))
-            os.rename(f"{self._path}.new", self._path)
-
-    def _restore(self) -> dict[str, Verdict]:
-        try:
-            with open(self._path, "rb") as file:
-                index = _INDEX.decode(file.read())
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return {}
-        if index.boot_id != self._boot_id:
-            return {}
-        return {
-            relative: Verdict(
-                line.version,
-                line.trust,
-                line.sha256,
-                line.size,
-                checked=True,
-                unpacked=line.unpacked,
-            )
-            for relative, line in index.files.items()
-        }
+        with contextlib.suppress(OSError):  # they can always be made again
+            replace_file(self._path, [msgspec.json.encode(lines)])

@@ -9,6 +9,7 @@ import os
 import re
 
 from fpga_plugin.bitstream.manifest import MANIFEST
+from fpga_plugin.bitstream.places import ENDINGS
 from fpga_plugin.process.watcher import Look
 
 KEYS = "keys"
@@ -16,7 +17,7 @@ KEYS = "keys"
 
 _INTERFACE_DIRECTORY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ROOT_NAME = re.compile(r"[0-9a-f]{32}|" + re.escape(MANIFEST) + r"(\.sig)?", re.ASCII)
-_BITSTREAM_NAME = re.compile(r"[^.].*\.(gbs|aocx)(\.sig)?", re.ASCII | re.DOTALL)
+_BITSTREAM_NAME = re.compile(rf"[^.].*\.({ENDINGS})(\.sig)?", re.ASCII | re.DOTALL)
 _KEY_NAME = re.compile(r"[^.].*\.pem", re.ASCII | re.DOTALL)
 
 

@@ -1,23 +1,16 @@
-"""What the kubelet layer asks of the life of a claim: the interface between the two.
+"""What calls of kubelet's answer and tell, in the plugin's own values."""
 
-All of it runs on the event loop. Errors are `fpga_plugin.errors`; the kubelet layer turns them into
-gRPC statuses.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from fpga_plugin.hardware.grant import Grant, Mount
 from fpga_plugin.ids import (
     RegionId,
     Resource,
-    ResourceName,
     device_order,
     device_variable,
     numbered_variable,
 )
-from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.pods.identity import Identity
 
 
@@ -81,62 +74,3 @@ class Caller:
             "container": self.identity.container,
         }
         return {key: value for key, value in values.items() if value}
-
-
-class DevicePluginCalls(Protocol):
-    """One resource's view of the plugin; ids come as kubelet sent them, unchecked."""
-
-    def resources(self) -> tuple[ResourceName, ...]:
-        """Every resource that is to be registered; none ever goes."""
-
-    def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
-        """The resource's list as of now."""
-
-    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after every change of resources or lists; returns how to stop that."""
-
-    def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
-        """Grant devices to a container, journalled before it returns; takes milliseconds."""
-
-    def preferred(
-        self,
-        resource: ResourceName,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-    ) -> list[str]:
-        """Which of `available` to take; never raises for ids that it does not know."""
-
-    async def prestart(
-        self,
-        resource: ResourceName,
-        ids: Sequence[str],
-        env: Mapping[str, str],
-        time_left: float | None,
-        caller: Caller,
-    ) -> None:
-        """Bring the devices into the state that the container asks for.
-
-        `time_left` is the call's deadline in seconds from now, None if it has none. Cancelling the
-        call does not cancel the work. `caller` is filled in, whatever comes of the call.
-        """
-
-    def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """A container that had these devices was removed. Work follows in the background."""
-
-    def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """The claim of these devices ended. Work follows in the background."""
-
-
-class KubeletLives(Protocol):
-    """Who has to know of kubelet's lives. All of it runs on the event loop."""
-
-    def kubelet_epoch(self, epoch: str) -> None:
-        """A life of kubelet began or was found, told by its socket's identity.
-
-        Raises:
-            FpgaPluginError: it is not written down yet, and holds; it is told again.
-        """
-
-    def stream_opened(self, resource: ResourceName) -> None:
-        """Kubelet opened ListAndWatch for the resource and was sent its list."""

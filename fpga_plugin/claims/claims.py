@@ -1,12 +1,11 @@
-"""The calls of kubelet, as the life of a claim: `DevicePluginCalls` over ledger and lists.
+"""The calls of kubelet, as the life of a claim, over ledger and lists.
 
 Allocate, PostStop and Deallocate are ledger steps and return at once; what they set off runs in the
 background (invariant 5). PreStart, which waits, has a module of its own (`prestart`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import structlog
 
@@ -20,22 +19,15 @@ from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.preferred import preferred
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
+from fpga_plugin.stock.owners import Owners
 
 log = structlog.get_logger()
 
 
-class OwnerSearch(Protocol):
-    """Finds out whose claims these are, where no call tells."""
-
-    def allocated(self, devices: Iterable[DeviceId]) -> None:
-        """Allocate is about to be answered: what kubelet's records say by now is about others."""
-
-    def deallocated(self, devices: Iterable[DeviceId]) -> None:
-        """Deallocate is about to be answered: kubelet's records may still name the last owner."""
-
-
 class ClaimService:
-    """Belongs to the event loop.
+    """Belongs to the event loop. Ids come as kubelet sent them, unchecked.
+
+    Errors are `fpga_plugin.errors`; the kubelet layer turns them into gRPC statuses.
 
     Args:
         ledger: who has what.
@@ -50,7 +42,7 @@ class ClaimService:
         self,
         *,
         ledger: Ledger,
-        owners: OwnerSearch,
+        owners: Owners,
         lists: DeviceLists,
         prestarts: PreStarts,
         queue: CardQueue,
@@ -66,7 +58,7 @@ class ClaimService:
     # ---------------------------------------------------------------- lists
 
     def resources(self) -> tuple[ResourceName, ...]:
-        """Every resource that is to be registered."""
+        """Every resource that is to be registered; none ever goes."""
         return self._lists.resources()
 
     def devices(self, resource: ResourceName) -> tuple[AdvertisedDevice, ...]:
@@ -81,9 +73,9 @@ class ClaimService:
 
     def allocate(self, resource: ResourceName, ids: Sequence[str]) -> Allocation:
         """Grant devices to a container, journalled before it returns."""
-        claims = self._ledger.allocate(resource, ids)
-        self._owners.allocated(claim.device for claim in claims)
-        of = self._ledger.named_resource(resource)
+        claims = self._ledger.allocations.allocate(resource, ids)
+        self._owners.answered(claim.device for claim in claims)
+        of = self._ledger.naming.named_resource(resource)
         answer = Allocation.of(
             of, {region: grant for claim in claims for region, grant in claim.grants.items()}
         )
@@ -96,12 +88,12 @@ class ClaimService:
         must_include: Sequence[str],
         size: int,
     ) -> list[str]:
-        """Which of `available` to take."""
+        """Which of `available` to take; never raises for ids that it does not know."""
         listed = self._lists.devices(resource)
         return preferred(self._ledger, listed, available, must_include, size)
 
     def poststop(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """A container that had these devices was removed."""
+        """A container that had these devices was removed. Work follows in the background."""
         claims = self._ledger.claims
         # Without a claim it may be one that was still to come of an ended claim.
         devices = [
@@ -109,7 +101,7 @@ class ClaimService:
             for device in map(DeviceId, dict.fromkeys(ids))
             if device not in claims or claims[device].resource == resource
         ]
-        for device in self._ledger.poststop_seen(devices):
+        for device in self._ledger.allocations.poststop_seen(devices):
             log.info(
                 "all containers of a claim stopped",
                 device=device,
@@ -119,8 +111,8 @@ class ClaimService:
             self._queue.add(card_of(device))
 
     def deallocate(self, resource: ResourceName, ids: Sequence[str]) -> None:
-        """The claim of these devices ended."""
-        self._owners.deallocated(release(self._ledger, self._queue, resource, ids))
+        """The claim of these devices ended. Work follows in the background."""
+        self._owners.answered(release(self._ledger, self._queue, resource, ids))
 
     # ---------------------------------------------------------------- PreStart
 

@@ -80,18 +80,6 @@ class Permission:
                 ) from error
             identity = replace(identity, name=name)
             policy = self._file.policy  # it may have changed while others were asked
-        self._judge(policy, identity, resource, devices, requests)
-        return identity
-
-    def _judge(
-        self,
-        policy: Policy,
-        identity: Identity,
-        resource: Resource,
-        devices: Sequence[DeviceId],
-        requests: Sequence[FpgaRequest],
-    ) -> None:
-        assert self._file is not None, "asked for before"
         for ask in asks(resource, requests):
             verdict = policy.judge(identity.namespace, ask)
             if verdict.allowed:
@@ -116,6 +104,7 @@ class Permission:
                 f"{', '.join(devices[:3])}: {who} {may} have {ask}: {why}",
                 hint="ask the cluster's operator, or delete the pod",
             )
+        return identity
 
 
 def asks(of: Resource, requests: Sequence[FpgaRequest]) -> tuple[Ask, ...]:

@@ -8,14 +8,13 @@ ids are read once more, and from then to the hand-over nothing is waited for.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import structlog
 
 from fpga_plugin.claims.calls import Caller
-from fpga_plugin.claims.environment import EnvSource
 from fpga_plugin.claims.gate import last_look
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
@@ -46,6 +45,7 @@ from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.pods.requests import FpgaRequest
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import Plan, Preparer, Want
+from fpga_plugin.stock.environment import StockEnvironment
 
 log = structlog.get_logger()
 
@@ -77,25 +77,17 @@ def answer_within(time_left: float | None) -> float:
     return min(time_left - ANSWER_MARGIN, LONGEST_ANSWER)
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What makes two PreStarts the same: claims, pod, candidate containers, and what they ask.
-
-    And kubelet's life: between two of them containers start without PreStart.
-    """
-
-    epoch: str
-    lease: Lease
-    identity: Identity
-    requests: tuple[FpgaRequest, ...]
-
-
 @dataclass(slots=True)
 class _Preparation:
-    """Work for one PreStart; outlives the call."""
+    """Work for one PreStart; outlives the call.
 
-    key: _Key
+    Attributes:
+        asked: what else than the plan's lease and life of kubelet makes a later PreStart the same:
+            who asks, and what for.
+    """
+
     plan: Plan
+    asked: tuple[Identity, tuple[FpgaRequest, ...]]
     task: asyncio.Task[None] | None = None
     records: dict[RegionId, RegionRecord] = field(default_factory=dict)
     error: FpgaPluginError | None = None
@@ -122,7 +114,7 @@ class PreStarts:
         wants: Wants,
         *,
         pods: PodDirectory,
-        envs: EnvSource,
+        envs: StockEnvironment,
         permission: Permission,
         recorder: EventRecorder,
     ) -> None:
@@ -154,8 +146,8 @@ class PreStarts:
             FpgaPluginError: the container must not start; the message says why.
         """
         budget = answer_within(time_left)
-        devices = self._ledger.check_devices(resource, ids)
-        self._ledger.prestart_seen(devices)
+        devices = self._ledger.naming.check_devices(resource, ids)
+        self._ledger.allocations.prestart_seen(devices)
         begun = self._ledger.lease(devices)
         identity = Identity()
         late = "preparation is not finished"
@@ -164,21 +156,21 @@ class PreStarts:
                 async with asyncio.timeout(budget):
                     identity = await self._identify(resource, devices, begun)
                     lease = self._lease(devices)
-                    identity, env = await self._ask(identity, devices, env)
+                    identity, env = await self._ask(identity, lease, env)
                     requests = await self._wants.requests(identity, devices, env)
-                    of = self._ledger.named_resource(resource)
-                    self._check_interface(of, devices)
-                    identity = await self._permission.check(identity, of, devices, requests, lease)
+                    of = self._ledger.naming.named_resource(resource)
+
+                    async def permitted() -> Identity:
+                        self._check_interface(of, devices)
+                        return await self._permission.check(identity, of, devices, requests, lease)
+
+                    identity = await permitted()
                     preparation = await self._find_or_begin(identity, lease, requests)
                     assert preparation.task is not None, "set where it is made"
                     debug = await self._wants.debug(identity, devices)
                     await asyncio.wait({preparation.task})
                     late = "all is prepared, but its last checks are not done"
                     # A policy that forbids it by now is obeyed, the work notwithstanding.
-                    self._check_interface(of, devices)
-                    permitted = partial(
-                        self._permission.check, identity, of, devices, requests, lease
-                    )
                     observed: Mapping[RegionId, AfuId | None] = {}
                     if preparation.error is None:
                         observed = await last_look(
@@ -217,11 +209,9 @@ class PreStarts:
         Raises:
             FpgaPluginError: it failed, or something came between.
         """
-        preparation.key.lease.check()
-        if (
-            self._preparations.get(devices) is not preparation
-            or preparation.key.epoch != self._ledger.epoch
-        ):
+        plan = preparation.plan
+        plan.lease.check()
+        if self._preparations.get(devices) is not preparation:
             raise NotFinishedError(
                 f"{', '.join(sorted(devices))}: another call used the preparation, or it was"
                 " replaced by a later one",
@@ -230,8 +220,8 @@ class PreStarts:
         self._drop(devices)
         if preparation.error is not None:
             raise preparation.error
-        self._preparer.check_result(preparation.plan, preparation.records, observed)
-        self._ledger.started(preparation.plan.lease.claims, debug)
+        self._preparer.check_result(plan, preparation.records, observed)
+        self._ledger.allocations.started(plan.lease.claims, debug)
 
     def _drop(self, devices: frozenset[DeviceId]) -> None:
         """What was prepared for these devices serves no later call."""
@@ -246,7 +236,7 @@ class PreStarts:
         log.info("a preparation expired unused", devices=sorted(devices))
         unchanged = [r for r, record in records.items() if self._ledger.record(r) is record]
         try:
-            self._ledger.dirty(unchanged, "a preparation expired unused")
+            self._ledger.work.dirty(unchanged, "a preparation expired unused")
         except JournalError as error:
             log.warning(
                 "an expired preparation cannot be journalled", regions=unchanged, error=str(error)
@@ -258,26 +248,31 @@ class PreStarts:
         lease: Lease,
         requests: tuple[FpgaRequest, ...],
     ) -> _Preparation:
-        devices = lease.devices
-        key = _Key(self._ledger.epoch, lease, identity, requests)
-        existing = self._preparations.get(frozenset(devices))
-        if existing is not None and existing.key == key:
+        devices, epoch = lease.devices, self._ledger.epoch
+        key, asked = frozenset(devices), (identity, requests)
+
+        def begun() -> _Preparation | None:
+            one = self._preparations.get(key)
+            if one is None or (one.plan.lease, one.plan.epoch, one.asked) != (lease, epoch, asked):
+                return None
+            return one
+
+        if (existing := begun()) is not None:
             return existing
         wants = await self._wants.of(devices, requests, resources=identity.resources)
-        plan = Plan(lease, identity.pod, wants, key.epoch)
+        plan = Plan(lease, identity.pod, wants, epoch)
         self._preparer.check(plan, mending=True)
         # Another PreStart of the same may have come this far while the files were read.
-        existing = self._preparations.get(frozenset(devices))
-        if existing is not None and existing.key == key:
+        if (existing := begun()) is not None:
             return existing
-        preparation = _Preparation(key, plan)
+        preparation = _Preparation(plan, asked)
         preparation.task = asyncio.create_task(
             self._carry_out(preparation), name=f"prepare {', '.join(devices)}"
         )
         self._tasks.add(preparation.task)
         preparation.task.add_done_callback(self._tasks.discard)
-        self._drop(frozenset(devices))
-        self._preparations[frozenset(devices)] = preparation
+        self._drop(key)
+        self._preparations[key] = preparation
         return preparation
 
     def _lease(self, devices: tuple[DeviceId, ...]) -> Lease:
@@ -307,13 +302,17 @@ class PreStarts:
                     hint=DELETE_THE_POD,
                 )
             for device in missing:
-                self._ledger.adopt(resource, device, identity.pod, identity.granted_nodes())
+                self._ledger.allocations.adopt(
+                    resource, device, identity.pod, identity.granted_nodes()
+                )
                 log.warning("claim adopted", device=device, pod=identity.pod)
-            self._ledger.prestart_seen(missing)
+            self._ledger.allocations.prestart_seen(missing)
         if identity.pod is not None:
             cgroups = await asyncio.to_thread(self._look_at_cgroup, identity.pod)
             begun.check()
-            self._ledger.bind_pod(devices, identity.pod, identity.granted_nodes(), cgroups)
+            self._ledger.allocations.bind_pod(
+                devices, identity.pod, identity.granted_nodes(), cgroups
+            )
         self._refuse_mixture(identity)
         return identity
 
@@ -342,11 +341,11 @@ class PreStarts:
 
     def _refuse_mixture(self, identity: Identity) -> None:
         """Devices of two kinds of one interface id in one container: not supported."""
-        kinds: dict[InterfaceId, ResourceKind] = {}
-        for resource in filter(None, map(self._ledger.resource, identity.resources)):
-            interface_id = resource.interface_id
-            if kinds.setdefault(interface_id, resource.kind) is not resource.kind:
-                both = {resource.kind, kinds[interface_id]}
+        kinds = defaultdict[InterfaceId, set[ResourceKind]](set)
+        for resource in filter(None, map(self._ledger.naming.resource, identity.resources)):
+            kinds[resource.interface_id].add(resource.kind)
+        for interface_id, both in kinds.items():
+            if len(both) > 1:
                 of = " and ".join(name for kind, name in _PLURALS.items() if kind in both)
                 raise RefusedError(
                     f"the container asks for {of} of interface {interface_id}:"
@@ -355,7 +354,7 @@ class PreStarts:
                 )
 
     async def _ask(
-        self, identity: Identity, devices: tuple[DeviceId, ...], env: Mapping[str, str]
+        self, identity: Identity, lease: Lease, env: Mapping[str, str]
     ) -> tuple[Identity, Mapping[str, str]]:
         """The container's environment: from the call, else from the pod's spec.
 
@@ -366,16 +365,15 @@ class PreStarts:
             NotFinishedError: the devices changed hands while others were asked about the pod.
         """
         if env:
-            self._ledger.env_seen()
+            self._ledger.allocations.env_seen()
             return identity, env
-        if self._ledger.sends_env:
+        if self._ledger.allocations.sends_env:
             return identity, {}
-        lease = self._lease(devices)
         fresh = not any(claim.used for claim in lease.claims)
-        asked = await self._envs.ask(identity, devices, fresh=fresh)
-        if self._lease(devices) != lease:
+        asked = await self._envs.ask(identity, lease.devices, fresh=fresh)
+        if self._lease(lease.devices) != lease:
             raise NotFinishedError(
-                f"{', '.join(devices)} got another owner while the pod's spec was read",
+                f"{', '.join(lease.devices)} got another owner while the pod's spec was read",
                 hint="kubelet's next try begins anew, if the pod is still there",
             )
         return asked
@@ -410,8 +408,7 @@ class PreStarts:
 
     def _changed(self, _card: CardId | None) -> None:
         """What was prepared for claims that ended serves nobody, and is not kept."""
-        ended = [d for d, one in self._preparations.items() if not one.key.lease.holds]
-        for devices in ended:
+        for devices in [d for d, one in self._preparations.items() if not one.plan.lease.holds]:
             self._drop(devices)
 
     async def close(self) -> None:

@@ -171,7 +171,7 @@ class Wants:
                 interface_id=self._ledger.cards[card_of(device)].interface_id,
             )
             for device in devices
-            for region in self._ledger.regions_of(device)
+            for region in self._ledger.obstacles.regions_of(device)
         ]
         if (function := self._function(devices)) is not None:
             kept = assign_functions(requests, targets, *function, resources)

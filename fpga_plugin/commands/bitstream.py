@@ -10,8 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from fpga_plugin.bitstream import actions
-from fpga_plugin.bitstream.manifest import BITSTREAM_PATH, MAX_VERSION
-from fpga_plugin.bitstream.store import BLANK
+from fpga_plugin.bitstream.kinds import BLANK
+from fpga_plugin.bitstream.manifest import MAX_VERSION
+from fpga_plugin.bitstream.places import find_place
+from fpga_plugin.commands.arguments import argument
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ids import (
@@ -73,7 +75,6 @@ def add_bitstream_parser(
     _add_verify(commands, default_store)
     _add_install(commands, default_store)
     _add_remove(commands, default_store)
-    _add_pack(commands)
     _add_sign(commands, default_store)
     _add_forget(commands)
 
@@ -136,11 +137,11 @@ def _add_verify(commands: "Subparsers", default_store: str) -> None:
     parser.add_argument(
         "--interface-id",
         metavar="ID",
-        type=_id(parse_interface_id),
+        type=argument(parse_interface_id),
         help="what the files must have been built for",
     )
     parser.add_argument(
-        "--afu-id", metavar="ID", type=_id(parse_afu_id), help="the AFU id that they must have"
+        "--afu-id", metavar="ID", type=argument(parse_afu_id), help="the AFU id that they must have"
     )
     _dir_option(parser, default_store)
     _trust_options(parser)
@@ -182,52 +183,11 @@ def _add_remove(commands: "Subparsers", default_store: str) -> None:
         example="fpga-plugin bitstream remove ce48969398f05f33946d560708be108a \\\n"
         "    18b79ffa2ee54aa096ef4230dafacb5f",
     )
-    parser.add_argument("interface_id", metavar="INTERFACE_ID", type=_id(parse_interface_id))
+    parser.add_argument("interface_id", metavar="INTERFACE_ID", type=argument(parse_interface_id))
     parser.add_argument(
-        "bitstream_id", metavar="BITSTREAM_ID", type=_id(_parse_name), help="an id, or: blank"
+        "bitstream_id", metavar="BITSTREAM_ID", type=argument(_parse_name), help="an id, or: blank"
     )
     _dir_option(parser, default_store)
-
-
-def _add_pack(commands: "Subparsers") -> None:
-    parser = _command(
-        commands,
-        "pack",
-        run=actions.pack_file,
-        summary="make a GBS file of a raw image",
-        description="Make a GBS file of a raw image (RBF) as the FPGA tools wrote it. The ids come"
-        " from the options, or from an AFU description in the JSON form of OPAE's packager; options"
-        " win.",
-        example="fpga-plugin bitstream pack \\\n"
-        "    --interface-id ce489693-98f0-5f33-946d-560708be108a \\\n"
-        "    --metadata hello_afu.json hello_afu.rbf -o hello_afu.gbs",
-    )
-    parser.add_argument("image", metavar="IMAGE", help="the raw image")
-    parser.add_argument("--metadata", metavar="FILE", help="an AFU description (JSON)")
-    parser.add_argument(
-        "--interface-id",
-        metavar="ID",
-        type=_id(parse_interface_id),
-        help="interface id of the cards that the image was built for",
-    )
-    parser.add_argument(
-        "--afu-id", metavar="ID", type=_id(parse_afu_id), help="id of the accelerator"
-    )
-    parser.add_argument("--name", metavar="TEXT", help="name of the accelerator, for people")
-    parser.add_argument("--platform", metavar="TEXT", help="name of the platform, for people")
-    parser.add_argument("--power", metavar="WATTS", type=_number, help="declared power")
-    parser.add_argument(
-        "--clock-high", metavar="MHZ", type=_number, help="user clock that it was built for"
-    )
-    parser.add_argument(
-        "--clock-low", metavar="MHZ", type=_number, help="the user clock's half-rate clock"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="the GBS file (default: <AFU id>.gbs here); replaced if it is there",
-    )
 
 
 def _add_sign(commands: "Subparsers", default_store: str) -> None:
@@ -309,7 +269,7 @@ def _named(text: str) -> tuple[str, Alias | None]:
 
 
 def _path(text: str) -> str:
-    if not BITSTREAM_PATH.fullmatch(text):
+    if find_place(text) is None:
         raise ValueError(f"not {_OF_PATH}")
     return text
 
@@ -398,28 +358,5 @@ def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for scripts")
 
 
-def _id(parse: Callable[[str], str]) -> Callable[[str], str]:
-    """A parser of ids whose message argparse shows."""
-
-    def parsed(text: str) -> str:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{quote(text)} is {error}") from None
-
-    return parsed
-
-
 def _parse_name(text: str) -> BitstreamId:
     return BitstreamId(BLANK) if text == BLANK else parse_bitstream_id(text)
-
-
-def _number(text: str) -> float:
-    """A number that is not negative, whole where it was written so."""
-    try:
-        value = int(text) if text.isascii() and text.isdigit() else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a number") from None
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is negative or not finite")
-    return value

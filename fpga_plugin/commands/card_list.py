@@ -6,11 +6,8 @@ import argparse
 import json
 from typing import TypedDict
 
-from fpga_plugin.build import exposure
 from fpga_plugin.columns import columns
-from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
-from fpga_plugin.ledger.exposure import memory_state
-from fpga_plugin.ledger.names import FUNCTIONS_HINT
+from fpga_plugin.config.settings import Settings
 from fpga_plugin.operator.node import Node, NodeCard, look
 
 
@@ -71,9 +68,9 @@ def list_devices(settings: Settings) -> Listing:
                 "interface_id": seen.card.interface_id,
                 "interface_alias": seen.alias or "",
                 "numa_node": seen.card.numa_node,
-                "memory": memory_state(seen.card, debt=seen.owes_memory),
+                "memory": seen.memory,
                 "iommu": seen.card.iommu.value,
-                "note": _note(settings, node, seen),
+                "note": _note(node, seen),
                 "regions": [
                     {
                         "region": each.region.id,
@@ -96,22 +93,14 @@ def list_devices(settings: Settings) -> Listing:
     }
 
 
-def _note(settings: Settings, node: Node, seen: NodeCard) -> str:
+def _note(node: Node, seen: NodeCard) -> str:
     """Why a card, or its regions, are not given out, or are not known; empty where all is well."""
-    if not seen.selected:
-        return "left alone (FPGA_PLUGIN_CARDS)"
-    if seen.foreign:
+    if seen.left_alone:
         pods = ", ".join(sorted({entry.pod_uid for entry in seen.foreign}))
-        return f"left alone: pod {pods} has devices from another plugin (docs/migration.md)"
-    programs = seen.card.reprogrammable or settings.advertise is Advertise.AF
-    unserved = "" if programs else f"cannot be reprogrammed: {FUNCTIONS_HINT}"
-    if refused := exposure(settings).note(seen.card) or unserved:
-        return refused
-    if node.journal_error or not seen.no_blank:
-        return node.journal_error
-    if settings.scrub is ScrubPolicy.BEST_EFFORT:
-        return f"{seen.no_blank}; regions are only reset (best-effort)"
-    return f"no-blank-image: {seen.no_blank}; FPGA_PLUGIN_SCRUB=best-effort works without it"
+        return f"left alone: {seen.left_alone}{f': pod {pods}' if pods else ''}"
+    if seen.exposed or node.journal_error:
+        return seen.exposed or node.journal_error
+    return f"no-blank-image: {seen.no_blank}; {seen.without_blank}" if seen.no_blank else ""
 
 
 def table(listing: Listing) -> str:

@@ -15,14 +15,12 @@ import time
 from typing import TypedDict
 
 from fpga_plugin import __version__
-from fpga_plugin.build import exposure, open_hardware
-from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings, defaults
+from fpga_plugin.build import open_hardware
+from fpga_plugin.config.settings import Advertise, Settings, defaults
 from fpga_plugin.errors import FpgaPluginError, RefusedError, UnknownDeviceError, quote
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, Verdict
 from fpga_plugin.ids import CardId, functions_variable, with_name
-from fpga_plugin.ledger.exposure import memory_state
-from fpga_plugin.ledger.names import FUNCTIONS_HINT
 from fpga_plugin.operator.client import NoDaemonError, ask
 from fpga_plugin.operator.node import Node, NodeCard, function_view, look, resources
 from fpga_plugin.operator.schema import FunctionView, InspectionView
@@ -194,13 +192,6 @@ def _skipped(problem: CardProblem) -> CardShown:
 
 def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) -> CardShown:
     card = seen.card
-    problem = ""
-    if not seen.selected:
-        problem = "FPGA_PLUGIN_CARDS leaves it out"
-    elif seen.foreign:
-        problem = "another plugin's pods have devices of it (docs/migration.md)"
-    elif not card.reprogrammable and settings.advertise is not Advertise.AF:
-        problem = f"it cannot be reprogrammed: {FUNCTIONS_HINT}"
     return {
         "card": card.id,
         "description": card.description,
@@ -215,9 +206,9 @@ def _served(settings: Settings, backend: Backend, node: Node, seen: NodeCard) ->
             }
             for each in seen.regions
         ],
-        "problem": problem,
+        "problem": seen.left_alone,
         "functions": [],
-        "would": ["leave it alone"] if problem else _would(settings, backend, seen),
+        "would": ["leave it alone"] if seen.left_alone else _would(settings, backend, seen),
         "assumptions": [],
     }
 
@@ -226,12 +217,8 @@ def _would(settings: Settings, backend: Backend, seen: NodeCard) -> list[str]:
     card = seen.card
     names = ", ".join(resources(settings, seen)) or "nothing: no AFU id can be read"
     nodes = ", ".join(f"{region.id} ({region.grant})" for region in card.regions)
-    health = "its regions would be Unhealthy until there is one"
-    if settings.scrub is ScrubPolicy.BEST_EFFORT:
-        health = "its regions would only be reset (best-effort)"
-    blank = f"{seen.no_blank}: {health}" if seen.no_blank else ""
+    blank = f"{seen.no_blank}: {seen.without_blank}" if seen.no_blank else ""
     free = ", ".join(each.region.id for each in seen.regions if not each.in_use)
-    memory = memory_state(card, debt=seen.owes_memory)
     return [
         f"advertise it as {names}, as far as FPGA_PLUGIN_ADVERTISE says",
         f"give a container of a region its node: {nodes}",
@@ -239,10 +226,10 @@ def _would(settings: Settings, backend: Backend, seen: NodeCard) -> list[str]:
         f"reset what nobody has, and program nothing: {free or 'nothing'}"
         if settings.advertise is Advertise.AF
         else blank or f"reset and blank what nobody has: {free or 'nothing'}",
-        f"clear its memory: no, it is {memory}"
+        f"clear its memory: no, it is {seen.memory}"
         if card.never_cleared
-        else f"clear its memory whenever nobody has a region of it (now: {memory})",
-        *filter(None, [exposure(settings).note(card)]),
+        else f"clear its memory whenever nobody has a region of it (now: {seen.memory})",
+        *filter(None, [seen.exposed]),
     ]
 
 

@@ -43,10 +43,12 @@ for real cards fail to verify.
 With --json each line is an object with "t" (seconds since the start) and
 "event": advertised, call, region, program, scrub, warning or error.
 
-The last line is the verdict: `Served: ...`, `Refused: ...` or `Failed: ...`.
+The last line is the verdict: `Served: ...`, `Served, but ...`, `Refused: ...`
+or `Failed: ...`.
 
 exit code: 0 all went well; 1 the pod was refused, as its event would say, or
-the input is wrong; 130 Ctrl-C (with --serve 0)
+the input is wrong; 3 it was served, and a request of its means nothing; 130
+Ctrl-C (with --serve 0)
 """
 
 

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from fpga_plugin.errors import FpgaPluginError
+
 if TYPE_CHECKING:
     from fpga_plugin.operator.fleet import NodeStatus
 
@@ -82,11 +84,22 @@ async def _ask(args: argparse.Namespace) -> "Sequence[NodeStatus]":
 
 
 def _kubeconfig(given: str | None) -> str | None:
-    """As kubectl finds it, but for lists of files."""
+    """As kubectl finds it, but for lists of files; None: the pod's service account.
+
+    Raises:
+        FpgaPluginError: there are no credentials at all.
+    """
     if given or (given := os.environ.get("KUBECONFIG")):
         return given
     usual = os.path.expanduser("~/.kube/config")
-    return usual if os.path.exists(usual) else None
+    if os.path.exists(usual):
+        return usual
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:  # which every pod has
+        raise FpgaPluginError(
+            f"no credentials for a cluster: there is no {usual}, and this is no pod",
+            hint="name a kubeconfig: fpga-plugin fleet --kubeconfig FILE, or KUBECONFIG=FILE",
+        )
+    return None
 
 
 def _progress(count: int) -> Callable[[int], None]:

@@ -9,6 +9,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fpga_plugin.commands.arguments import argument
 from fpga_plugin.ids import (
     BitstreamId,
     ResourceKind,
@@ -52,17 +53,19 @@ def add_policy_parser(subparsers: "Subparsers", default_file: str | None, prefix
     )
     _file_option(check, default_file)
     check.add_argument("--namespace", metavar="NAME", help="of the pod")
-    check.add_argument("--interface", type=parse_interface_id, metavar="ID", help="interface id")
+    check.add_argument(
+        "--interface", type=argument(parse_interface_id), metavar="ID", help="interface id"
+    )
     check.add_argument(
         "--bitstream",
-        type=parse_bitstream_id,
+        type=argument(parse_bitstream_id),
         metavar="ID",
         help="what the container asks for; without: devices without a bitstream",
     )
     check.add_argument("--whole", action="store_true", help="a whole card instead of a region")
     check.add_argument(
         "--function",
-        type=parse_afu_id,
+        type=argument(parse_afu_id),
         metavar="ID",
         help="a preprogrammed function (af-...) of this AFU id instead of a region",
     )

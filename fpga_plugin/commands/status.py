@@ -16,8 +16,8 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import PciAddress
 from fpga_plugin.operator.client import ask
 from fpga_plugin.operator.table import (
+    MEANINGS,
     NO_LIMIT,
-    STATES,
     card_table,
     functions_table,
     history_table,
@@ -57,7 +57,7 @@ def add_status_parser(commands: "Commands") -> None:
         description="Show every card and region of this node: who has it, since when, with\n"
         "which bitstream, its health, and the last refusal of each pod. Asks the plugin\n"
         "that runs here.",
-        epilog=STATES,
+        epilog=MEANINGS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     status.add_argument(
@@ -95,7 +95,7 @@ def add_card_parser(commands: "Commands") -> None:
             word,
             help=meaning,
             description=f"{meaning.capitalize()}. Then print which pods still have something of"
-            " the card, and whether it may be pulled.",
+            f" the card{', and whether it may be pulled' if word == 'drain' else ''}.",
         )
         operation.add_argument("card", metavar="CARD", help="such as 0000-3b-00.0, or 0000:3b:00.0")
         operation.add_argument("--json", action="store_true", help="JSON instead of words")
@@ -185,7 +185,7 @@ def _run_card(args: argparse.Namespace, settings: Settings) -> int:
         return _run_functions(args, settings)
     body = {"operation": args.operation, "card": _card_id(args.card)}
     state = ask(settings.state_dir, "POST", "/card", body)
-    print(json.dumps(state, indent=2) if args.json else card_table(state))
+    print(json.dumps(state, indent=2) if args.json else card_table(state, args.operation))
     return 0
 
 

@@ -46,7 +46,6 @@ from fpga_plugin.config.values import (
     parse_http_address,
     parse_http_hosts,
     parse_namespaces,
-    parse_page_url,
     parse_path,
     parse_resource_prefix,
     parse_simulated_cards,
@@ -96,6 +95,14 @@ _MAX_COMPARED = 64
 _METADATA = "setting"
 _SWITCHED_OFF: Final = "switched off"
 _NO_VALUE: Final = "no value"
+
+_GONE: Final = {
+    f"{PREFIX}DEBUG_SECONDS": "the annotation says for how long a region is kept, at most an hour",
+    f"{PREFIX}HOST_PATHS": "name CDI devices in FPGA_PLUGIN_CDI_DEVICES (docs/workloads.md)",
+    f"{PREFIX}RUNBOOK_URL": "the page names the parts of docs/runbook.md",
+    f"{PREFIX}WORKLOADS": "name CDI devices in FPGA_PLUGIN_CDI_DEVICES (docs/workloads.md)",
+}
+"""Settings of former versions, and what stands in their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,16 +390,9 @@ class Settings:
         "names of namespaces separated by commas, `*` for every one, or empty",
         "Whose pods may have the annotation `<prefix>/debug`: port errors are logged while such a "
         "pod has a region, and if its container fails, the region is kept as it is for a time, "
-        "owned by nobody and given to nobody, for `fpga-plugin card show` (docs/runbook.md).",
+        "owned by nobody and given to nobody, for `fpga-plugin card show` (docs/runbook.md). Ten "
+        "minutes, or what the annotation asks for, at most an hour.",
         empty="the annotation has no effect, and is not read",
-    )
-    debug_seconds: float = _setting(
-        "FPGA_PLUGIN_DEBUG_SECONDS",
-        "600",
-        seconds(1, 86400),
-        "seconds, 1 to 86400",
-        "The longest time for which a region is kept for debugging. The annotation may ask for "
-        "less. At most one pod's regions are kept on a node at a time.",
     )
     cdi_devices: CdiDevices | None = _optional(
         "FPGA_PLUGIN_CDI_DEVICES",
@@ -495,14 +495,6 @@ class Settings:
         "true or false, 1 or 0",
         "Show cards, regions and the pods that have them as a page at / beside /metrics, and as "
         "/status.json. Whoever reaches that address sees pods' names.",
-    )
-    runbook_url: str | None = _optional(
-        "FPGA_PLUGIN_RUNBOOK_URL",
-        "",
-        parse_page_url,
-        "`http://...` or `https://...`, without `#`",
-        "Where people here read docs/runbook.md: the page links each state's part of it.",
-        empty="the page names the file",
     )
     events: bool = _setting(
         "FPGA_PLUGIN_EVENTS",
@@ -644,6 +636,8 @@ def _warnings(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _unknown(name: str, known: list[str]) -> str:
+    if name in _GONE:
+        return f"setting {name} is gone and has no effect: {_GONE[name]}"
     import difflib  # needed for a mistake only; costs 5 ms of the start
 
     warning = f"unknown setting {quote(name)} has no effect"

@@ -338,15 +338,6 @@ def parse_http_hosts(text: str) -> tuple[str, ...]:
     return items
 
 
-def parse_page_url(text: str) -> str:
-    """Where a page is, for a browser: http or https, and no anchor of its own."""
-    if len(text) > MAX_PATH or not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("has characters that an address does not have")
-    if not re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?(\?[^#]*)?", text):
-        raise ValueError("not an address that begins with http:// or https://, without a #")
-    return text
-
-
 def parse_namespaces(text: str) -> tuple[str, ...]:
     """Names of namespaces, separated by commas; `*` for every one."""
     for item in (items := tuple(_items(text))):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TextIO, cast
 
 from fpga_plugin.bitstream.files import read_bytes
-from fpga_plugin.bitstream.formats import parse
+from fpga_plugin.bitstream.kinds import image_of
 from fpga_plugin.bitstream.store import Store, StoreEntry
 from fpga_plugin.config.settings import DEFAULT_INTERFACE_ID, LogFormat, LogLevel, load_settings
 from fpga_plugin.daemon import Daemon
@@ -99,10 +99,10 @@ def made_for_real_cards(kinds: Container[InterfaceId], entries: Iterable[StoreEn
         if interface_id is None or interface_id not in kinds or entry.problem is not None:
             continue
         try:
-            contents = parse(read_bytes(entry.path), where=entry.path)
-        except (FpgaPluginError, OSError):
+            contents, image = image_of(read_bytes(entry.path), entry.path)
+        except FpgaPluginError:
             continue  # the plugin will say so
-        if contents.image[:16].hex() != contents.afu_id:
+        if image[:16].hex() != contents.afu_id:
             paths.append(entry.path)
     return paths
 

@@ -30,6 +30,7 @@ class Recorder:
         lists: the latest list of each resource.
         work: all work on regions so far.
         failure: the last one after which nothing was tried again.
+        warnings: what is said of containers that are served all the same.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -40,6 +41,7 @@ class Recorder:
         self.lists: dict[ResourceName, Advertised] = {}
         self.work: list[Work] = []
         self.failure: Failure | None = None
+        self.warnings: list[str] = []
 
     @property
     def seconds(self) -> float:
@@ -86,6 +88,7 @@ class Recorder:
 
     def warned(self, _identity: Identity, devices: Sequence[DeviceId], message: str) -> None:
         """The daemon serves a container that may not be what its author means."""
+        self.warnings.append(message)
         self.emit(Warned(message, tuple(devices)))
 
     def on_list(self, devices: DeviceList) -> None:

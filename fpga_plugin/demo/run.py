@@ -5,7 +5,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from fpga_plugin.demo.story import Story, introduce
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 
 EXIT_FAILED = 1
+EXIT_MEANS_NOTHING = 3
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -173,23 +174,29 @@ async def _demo(options: Options, output: Output, recorder: Recorder) -> int:
         except FpgaPluginError as error:
             recorder.emit(Failure(str(error), pod=pod.name))
             good = False
-        output.verdict(_verdict(pod, recorder.failure if not good else None), good=good)
-        return 0 if good else EXIT_FAILED
+        warned = recorder.warnings
+        output.verdict(
+            _verdict(pod, recorder.failure if not good else None, warned), good=good and not warned
+        )
+        return EXIT_FAILED if not good else EXIT_MEANS_NOTHING if warned else 0
 
 
 def _names(store: Store) -> Mapping[str, str]:
     """What the store's manifest calls accelerators, by AFU id; nothing where it cannot be used."""
     try:
-        found = Trust(store.root, TrustMode.ANY, None, guarded=False).aliases()
+        found = Trust(store.root, TrustMode.ANY, None, guarded=False).names().bitstreams
     except FpgaPluginError:
         return {}
     return {bitstream_id: alias for (_, alias), bitstream_id in found.items()}
 
 
-def _verdict(pod: DemoPod, failure: Failure | None) -> str:
+def _verdict(pod: DemoPod, failure: Failure | None, warned: Sequence[str]) -> str:
     """What became of the pod, in a line."""
+    name = f"{pod.namespace}/{pod.name}"
+    if failure is None and warned:
+        return f"Served, but {name} may not have had what it means: {warned[0]}"
     if failure is None:
-        return f"Served: {pod.namespace}/{pod.name} had what it asks for, and gave it back clean."
+        return f"Served: {name} had what it asks for, and gave it back clean."
     return f"{'Refused' if failure.status else 'Failed'}: {failure.message}"
 
 

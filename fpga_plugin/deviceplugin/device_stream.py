@@ -14,10 +14,11 @@ from typing import Any
 import structlog
 from grpclib.server import Stream
 
-from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
+from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.deviceplugin.encoding import encode_list
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.ledger.devices import AdvertisedDevice
+from fpga_plugin.stock.reconcile import Reconciler
 
 PAUSE = 0.02
 """Seconds between two lists on a stream, on average over a long row of changes."""
@@ -47,9 +48,7 @@ class DeviceStreams:
         lost: set when, after that, the last stream ended.
     """
 
-    def __init__(
-        self, resource: ResourceName, calls: DevicePluginCalls, lives: KubeletLives
-    ) -> None:
+    def __init__(self, resource: ResourceName, calls: ClaimService, lives: Reconciler) -> None:
         self._resource = resource
         self._calls = calls
         self._lives = lives

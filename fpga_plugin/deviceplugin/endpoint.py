@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
+from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.deviceplugin.encoding import ListCodec
 from fpga_plugin.deviceplugin.servicer import CallObserver, Servicer
@@ -18,6 +18,7 @@ from fpga_plugin.deviceplugin.sockets import listen, remove_socket
 from fpga_plugin.ids import ResourceName
 from fpga_plugin.serving.server import ClosingServer
 from fpga_plugin.serving.unix_socket import socket_identity
+from fpga_plugin.stock.reconcile import Reconciler
 
 _GRACE = 0.5
 """Seconds for handlers to end once they were cancelled; they only have clean-up left to do."""
@@ -36,10 +37,10 @@ class Endpoint:
     def __init__(
         self,
         resource: ResourceName,
-        calls: DevicePluginCalls,
+        calls: ClaimService,
         directory: str,
         *,
-        lives: KubeletLives,
+        lives: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self.name = ""

@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
-from fpga_plugin.deviceplugin.registration import Epochs, Registration, ResourceStatus, Timing
+from fpga_plugin.claims.claims import ClaimService
+from fpga_plugin.deviceplugin.registration import Registration, ResourceStatus, Timing
 from fpga_plugin.deviceplugin.servicer import CallObserver
 from fpga_plugin.deviceplugin.sockets import remove_stale_sockets
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.ids import ResourceName
+from fpga_plugin.stock.reconcile import Reconciler
 from fpga_plugin.telemetry.instruments import Labels
 
 ANNOUNCE_LIMIT = 2.0
@@ -43,8 +44,7 @@ class KubeletLink:
         self._on_call = on_call
         self._timing = timing or Timing()
         self._directory = KubeletDirectory(kubelet_dir, recheck=self._timing.recheck)
-        self._calls: DevicePluginCalls | None = None
-        self._epochs: Epochs | None = None
+        self._calls: ClaimService | None = None
         self._registrations: dict[ResourceName, Registration] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -57,9 +57,9 @@ class KubeletLink:
     @property
     def opened(self) -> Iterable[tuple[Labels, int]]:
         """How often the stream of each resource was opened."""
-        return () if self._epochs is None else self._epochs.opened.items()
+        return [((name,), one.opened) for name, one in self._registrations.items() if one.opened]
 
-    async def start(self, calls: DevicePluginCalls, lives: KubeletLives) -> None:
+    async def start(self, calls: ClaimService, lives: Reconciler) -> None:
         """Begin to serve; returns before kubelet has heard of it.
 
         Args:
@@ -68,8 +68,7 @@ class KubeletLink:
         """
         remove_stale_sockets(self._directory.path)
         self._directory.start()
-        epochs = self._epochs = Epochs(lives)
-        add = partial(self._add_resources, calls, epochs)
+        add = partial(self._add_resources, calls, lives)
         self._calls = calls
         self._unsubscribe = calls.subscribe(add)
         add()
@@ -118,7 +117,7 @@ class KubeletLink:
                 return
             await asyncio.sleep(ANNOUNCE_POLL)
 
-    def _add_resources(self, calls: DevicePluginCalls, epochs: Epochs) -> None:
+    def _add_resources(self, calls: ClaimService, lives: Reconciler) -> None:
         for resource in calls.resources():
             if resource in self._registrations:
                 continue
@@ -127,7 +126,7 @@ class KubeletLink:
                 calls,
                 self._directory,
                 timing=self._timing,
-                epochs=epochs,
+                lives=lives,
                 on_call=self._on_call,
             )
             self._registrations[resource] = registration

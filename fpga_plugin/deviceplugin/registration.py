@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from fpga_plugin.backoff import Backoff
-from fpga_plugin.claims.calls import DevicePluginCalls, KubeletLives
+from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.deviceplugin.endpoint import Endpoint
 from fpga_plugin.deviceplugin.errors import KubeletDirectoryError, NotRegisteredError
 from fpga_plugin.deviceplugin.register import register
@@ -36,7 +36,7 @@ from fpga_plugin.deviceplugin.sockets import KUBELET_SOCKET, check_directory
 from fpga_plugin.deviceplugin.watch import KubeletDirectory
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import ResourceName
-from fpga_plugin.telemetry.instruments import Counter
+from fpga_plugin.stock.reconcile import Reconciler
 
 _log = structlog.get_logger()
 
@@ -78,23 +78,27 @@ class ResourceStatus:
 
 
 class Registration:
-    """One resource and its lives; `run` is the task that keeps it registered."""
+    """One resource and its lives; `run` is the task that keeps it registered.
+
+    Attributes:
+        opened: how often kubelet opened its stream.
+    """
 
     def __init__(
         self,
         resource: ResourceName,
-        calls: DevicePluginCalls,
+        calls: ClaimService,
         directory: KubeletDirectory,
         *,
         timing: Timing,
-        epochs: "Epochs",
+        lives: Reconciler,
         on_call: CallObserver | None = None,
     ) -> None:
         self._resource = resource
         self._calls = calls
         self._directory = directory
         self._timing = timing
-        self._epochs = epochs
+        self._lives = lives
         self._on_call = on_call
         self._log = _log.bind(resource=resource)
         self._looked = asyncio.Event()
@@ -102,6 +106,7 @@ class Registration:
         self._registered = False
         self._problem = ""
         self._renewal = ""
+        self.opened = 0
         self._look: Callable[[], None] | None = None
 
     @property
@@ -137,7 +142,7 @@ class Registration:
                 epoch = await self._kubelet()
                 began = asyncio.get_running_loop().time()
                 try:
-                    self._epochs.kubelet_epoch(epoch)
+                    self._lives.kubelet_epoch(epoch)
                     await self._life(epoch)
                 except FpgaPluginError as error:
                     self._problem = str(error)
@@ -197,7 +202,7 @@ class Registration:
             self._resource,
             self._calls,
             self._directory.path,
-            lives=self._epochs,
+            lives=self._lives,
             on_call=self._on_call,
         )
         outdated = ""
@@ -257,33 +262,10 @@ class Registration:
                 f"kubelet accepted the registration of {endpoint.name} and did not ask for the"
                 f" device list within {self._timing.stream:g} s"
             ) from None
+        self.opened += 1
         self._problem = ""
         self._log.info(
             "registered with kubelet",
             endpoint=endpoint.name,
             seconds=round(asyncio.get_running_loop().time() - began, 6),
         )
-
-
-class Epochs:
-    """Tells of each life of kubelet once, however many resources find it (`KubeletLives`).
-
-    Attributes:
-        opened: how often each resource's stream was opened.
-    """
-
-    def __init__(self, lives: KubeletLives) -> None:
-        self._lives = lives
-        self._last = ""
-        self.opened = Counter()
-
-    def kubelet_epoch(self, epoch: str) -> None:
-        """A registration is about to go to this life of kubelet."""
-        if epoch != self._last:
-            self._lives.kubelet_epoch(epoch)
-            self._last = epoch
-
-    def stream_opened(self, resource: ResourceName) -> None:
-        """Kubelet has the resource's list."""
-        self.opened.add(resource)
-        self._lives.stream_opened(resource)

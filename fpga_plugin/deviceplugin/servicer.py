@@ -1,4 +1,4 @@
-"""The calls of one resource: kubelet's messages in, `DevicePluginCalls` behind, messages out.
+"""The calls of one resource: kubelet's messages in, `ClaimService` behind, messages out.
 
 Decoding is lenient (a truncated message parses as a shorter one), so what has to be there is
 checked here: Allocate and PreStartContainer without device ids are refused. What the ids mean is
@@ -38,7 +38,8 @@ from fpga_plugin.api.messages.v1beta1 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from fpga_plugin.claims.calls import Allocation, Caller, DevicePluginCalls
+from fpga_plugin.claims.calls import Allocation, Caller
+from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.deviceplugin.device_stream import DeviceStreams
 from fpga_plugin.errors import InvalidRequestError
 from fpga_plugin.ids import DeviceId, ResourceName, parse_device_id
@@ -112,7 +113,7 @@ class Servicer:
     def __init__(
         self,
         resource: ResourceName,
-        calls: DevicePluginCalls,
+        calls: ClaimService,
         streams: DeviceStreams,
         *,
         on_call: CallObserver | None = None,

@@ -223,8 +223,8 @@ class Claims:
         self._node = node
         self._named = named
 
-    async def get(self, ref: ClaimRef) -> ResourceClaim:
-        """The claim, as it is now.
+    async def get(self, ref: ClaimRef, driver: str = "") -> ResourceClaim:
+        """The claim, as it is now; `driver`: under whose name it was allocated, if not ours.
 
         Raises:
             NoSuchClaimError: there is none of this uid.
@@ -243,7 +243,7 @@ class Claims:
             if error.code == _NOT_FOUND and error.reason == "NotFound":
                 raise NoSuchClaimError(f"{ref} is not there any more") from error
             raise
-        claim = read_claim(body, ref, driver=self._driver, node=self._node)
+        claim = read_claim(body, ref, driver=driver or self._driver, node=self._node)
         self._named(claim.names)
         return claim
 

@@ -28,7 +28,6 @@ from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Wanted
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import SettingsError
-from fpga_plugin.ids import DeviceId
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.nodecheck import NodeCheck, for_claims
 from fpga_plugin.pods.recorder import EventRecorder
@@ -181,9 +180,7 @@ class DraDoor:
             claims=claims,
             leftovers=leftovers,
         )
-        wanted = self._wanted = Wanted(
-            operations.ledger, advertise=settings.advertise, scrub=settings.scrub
-        )
+        wanted = Wanted(operations.ledger, advertise=settings.advertise, scrub=settings.scrub)
         pool = Pool(driver, settings.node_name)
         self.slices = SliceReconciler(settings.kubeconfig, pool, wanted, registered=self.registered)
         operations.ledger.subscribe(lambda _: self.slices.wake())
@@ -248,10 +245,6 @@ class DraDoor:
             f"not registered with kubelet yet (it looks into plugins_registry of its root directory"
             f" each second; FPGA_PLUGIN_KUBELET_ROOT is {root})"
         )
-
-    def healthy(self) -> Mapping[DeviceId, bool]:
-        """Whether each device that somebody has is well, and each free region is given out."""
-        return self._wanted.healthy()
 
     def notes(self) -> list[str]:
         """What may keep pods from their devices, although kubelet is served."""

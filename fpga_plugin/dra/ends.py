@@ -58,7 +58,7 @@ class ClaimEnds:
         self.ending(uid)
         holder = self._ledger.holders.get(uid)
         pods = [] if holder is None else sorted(self._ledger.pods_of(holder.devices))
-        cards = self._ledger.end_holder(uid)
+        cards = self._ledger.resource_claims.end_holder(uid)
         if holder is not None and cards:
             devices = holder.devices
             log.info("claim ended", **ClaimRef.of(holder).logged, devices=devices, pods=pods)
@@ -78,7 +78,7 @@ class ClaimEnds:
         await self._files.remove(uid, self._ledger.holders.get(uid))
         if any(map(self.to_scrub, self.regions(uid))):
             return False
-        self._ledger.forget_holder(uid)
+        self._ledger.resource_claims.forget_holder(uid)
         self.calls.pop(uid, None)
         return True
 
@@ -100,12 +100,12 @@ class ClaimEnds:
     def kept_back(self, region: RegionId) -> bool:
         """Whether nobody is to get it."""
         record = self._ledger.record(region)
-        return record.condition not in CLEAN or bool(self._ledger.trouble(region))
+        return record.condition not in CLEAN or bool(self._ledger.obstacles.trouble(region))
 
     def to_scrub(self, region: RegionId) -> bool:
         """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
         record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.bars_work(region):
+        if record.condition in CLEAN or self._ledger.obstacles.bars_work(region):
             return False
         if self._ledger.region_claim(region) is not None:
             return False  # somebody else's by now, who gets it scrubbed

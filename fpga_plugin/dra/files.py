@@ -45,7 +45,9 @@ class ClaimFiles:
     def __init__(self, ledger: Ledger, cdi: CdiFiles) -> None:
         self._ledger = ledger
         self._cdi = cdi
-        self._missing = {one.uid for one in ledger.holders.values() if ledger.is_prepared(one)}
+        self._missing = {
+            one.uid for one in ledger.holders.values() if ledger.resource_claims.is_prepared(one)
+        }
         self._failing: set[ClaimUid] = set()
         self._changed: set[ClaimUid] = set()
         self._wake = asyncio.Event()
@@ -107,7 +109,7 @@ class ClaimFiles:
         content: object = None
         while True:
             holder = ledger.holders.get(uid)
-            if holder is None or ledger.fallen(holder):
+            if holder is None or ledger.resource_claims.fallen(holder):
                 if (stale := self._stale(holder) or written) is None:
                     return None  # it is being prepared, or was adopted, and may start again
                 if not await self._dropped(stale):
@@ -127,7 +129,11 @@ class ClaimFiles:
         """A claim, if no container may start with the file that it may have."""
         if holder is None:
             return None
-        stale = holder.ended or self._ledger.is_prepared(holder) or self._ledger.misled(holder)
+        stale = (
+            holder.ended
+            or self._ledger.resource_claims.is_prepared(holder)
+            or self._ledger.resource_claims.misled(holder)
+        )
         return holder if stale else None
 
     async def _dropped(self, stale: Holder) -> bool:
@@ -136,9 +142,9 @@ class ClaimFiles:
         await self.remove(uid, stale)
         self._missing.discard(uid)
         after = ledger.holders.get(uid)
-        if after is None or not ledger.is_prepared(after):
+        if after is None or not ledger.resource_claims.is_prepared(after):
             return False
-        why = ledger.fallen(after)
+        why = ledger.resource_claims.fallen(after)
         if why and self._is_there(after):
             self._withdrawn(after, why)
             return False
@@ -148,7 +154,7 @@ class ClaimFiles:
     def _is_there(self, holder: Holder) -> bool:
         try:
             for device in holder.devices:
-                self._ledger.regions_of(device)
+                self._ledger.obstacles.regions_of(device)
         except RefusedError:
             return False
         return True
@@ -170,11 +176,11 @@ class ClaimFiles:
         """
         await self.remove(holder.uid, holder)
         after = self._ledger.holders.get(holder.uid)
-        if after is not None and self._ledger.is_prepared(after):
+        if after is not None and self._ledger.resource_claims.is_prepared(after):
             self._withdrawn(after, why)
 
     def _withdrawn(self, holder: Holder, why: str) -> None:
-        self._ledger.unprepared(holder.uid)
+        self._ledger.resource_claims.unprepared(holder.uid)
         log.warning(
             "claim withdrawn",
             **ClaimRef.of(holder).logged,

@@ -43,8 +43,8 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
-from fpga_plugin.ledger.holders import HeldError, unknown_device
 from fpga_plugin.ledger.records import Holder, Prepared
+from fpga_plugin.ledger.resource_claims import HeldError, unknown_device
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.requests import FpgaRequest
@@ -265,17 +265,17 @@ class ClaimLife:
         # The same for the next pod of a prepared claim: it may not be what the first one got.
         await work.still(self._withdraw_unless(claim, lambda had: had.prepared == asked))
         # Of pods that came without a call kubelet's record may not have been read yet.
-        ledger.join(ref.uid, claim.users)
+        ledger.resource_claims.join(ref.uid, claim.users)
         if self._stands(ref.uid):
             return
         await work.still(self._check_users(ref))
-        ledger.take(holder, claim.users)
+        ledger.resource_claims.take(holder, claim.users)
         plan = Plan(ledger.lease(holder.devices), None, {**wants}, ledger.epoch)
         records = await self._preparer.prepare(plan)
         permitted = partial(self._check_policy, ref, claim, requests)
         observed = await last_look(self._permission, self._preparer, plan, permitted)
         self._preparer.check_result(plan, records, observed)
-        ledger.prepared(ref.uid, asked)
+        ledger.resource_claims.prepared(ref.uid, asked)
         log.info(
             "claim prepared",
             **ref.logged,
@@ -296,7 +296,7 @@ class ClaimLife:
             if known is None or known.ended:
                 raise _ended(ref)
             raise NotFinishedError(
-                f"{ref}: {self._ledger.fallen(known) or 'it was allocated again'}",
+                f"{ref}: {self._ledger.resource_claims.fallen(known) or 'it was allocated again'}",
                 hint="it changed after it was prepared; kubelet asks again",
             )
         return tuple(
@@ -333,9 +333,9 @@ class ClaimLife:
         holder = ledger.holders.get(uid)
         return (
             holder is not None
-            and not ledger.fallen(holder)
+            and not ledger.resource_claims.fallen(holder)
             and not any(
-                ledger.bars_work(region)
+                ledger.obstacles.bars_work(region)
                 for device in holder.devices
                 for region in ledger.claims[device].grants
             )
@@ -351,7 +351,11 @@ class ClaimLife:
                 written.
         """
         holder = self._ledger.holders.get(claim.ref.uid)
-        if holder is not None and self._ledger.is_prepared(holder) and not same(holder):
+        if (
+            holder is not None
+            and self._ledger.resource_claims.is_prepared(holder)
+            and not same(holder)
+        ):
             devices = dict.fromkeys(one.device for one in claim.devices)
             why = f"it asks for something else now, on {', '.join(devices)}"
             await self._files.withdraw(holder, why)
@@ -368,13 +372,13 @@ class ClaimLife:
                 written.
         """
         uid, now = claim.ref.uid, {one.device for one in claim.devices}
-        if not self._ledger.left_behind(uid, now):
+        if not self._ledger.resource_claims.left_behind(uid, now):
             return
         # One that was adopted has its file still.
         await self._files.remove(uid, self._ledger.holders[uid])
         await work.still(self._check_users(claim.ref))
-        left = self._ledger.left_behind(uid, now)
-        for card in self._ledger.leave(uid, now):
+        left = self._ledger.resource_claims.left_behind(uid, now)
+        for card in self._ledger.resource_claims.leave(uid, now):
             self._queue.add(card)
         log.info("claim left devices", **claim.ref.logged, devices=list(left))
 
@@ -393,15 +397,17 @@ class ClaimLife:
         """
         of_resources: dict[ResourceName, list[DeviceId]] = {}
         for one in claim.devices:
-            if (resource := self._ledger.present_resource(one.device)) is None:
+            if (resource := self._ledger.naming.present_resource(one.device)) is None:
                 raise unknown_device(one.device)
             of_resources.setdefault(resource, []).append(one.device)
         nobody = self._ledger.lease(())  # the namespace is known: no claim has to tell it
         identity = Identity(name=PodName(ref.namespace, ref.name))
         for resource, devices in of_resources.items():
-            regions = [region.id for one in devices for region in self._ledger.regions_of(one)]
+            regions = [
+                region.id for one in devices for region in self._ledger.obstacles.regions_of(one)
+            ]
             asked = dict.fromkeys(wish for region in regions if (wish := requests[region]))
-            of = self._ledger.named_resource(resource)
+            of = self._ledger.naming.named_resource(resource)
             interface = of.interface_id
             # A request for another interface id would be none of the policy's questions.
             if any(wish.interface_id != interface for wish in asked):
@@ -417,7 +423,7 @@ class ClaimLife:
         Raises:
             FormerOwnerRunsError: a pod of the claim runs.
         """
-        users = self._ledger.tenancies_of_holder(ref.uid)
+        users = self._ledger.resource_claims.tenancies_of_holder(ref.uid)
         if (one := await self._operations.living(users)) is not None:
             raise FormerOwnerRunsError(
                 f"{ref}: pod {one.pod} runs with it, and its devices are not as they were prepared",

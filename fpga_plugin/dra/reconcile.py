@@ -234,13 +234,13 @@ class ClaimReconciler:
         refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
         if self._leftovers is None:  # the device plugin API has its own records to read
             if not refused:
-                ledger.claims_read()
+                ledger.resource_claims.claims_read()
             return
-        ledger.claims_read()
+        ledger.resource_claims.claims_read()
         # Of what cannot be adopted it is not known who has it: its card stays back.
         settled = ledger.unreconciled & self._leftovers.settled
         cards = {card for card in settled if not any(_of_card(name, card) for name in refused)}
-        ledger.reconciled(cards)
+        ledger.allocations.reconciled(cards)
         for card in cards:
             self._queue.add(card)
 
@@ -256,13 +256,13 @@ class ClaimReconciler:
             return set()
         names = {*one.devices}
         if holder is not None:
-            ledger.join(one.uid, one.pods)
+            ledger.resource_claims.join(one.uid, one.pods)
             # What a damaged journal lost of it: a holder and its claims are written as one.
             names = {device_name(d) for d in holder.devices if d not in ledger.claims}
         if not names:
             return set()  # all of it is known, or it is only about to be prepared
         try:
-            ledger.adopt_holder(holder or self._holder(one), one.pods)
+            ledger.resource_claims.adopt_holder(holder or self._holder(one), one.pods)
         except JournalError:
             raise
         except (ValueError, FpgaPluginError) as error:
@@ -298,12 +298,12 @@ class ClaimReconciler:
         """
         uid = recorded.uid
         if self._ends.calls[uid] == calls:
-            self._ledger.part(uid, recorded.pods)
+            self._ledger.resource_claims.part(uid, recorded.pods)
         else:  # kubelet writes its record just before it calls: it is read once more
             self._wake.set()
-        left = [one for one in self._ledger.tenancies_of_holder(uid) if one.left]
+        left = [one for one in self._ledger.resource_claims.tenancies_of_holder(uid) if one.left]
         gone = [one for one in left if await self._operations.living([one]) is None]
-        self._ledger.end_tenancies(gone)
+        self._ledger.allocations.end_tenancies(gone)
         self._waits |= len(gone) < len(left)
 
     async def _end_if_over(self, holder: Holder) -> None:
@@ -341,7 +341,7 @@ class ClaimReconciler:
         uid, ledger = holder.uid, self._ledger
         if self._claims is not None:
             try:
-                claim = await self._claims.get(ClaimRef.of(holder))
+                claim = await self._claims.get(ClaimRef.of(holder), holder.driver)
             except NoSuchClaimError:
                 pass
             except FpgaPluginError as error:
@@ -349,10 +349,13 @@ class ClaimReconciler:
                 return False
             else:
                 if claim.reserved:
-                    ledger.join(uid, claim.pods)
+                    ledger.resource_claims.join(uid, claim.pods)
                     return False
-        ledger.part(uid, ())  # the API server's word, and the record's
-        if await self._operations.living(ledger.tenancies_of_holder(uid)) is not None:
+        ledger.resource_claims.part(uid, ())  # the API server's word, and the record's
+        if (
+            await self._operations.living(ledger.resource_claims.tenancies_of_holder(uid))
+            is not None
+        ):
             return False
         # Kubelet may have begun to prepare it in the meantime.
         return uid not in await self._read() and ledger.holders.get(uid) is not None

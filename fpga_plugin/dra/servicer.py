@@ -179,7 +179,7 @@ class DraServicer:
         ledger = self._ledger
         found = {}
         for claim in ledger.claims_on(card):
-            problems = [ledger.trouble(region) for region in claim.grants]
+            problems = [ledger.obstacles.trouble(region) for region in claim.grants]
             if any(ledger.region(region) is None for region in claim.grants):
                 problems.insert(0, "gone")
             found[claim.device] = next(filter(None, problems), "")

@@ -140,19 +140,6 @@ class Wanted:
             else {Condition.BLANK, Condition.UNBLANKED}
         )
 
-    def healthy(self) -> dict[DeviceId, bool]:
-        """Whether each device that somebody has is well, and each free region is given out."""
-        found: dict[DeviceId, bool] = {}
-        for one in map(self._view, self._ledger.cards):
-            for region in map(DeviceId, one.listed(self._kinds, Form())[1]):
-                found[region] = not one.region(RegionId(region), (), Form()).taints
-        for device in self._ledger.claims:
-            found[device] = not self._view(card_of(device)).unwell(device)
-        return found
-
-    def _view(self, card: CardId) -> "_CardView":
-        return _CardView(self._ledger, card, self._clean)
-
     def __call__(self, form: Form) -> tuple[Slice, ...]:
         """The slices, in order; at least one, so that an empty pool is told as well."""
         ledger = self._ledger
@@ -163,7 +150,7 @@ class Wanted:
         regions: list[Device] = []
         whole: list[Device] = []
         for card in cards:
-            one = self._view(card)
+            one = _CardView(ledger, card, self._clean)
             of_card, of_regions = one.listed(self._kinds, form)
             counters = _counter_sets(one) if form.counters and of_card and of_regions else ()
             sets += counters
@@ -239,11 +226,6 @@ class _CardView:
             self._taints_of_card() if form.taints else (),
         )
 
-    def unwell(self, device: DeviceId) -> bool:
-        """Whether the hardware of a device that somebody has has failed, or is gone."""
-        claim = self._ledger.claims[device]
-        return any(self._of_hardware(claim.grants, claim))
-
     def _attributes(self, kind: ResourceKind) -> dict[str, Value]:
         told: dict[str, Value] = {
             "type": "card" if kind is ResourceKind.WHOLE else "region",
@@ -266,7 +248,8 @@ class _CardView:
         if self.card is not None:
             return self.card.interface_id
         resources = (
-            self._ledger.resource(claim.resource) for claim in self._ledger.claims_on(self.id)
+            self._ledger.naming.resource(claim.resource)
+            for claim in self._ledger.claims_on(self.id)
         )
         return next((one.interface_id for one in resources if one is not None), None)
 
@@ -306,7 +289,7 @@ class _CardView:
         for region in regions:
             if region not in self._present:
                 yield Taint("gone")
-            elif trouble := ledger.trouble(region):
+            elif trouble := ledger.obstacles.trouble(region):
                 # A container that did not start will not start here: its pod is better elsewhere.
                 stuck = (
                     claim is not None
@@ -327,7 +310,9 @@ class _CardView:
         Told of what is owned, too: its owner keeps it, and when that one ends, no write has to come
         before the next claim.
         """
-        if self.card is not None and self._ledger.exposure.refusal(self.card, whole=whole):
+        if self.card is not None and self._ledger.obstacles.exposure.refusal(
+            self.card, whole=whole
+        ):
             yield Taint("exposed")
 
     def _of_holders(self, regions: Iterable[RegionId]) -> Iterator[Taint]:

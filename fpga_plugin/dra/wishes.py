@@ -47,7 +47,9 @@ class Wishes:
         asked = {} if wishes is not None else await self._of_pod(claim)
         found: dict[RegionId, FpgaRequest | None] = {}
         for one in claim.devices:
-            regions = self._ledger.regions_of(one.device)  # its card may have gone meanwhile
+            regions = self._ledger.obstacles.regions_of(
+                one.device
+            )  # its card may have gone meanwhile
             interface = self._ledger.cards[card_of(one.device)].interface_id
             for region in regions:
                 wish = wishes[one.device] if wishes is not None else asked.get(region.id, Wish())
@@ -109,7 +111,7 @@ class Wishes:
                 interface_id=self._ledger.cards[card_of(one.device)].interface_id,
             )
             for one in devices
-            for region in self._ledger.regions_of(one.device)
+            for region in self._ledger.obstacles.regions_of(one.device)
         ]
 
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import (
     Assumption,
     Card,
@@ -134,6 +135,15 @@ class Backend(Protocol):
 
         Raises:
             CardGoneError: the region is gone, or is another instance than `region` by now.
+        """
+
+    def numbers(self, region: Region) -> Mapping[Path, DeviceNumber]:
+        """The device numbers that the grant's nodes have now; as of `Region.numbers`.
+
+        Of a region that is held: holding it may have bound the drivers that give it some.
+
+        Raises:
+            HardwareError: they cannot be read.
         """
 
     def borrowed(self, region: Region) -> bool:

@@ -10,6 +10,10 @@ Path: TypeAlias = Annotated[str, Meta(pattern=r"^/[!-~]{1,254}\Z")]
 """A path on the node that can be a word of an environment variable and of a log line."""
 
 
+DeviceNumber: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9]{1,8}:[0-9]{1,8}\Z")]
+"""A character device as sysfs' `dev` and cgroups' device rules name it: `major:minor`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A file or directory of the node that containers see.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fpga_plugin.hardware.faults import Fault
-from fpga_plugin.hardware.grant import Grant
+from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
 from fpga_plugin.ids import CardId, InterfaceId, PciAddress, RegionId, region_id
 
 
@@ -35,6 +35,8 @@ class Region:
         grant: what a container gets of it.
         handle: how its backend finds it again; means nothing to anybody else but that another one
             is another region: one that went and came back, however short its absence, has another.
+        numbers: the device number that each of the grant's nodes has now; without those that have
+            none, as an IOMMU group before VFIO has a function of it.
         id: `<card id>-p<port id>`.
     """
 
@@ -42,6 +44,7 @@ class Region:
     port_id: int
     grant: Grant
     handle: object = None
+    numbers: Mapping[Path, DeviceNumber] = field(default_factory=dict, compare=False)
     id: RegionId = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +73,8 @@ class Card:
             where that is not known.
         firmware: which static part (FIM) it has loaded, as its registers tell it; empty where they
             do not. Cards of one interface id may differ in it.
+        guarded: device numbers of nodes that no container may have: who has one programs the card,
+            or resets a slot.
         id: the card's device id.
     """
 
@@ -86,6 +91,7 @@ class Card:
     reprogrammable: bool = True
     pcie_root: str = ""
     firmware: str = ""
+    guarded: frozenset[DeviceNumber] = field(default=frozenset(), compare=False)
     id: CardId = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from fpga_plugin.errors import FpgaPluginError, quote
 from fpga_plugin.ledger import history, rows
 from fpga_plugin.ledger.doubt import doubted, twice_claimed
 from fpga_plugin.ledger.marker import MARKER_FILE, Marker
-from fpga_plugin.ledger.records import Change
+from fpga_plugin.ledger.records import Change, Epoch
 from fpga_plugin.process.file_identity import Inode, inode_at
 
 log = structlog.get_logger()
@@ -192,8 +192,13 @@ class Journal:
             if self.doubt:
                 snapshot = doubted(snapshot, self.doubt)
             self._rewrite(db, snapshot, identity, copy=bool(loaded.snapshot or loaded.left_out))
-        self.marker.begin(identity, self._commits)
+        self.marker.begin(identity, self._commits, claims=self._claims(snapshot))
         return snapshot
+
+    def _claims(self, snapshot: Change) -> bool:
+        """Whether ResourceClaims may have devices; what a journal in doubt lost, the marker has."""
+        lost = self.doubt and self.marker.last is not None and self.marker.last.claims
+        return bool(snapshot.holders or snapshot.epochs.get(Epoch.CLAIMS) or lost)
 
     def _doubt(self, loaded: rows.Loaded) -> str:
         """Why a journal is in doubt; empty: it is the last life's, and all of it is there."""

@@ -7,8 +7,8 @@ ledger change no list, and telling that must not take a comparison of a thousand
 
 from collections.abc import Iterator
 
-from fpga_plugin.config.settings import Advertise, ScrubPolicy
-from fpga_plugin.hardware.model import Card, Region
+from fpga_plugin.config.settings import Advertise
+from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import (
     CardId,
     DeviceId,
@@ -18,7 +18,8 @@ from fpga_plugin.ids import (
 )
 from fpga_plugin.ledger.devices import AdvertisedDevice
 from fpga_plugin.ledger.ledger import Ledger, card_of
-from fpga_plugin.ledger.records import Condition, Mode
+from fpga_plugin.ledger.obstacles import Stops
+from fpga_plugin.ledger.records import Mode
 
 
 class DeviceLists:
@@ -30,15 +31,9 @@ class DeviceLists:
         *,
         prefix: str,
         advertise: Advertise,
-        scrub: ScrubPolicy,
     ) -> None:
         self._ledger = ledger
         self._prefix = prefix
-        self._healthy_conditions = frozenset(
-            {Condition.BLANK}
-            if scrub is ScrubPolicy.REQUIRED and advertise is not Advertise.AF
-            else {Condition.BLANK, Condition.UNBLANKED}
-        )
         self._shares: dict[CardId, dict[ResourceName, tuple[AdvertisedDevice, ...]]] = {}
         self._stale: set[CardId] = set(ledger.cards) | {card_of(d) for d in ledger.claims}
         self._order: list[CardId] | None = None
@@ -82,7 +77,7 @@ class DeviceLists:
         return self._registered
 
     def _wanted(self, name: ResourceName) -> bool:
-        resource = self._ledger.resource(name)
+        resource = self._ledger.naming.resource(name)
         if resource is None or resource.domain != self._prefix or resource.kind not in self._kinds:
             return False
         if resource.kind is ResourceKind.AF:
@@ -127,18 +122,8 @@ class DeviceLists:
         listed: dict[ResourceName, dict[DeviceId, AdvertisedDevice]] = {}
         numa = None if card is None else card.numa_node
         for claim in ledger.claims_on(card_id):
-            present = (
-                card is not None
-                and card_id not in ledger.rebinding
-                and all(any(r.id == region for r in card.regions) for region in claim.grants)
-            )
-            healthy = (
-                present
-                and not any(ledger.trouble(region) for region in claim.grants)
-                and ledger.holder_of(claim.device) is None  # else kubelet must not give it out
-            )
             listed.setdefault(claim.resource, {})[claim.device] = AdvertisedDevice(
-                claim.device, healthy, numa
+                claim.device, self._healthy(claim.device, Stops.OWNER), numa
             )
         if card is not None and card_id not in ledger.drained:
             for resource, device in self._free(card):
@@ -151,37 +136,25 @@ class DeviceLists:
     def _free(self, card: Card) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
         """What of a card nobody has, and anybody may ask for."""
         ledger, mode, numa = self._ledger, self._ledger.mode(card.id), card.numa_node
-        by_region = not ledger.exposure.refusal(card, whole=False)
         free = [region for region in card.regions if DeviceId(region.id) not in ledger.claims]
         if ResourceKind.AF in self._kinds:
             for region in free if mode is not Mode.WHOLE else ():
-                if (resource := ledger.function_resource(region.id)) is not None:
-                    healthy = by_region and self._region_healthy(card, region)
-                    yield resource, AdvertisedDevice(DeviceId(region.id), healthy, numa)
+                if (resource := ledger.naming.function_resource(region.id)) is not None:
+                    device = DeviceId(region.id)
+                    healthy = self._healthy(device, Stops.OFFER)
+                    yield resource, AdvertisedDevice(device, healthy, numa)
             return
         if not card.reprogrammable:
             return
-        of_regions, of_card = ledger.resources_of(card)
+        of_regions, of_card = ledger.naming.resources_of(card)
         if mode is not Mode.WHOLE and self._wanted(of_regions):
             for region in free:
-                healthy = by_region and self._region_healthy(card, region)
-                yield of_regions, AdvertisedDevice(DeviceId(region.id), healthy, numa)
+                device = DeviceId(region.id)
+                healthy = self._healthy(device, Stops.OFFER)
+                yield of_regions, AdvertisedDevice(device, healthy, numa)
         if mode is Mode.FREE and self._wanted(of_card):
-            healthy = (
-                card.complete
-                and not ledger.exposure.refusal(card, whole=True)
-                and card.id not in ledger.debts
-                and all(self._region_healthy(card, region) for region in card.regions)
-            )
-            yield of_card, AdvertisedDevice(DeviceId(card.id), healthy, numa)
+            whole = DeviceId(card.id)
+            yield of_card, AdvertisedDevice(whole, self._healthy(whole, Stops.OFFER), numa)
 
-    def _region_healthy(self, card: Card, region: Region) -> bool:
-        ledger = self._ledger
-        return (
-            ledger.record(region.id).condition in self._healthy_conditions
-            and not ledger.trouble(region.id)
-            and card.id not in ledger.foreign
-            and card.id not in ledger.rebinding
-            and card.id not in ledger.unreconciled
-            and ledger.own_node(region)
-        )
+    def _healthy(self, device: DeviceId, what: Stops) -> bool:
+        return self._ledger.obstacles.first(device, what) is None

@@ -21,12 +21,13 @@ from typing import Final
 import msgspec
 import structlog
 
+from fpga_plugin.process.atomic_file import replace_file
+
 log = structlog.get_logger()
 
 MARKER_FILE: Final = "marker"
 """In `<kubelet dir>/fpga-plugin`."""
 
-_MODE: Final = 0o600
 _DIGITS: Final = 20
 """Of the count, in a line of its own: a write changes one page and needs no room on the disk."""
 
@@ -44,6 +45,8 @@ class Served:
         cdi_dir: where it wrote the files of ResourceClaims.
         state_dir: where its journal was.
         journal: the journal's id.
+        claims: ResourceClaims may have devices, by this API or an earlier one: their end was not
+            seen in the journal.
     """
 
     api: str = ""
@@ -51,6 +54,7 @@ class Served:
     cdi_dir: str = ""
     state_dir: str = ""
     journal: str = ""
+    claims: bool = False
 
 
 class Marker:
@@ -90,9 +94,9 @@ class Marker:
             raise ValueError
         self.last, self.counted = _DECODER.decode(rest), int(count)
 
-    def begin(self, journal: str, count: int) -> None:
-        """From now on this life serves, with this journal."""
-        self._now = replace(self._now, journal=journal)
+    def begin(self, journal: str, count: int, *, claims: bool) -> None:
+        """From now on this life serves, with this journal; `claims` as in `Served`."""
+        self._now = replace(self._now, journal=journal, claims=claims)
         self.renew(count)
 
     def renew(self, count: int) -> None:
@@ -116,15 +120,7 @@ class Marker:
             os.close(file)
 
     def _replace(self, count: int) -> None:
-        new = f"{self.path}.new"
-        with suppress(FileNotFoundError):
-            os.unlink(new)
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, _MODE)
-        try:
-            os.write(file, _line(count) + _ENCODER.encode(self._now) + b"\n")
-        finally:
-            os.close(file)
-        os.replace(new, self.path)
+        replace_file(self.path, [_line(count), _ENCODER.encode(self._now), b"\n"])
 
     def _try(self, write: Callable[[int], None], count: int) -> None:
         """What keeps it from being written is logged once; the transaction stands."""

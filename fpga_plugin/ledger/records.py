@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from fpga_plugin.hardware.grant import Grant, Path
+from fpga_plugin.hardware.grant import DeviceNumber, Grant, Path
 from fpga_plugin.ids import (
     AfuId,
     CardId,
@@ -237,6 +237,8 @@ class Tenancy:
             record of it no longer names the pod. It says nothing of the pod's processes.
         cgroups: of this instance of the pod, noted while a container of it was about to start.
             Empty: not known, and the pod's uid has to tell.
+        numbers: device numbers that the nodes have had since, while a container could start with
+            them: its processes open whatever has them now. Unset, and in no row: not known.
     """
 
     key: TenancyKey
@@ -244,11 +246,17 @@ class Tenancy:
     used: bool = False
     left: bool = False
     cgroups: tuple[Cgroup, ...] = ()
+    numbers: tuple[DeviceNumber, ...] | UnsetType = UNSET
 
     @property
     def region(self) -> RegionId:
         """Which region was granted."""
         return self.key.region
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """By which its processes may open a device: paths of nodes, and device numbers."""
+        return (*self.nodes, *(self.numbers or ()))
 
     @property
     def pod(self) -> PodUid | None:

@@ -29,7 +29,10 @@ class Known(Protocol):
 
     claims: dict[DeviceId, Claim]
     holders: dict[ClaimUid, Holder]
-    tenancies: dict[TenancyKey, Tenancy]
+
+    @property
+    def tenancies(self) -> Mapping[TenancyKey, Tenancy]:
+        """All that are in force."""
 
     def claim_of(self, key: TenancyKey) -> Claim | None:
         """The allocation of a tenancy; None: it ended, or is not made yet."""

@@ -4,10 +4,8 @@ The store is read in a thread, at most every `FRESH` seconds, and nobody who loo
 `WAIT_SECONDS` for it: a store that hangs costs its names, not the status.
 """
 
-import asyncio
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from fpga_plugin.bitstream.manifest import InterfaceAliases
@@ -15,6 +13,7 @@ from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.store import StoreEntry
 from fpga_plugin.errors import FpgaPluginError, printable_ascii
 from fpga_plugin.ids import Alias, BitstreamId, InterfaceId
+from fpga_plugin.operator.fresh import Fresh
 
 FRESH: Final = 15.0
 """Seconds for which the store is not read again."""
@@ -56,51 +55,48 @@ class Listed:
     examined: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """What is known of the store; nothing of one that cannot be read."""
+
+    listed: tuple[Listed, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    interfaces: InterfaceAliases = field(default_factory=dict)
+
+
 class Catalogue:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._listed: tuple[Listed, ...] = ()
-        self._names: Mapping[str, str] = {}
-        self._interfaces: InterfaceAliases = {}
-        self._read_at = float("-inf")
-        self._reading: asyncio.Task[None] | None = None
+        self._store = Fresh(_Store(), seconds=FRESH, wait=WAIT_SECONDS)
 
     async def refresh(self, reader: StoreReader) -> None:
         """Read the store again, unless that was just done; returns in time, whatever it does."""
-        if time.monotonic() - self._read_at < FRESH:
-            return
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read(reader), name="catalogue")
-        await asyncio.wait({self._reading}, timeout=WAIT_SECONDS)
-
-    async def _read(self, reader: StoreReader) -> None:
-        try:
-            entries = await reader.headers()
-            names = await reader.names()
-            aliases = names.by_id
-            self._listed = tuple(_listed(reader, entry, aliases) for entry in entries[:MOST])
-            self._names = _names(entries, aliases)
-            self._interfaces = names.interfaces
-        except FpgaPluginError:
-            # The log has said so; there is no bitstream to be named.
-            self._listed, self._names, self._interfaces = (), {}, {}
-        finally:
-            self._read_at = time.monotonic()
-            self._reading = None
+        await self._store.get(lambda: _read(reader))
 
     @property
     def listed(self) -> tuple[Listed, ...]:
         """The store's bitstreams, in order of path."""
-        return self._listed
+        return self._store.last.listed
 
     def interface_alias(self, interface_id: InterfaceId) -> str:
         """What people call an interface id; empty where the store does not tell."""
-        return self._interfaces.get(interface_id, "")
+        return self._store.last.interfaces.get(interface_id, "")
 
     def name(self, afu_id: str) -> str:
         """What people call what a port shows; empty where the store does not tell."""
-        return self._names.get(afu_id, "")
+        return self._store.last.names.get(afu_id, "")
+
+
+async def _read(reader: StoreReader) -> _Store:
+    try:
+        entries = await reader.headers()
+        names = await reader.names()
+    except FpgaPluginError:
+        return _Store()  # the log has said so; there is no bitstream to be named
+    aliases = names.by_id
+    listed = tuple(_listed(reader, entry, aliases) for entry in entries[:MOST])
+    return _Store(listed, _names(entries, aliases), names.interfaces)
 
 
 def _names(entries: Sequence[StoreEntry], aliases: _Aliases) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -220,17 +221,7 @@ class Historian:
             pod = (now.pod if now is not None and same else claim.pod) or event.pod
         name = self._named(pod)
         return Entry(
-            region,
-            kind,
-            Event(
-                at=event.at,
-                seconds=event.seconds,
-                pod=pod,
-                name="" if name is None else str(name)[:512],
-                afu_id=event.afu_id,
-                words=event.words,
-                claim=event.claim,
-            ),
+            region, kind, replace(event, pod=pod, name="" if name is None else str(name)[:512])
         )
 
 

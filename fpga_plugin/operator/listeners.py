@@ -7,14 +7,14 @@ tries again.
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from fpga_plugin.backoff import Backoff
 from fpga_plugin.operator import SOCKET
-from fpga_plugin.operator.survey import Operation, Survey
+from fpga_plugin.operator.survey import Survey
 from fpga_plugin.process.ticks import tick
 
 if TYPE_CHECKING:
@@ -40,16 +40,12 @@ class Listeners:
 
     Args:
         survey: what is shown.
-        operations: what may be done to a card, by its command; may be filled later.
         recheck: seconds between two looks whether the status socket is still there.
     """
 
-    def __init__(
-        self, survey: Survey, operations: Mapping[str, Operation], *, recheck: float = RECHECK
-    ) -> None:
+    def __init__(self, survey: Survey, *, recheck: float = RECHECK) -> None:
         self._survey = survey
         self._recheck = recheck
-        self._operations = operations
         self._locked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners: list[Listener] = []
@@ -116,9 +112,7 @@ class Listeners:
 
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
         connections = Connections(dropped=self._survey.counters.http_dropped)
-        listener = Listener(
-            handler(Routes(self._survey, self._operations)), connections=connections
-        )
+        listener = Listener(handler(Routes(self._survey)), connections=connections)
         self._listeners.append(listener)  # closed with the others, whatever ends the attempts
         while True:
             try:

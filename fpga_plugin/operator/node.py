@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from fpga_plugin.bitstream.manifest import InterfaceAliases
 from fpga_plugin.bitstream.store import Store
-from fpga_plugin.build import names_interfaces, open_hardware, open_trust
-from fpga_plugin.config.settings import Advertise, Settings
+from fpga_plugin.build import exposure, names_interfaces, open_hardware, open_trust
+from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
 from fpga_plugin.errors import BitstreamNotFoundError, FpgaPluginError
 from fpga_plugin.hardware.backend import Backend
 from fpga_plugin.hardware.model import Card, CardProblem, PciFunction, Region
 from fpga_plugin.ids import AfuId, Alias, InterfaceId, ResourceName
+from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.journal import JournalError
-from fpga_plugin.ledger.names import function_name, resource_names
+from fpga_plugin.ledger.names import FUNCTIONS_HINT, function_name, resource_names
 from fpga_plugin.ledger.peek import Peek, peek
 from fpga_plugin.ledger.records import Ownership
 from fpga_plugin.operator.schema import FunctionView
@@ -54,19 +55,23 @@ class NodeCard:
 
     Attributes:
         card: as the hardware shows it.
-        selected: FPGA_PLUGIN_CARDS lets the plugin serve it.
+        left_alone: why the plugin would not serve it; empty where it would.
         alias: what the store's manifest calls its interface id.
-        owes_memory: by the journal, what former tenants left in its memory is not cleared yet.
+        memory: how it stands with what former tenants left in its memory, by the journal.
+        exposed: to whom it is not given, since it exposes data; empty: to nobody.
         no_blank: why its regions cannot be blanked; empty where they can, or need not be.
+        without_blank: what becomes of them then.
         foreign: what pods hold of it that another plugin gave them.
         regions: in the order of their ports.
     """
 
     card: Card
-    selected: bool
-    no_blank: str
-    owes_memory: bool
+    left_alone: str
     alias: Alias | None
+    memory: str
+    exposed: str
+    no_blank: str
+    without_blank: str
     foreign: tuple[CheckpointEntry, ...]
     regions: tuple[NodeRegion, ...]
 
@@ -105,20 +110,27 @@ def look(settings: Settings) -> Node:
     if journal is not None:
         held |= journal.owners.keys()
     cards = sorted(inventory.cards.values(), key=lambda card: card.address)
-    selected = [card for card in cards if settings.cards.selects(card.id)]
+    held_by_others = {card.id: entries_of(card, foreign) for card in cards}
+    left_alone = {c.id: _left_alone(settings, c, held_by_others[c.id]) for c in cards}
     # Elsewhere none is needed.
-    blanked = [c for c in selected if c.reprogrammable and settings.advertise is not Advertise.AF]
+    blanks = settings.advertise is not Advertise.AF
+    blanked = [card for card in cards if blanks and not left_alone[card.id]]
     called = _interfaces(settings)
     no_blank = _no_blank(settings, {card.interface_id for card in blanked})
+    exposed = exposure(settings)
     return Node(
         cards=tuple(
             NodeCard(
                 card=card,
-                selected=card in selected,
-                owes_memory=journal is not None and card.id in journal.debts,
+                left_alone=left_alone[card.id],
                 alias=called.get(card.interface_id),
+                memory=memory_state(card, debt=journal is not None and card.id in journal.debts),
+                exposed=exposed.note(card),
                 no_blank=no_blank[card.interface_id] if card in blanked else "",
-                foreign=entries_of(card, foreign),
+                without_blank="its regions would only be reset, and given out (best-effort)"
+                if settings.scrub is ScrubPolicy.BEST_EFFORT
+                else "its regions would be Unhealthy; FPGA_PLUGIN_SCRUB=best-effort works without",
+                foreign=held_by_others[card.id],
                 regions=tuple(
                     _region(backend, region, journal, in_use=bool(held & {region.id, card.id}))
                     for region in card.regions
@@ -155,6 +167,17 @@ def function_view(one: PciFunction) -> FunctionView:
     }
 
 
+def _left_alone(settings: Settings, card: Card, foreign: tuple[CheckpointEntry, ...]) -> str:
+    """Why the plugin would not serve a card; names no pod, as the text may go to others."""
+    if not settings.cards.selects(card.id):
+        return "FPGA_PLUGIN_CARDS leaves it out"
+    if foreign:
+        return "another plugin's pods have devices of it (docs/migration.md)"
+    if not card.reprogrammable and settings.advertise is not Advertise.AF:
+        return f"it cannot be reprogrammed: {FUNCTIONS_HINT}"
+    return ""
+
+
 def _journal(settings: Settings) -> tuple[Peek | None, str]:
     try:
         return peek(settings.state_dir), ""
@@ -180,7 +203,7 @@ def _aliases(settings: Settings) -> Mapping[tuple[str, str], Alias]:
 
 def _interfaces(settings: Settings) -> InterfaceAliases:
     try:
-        return open_trust(settings, owner=False).interface_aliases() or {}
+        return open_trust(settings, owner=False).names().interfaces
     except FpgaPluginError:
         return {}
 

@@ -5,16 +5,15 @@ kubelet's and the API server's interfaces answer. Imported only where it is aske
 """
 
 import asyncio
+import logging
 import socket
 
 import structlog
 
-from fpga_plugin.build import exposure, log_settings
-from fpga_plugin.config.settings import Advertise, ScrubPolicy, Settings
+from fpga_plugin.build import log_settings
+from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import is_device_id
-from fpga_plugin.ledger.exposure import memory_state
-from fpga_plugin.ledger.names import FUNCTIONS_HINT
 from fpga_plugin.operator.node import NodeCard, look, resources
 from fpga_plugin.pods.pod import PodSourceError
 from fpga_plugin.pods.podresources import PodResourcesClient
@@ -67,51 +66,36 @@ async def _log_podresources(settings: Settings) -> None:
 
 
 def _log_card(settings: Settings, seen: NodeCard) -> None:
-    card = seen.card
-    if not seen.selected:
-        log.info("would leave card alone", card=card.id, reason="FPGA_PLUGIN_CARDS")
-    elif seen.foreign:
-        log.warning(
+    if seen.left_alone:
+        foreign = {text for one in seen.foreign for text in one.devices if not is_device_id(text)}
+        log.log(
+            logging.WARNING if seen.foreign or not seen.card.reprogrammable else logging.INFO,
             "would leave card alone",
-            card=card.id,
-            reason="another plugin's pods still have devices of this kind",
-            foreign=sorted(
-                {text for entry in seen.foreign for text in entry.devices if not is_device_id(text)}
-            ),
-            pods=sorted({entry.pod_uid for entry in seen.foreign}),
-            hint="delete these pods first (docs/migration.md)",
+            card=seen.card.id,
+            description=seen.card.description,
+            reason=seen.left_alone,
+            foreign=sorted(foreign) or None,
+            pods=sorted({one.pod_uid for one in seen.foreign}) or None,
         )
-    elif not seen.card.reprogrammable and settings.advertise is not Advertise.AF:
-        log.warning(
-            "card cannot be reprogrammed",
-            card=card.id,
-            description=card.description,
-            hint=FUNCTIONS_HINT,
-        )
-    else:
-        free = [each.region.id for each in seen.regions if not each.in_use]
-        log.info(
-            "would serve card",
-            card=card.id,
-            interface_id=card.interface_id,
-            interface_alias=seen.alias,
-            resources=resources(settings, seen),
-            regions=[region.id for region in card.regions],
-            in_use=[each.region.id for each in seen.regions if each.in_use],
-            memory=memory_state(card, debt=seen.owes_memory),
-            iommu=card.iommu.value,
-            given=exposure(settings).note(card) or None,
-            would_wipe=[] if seen.no_blank or settings.advertise is Advertise.AF else free,
-            would_reset=free if settings.advertise is Advertise.AF else None,
-            missing=seen.no_blank or None,
-            hint=_without_blank(settings) if seen.no_blank else None,
-        )
-
-
-def _without_blank(settings: Settings) -> str:
-    if settings.scrub is ScrubPolicy.BEST_EFFORT:
-        return "FPGA_PLUGIN_SCRUB=best-effort: its free regions would be reset, and given out"
-    return "its regions would be Unhealthy; FPGA_PLUGIN_SCRUB=best-effort works without it"
+        return
+    functions = settings.advertise is Advertise.AF
+    free = [each.region.id for each in seen.regions if not each.in_use]
+    log.info(
+        "would serve card",
+        card=seen.card.id,
+        interface_id=seen.card.interface_id,
+        interface_alias=seen.alias,
+        resources=resources(settings, seen),
+        regions=[region.id for region in seen.card.regions],
+        in_use=[each.region.id for each in seen.regions if each.in_use],
+        memory=seen.memory,
+        iommu=seen.card.iommu.value,
+        given=seen.exposed or None,
+        would_wipe=[] if seen.no_blank or functions else free,
+        would_reset=free if functions else None,
+        missing=seen.no_blank or None,
+        hint=seen.without_blank if seen.no_blank else None,
+    )
 
 
 async def _log_pod_specs(settings: Settings) -> None:

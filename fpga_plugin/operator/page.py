@@ -31,7 +31,7 @@ from fpga_plugin.operator.table import (
     skipped,
     span,
 )
-from fpga_plugin.operator.trouble import troubled, troubles
+from fpga_plugin.operator.trouble import URGENT, states_of, troubled, troubles
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 STYLE: Final = (_TEMPLATES / "style.css").read_text()
@@ -68,7 +68,6 @@ def page(
     events: Sequence[EventView] = (),
     *,
     words: str = "",
-    runbook: str | None = None,
 ) -> str:
     """The document.
 
@@ -76,7 +75,6 @@ def page(
         status: all of it.
         events: what happened last, the newest first.
         words: only what has these is shown (`selection`).
-        runbook: where docs/runbook.md can be read; None: only its name is shown.
     """
     now = status["time"]
     shown = selected(status, words)
@@ -87,6 +85,9 @@ def page(
         if owner is None or owner["since"] is None:
             return ""
         return span(now - owner["since"])
+
+    def where(state: str) -> str:
+        return _first(state, shown) or ANCHORS[state]
 
     def ago(at: float) -> str:
         return f"{span(now - at)} ago"
@@ -104,11 +105,25 @@ def page(
         troubles=found,
         urgent=sum(one.count for one in found if one.urgent) + (not status["ready"]),
         events=events,
-        runbook=runbook,
         since=since,
+        where=where,
         ago=ago,
         when=lambda one: ago(one["at"]) + (f", {one['times']} times" if one["times"] > 1 else ""),
     )
+
+
+def _first(state: str, shown: StatusView) -> str:
+    """The id of the first card or tile that is in a state; empty where none is shown."""
+    for card in shown["cards"]:
+        gone = state == "faulted" and not card["present"]
+        if gone or state == card["memory"] or (state == "drained" and card["drained"]):
+            return f"card-{card['card']}"
+        for region in card["regions"]:
+            if state in states_of(card, region):
+                return f"region-{region['region']}"
+    if state == "faulted" and shown["problems"]:
+        return f"card-{shown['problems'][0]['card']}"
+    return ""
 
 
 def _counted(number: int, word: str) -> str:
@@ -128,29 +143,25 @@ def _sensors(card: CardView) -> list[tuple[str, str]]:
 
 
 def _marks(card: CardView, region: RegionView) -> list[tuple[str, str]]:
-    """What else is to be known of a region, with its colour."""
-    marks = []
-    if region["refused"]:
-        marks.append(("refused", "bad"))
-    if card["drained"]:
-        marks.append(("drained", "warn"))
-    if region["kept"] is not None:
-        marks.append(("kept", "warn"))
-    elif region["unusable"]:
-        marks.append(("unusable", "bad"))
+    """What else is to be known of a region, with its colour; FAULTED is its condition."""
+    marks = [
+        (state, "bad" if state in URGENT else "warn")
+        for state in states_of(card, region)
+        if state != "faulted"
+    ]
     # That a drained card's free regions, and kept ones, are not offered is what that means.
-    elif not region["healthy"] and not (card["drained"] and region["owner"] is None):
+    known = region["kept"] is not None or bool(region["unusable"])
+    if not region["healthy"] and not known and not (card["drained"] and region["owner"] is None):
         marks.append(("unhealthy", "bad"))
     return marks
 
 
 def _colour(card: CardView, region: RegionView) -> str:
-    if region["failed"] or region["unusable"] or region["refused"]:
+    states = states_of(card, region)
+    if not URGENT.isdisjoint(states):
         return "failed"
-    if card["drained"]:
-        return "drained"
-    if region["kept"] is not None:
-        return "kept"
+    if (chosen := next((one for one in ("drained", "kept") if one in states), None)) is not None:
+        return chosen
     if region["condition"] in {"DIRTY", "SCRUBBING", "UNBLANKED"}:
         return "busy"
     if region["owner"] is not None:

@@ -10,6 +10,8 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -87,11 +89,9 @@ class Past:
 
     def _read(self, most: int | None) -> list[Entry]:
         found: list[Entry] = []
-        try:
+        with suppress(sqlite3.Error):  # the journal's own errors are told where it is written
             found.extend(islice(latest(self._path), most))
-        except sqlite3.Error:
-            return found  # the journal's own errors are told where it is written
-        return found
+        return _named(found)
 
     def _view(self, entry: Entry) -> EventView:
         event = entry.event
@@ -107,6 +107,17 @@ class Past:
             "bitstream": self._catalogue.name(event.afu_id or ""),
             "message": event.words,
         }
+
+
+def _named(entries: list[Entry]) -> list[Entry]:
+    """With the pods' names wherever one entry has it: a restart of the plugin forgets names."""
+    names = {one.event.pod: one.event.name for one in entries if one.event.pod and one.event.name}
+    return [
+        replace(one, event=replace(one.event, name=names[one.event.pod]))
+        if not one.event.name and one.event.pod in names
+        else one
+        for one in entries
+    ]
 
 
 def _matches(entry: Entry, look: str) -> bool:

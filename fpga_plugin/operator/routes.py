@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Final
 
-from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, NotFinishedError, quote
+from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
 from fpga_plugin.operator.health import not_live, not_ready
 from fpga_plugin.operator.hosts import Hosts
 from fpga_plugin.operator.http import Handler, Headers, Request, Response, text
 from fpga_plugin.operator.rendered import Rendered
 from fpga_plugin.operator.selection import MAX_WORDS, selected
-from fpga_plugin.operator.survey import Operation, Survey
+from fpga_plugin.operator.survey import Survey
 from fpga_plugin.operator.view import past, view
 
 JSON: Final = "application/json"
@@ -42,13 +42,10 @@ class Routes:
 
     Args:
         survey: what is shown.
-        operations: what may be done to a card, by its command; only on the local socket.
     """
 
-    def __init__(self, survey: Survey, operations: Mapping[str, Operation] | None = None) -> None:
+    def __init__(self, survey: Survey) -> None:
         self._survey = survey
-        # Not `or`: it may be empty now and filled later.
-        self._operations = {} if operations is None else operations
         settings = survey.settings
         self._hosts = Hosts(
             (
@@ -132,32 +129,24 @@ class Routes:
         drawn = await asyncio.to_thread(import_module, "fpga_plugin.operator.page")
         words = request.query.get(FIND, "")
         events = await self._survey.past.events(words, most=PAGE_EVENTS)
-        runbook = self._survey.settings.runbook_url
-        html = drawn.page(await view(self._survey), events, words=words, runbook=runbook)
+        html = drawn.page(await view(self._survey), events, words=words)
         return Response(200, html.encode(), "text/html; charset=utf-8", drawn.HEADERS)
 
     async def _card(self, request: Request) -> Response:
+        from fpga_plugin.operator.card_operations import operate  # seldom asked for
+
         try:
-            word, card = _operation(request.body)
-            if not self._operations:
-                raise NotFinishedError("the plugin is starting: try again in a moment")
-            operation = self._operations.get(word)
-            if operation is None:
-                raise InvalidRequestError(f"there is no operation {quote(word)}")
-            return _json(200, await operation(card))
+            asked = _strings(request.body, ("operation", "card"))
+            return _json(200, await operate(self._survey, asked["operation"], asked["card"]))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})
 
     async def _program(self, request: Request) -> Response:
-        from fpga_plugin.operator.card_operations import programmed_view  # seldom asked for
+        from fpga_plugin.operator.card_operations import program  # seldom asked for
 
         try:
             asked = _strings(request.body, ("id", "card", "region", "bitstream"))
-            if (plugin := self._survey.plugin) is None:
-                raise NotFinishedError("the plugin is starting: try again in a moment")
-            name, card, region, bitstream = asked
-            done = await plugin.by_hand.program(name, card=card, region=region, bitstream=bitstream)
-            return _json(200, programmed_view(done))
+            return _json(200, await program(self._survey, asked))
         except FpgaPluginError as error:
             return _json(409, {"error": error.message, "hint": error.hint})
 
@@ -174,33 +163,20 @@ def _shared(answer: Handler) -> Handler:
     return answered
 
 
-def _strings(body: bytes, names: Sequence[str]) -> list[str]:
-    """The texts of that name in an object.
+def _strings(body: bytes, names: Sequence[str]) -> Mapping[str, str]:
+    """The texts of these names in an object.
 
     Raises:
         InvalidRequestError: it is no such request.
     """
     try:
         asked = json.loads(body)
-        values = [asked[name] for name in names]
+        values = {name: asked[name] for name in names}
     except (ValueError, KeyError, TypeError, RecursionError):
-        values = [None]
-    if not all(isinstance(value, str) for value in values):
+        values = {}
+    if not values or not all(isinstance(value, str) for value in values.values()):
         raise InvalidRequestError(f"the request does not name {', '.join(names)}")
     return values
-
-
-def _operation(body: bytes) -> tuple[str, str]:
-    """The operation's word and the card's id.
-
-    Raises:
-        InvalidRequestError: it is no such request.
-    """
-    try:
-        asked = json.loads(body)
-        return str(asked["operation"]), str(asked["card"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidRequestError("the request names no operation and card") from None
 
 
 def _allow(methods: tuple[str, ...]) -> Headers:

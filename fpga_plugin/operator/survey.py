@@ -1,8 +1,7 @@
 """What is looked at: the plugin, what was counted of it, and how far its start has come."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +16,7 @@ from fpga_plugin.ids import CardId, DeviceId, ResourceName
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.operator.catalogue import Catalogue
 from fpga_plugin.operator.counters import Counters
+from fpga_plugin.operator.fresh import Fresh
 from fpga_plugin.operator.historian import Historian
 from fpga_plugin.operator.past import Past
 from fpga_plugin.operator.refusals import Refusals
@@ -27,9 +27,6 @@ from fpga_plugin.regions.reports import Report, ReportObserver
 
 if TYPE_CHECKING:
     from fpga_plugin.plugin import Plugin
-
-Operation = Callable[[str], Awaitable[Mapping[str, object]]]
-"""Something that is done to a card, by its id; raises FpgaPluginError, returns what to show."""
 
 MAX_DEVICES = 16
 """Of a refused call, that are remembered."""
@@ -83,11 +80,11 @@ class Survey:
     plugin: "Plugin | None" = field(default=None, init=False)
     sandbox: tuple[Measure, ...] = field(default=(), init=False)
     began: float = field(default_factory=time.time, init=False)
-    _readings: Mapping[CardId, Readings] = field(default_factory=dict, init=False)
+    _readings: Fresh[Mapping[CardId, Readings]] = field(
+        default_factory=lambda: Fresh({}, seconds=FRESH), init=False
+    )
     # Nobody's but ours: sensors are slow.
     _reads: CardReads = field(default_factory=CardReads, init=False)
-    _read_at: float = field(default=float("-inf"), init=False)
-    _reading: asyncio.Task[Mapping[CardId, Readings]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Look where the settings say."""
@@ -159,27 +156,28 @@ class Survey:
         if self.observer is not None:
             self.observer.warned(identity, devices, message)
 
-    async def readings(self) -> Mapping[CardId, Readings]:
-        """Sensors of all cards, at most `FRESH` seconds old; read in a thread, by one at a time."""
-        if self.plugin is None:
-            return {}
-        now = time.monotonic()
-        if now - self._read_at < FRESH:
-            return self._readings
-        if self._reading is None:
-            cards = tuple(self.plugin.ledger.cards.values())
-            self._reading = asyncio.create_task(self._read(self.plugin.node.backend, cards))
-        # Shielded: whoever asked may go away, and the others still wait for it.
-        return await asyncio.shield(self._reading)
+    def running(self) -> "Plugin":
+        """The plugin, once it has started.
 
-    async def _read(self, backend: Backend, cards: tuple[Card, ...]) -> Mapping[CardId, Readings]:
-        try:
-            by_id = {card.id: card for card in cards}
-            # A card that does not answer has no readings, and costs no other card its own.
-            self._readings, _ = await self._reads.each(
-                by_id, lambda card: backend.readings(by_id[card])
-            )
-            self._read_at = time.monotonic()
-            return self._readings
-        finally:
-            self._reading = None
+        Raises:
+            NotFinishedError: it has not.
+        """
+        if self.plugin is None:
+            raise NotFinishedError("the plugin is starting: try again in a moment")
+        return self.plugin
+
+    async def readings(self) -> Mapping[CardId, Readings]:
+        """Sensors of all cards, at most `FRESH` seconds old; read in a thread."""
+        if (plugin := self.plugin) is None:
+            return {}
+        return await self._readings.get(
+            lambda: self._read(plugin.node.backend, plugin.ledger.cards)
+        )
+
+    async def _read(
+        self, backend: Backend, cards: Mapping[CardId, Card]
+    ) -> Mapping[CardId, Readings]:
+        present = dict(cards)
+        # A card that does not answer has no readings, and costs no other card its own.
+        found, _ = await self._reads.each(present, lambda card: backend.readings(present[card]))
+        return found

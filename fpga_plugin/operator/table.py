@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fpga_plugin.columns import columns, width_of
 from fpga_plugin.ids import with_name
+from fpga_plugin.ledger.records import Condition
 from fpga_plugin.operator.schema import (
     CardStateView,
     CardView,
@@ -27,6 +28,7 @@ from fpga_plugin.operator.schema import (
     StatusView,
     WhoView,
 )
+from fpga_plugin.operator.states import STATES
 from fpga_plugin.operator.trouble import troubles
 
 MIN_WIDTH: Final = 60
@@ -40,26 +42,28 @@ _NO_BREAK: Final = "\xa0"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 _NOT_YET: Final = "not cleared yet"
-"""As `ledger.exposure.memory_state` says it."""
+"""As `ledger.obstacles.exposure.memory_state` says it."""
 
-STATES: Final = """\
-ownership:
-  FREE        nobody has it
-  CLAIMED     kubelet gave it to a pod
-  STARTED     a container has it
-condition:
-  BLANK       scrubbed and verified
-  BLANK (memory not cleared yet)
-              the same, but the card's memory, which all its regions share, may
-              hold what an earlier tenant left: it is cleared once no region of
-              the card is in use, and the whole card is not given out until then
-  PROGRAMMED  as its owner asked, or as an operator did by hand
-  DIRTY       somebody's image or state may be on it; a scrub follows
-  SCRUBBING   work on it is under way
-  FAULTED     cannot be used until an operator mends it
-  UNBLANKED   reset, but the last image is still there (best effort, functions)
-health:       what kubelet is told; an Unhealthy region is given to nobody
-"""
+_CONDITIONS: Final = {condition.value for condition in Condition}
+
+MEANINGS: Final = "\n".join(
+    (
+        "ownership:",
+        "  FREE        nobody has it",
+        "  CLAIMED     kubelet gave it to a pod",
+        "  STARTED     a container has it",
+        "condition:",
+        *(
+            f"  {state.word.upper():<11} {state.meaning}"
+            for state in STATES
+            if state.word.upper() in _CONDITIONS
+        ),
+        "BLANK (memory not cleared yet): the card's memory, which all its regions share,",
+        "may hold what an earlier tenant left. It is cleared once no region of the card",
+        "is in use, and the whole card is not given out until then.",
+        "health:       what kubelet is told; an Unhealthy region is given to nobody",
+    )
+)
 """What the words mean, for `--help`."""
 
 
@@ -198,6 +202,7 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
 
 def _card(card: CardView, now: float, width: int) -> list[str]:
     facts = [f"card {card['card']}", card["mode"] if card["present"] else "GONE"]
+    facts += filter(None, [card["description"]])
     if card["drained"]:
         facts.append("DRAINED")
     if card["interface_id"]:
@@ -366,8 +371,8 @@ def inspection_table(found: InspectionView, *, now: float, width: int = NO_LIMIT
     )
 
 
-def card_table(state: CardStateView) -> str:
-    """How far a card is from being pulled."""
+def card_table(state: CardStateView, operation: str) -> str:
+    """A card after an operation; after `drain` also how far it is from being pulled."""
     service = "out of service" if state["drained"] else "in service"
     lines = [f"card {state['card']}: {service}{'' if state['present'] else ', not there'}"]
     lines += [
@@ -376,7 +381,10 @@ def card_table(state: CardStateView) -> str:
         for holder in state["holders"]
     ]
     lines += [f"  not clean: {printable(words)}" for words in state["not_clean"]]
-    if state["may_be_pulled"]:
+    if operation != "drain":
+        if state["drained"]:
+            lines.append("`fpga-plugin card undrain` brings it back into service")
+    elif state["may_be_pulled"]:
         lines.append("it may be pulled now")
     else:
         lines.append("it must not be pulled yet:")

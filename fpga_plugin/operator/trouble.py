@@ -1,8 +1,9 @@
 """What of a node needs somebody: the same words in table, page and exit code."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from fpga_plugin.operator.schema import CardView, StatusView
+from fpga_plugin.operator.schema import CardView, RegionView, StatusView
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,26 @@ def needs_somebody(status: StatusView) -> bool:
     return not status["ready"] or any(one.urgent for one in troubles(status))
 
 
+URGENT: Final = frozenset({"faulted", "refused", "unusable"})
+"""States of a region that need somebody."""
+
+
+def states_of(card: CardView, region: RegionView) -> list[str]:
+    """Which states of `states` that say more than its condition hold of a region."""
+    found = {
+        "faulted": region["failed"],
+        "refused": bool(region["refused"]),
+        "drained": card["drained"],
+        "kept": region["kept"] is not None,
+        "unusable": bool(region["unusable"]),
+    }
+    return [state for state, holds in found.items() if holds]
+
+
 def troubled(card: CardView) -> bool:
     """Whether the card, or a region of it, is among what is urgent."""
     return not card["present"] or any(
-        one["failed"] or one["unusable"] or one["refused"] for one in card["regions"]
+        not URGENT.isdisjoint(states_of(card, one)) for one in card["regions"]
     )
 
 

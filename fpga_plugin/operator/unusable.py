@@ -31,8 +31,8 @@ def unusable(plugin: Plugin, scrub: ScrubPolicy, region: Region) -> Unusable | N
         return None
     if card.id in ledger.foreign:
         return Unusable.HELD_BY_ANOTHER_PLUGIN
-    if ledger.serves_functions:
-        return Unusable.NO_FUNCTION if ledger.withheld(region.id) else None
+    if ledger.naming.serves_functions:
+        return Unusable.NO_FUNCTION if ledger.naming.withheld(region.id) else None
     if not card.reprogrammable:
         return Unusable.NOT_REPROGRAMMABLE
     dirty = ledger.record(region.id).condition is not Condition.BLANK
@@ -47,7 +47,7 @@ def _has_another_state(ledger: Ledger, card: Card, region: Region) -> bool:
         ledger.region_claim(region.id) is not None
         or card.id in ledger.drained
         or ledger.kept(region.id) is not None
-        or bool(ledger.trouble(region.id))
+        or bool(ledger.obstacles.trouble(region.id))
         or ledger.record(region.id).condition is Condition.FAULTED
-        or bool(ledger.exposure.refusal(card, whole=True))
+        or bool(ledger.obstacles.exposure.refusal(card, whole=True))
     )

@@ -70,6 +70,8 @@ def rules(
         allow(found, READ)
         if not found:
             unreached.append(path)
+    # Names of pods that run, and nothing that they have there.
+    allow(_lasting(os.path.join(settings.kubelet_root, "pods")), Right.READ_DIR)
     allow((settings.state_dir,), OWN)
     allow((os.path.join(settings.kubelet_dir, LOCK_DIRECTORY),), OWN)
     allow((settings.kubelet_dir, *registry(settings)), _KUBELET_DIRECTORY)
@@ -119,9 +121,9 @@ def _working_directory() -> str:
 def _read(settings: Settings) -> Iterator[str]:
     """What is read because a setting names it; files by their directory: they are replaced."""
     yield settings.bitstream_dir
-    yield os.path.join(settings.kubelet_root, "pods")  # names of pods that run
     if settings.mode is Mode.DRA:
-        # Kubelet's record of claims, which it replaces; the pods' volumes lie there, too.
+        # Kubelet's record of claims, which it replaces by a rename. No rule can leave out what lies
+        # below: in the chart's pod that is hidden by empty volumes.
         yield settings.kubelet_root
     if settings.keys_dir is not None:
         yield settings.keys_dir

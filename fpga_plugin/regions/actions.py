@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 
@@ -104,7 +103,7 @@ class CardActions:
             JournalError: it is not written down yet: a restart of the plugin would end it.
         """
         card_id = self._known(card)
-        self._ledger.set_drained(card_id, drained=True)
+        self._ledger.hardware.set_drained(card_id, drained=True)
         log.info("card drained", card=card_id)
         return await self.state(card_id)
 
@@ -116,7 +115,7 @@ class CardActions:
             JournalError: it cannot be written down, so nothing has changed.
         """
         card_id = self._known(card)
-        self._ledger.set_drained(card_id, drained=False)
+        self._ledger.hardware.set_drained(card_id, drained=False)
         log.info("card back in service", card=card_id)
         self._queue.add(card_id)
         return await self.state(card_id)
@@ -140,7 +139,7 @@ class CardActions:
                     log.info("card errors cleared", card=card_id, errors=_in_hex(cleared))
         self._inventory.hasten(card_id)
         await self._inventory.rescan(card_id)
-        self._ledger.another_try(card_id)
+        self._ledger.work.another_try(card_id)
         self._queue.add(card_id)
         return await self.state(card_id)
 
@@ -153,17 +152,17 @@ class CardActions:
         """
         card_id = self._known(card)
         if kept := [one.region for one in self._ledger.kept_on(card_id)]:
-            self._ledger.end_debug(kept)
+            self._ledger.work.end_debug(kept)
             self._queue.add(card_id)
             log.info("an operator ends what is kept for debugging", card=card_id, regions=kept)
         return await self.state(card_id)
 
-    async def functions(self, card: str, *, make: bool | None = None) -> tuple[PciFunction, ...]:
-        """A card's PCI functions.
+    async def functions(self, card: str, *, make: bool) -> tuple[PciFunction, ...]:
+        """Change which virtual PCI functions a card has; returns all that it has then.
 
         Args:
             card: its id.
-            make: make all virtual ones that it can have, or remove those that it has; None: look.
+            make: make all that it can have; else remove those that it has.
 
         Raises:
             UnknownDeviceError: no such card.
@@ -171,18 +170,13 @@ class CardActions:
             FpgaPluginError: the driver refused, or it cannot be read.
         """
         card_id = self._there(card)
-        backend = self._operations.backend
-        if make is not None:
-            async with self._operations.workers.lock(card_id):
-                await self._check_unused(card_id)
-                await self._operations.workers.run(
-                    card_id, partial(backend.make_functions, card_id, make=make)
-                )
-            log.info(
-                "virtual functions made" if make else "virtual functions removed", card=card_id
-            )
-            await self._inventory.rescan(card_id)
-        return tuple(await self._operations.workers.run(card_id, backend.functions, card_id))
+        workers, backend = self._operations.workers, self._operations.backend
+        async with workers.lock(card_id):
+            await self._check_unused(card_id)
+            await workers.run(card_id, backend.make_functions, card_id, make=make)
+        log.info("virtual functions made" if make else "virtual functions removed", card=card_id)
+        await self._inventory.rescan(card_id)
+        return tuple(await workers.run(card_id, backend.functions, card_id))
 
     async def _check_unused(self, card_id: CardId) -> None:
         """Nobody may have anything of a card whose functions come or go. The lock is held.
@@ -208,19 +202,21 @@ class CardActions:
             )
         if kept := ledger.kept_on(card_id):
             first = kept[0].region
-            why = ledger.trouble(first) or "to be kept for debugging, if its container failed"
+            why = (
+                ledger.obstacles.trouble(first)
+                or "to be kept for debugging, if its container failed"
+            )
             raise RefusedError(
                 f"region {first} is {why}",
                 hint=f"`fpga-plugin card release {card_id}` ends that",
             )
         for region in present.regions:
-            if (one := await self._operations.living(ledger.left(region.id))) is not None:
+            if (one := await self._operations.living(ledger.tenancies.left(region.id))) is not None:
                 raise RefusedError(f"pod {one.pod}, which had {region.id}, still runs")
             async with self._operations.ports(present, [region]):
                 pass  # else the kernel would wait for whoever has it open, or crash
-            await self._operations.workers.run(
-                card_id, partial(self._operations.backend.give_back, present, region)
-            )
+            workers, backend = self._operations.workers, self._operations.backend
+            await workers.run(card_id, backend.give_back, present, region)
 
     def _there(self, text: str) -> CardId:
         """The card of that id, also one that cannot be served.
@@ -259,7 +255,7 @@ class CardActions:
             for region in present.regions:
                 record = ledger.record(region.id)
                 if record.condition not in CLEAN and not holders:
-                    why = ledger.trouble(region.id) or record.reason
+                    why = ledger.obstacles.trouble(region.id) or record.reason
                     reason = f" ({why})" if why else ""
                     not_clean.append(f"{region.id} is {record.condition}{reason}")
                     if record.condition in {Condition.DIRTY, Condition.SCRUBBING}:
@@ -275,7 +271,10 @@ class CardActions:
                 return ["it got an owner just now"]
             waits: list[str] = []
             for region in card.regions:
-                users = [*self._ledger.left(region.id), *self._ledger.strangers(region)]
+                users = [
+                    *self._ledger.tenancies.left(region.id),
+                    *self._ledger.strangers(region),
+                ]
                 if (one := await self._operations.living(users)) is not None:
                     waits.append(f"pod {one.pod}, which had {one.region}, still runs")
                     continue

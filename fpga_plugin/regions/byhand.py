@@ -195,7 +195,7 @@ class HandProgrammer:
             yield "is in service", f"run `fpga-plugin card drain {card.id}` first"
         if not card.reprogrammable:
             yield "cannot be reconfigured partially", "its image is in its flash"
-        if ledger.serves_functions:
+        if ledger.naming.serves_functions:
             why = "holds functions, which are handed over as they are (FPGA_PLUGIN_ADVERTISE=af)"
             yield why, "set another FPGA_PLUGIN_ADVERTISE to program its regions"
 
@@ -213,8 +213,8 @@ class HandProgrammer:
             yield f"has {region.id}, whose node is in the hands of a pod that still runs", look
         if ledger.kept(region.id) is not None:
             end = f"`fpga-plugin card release {card.id}` ends that"
-            yield f"has {region.id}, which is {ledger.trouble(region.id)}", end
-        elif trouble := ledger.bars_work(region.id):
+            yield f"has {region.id}, which is {ledger.obstacles.trouble(region.id)}", end
+        elif trouble := ledger.obstacles.bars_work(region.id):
             yield f"has {region.id}, which is faulted: {trouble}", "see docs/runbook.md"
 
     async def _work(self, card: Card, region: Region, bitstream: Bitstream) -> Programmed:
@@ -228,11 +228,11 @@ class HandProgrammer:
         try:
             async with operations.ports(card, [region]) as ports:
                 self._check(card.id, region)
-                ledger.working([region.id])
+                ledger.work.working([region.id])
                 clock = await self._scrub_and_program(
                     card, region, ports, blank=blank, bitstream=bitstream, report=report
                 )
-                ledger.programmed_by_hand(region.id, bitstream.afu_id)
+                ledger.work.programmed_by_hand(region.id, bitstream.afu_id)
                 operations.clocks[region.id] = clock
         finally:
             operations.settle([region.id])
@@ -260,7 +260,7 @@ class HandProgrammer:
         operations = self._operations
         port = ports[region.id]
         if card.clears_memory:
-            operations.ledger.set_debt(card.id, open_=True)
+            operations.ledger.work.set_debt(card.id, open_=True)
         await operations.scrub(card, region, port, blank, report)
         await operations.clear_memory(card, {region.id: report})
         clock = await operations.plan_clock(card, region, bitstream, DriverSettings(), report)
@@ -268,7 +268,7 @@ class HandProgrammer:
             raise NotFinishedError(f"card {card.id} was brought back into service meanwhile")
 
         # Until a blank replaces it, it is known: nobody takes it for a preprogrammed function.
-        operations.ledger.working([region.id], image=bitstream.afu_id)
+        operations.ledger.work.working([region.id], image=bitstream.afu_id)
 
         def program() -> None:
             steps.set_parameters(operations.backend, card, region, clock, report)

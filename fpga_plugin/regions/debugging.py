@@ -14,19 +14,21 @@ pod's status nobody tells is scrubbed.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
-from fpga_plugin.errors import FpgaPluginError, NoSourceError, quote
-from fpga_plugin.ids import CardId, DeviceId, RegionId
+from fpga_plugin.errors import FpgaPluginError, HardwareError, NoSourceError, quote
+from fpga_plugin.hardware.model import Card
+from fpga_plugin.ids import AfuId, CardId, DeviceId, RegionId
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.ledger.records import Debug
-from fpga_plugin.pods.debug_annotation import annotation, parse_keep
+from fpga_plugin.pods.debug_annotation import MOST, annotation, parse_keep
 from fpga_plugin.pods.directory import PodDirectory
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
@@ -34,6 +36,7 @@ from fpga_plugin.pods.pod import Phase, Pod
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
+from fpga_plugin.regions.reads import CardReads
 
 log = structlog.get_logger()
 
@@ -63,12 +66,10 @@ class Allowed:
     Attributes:
         prefix: of our resources, and of the annotation.
         namespaces: whose pods may ask; `*`: all.
-        most: the longest time in seconds for which a region is kept.
     """
 
     prefix: str
     namespaces: frozenset[str]
-    most: float
 
 
 class Debugging:
@@ -98,7 +99,7 @@ class Debugging:
         self._operations, self._pods, self._recorder = operations, pods, recorder
         self._queue = queue
         self._annotation = annotation(allowed.prefix)
-        self._namespaces, self._most = allowed.namespaces, allowed.most
+        self._namespaces = allowed.namespaces
         self._interval, self._clock = interval, clock
         self._something = asyncio.Event()
         self._undecided: dict[RegionId, float] = {}
@@ -148,7 +149,7 @@ class Debugging:
             self._ignored(identity, devices, why)
             return None
         try:
-            seconds = parse_keep(text, most=self._most)
+            seconds = parse_keep(text)
         except ValueError as error:
             self._ignored(identity, devices, f"its value is {quote(text)}: {error}")
             return None
@@ -222,8 +223,8 @@ class Debugging:
         if left == 0:
             log.info("region no longer kept for debugging", region=debug.region, pod=debug.pod)
             self._end(debug.region)
-        elif left > self._most:  # the setting was made shorter
-            self._ledger.keep(debug.region, self._clock() + self._most)
+        elif left > MOST:  # by a former version, which let the operator allow more
+            self._ledger.work.keep(debug.region, self._clock() + MOST)
 
     async def _failure(self, debug: Debug) -> str | None:
         """What failed by the pod's status, empty: nothing; None: it does not tell yet."""
@@ -243,7 +244,7 @@ class Debugging:
         if debug is not before:
             return  # another container began, or another owner came, while the status was read
         if failed is not None and debug.failure != failed:
-            ledger.note_failure(region, failed)
+            ledger.work.note_failure(region, failed)
             debug = ledger.debugs[region]
         if ledger.region_claim(region) is not None:
             self._undecided.pop(region, None)
@@ -260,8 +261,8 @@ class Debugging:
             self._tell(debug, f"region {region} is {note}", kept=False)
             self._end(region)
         else:
-            seconds = min(debug.seconds, self._most)
-            ledger.keep(region, self._clock() + seconds)
+            seconds = min(debug.seconds, MOST)
+            ledger.work.keep(region, self._clock() + seconds)
             self._tell(
                 debug,
                 f"region {region} is kept as it is for {seconds:g} s:"
@@ -271,7 +272,7 @@ class Debugging:
             )
 
     def _end(self, region: RegionId) -> None:
-        self._ledger.end_debug([region])
+        self._ledger.work.end_debug([region])
         # Whoever works on the card right now may have looked before.
         self._queue.add(card_of(region))
 
@@ -290,6 +291,55 @@ class Debugging:
         )
         reason = "FpgaRegionKept" if kept else "FpgaRegionNotKept"
         self._recorder.debugged(debug.pod, PodName(debug.namespace, debug.name), reason, note)
+
+
+class DebugLog:
+    """What the log says of regions that are debugged: their port errors, and what is on them.
+
+    These are the regions of pods with the annotation, and those whose owner asked for `debug=1`.
+    Belongs to the event loop.
+    """
+
+    def __init__(self, operations: CardOperations, reads: CardReads) -> None:
+        self._operations, self._reads = operations, reads
+        self._errors: dict[RegionId, dict[str, int]] = {}
+        self._accelerators: dict[RegionId, AfuId | None] = {}
+
+    async def look(self, card: Card) -> None:
+        """Log each new set of port errors, once."""
+        for region in card.regions:
+            if region.id not in self._operations.debugged:
+                self._errors.pop(region.id, None)
+                continue
+            about = self._operations.owner(region.id)
+            read = partial(self._operations.backend.port_errors, region)
+            try:
+                errors = dict(await self._reads.run(card.id, read))
+            except HardwareError as error:
+                log.warning(
+                    "port errors cannot be read", region=region.id, error=str(error), **about
+                )
+                continue
+            if errors != self._errors.get(region.id, {}):
+                self._errors[region.id] = errors
+                shown = {name: f"{value:#x}" for name, value in errors.items()}
+                log.warning("port errors", region=region.id, errors=shown, **about)
+
+    def shows(self, observed: Mapping[RegionId, AfuId | None]) -> None:
+        """Log what is on them: at the first look, and when it changes."""
+        debugged = self._operations.debugged
+        self._accelerators = {r: afu for r, afu in self._accelerators.items() if r in debugged}
+        for region in observed.keys() & debugged:
+            if self._accelerators.get(region, "") != observed[region]:
+                self._accelerators[region] = observed[region]
+                clock = self._operations.clocks.get(region)
+                log.info(
+                    "accelerator of a debugged region",
+                    region=region,
+                    afu_id=observed[region],
+                    clock=None if clock is None else clock.detail,
+                    **self._operations.owner(region),
+                )
 
 
 def failure(pod: Pod, containers: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 def note(ledger: Ledger, card: Card) -> str:
     """Why a card's regions are not advertised, for people; empty where they are."""
-    if not ledger.serves_functions:
+    if not ledger.naming.serves_functions:
         return "" if card.reprogrammable else f"cannot be reprogrammed: {FUNCTIONS_HINT}"
     if of := _withheld(ledger, card):
         return f"{', '.join(of)} not advertised: an owner's image, which is no function"
@@ -29,7 +29,7 @@ class FunctionNews:
     def found(self, card: Card) -> None:
         """A card is there, and the ledger knows what is on it."""
         ledger = self._ledger
-        withheld = _withheld(ledger, card) if ledger.serves_functions else []
+        withheld = _withheld(ledger, card) if ledger.naming.serves_functions else []
         now = note(ledger, card), withheld
         if self._told.get(card.id, ("", [])) == now:
             return
@@ -52,4 +52,4 @@ class FunctionNews:
 
 
 def _withheld(ledger: Ledger, card: Card) -> list[RegionId]:
-    return [region.id for region in card.regions if ledger.withheld(region.id)]
+    return [region.id for region in card.regions if ledger.naming.withheld(region.id)]

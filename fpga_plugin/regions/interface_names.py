@@ -62,7 +62,7 @@ class InterfaceNames:
             return
         before = dict(self._ledger.aliases)
         try:
-            waiting = self._ledger.call_interfaces(aliases)
+            waiting = self._ledger.naming.call_interfaces(aliases)
         except JournalError as error:
             log.warning("resources keep their names", error=str(error))
             return

@@ -8,7 +8,7 @@ scan itself is not, so that a pulled card is seen while another of its regions i
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -21,13 +21,12 @@ from fpga_plugin.hardware.model import (
     CardHealth,
     CardProblem,
     Iommu,
-    Region,
-    ScanResult,
 )
 from fpga_plugin.ids import AfuId, CardId, PciAddress, RegionId
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.process.ticks import tick
+from fpga_plugin.regions.debugging import DebugLog
 from fpga_plugin.regions.functions import FunctionNews
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -40,6 +39,21 @@ _SETTLING = 1.0
 
 _Observed = dict[RegionId, AfuId | None]
 _Signals = tuple[CardHealth, _Observed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a look at a card showed.
+
+    Attributes:
+        found: None: there is none.
+        observed: what its regions show; None: it went meanwhile, or the plugin is not to touch it.
+        health: its signals; None: they were not read.
+    """
+
+    found: Card | CardProblem | None
+    observed: _Observed | None = None
+    health: CardHealth | None = None
 
 
 class Inventory:
@@ -72,13 +86,12 @@ class Inventory:
         self._workers = operations.workers
         self._cards = cards
         self._queue = queue
-        self._debugged, self._clocks = operations.debugged, operations.clocks
-        self._accelerators: dict[RegionId, AfuId | None] = {}
+        self._operations = operations
+        self._debugged = DebugLog(operations, reads)
         self._recorder = recorder
         self._reads = reads
         self._interval = interval
         self._well_since: dict[RegionId, float] = {}
-        self._port_errors: dict[RegionId, dict[str, int]] = {}
         self._full_scan = asyncio.Lock()
         self._scans: dict[CardId, asyncio.Lock] = {}
         self._changes: Counter[CardId] = Counter()
@@ -95,84 +108,69 @@ class Inventory:
         async with self._full_scan:
             self._all_again = False
             before = self._changes.copy()
-            found, observed, healths = await self._scan()
+            present = await asyncio.to_thread(self._backend.card_ids)
+            read, silent = await self._reads.each(present, self._see_or_problem)
+            for card_id in silent:
+                self._no_answer(card_id)
+            gone = (self._ledger.cards.keys() | self.problems.keys()) - set(present)
+            for card_id, seen in {**dict.fromkeys(gone, _Seen(None)), **read}.items():
+                await self._take_in(card_id, seen, since=before[card_id])
 
-            def as_read(card: CardId) -> bool:
-                return self._changes[card] == before[card]
-
-            for card_id, problem in found.problems.items():
-                if as_read(card_id):
-                    self._problem(problem)
-            for card_id in self.problems.keys() - found.problems.keys():
-                if as_read(card_id):
-                    del self.problems[card_id]
-            for card_id in [*self._ledger.cards]:
-                if card_id not in found.cards and as_read(card_id):
-                    self._gone(card_id)
-            for card in (found.cards[card_id] for card_id in observed):
-                blank = await self._blank(card)
-                if not self._cards.selects(card.id) or not as_read(card.id):
-                    continue
-                self._scanned(card, observed[card.id], healths.get(card.id), blank)
-
-    def _scanned(
-        self, card: Card, observed: _Observed, health: CardHealth | None, blank: AfuId | None
-    ) -> None:
-        known = card.id in self._ledger.cards
-        self._found(card, observed, blank)
-        if health is None:
-            return
-        if not known:
-            self._judged(card, health)
-        elif not self._as_before(card, health, observed):
-            # Work may have begun on it while it was read: a PR looks like a poisoned port.
-            self._spawn(self.check(card.id))
-
-    async def _scan(
-        self,
-    ) -> tuple[ScanResult, dict[CardId, _Observed], dict[CardId, CardHealth]]:
-        """All cards; one that does not answer stays as it was known, or is a problem."""
-        present = await asyncio.to_thread(self._backend.card_ids)
-        read, silent = await self._reads.each(present, self._scan_card)
-        cards: dict[CardId, Card] = {}
-        problems: dict[CardId, CardProblem] = {}
-        for card_id, (found, _, _) in read.items():
-            match found:
-                case Card():
-                    cards[card_id] = found
-                case CardProblem():
-                    problems[card_id] = found
-        unread = self._ledger.cards.keys() & set(present) - read.keys()
-        cards |= {card_id: self._ledger.cards[card_id] for card_id in unread}
-        for card_id in silent:
-            if card_id in cards:
-                self._silent(cards[card_id])
-            else:
-                address = PciAddress.parse(card_id)
-                problems[card_id] = CardProblem(address, SILENT, SILENT_HINT)
-        for card_id in cards.keys() & read.keys():
-            if read[card_id][1] is None and self._cards.selects(card_id):
-                self._look_later(card_id)  # it went while it was looked at
-        observed = {c: seen for c, (_, seen, _) in read.items() if seen is not None}
-        healths = {c: health for c, (_, _, health) in read.items() if health is not None}
-        return ScanResult(cards, problems), observed, healths
-
-    def _scan_card(
-        self, card_id: CardId
-    ) -> tuple[Card | CardProblem | None, _Observed | None, CardHealth | None]:
+    def _see_or_problem(self, card_id: CardId) -> _Seen:
         try:
-            found = self._backend.scan_card(card_id)
+            return self._see(card_id, health=True)
         except HardwareError as error:
             address = PciAddress.parse(card_id)
-            return CardProblem(address, error.message, error.hint), None, None
+            return _Seen(CardProblem(address, error.message, error.hint))
+
+    def _see(self, card_id: CardId, *, health: bool) -> _Seen:
+        """One look, in a thread; with its `health` where nobody works on it.
+
+        Raises:
+            HardwareError: sysfs cannot be listed.
+        """
+        found = self._backend.scan_card(card_id)
         if not isinstance(found, Card) or not self._cards.selects(card_id):
-            return found, None, None
+            return _Seen(found)
         try:
             observed = self._observe(found)
         except CardGoneError:
-            return found, None, None
-        health = None if self._workers.locked(card_id) else self._backend.health(found)
-        return found, observed, health
+            return _Seen(found)
+        idle = health and not self._workers.locked(card_id)
+        return _Seen(found, observed, self._backend.health(found) if idle else None)
+
+    async def _take_in(self, card_id: CardId, seen: _Seen, *, since: int | None = None) -> None:
+        """Tell the ledger what a look showed, unless the card changed `since`."""
+
+        def outdated() -> bool:
+            return since not in {None, self._changes[card_id]}
+
+        if outdated() or not self._cards.selects(card_id):
+            return
+        if isinstance(seen.found, CardProblem):
+            self._problem(seen.found)
+            self._gone(card_id)
+            return
+        self.problems.pop(card_id, None)
+        if seen.found is None:
+            self._gone(card_id)
+            return
+        if seen.observed is None:  # it went while it was looked at
+            self._gone(card_id)
+            self._look_later(card_id)
+            return
+        blank = await self._blank(seen.found)
+        if outdated():
+            return
+        known = card_id in self._ledger.cards
+        self._found(seen.found, seen.observed, blank)
+        if seen.health is None:
+            return
+        if not known:
+            self._judged(seen.found, seen.health)
+        elif not self._as_before(seen.found, seen.health, seen.observed):
+            # Work may have begun on it while it was read: a PR looks like a poisoned port.
+            self._spawn(self.check(card_id))
 
     def _observe(self, card: Card) -> _Observed:
         """What the regions show; None: it cannot be read.
@@ -233,34 +231,15 @@ class Inventory:
         async with self._scans.setdefault(card_id, asyncio.Lock()):
             self._again.discard(card_id)
             try:
-                found = await self._reads.run(card_id, lambda: self._backend.scan_card(card_id))
+                seen = await self._reads.run(card_id, lambda: self._see(card_id, health=False))
             except SilentCardError:
                 self._no_answer(card_id)
                 return
-            match found:
-                case None:
-                    self.problems.pop(card_id, None)
-                    self._gone(card_id)
-                    return
-                case CardProblem():
-                    self._problem(found)
-                    self._gone(card_id)
-                    return
-            self.problems.pop(card_id, None)
-            try:
-                observed = await self._reads.run(card_id, lambda: self._observe(found))
-            except CardGoneError:
-                self._gone(card_id)
-                self._look_later(card_id)
-                return
-            except SilentCardError:
-                self._no_answer(card_id)
-                return
-            self._found(found, observed, await self._blank(found))
+            await self._take_in(card_id, seen)
 
     async def _blank(self, card: Card) -> AfuId | None:
         """AFU id of what a card's free regions are blanked with; None: with nothing."""
-        if self._ledger.serves_functions or not card.reprogrammable:
+        if self._ledger.naming.serves_functions or not card.reprogrammable:
             return None
         return await self._blanks.afu_id(card.interface_id)
 
@@ -275,7 +254,7 @@ class Inventory:
                 numa_node=card.numa_node,
             )
             self._say_what_is_exposed(card)
-        replaced = self._ledger.card_found(card, observed, blank)
+        replaced = self._ledger.hardware.card_found(card, observed, blank)
         if replaced:
             log.warning(
                 "card went and came back",
@@ -291,7 +270,7 @@ class Inventory:
     def _say_what_is_exposed(self, card: Card) -> None:
         """What a scrub does not undo, and no setting of the plugin's mends."""
         before = self._ledger.cards.get(card.id)
-        given = self._ledger.exposure.note(card) or None
+        given = self._ledger.obstacles.exposure.note(card) or None
         if card.never_cleared and (before is None or not before.never_cleared):
             log.warning(
                 "a card's memory is never cleared",
@@ -315,7 +294,7 @@ class Inventory:
         if card_id in self._ledger.cards:
             log.warning("card gone", card=card_id, **self._owners(card_id))
             self._recorder.card_failed(card_id, "gone")
-            self._ledger.card_gone(card_id)
+            self._ledger.hardware.card_gone(card_id)
             self._degraded.pop(card_id, None)
 
     def _owners(self, card_id: CardId) -> dict[str, Collection[str]]:
@@ -394,8 +373,8 @@ class Inventory:
             {r: ledger.failing[r] for r in regions if r in ledger.failing} == health.failed
             and not any(r in self._well_since for r in health.failed)
             and self._degraded.get(card.id, ()) == health.degraded
-            and not any(r in self._debugged for r in regions)
-            and all(ledger.as_left(r, observed[r]) for r in regions)
+            and self._operations.debugged.isdisjoint(regions)
+            and all(ledger.hardware.as_left(r, observed[r]) for r in regions)
         )
 
     async def check(self, card_id: CardId) -> None:
@@ -411,25 +390,25 @@ class Inventory:
                 if self._ledger.cards.get(card_id) == card:
                     self._silent(card)
                 return
-            await self._log_port_errors(card)
+            await self._debugged.look(card)
             if self._ledger.cards.get(card_id) != card:
                 return  # whoever found that out looks at its health next
             if signals is None:
                 self._look_later(card_id)
                 return
             health, observed = signals
-            self._log_accelerators(observed)
+            self._debugged.shows(observed)
             self._verify(card, observed)
             self._judged(card, health)
 
     def _verify(self, card: Card, observed: Mapping[RegionId, AfuId | None]) -> None:
-        for region, record in self._ledger.verify(card.id, observed).items():
+        for region, record in self._ledger.hardware.verify(card.id, observed).items():
             log.error(
                 "region changed by another process",
                 region=region,
                 afu_id=observed[region],
                 expected=record.afu_id,
-                **self._owner(region),
+                **self._operations.owner(region),
             )
             shows = f"shows AFU {observed[region] or 'none'} where {record.afu_id} was left"
             self._recorder.card_failed(card.id, f"region {region} {shows}")
@@ -445,47 +424,6 @@ class Inventory:
         except CardGoneError:
             return None
 
-    async def _log_port_errors(self, card: Card) -> None:
-        """Where the owner asked for `debug=1`: each new set of errors, once."""
-        for region in card.regions:
-            if region.id not in self._debugged:
-                self._port_errors.pop(region.id, None)
-                continue
-            try:
-                errors = dict(await self._port_errors_of(card.id, region))
-            except HardwareError as error:
-                log.warning(
-                    "port errors cannot be read",
-                    region=region.id,
-                    error=str(error),
-                    **self._owner(region.id),
-                )
-                continue
-            if errors != self._port_errors.get(region.id, {}):
-                self._port_errors[region.id] = errors
-                shown = {name: f"{value:#x}" for name, value in errors.items()}
-                log.warning("port errors", region=region.id, errors=shown, **self._owner(region.id))
-
-    def _log_accelerators(self, observed: Mapping[RegionId, AfuId | None]) -> None:
-        """What is on the regions that are debugged: at the first look, and when it changes."""
-        self._accelerators = {
-            r: afu for r, afu in self._accelerators.items() if r in self._debugged
-        }
-        for region, afu_id in observed.items():
-            if region in self._debugged and self._accelerators.get(region, "") != afu_id:
-                self._accelerators[region] = afu_id
-                clock = self._clocks.get(region)
-                log.info(
-                    "accelerator of a debugged region",
-                    region=region,
-                    afu_id=afu_id,
-                    clock=None if clock is None else clock.detail,
-                    **self._owner(region),
-                )
-
-    async def _port_errors_of(self, card: CardId, region: Region) -> Mapping[str, int]:
-        return await self._reads.run(card, lambda: self._backend.port_errors(region))
-
     def _no_answer(self, card_id: CardId) -> None:
         """A card, known or not, could not be looked at."""
         if (card := self._ledger.cards.get(card_id)) is not None:
@@ -496,11 +434,6 @@ class Inventory:
     def _silent(self, card: Card) -> None:
         """It does not answer: its regions are out of service until it does."""
         self._judged(card, _failed(card, SILENT))
-
-    def _owner(self, region: RegionId) -> dict[str, str]:
-        """Whose region it is, as far as it is known, as a value of a log line."""
-        claim = self._ledger.region_claim(region)
-        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
 
     def hasten(self, card_id: CardId) -> None:
         """What is well at the next look is recovered then, however short it has been well.
@@ -536,17 +469,22 @@ class Inventory:
         for failed, fault in health.failed.items():
             if self._ledger.failing.get(failed) != fault:
                 reason = fault.message
-                log.error("region unhealthy", region=failed, reason=reason, **self._owner(failed))
+                log.error(
+                    "region unhealthy",
+                    region=failed,
+                    reason=reason,
+                    **self._operations.owner(failed),
+                )
                 self._recorder.card_failed(card.id, f"region {failed}: {reason}")
         for region in card.regions:
             if region.id in self._ledger.failing and region.id not in health.failed:
-                log.info("region recovered", region=region.id, **self._owner(region.id))
+                log.info("region recovered", region=region.id, **self._operations.owner(region.id))
                 self._recorder.card_recovered(card.id, f"region {region.id} is well again")
         if self._degraded.get(card.id, ()) != health.degraded:
             self._degraded[card.id] = health.degraded
             if health.degraded:
                 log.warning("card degraded", card=card.id, signals=health.degraded)
-        self._ledger.set_failing(card.id, health.failed)
+        self._ledger.hardware.set_failing(card.id, health.failed)
         self._queue.add(card.id)
 
     async def close(self) -> None:

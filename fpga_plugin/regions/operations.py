@@ -22,6 +22,7 @@ from fpga_plugin.errors import (
 )
 from fpga_plugin.hardware.backend import Backend, DriverSettings, Port
 from fpga_plugin.hardware.faults import FaultKind
+from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import Card, Region
 from fpga_plugin.ids import PodUid, RegionId
 from fpga_plugin.ledger.ledger import Ledger
@@ -74,7 +75,14 @@ class CardOperations:
 
     def former(self, region: RegionId) -> frozenset[PodUid]:
         """Pods that had a region since it was last scrubbed, for those who watch."""
-        return frozenset(one.pod for one in self.ledger.left(region) if one.pod is not None)
+        return frozenset(
+            one.pod for one in self.ledger.tenancies.left(region) if one.pod is not None
+        )
+
+    def owner(self, region: RegionId) -> Mapping[str, PodUid]:
+        """Whose region it is, as far as it is known: a value of a log line."""
+        claim = self.ledger.region_claim(region)
+        return {} if claim is None or claim.pod is None else {"pod": claim.pod}
 
     async def _is_gone(self, tenancy: Tenancy) -> bool:
         if not tenancy.used:
@@ -97,24 +105,32 @@ class CardOperations:
         Raises:
             PortInUseError: somebody has one open.
             CardGoneError: one is not there.
+            HardwareError: its device number cannot be read.
+            JournalError: who has it cannot be written down.
         """
         stack = ExitStack()
+        numbers: dict[RegionId, Mapping[Path, DeviceNumber]] = {}
 
         def open_all() -> dict[RegionId, Port]:
             try:
-                return {
+                ports = {
                     region.id: stack.enter_context(self.backend.open_port(card, region))
                     for region in regions
                 }
+                numbers.update((region.id, self.backend.numbers(region)) for region in regions)
             except BaseException:
                 stack.close()
                 raise
+            return ports
 
         # Before they are opened: a card that goes meanwhile makes these ports another card's.
         self.begin(card, [region.id for region in regions])
         try:
             # Inside: who is cancelled meanwhile is told so when they are open.
-            yield await self.workers.run(card.id, open_all)
+            ports = await self.workers.run(card.id, open_all)
+            if not any(self._went(card, region.id) for region in regions):
+                self.ledger.hardware.numbered(numbers)
+            yield ports
         finally:
             await self.workers.finish(card.id, stack.close)
 
@@ -160,28 +176,28 @@ class CardOperations:
             # A tenant's file may be mislabelled; only the blank's AFU id tells of the region.
             report.failed(error)
             if blank:
-                self.ledger.faulted(region, error.message)
+                self.ledger.work.faulted(region, error.message)
             else:
-                self.ledger.dirty([region], error.message)
+                self.ledger.work.dirty([region], error.message)
             raise
         except HardwareError as error:
             report.failed(error)
             if self._went(card, region):
-                self.ledger.dirty([region], error.message)
+                self.ledger.work.dirty([region], error.message)
                 raise self._gone(card, region) from error
             await self._judge(card, report, error)
             raise
         except (CardGoneError, PortInUseError) as error:
             report.failed(error)
-            self.ledger.dirty([region], error.message)
+            self.ledger.work.dirty([region], error.message)
             raise
         except FpgaPluginError as error:
             report.failed(error)
-            self.ledger.dirty([region], error.message)
+            self.ledger.work.dirty([region], error.message)
             raise
         except Exception as error:
             report.failed(error)
-            self.ledger.dirty([region], "an unexpected error; see the log")
+            self.ledger.work.dirty([region], "an unexpected error; see the log")
             log.exception("unexpected error", region=region, **report.concerned())
             raise
 
@@ -219,11 +235,11 @@ class CardOperations:
         again = sound and (isinstance(error, ProgrammingError) or region not in self.doubted)
         if passing or again:
             self.doubted.add(region)
-            self.ledger.dirty([region], error.message)
+            self.ledger.work.dirty([region], error.message)
         else:
-            self.ledger.faulted(region, error.message)
+            self.ledger.work.faulted(region, error.message)
         if health is not None:
-            self.ledger.set_failing(card.id, health.failed)
+            self.ledger.hardware.set_failing(card.id, health.failed)
         log.error(
             "region failed",
             region=region,
@@ -325,14 +341,14 @@ class CardOperations:
             for report in others:
                 report.failed(error)
                 if lost:
-                    self.ledger.faulted(report.region, error.message)
+                    self.ledger.work.faulted(report.region, error.message)
                 else:
-                    self.ledger.dirty([report.region], error.message)
+                    self.ledger.work.dirty([report.region], error.message)
             raise
         for report in others:
             report.steps.append(first.steps[-1])
         if self.ledger.others_clean(card, reports):
-            self.ledger.set_debt(card.id, open_=False)
+            self.ledger.work.set_debt(card.id, open_=False)
 
     def report(self, report: Report) -> None:
         """Log what was done to a region, and tell the observer."""
@@ -352,4 +368,4 @@ class CardOperations:
         """No region may stay SCRUBBING when nobody works on it."""
         left = [r for r in regions if self.ledger.record(r).condition is Condition.SCRUBBING]
         if left:
-            self.ledger.dirty(left, "the work on it was not finished")
+            self.ledger.work.dirty(left, "the work on it was not finished")

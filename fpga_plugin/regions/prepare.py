@@ -176,7 +176,7 @@ class Preparer:
                 )
         changed = [region for region in plan.wants if observed[region] != records[region].afu_id]
         if changed:
-            ledger.dirty(changed, "it changed after it was prepared")
+            ledger.work.dirty(changed, "it changed after it was prepared")
             shows = ", ".join(f"{region} shows {observed[region] or 'none'}" for region in changed)
             raise NotFinishedError(
                 f"the AFU ids are no longer those that were prepared: {shows}",
@@ -202,11 +202,11 @@ class Preparer:
                 hint="kubelet's next try prepares it anew",
             )
         for claim in plan.lease.claims:
-            ledger.check_grants(claim)
+            ledger.obstacles.check_grants(claim)
             if (why := ledger.foreign.get(card_of(claim.device))) is not None:
                 raise RefusedError(f"card {card_of(claim.device)} is left alone: {why}")
         for region in plan.wants:
-            if reason := ledger.bars_work(region):
+            if reason := ledger.obstacles.bars_work(region):
                 card = ledger.cards.get(card_of(region))
                 poisoned = card is not None and self._recovery.poisoned(card, plan.wants)
                 if mending and card is not None and self._mendable(card, plan):
@@ -249,7 +249,7 @@ class Preparer:
         self.check(plan)
         card = ledger.cards[card_id]
         regions = [region for region in card.regions if region.id in region_ids]
-        former = [one for region in regions for one in ledger.left(region.id)]
+        former = [one for region in regions for one in ledger.tenancies.left(region.id)]
         if plan.pod is not None:
             former = [one for one in former if one.pod != plan.pod]
         if (living := await operations.living(former)) is not None:
@@ -294,9 +294,9 @@ class Preparer:
         for region in regions:
             self._refuse_stale_image(region, plan.wants[region.id], blank, scrubbed=region in dirty)
         if dirty:
-            ledger.working([region.id for region in dirty])
+            ledger.work.working([region.id for region in dirty])
             if card.clears_memory:
-                ledger.set_debt(card.id, open_=True)
+                ledger.work.set_debt(card.id, open_=True)
             for region in dirty:
                 self.check(plan)
                 await operations.scrub(
@@ -382,7 +382,7 @@ class Preparer:
                 await operations.step(
                     card, report, lambda: steps.verify(port, expected, report), pr=False
                 )
-            ledger.clean(region.id, report.afu_id, blank=True)
+            ledger.work.clean(region.id, report.afu_id, blank=True)
             return
         own = not report.scrubbed and (used or self._condition(region.id) is Condition.PROGRAMMED)
         clock = (
@@ -391,7 +391,7 @@ class Preparer:
             else await operations.plan_clock(card, region, want.bitstream, want.settings, report)
         )
         self.check(plan)  # the clock was read meanwhile
-        ledger.working([region.id], image=None if isinstance(want, Kept) else want.afu_id)
+        ledger.work.working([region.id], image=None if isinstance(want, Kept) else want.afu_id)
 
         def program() -> None:
             if own:
@@ -407,7 +407,7 @@ class Preparer:
         if want.settings.debug:
             operations.debugged.add(region.id)
         operations.clocks[region.id] = clock
-        ledger.programmed(region.id, want.afu_id)
+        ledger.work.programmed(region.id, want.afu_id)
 
 
 def _afu_ids(backend: Backend, regions: list[Region]) -> dict[RegionId, AfuId | None]:

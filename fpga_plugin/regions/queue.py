@@ -7,11 +7,13 @@ what is in use. The queue is made first of all and knows nobody; its worker come
 """
 
 import asyncio
+import contextlib
 import enum
 from typing import Protocol
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.ids import CardId
 
@@ -123,7 +125,7 @@ class CardQueue:
         self._timers.add(timer)
 
     async def _run(self, worker: CardWorker, card: CardId) -> None:
-        retry = FIRST_RETRY
+        backoff = Backoff(FIRST_RETRY, self.interval)
         again = self._again[card]
         try:
             while self.open:
@@ -134,13 +136,11 @@ class CardQueue:
                     log.warning("release waits", card=card, error=str(error))
                     outcome = Outcome.WAIT
                 if outcome is Outcome.DONE:
-                    retry = FIRST_RETRY
+                    backoff.reset()
                 elif outcome is Outcome.WAIT:
-                    try:
-                        async with asyncio.timeout(retry):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(backoff.delay()):
                             await again.wait()
-                    except TimeoutError:
-                        retry = min(retry * 2, self.interval)
                 elif not again.is_set():
                     break
         except Exception:

@@ -13,10 +13,11 @@ pause, and it doubles.
 import asyncio
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.config.settings import RecoveryPolicy
 from fpga_plugin.errors import FpgaPluginError, NotFinishedError, RefusedError
 from fpga_plugin.hardware.faults import FaultKind
@@ -34,15 +35,15 @@ FIRST_PAUSE = 60.0
 """Seconds from one attempt on a card to the next; doubles with each."""
 
 LONGEST_PAUSE = 3600.0
-"""An attempt that is longer ago than this is forgotten."""
+"""Attempts are forgotten when a card has not needed another one for so long after its pause."""
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """The last one on a card."""
+class _Attempts:
+    """Those on a card: none before `after`, in the event loop's seconds."""
 
-    at: float
-    pause: float
+    pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
+    after: float = 0.0
 
 
 class Recovery:
@@ -70,7 +71,7 @@ class Recovery:
         self._inventory = inventory
         self._link = link
         self._queue = queue
-        self._attempts: dict[CardId, _Attempt] = {}
+        self._attempts: dict[CardId, _Attempts] = {}
         self._asked: set[CardId] = set()
         self.done = 0
         self.failed = 0
@@ -103,7 +104,7 @@ class Recovery:
         if self._policy is not RecoveryPolicy.REBIND:
             return False
         last = self._attempts.get(card_id)
-        return last is None or self._now() - last.at >= last.pause
+        return last is None or self._now() >= last.after
 
     def due(self, card: Card) -> bool:
         """Whether a card that nobody has should be rebound now.
@@ -133,7 +134,7 @@ class Recovery:
         Raises:
             JournalError: it cannot be written down: to be tried again.
         """
-        self._ledger.set_rebinding(card.id, rebinding=False)
+        self._ledger.hardware.set_rebinding(card.id, rebinding=False)
 
     def ask(self, card_id: CardId) -> None:
         """The operator wants it tried again at once, in service or not."""
@@ -155,11 +156,11 @@ class Recovery:
         self._note_attempt(card.id)
         log.warning("rebinding the driver of a card", card=card.id)
         try:
-            self._ledger.set_rebinding(card.id, rebinding=True)
+            self._ledger.hardware.set_rebinding(card.id, rebinding=True)
             await self._link.announced()
             if why := await self._hindrance(card, owner):
                 log.info("card not rebound", card=card.id, reason=why)
-                self._ledger.set_rebinding(card.id, rebinding=False)
+                self._ledger.hardware.set_rebinding(card.id, rebinding=False)
                 return False
             return await self._rebind(card)
         except FpgaPluginError as error:  # such as a journal that cannot be written
@@ -191,17 +192,17 @@ class Recovery:
             await operations.workers.run(card.id, operations.backend.rebind, card)
         except (RefusedError, NotFinishedError) as error:  # nothing was touched
             log.warning("card not rebound", card=card.id, reason=error.message, hint=error.hint)
-            ledger.set_rebinding(card.id, rebinding=False)
+            ledger.hardware.set_rebinding(card.id, rebinding=False)
             return False
         except FpgaPluginError as error:
             _say_no_driver(card.id, error)
         # What is there now is a card of unknown history, even where every number is as before.
-        ledger.card_gone(card.id)
+        ledger.hardware.card_gone(card.id)
         await self._inventory.look(card.id)
         if card.id not in ledger.cards:
             self.failed += 1
             return False  # the journal keeps that its driver is missing
-        ledger.set_rebinding(card.id, rebinding=False)
+        ledger.hardware.set_rebinding(card.id, rebinding=False)
         self.done += 1
         log.info("card rebound", card=card.id)
         return True
@@ -226,18 +227,18 @@ class Recovery:
             async with self._operations.workers.lock(card_id):
                 await self._operations.workers.run(card_id, self._operations.backend.bind, card_id)
                 await self._inventory.look(card_id)
-                self._ledger.set_rebinding(card_id, rebinding=False)
+                self._ledger.hardware.set_rebinding(card_id, rebinding=False)
                 log.info("card bound again", card=card_id)
         finally:
             self._queue.add(card_id)
 
     def _note_attempt(self, card_id: CardId) -> None:
         now, last = self._now(), self._attempts.get(card_id)
-        pause = FIRST_PAUSE
-        if last is not None and now - last.at < LONGEST_PAUSE:
-            pause = min(last.pause * 2, LONGEST_PAUSE)
+        if last is None or now - last.after >= LONGEST_PAUSE:
+            last = self._attempts[card_id] = _Attempts()
+        pause = last.pauses.delay()
+        last.after = now + pause
         self._asked.discard(card_id)
-        self._attempts[card_id] = _Attempt(now, pause)
         self._queue.add_later(card_id, pause)
 
     @staticmethod

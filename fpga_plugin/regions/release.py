@@ -27,7 +27,7 @@ def release(
         for device, claim in claims.items()
         if claim is not None and claim.resource == resource
     }
-    released = ledger.release(pods)
+    released = ledger.allocations.release(pods)
     for device in released:
         log.info("released", device=device, resource=resource, pod=pods[device])
         queue.add(card_of(device))

@@ -76,7 +76,7 @@ class Scrubber:
         self._operations.blanks.forget(interface_id)
         for card in ledger.cards.values():
             if interface_id in {None, card.interface_id}:
-                ledger.another_blank(card.id)
+                ledger.work.another_blank(card.id)
                 self._queue.add(card.id)
 
     def has_work(self, card_id: CardId) -> bool:
@@ -124,7 +124,7 @@ class Scrubber:
             if ledger.record(region.id).condition is Condition.DIRTY
             and self._nobody_runs(region)
             and region.id not in ledger.debugs  # kept, or about to be: `debugging` ends it
-            and not ledger.bars_work(region.id)
+            and not ledger.obstacles.bars_work(region.id)
             and ledger.own_node(region)
         ]
 
@@ -134,7 +134,11 @@ class Scrubber:
         It has no owner, or none of its owner's containers began yet, or as many ended as began.
         """
         claim = self._operations.ledger.region_claim(region.id)
-        return claim is None or not claim.used or self._operations.ledger.balanced(claim.device)
+        return (
+            claim is None
+            or not claim.used
+            or self._operations.ledger.allocations.balanced(claim.device)
+        )
 
     def _owes(self, card: Card) -> bool:
         """Whether a memory debt can be paid without a scrub."""
@@ -145,7 +149,7 @@ class Scrubber:
             and not ledger.claims_on(card.id)
             and not self._left_alone(card.id)
             and ledger.others_clean(card, ())
-            and not any(ledger.bars_work(region.id) for region in card.regions)
+            and not any(ledger.obstacles.bars_work(region.id) for region in card.regions)
         )
 
     async def work(self, card_id: CardId) -> Outcome:
@@ -194,19 +198,19 @@ class Scrubber:
         ledger = self._operations.ledger
         blank: _Blank | None = None
         reason = ""
-        if not all(ledger.keeps(region.id) for region in self._due(card)):
+        if not all(ledger.naming.keeps(region.id) for region in self._due(card)):
             try:
                 blank = _Blank(await self._operations.blanks.load(card.interface_id))
             except RefusedError as error:
                 reason = error.message
         blanks: dict[RegionId, _Blank] = {}
         for region in self._due(card):
-            if ledger.keeps(region.id):
+            if ledger.naming.keeps(region.id):
                 blanks[region.id] = _KEEP
             elif blank is not None:
                 blanks[region.id] = blank
             elif reason and ledger.record(region.id).reason != reason:
-                ledger.dirty([region.id], reason)
+                ledger.work.dirty([region.id], reason)
         return blanks
 
     async def _give_back(self, card: Card) -> None:
@@ -230,7 +234,7 @@ class Scrubber:
                 gone.append(one)
             elif one.pod is not None:
                 living.add(one.pod)
-        self._operations.ledger.end_tenancies(gone)
+        self._operations.ledger.allocations.end_tenancies(gone)
         if living - self._lenders.get(card.id, set()):
             log.warning(
                 "a card is held back: a pod that still runs may open its regions",
@@ -251,7 +255,9 @@ class Scrubber:
         for region in self._due(card):
             if region.id not in blanks:
                 continue
-            if (one := await operations.living(operations.ledger.left(region.id))) is not None:
+            if (
+                one := await operations.living(operations.ledger.tenancies.left(region.id))
+            ) is not None:
                 self._wait_for(region.id, f"pod {one.pod}, its last owner, still runs")
                 continue
             if (uid := await self._running_owner(region)) is not None:
@@ -308,9 +314,9 @@ class Scrubber:
         operations, ledger = self._operations, self._operations.ledger
         if not held:
             return []
-        ledger.working(reports)
+        ledger.work.working(reports)
         if card.clears_memory:
-            ledger.set_debt(card.id, open_=True)
+            ledger.work.set_debt(card.id, open_=True)
         done: dict[RegionId, Report] = {}
         for region, port in held.items():
             if not self._nobody_began(life):
@@ -345,7 +351,7 @@ class Scrubber:
             # Else its card went in the meantime, and what is there now is another one.
             if ledger.record(region).condition is Condition.SCRUBBING:
                 blanked = blanks[region].image is not None
-                ledger.clean(region, reports[region].afu_id, blank=blanked)
+                ledger.work.clean(region, reports[region].afu_id, blank=blanked)
 
     async def _pay(self, card: Card) -> Outcome:
         """Clear the memory of a card whose regions are all clean and free."""

@@ -43,13 +43,13 @@ class AllocatableCheck:
 
     Args:
         link: knows what kubelet was sent, and registers a resource anew.
-        podresources: asks kubelet what it knows.
+        podresources: asks kubelet what it knows; None: it is not asked.
     """
 
-    def __init__(self, link: Link, podresources: PodResourcesClient) -> None:
+    def __init__(self, link: Link, podresources: PodResourcesClient | None) -> None:
         self._link = link
         self._podresources = podresources
-        self._served = True
+        self._served = podresources is not None
         self._left = 0
         self._unanswered = 0
         self._differing: Counter[ResourceName] = Counter()
@@ -63,7 +63,7 @@ class AllocatableCheck:
 
     def new_kubelet(self) -> None:
         """Another life of kubelet, which may be another version."""
-        self._served = True
+        self._served = self._podresources is not None
         self._differing.clear()
         self._tries.clear()
         self.changed()
@@ -75,7 +75,7 @@ class AllocatableCheck:
 
     async def look(self) -> None:
         """Compare once, and mend what has differed for long enough."""
-        if not self._served:
+        if self._podresources is None or not self._served:
             return
         before = self._link.sent()
         try:

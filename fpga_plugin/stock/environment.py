@@ -25,7 +25,7 @@ milliseconds; what it sends late is why it has to be waited for."""
 
 
 class StockEnvironment:
-    """Belongs to the event loop (`EnvSource`).
+    """Belongs to the event loop.
 
     Args:
         pods: tells pods.
@@ -44,7 +44,21 @@ class StockEnvironment:
     async def ask(
         self, identity: Identity, devices: Sequence[DeviceId], *, fresh: bool
     ) -> tuple[Identity, Mapping[str, str]]:
-        """Who asks, and the variables of the container that starts now (`EnvSource`)."""
+        """What the container asks for that starts now.
+
+        Args:
+            identity: who holds the devices.
+            devices: of the PreStart.
+            fresh: no container has started, or may have, since these devices were allocated.
+
+        Returns:
+            Who asks, with the container where those that hold the devices ask for different things,
+            and the container's FPGA_* variables: those of requests, and those that mean nothing.
+
+        Raises:
+            NoSourceError: it cannot be told, or not yet.
+            InvalidRequestError: a request variable cannot be known outside the container.
+        """
         if identity.pod is None:
             raise NoSourceError(
                 "kubelet sent no environment, and its checkpoint does not tell which pod holds"
@@ -74,12 +88,12 @@ class StockEnvironment:
         return replace(identity, container=container), {**unknown, **asks.unknown, **asks.env}
 
     def started(self, identity: Identity, devices: Sequence[DeviceId]) -> None:
-        """Remember who started (`EnvSource`)."""
+        """A PreStart is answered with OK; `identity` is what `ask` told."""
         if self._next is not None:
             self._next.started(identity, devices)
 
     def refused(self, identity: Identity, devices: Sequence[DeviceId], words: str) -> None:
-        """Remember the words (`EnvSource`)."""
+        """A PreStart is refused in these words."""
         if self._next is not None:
             self._next.refused(identity, devices, words)
 

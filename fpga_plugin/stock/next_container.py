@@ -81,7 +81,6 @@ class _Proof:
         words: of the last refusals.
         last: the last PreStart that succeeded for these devices.
         trail: tells whether the pod may have another sandbox since.
-        runs: of each container that was proved, its latest run that had ended.
         untold: nothing tells whether the pod has its sandbox.
     """
 
@@ -89,13 +88,7 @@ class _Proof:
     words: Sequence[str]
     last: turn.Start | None
     trail: _Trail
-    runs: dict[str, Run | None] = field(default_factory=dict)
     untold: bool = False
-
-    @property
-    def possible(self) -> bool:
-        """Whether any status can prove anything."""
-        return bool(self.words) or self.last is not None
 
     def by(self, pod: Pod) -> str | None:
         """The container that starts, if the pod's status proves it."""
@@ -105,8 +98,6 @@ class _Proof:
         name = turn.refused(pod, self.holders, self.words)
         if name is None and self.last is not None:
             name = turn.follows(pod, self.holders, self.last)
-        if name is not None:
-            self.runs[name] = pod.state(name).ended
         return name
 
 
@@ -164,7 +155,7 @@ class NextContainer:
             devices: of the PreStart.
             holders: the containers that have these, in the order of their starts.
             answer: the pod, if it was read just now.
-            fresh: see `EnvSource.ask`.
+            fresh: see `StockEnvironment.ask`.
 
         Raises:
             NoSourceError: it is not proved; the words are unlike any other refusal's.
@@ -178,40 +169,44 @@ class NextContainer:
                 running = await asyncio.to_thread(self._cgroups.containers, identity.pod)
             trail.asked(running)
             proof = _Proof(holders, trail.words(key), trail.starts.get(key), trail)
-            name = await self._prove(proof, identity.pod, identity.held, answer)
-            if name is None:
+            pod = None
+            if proof.words or proof.last is not None:  # else no status can prove anything
+                name, pod = await self._prove(proof, identity.pod, identity.held, answer)
+            if name is None or pod is None:
                 if proof.untold:
                     trail.forget()
                 raise _unproved(
                     identity, key, holders, sandbox_seen=bool(trail.ran) or not proof.untold
                 )
-            trail.before[key] = proof.runs[name]
+            trail.before[key] = pod.state(name).ended
         return next(holder for holder in holders if holder.name == name)
 
     async def _prove(
         self, proof: _Proof, uid: PodUid, held: frozenset[str], answer: PodAnswer | None
-    ) -> str | None:
-        """Read the status until it proves something, as long as that can help."""
-        if not proof.possible:
-            return None
+    ) -> tuple[str | None, Pod]:
+        """Read the status until it proves something, as long as that can help.
+
+        Returns the container, and the status that names it, or the last that names none.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE
         while True:
             answer = answer or await self._pods.read(uid, held)
-            name = proof.by(answer.pod)
+            pod = answer.pod
+            name = proof.by(pod)
             if answer.exact:
-                return name
+                return name, pod
             if name is not None:
                 await asyncio.sleep(self._settle)
                 again = await self._pods.read(uid, held)
-                if proof.by(again.pod) == name and again.pod.states == answer.pod.states:
-                    return name
+                if proof.by(again.pod) == name and again.pod.states == pod.states:
+                    return name, again.pod
                 answer = again
             else:
                 await asyncio.sleep(POLL)
                 answer = None
             if loop.time() >= end:
-                return None
+                return None, pod
 
 
 def _unproved(

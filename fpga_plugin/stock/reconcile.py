@@ -15,8 +15,7 @@ tried again: they must not end the daemon.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import structlog
 
@@ -26,21 +25,17 @@ from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.checkpoint import Checkpoint
 from fpga_plugin.pods.directory import PodDirectory
-from fpga_plugin.pods.podresources import PodList, PodResourcesClient
+from fpga_plugin.pods.podresources import PodResourcesClient
 from fpga_plugin.pods.podwatch import PodWatch
 from fpga_plugin.regions.link import Link
 from fpga_plugin.regions.queue import CardQueue
 from fpga_plugin.regions.release import release
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.allocatable import AllocatableCheck
 from fpga_plugin.stock.environment import StockEnvironment
 from fpga_plugin.stock.missed_prestarts import MissedPreStarts
 from fpga_plugin.stock.owners import Owners
 
 log = structlog.get_logger()
-
-NEEDED_LISTS = 2
-"""Lists in a row that must lack a device before its claim can end."""
 
 REWRITE_WAIT = 1.0
 """Seconds that kubelet gets to rewrite its checkpoint after a list was sent again."""
@@ -49,17 +44,8 @@ REWRITE_POLL = 0.02
 """Seconds between two looks at the checkpoint's identity while waiting for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Absence:
-    """How often in a row a claimed device was missing from kubelet's List."""
-
-    activity: int
-    epoch: tuple[str, str]
-    count: int
-
-
 class Reconciler:
-    """Belongs to the event loop; is told of kubelet's lives (`KubeletLives`).
+    """Belongs to the event loop; is told of kubelet's lives by every resource that finds one.
 
     Args:
         ledger: whose claims end.
@@ -68,13 +54,15 @@ class Reconciler:
         link: sends the lists to kubelet again, which makes it rewrite its checkpoint.
         pods: kubelet's records. Where FPGA_PLUGIN_PODRESOURCES_SOCKET is empty, an open
             ListAndWatch stream is the answer that syncs the queue, and nothing is polled.
-        owners: learns whose claims these are from each life's first answer.
-        adoption: makes the claims that kubelet's records name and the ledger lacks.
+        owners: compares the ledger with kubelet's checkpoint.
         envs: forgets with each life of kubelet which container started last.
         missed: looks for containers that started without PreStart.
         pods_socket: of kubelet's Pods API; None: it is not asked which pods live.
 
     Attributes:
+        problem: why kubelet's records cannot be read; empty while they can.
+        answered: whether the present kubelet has told what is in use: before that nothing is
+            scrubbed.
         released: how many claims ended because the records no longer show them.
     """
 
@@ -86,7 +74,6 @@ class Reconciler:
         link: Link,
         pods: PodDirectory,
         owners: Owners,
-        adoption: Adoption,
         envs: StockEnvironment,
         missed: MissedPreStarts,
         pods_socket: str | None = None,
@@ -99,25 +86,26 @@ class Reconciler:
         self._owners = owners
         self._envs = envs
         self._missed = missed
-        self._adoption = adoption
-        self._allocatable = (
-            None if pods.podresources is None else AllocatableCheck(link, pods.podresources)
-        )
+        self._allocatable = AllocatableCheck(link, pods.podresources)
         self._interval = queue.interval
-        self._answered = False
         self._streaming = False
         self._wake = asyncio.Event()
-        self._absences: dict[DeviceId, _Absence] = {}
-        self._said = ""
-        self._waiting: list[DeviceId] | None = None
+        # Claimed devices that the last List lacked, by what was done to them before it; and which
+        # kubelet gave it.
+        self._lacking: dict[DeviceId, int] = {}
+        self._lister: tuple[str, str] | None = None
+        self._waiting: list[DeviceId] = []
         self._last_read = 0.0
-        self._adopted = 0  # claims that kubelet's records named and the ledger lacked
+        self.problem = ""
+        self.answered = False
         self.released = 0
         self.watch = None if pods_socket is None else PodWatch(pods_socket, self._wake.set)
         self._unsubscribe = ledger.subscribe(self._card_changed)
 
     def kubelet_epoch(self, epoch: str) -> None:
-        """A life of kubelet began or was found; of another one, what is in use is not known yet.
+        """A life of kubelet began or was found, told by its socket's identity.
+
+        Of another one than before, what is in use is not known yet.
 
         Raises:
             JournalError: it is not written yet, and holds.
@@ -125,33 +113,30 @@ class Reconciler:
         if epoch == self._ledger.epoch:
             return
         log.info("a new kubelet process was found", epoch=epoch)
-        self._answered = False
-        self._streaming = False
-        self._absences.clear()
+        self.answered = self._streaming = False
+        self._lacking.clear()
         self._envs.new_kubelet()
         self._owners.new_kubelet()
-        if self._allocatable is not None:
-            self._allocatable.new_kubelet()
+        self._allocatable.new_kubelet()
         self._missed.new_kubelet()
         self._queue.unsync()
         self._wake.set()
         # Last: it holds even where it cannot be written.
-        self._ledger.kubelet_epoch(epoch)
+        self._ledger.allocations.kubelet_epoch(epoch)
 
     def stream_opened(self, resource: ResourceName) -> None:
-        """Kubelet talks to us."""
+        """Kubelet opened ListAndWatch for the resource and was sent its list."""
         self._streaming = True
         self._missed.stream_opened(resource)
         self._changed()
 
     def _card_changed(self, card: CardId | None) -> None:
         if card is not None:
-            self._adoption.card_changed(card)
+            self._owners.card_changed(card)
         self._changed()
 
     def _changed(self) -> None:
-        if self._allocatable is not None:
-            self._allocatable.changed()
+        self._allocatable.changed()
         self._wake.set()
 
     async def run(self) -> None:
@@ -159,40 +144,36 @@ class Reconciler:
         try:
             while True:
                 self._wake.clear()
-                if not self._streaming:
-                    await self._wake.wait()
-                elif not self._answered:
-                    if not await self._first_answer():
-                        await asyncio.sleep(self._interval)
+                again = False
+                if self._streaming and not self.answered:
+                    again = not await self._first_answer()
+                elif self._streaming:
+                    again = await self._compare_records()
+                if again:
+                    await asyncio.sleep(self._interval)
+                    if self._allocatable.due:
+                        await self._allocatable.look()
                 else:
-                    await self._compare_records()
+                    await self._wake.wait()
         finally:
             self._unsubscribe()
             self._missed.close()
 
-    async def _compare_records(self) -> None:
-        """Once, and the wait until there is reason to do it again."""
+    async def _compare_records(self) -> bool:
+        """Once; returns whether to do it again without another reason."""
+        claims = self._ledger.pod_claims()
         # Where the records of a new card cannot be read, others' claims may still end.
-        unread = self._adoption.new_cards and not await self._read_records()
-        if self.watch is not None and self._ledger.pod_claims():
+        unread = self._owners.new_cards and not await self._read_records()
+        if self.watch is not None and claims:
             self.watch.want()
-        pending = self._adoption.doubtful or (
-            self._ledger.pod_claims() and not self._told_by_kubelet()
-        )
-        if self._podresources is not None and pending:
-            await self._round(self._podresources)
-            await self._compare_lists()
-            await asyncio.sleep(self._interval)
-        elif self._adoption.doubtful:
+        doubtful = self._owners.doubtful
+        asked = doubtful or (bool(claims) and not self._told_by_kubelet())
+        if asked and self._podresources is not None:
+            await self._list(self._podresources)
+            return True
+        if doubtful:
             await self._settle([])
-            await asyncio.sleep(self._interval)
-        elif self._allocatable is not None and self._allocatable.due:
-            await asyncio.sleep(self._interval)
-            await self._compare_lists()
-        elif unread:
-            await asyncio.sleep(self._interval)
-        else:
-            await self._wake.wait()
+        return doubtful or unread or self._allocatable.due
 
     def _told_by_kubelet(self) -> bool:
         """Whether kubelet will tell by itself when any of the claims may have ended."""
@@ -209,7 +190,7 @@ class Reconciler:
         if (
             self.watch is not None
             and self._last_read
-            and self._answered
+            and self.answered
             and self._ledger.pod_claims()
             and self._told_by_kubelet()
         ):
@@ -217,35 +198,24 @@ class Reconciler:
             return max(self._last_read, self.watch.told_at)
         return self._last_read
 
-    async def _compare_lists(self) -> None:
-        if self._allocatable is not None and self._allocatable.due:
-            await self._allocatable.look()
-
-    @property
-    def problem(self) -> str:
-        """Why kubelet's records cannot be read; empty while they can."""
-        return self._said
-
-    @property
-    def answered(self) -> bool:
-        """Whether the present kubelet has told what is in use: before that nothing is scrubbed."""
-        return self._answered
+    def _is_new(self, problem: FpgaPluginError) -> bool:
+        """Whether it is another problem than at the last try: each is logged once."""
+        last, self.problem = self.problem, str(problem)
+        return last != self.problem
 
     def _report(self, error: FpgaPluginError) -> None:
-        """Once for each new reason, not once a try."""
-        if self._said != str(error):
-            self._said = str(error)
+        if self._is_new(error):
             log.warning("kubelet's records cannot be read: nothing is released", error=str(error))
 
     async def _first_answer(self) -> bool:
-        epoch = self._ledger.epoch
-        adopted = self._adopted
+        epoch, adopted = self._ledger.epoch, self._owners.adopted
         if not await self._read_records():
             return False
-        self._answered = True
+        self.answered = True
         log.info("kubelet's records read", claims=len(self._ledger.claims), epoch=epoch)
         self._queue.sync()
-        if self._adopted == adopted:  # else nobody knows who was served
+        self._wake.set()
+        if self._owners.adopted == adopted:  # else nobody knows who was served
             self._missed.look()
         return True
 
@@ -255,95 +225,90 @@ class Reconciler:
         try:
             if self._podresources is not None:
                 await self._podresources.snapshot()
-            unknown, before = self._owners.unknown(), self._adoption.before()
-            checkpoint = await self._pods.checkpoint()
-            if epoch != self._ledger.epoch:
-                return False
-            self._owners.learn(unknown, checkpoint)
-            await self._adopt(checkpoint, before)
-            if epoch != self._ledger.epoch:
-                return False
+            await self._read_checkpoint()
         except FpgaPluginError as error:
             self._report(error)
             return False
-        self._said = ""
+        if epoch != self._ledger.epoch:
+            return False
+        self.problem = ""
         self._last_read = time.time()
         return True
 
-    async def _adopt(self, checkpoint: Checkpoint, before: Mapping[DeviceId, int]) -> None:
-        self._adopted += await self._adoption.adopt(checkpoint, before)
-        if not self._ledger.claims_unknown:
-            self._ledger.reconciled(self._adoption.settled)
+    async def _read_checkpoint(self) -> Checkpoint | None:
+        """Compare the ledger with kubelet's checkpoint (`Owners.read`)."""
+        checkpoint = await self._owners.read()
+        if checkpoint is not None and not self._ledger.claims_unknown:
+            self._ledger.allocations.reconciled(self._owners.settled)
+        return checkpoint
 
-    async def _round(self, podresources: PodResourcesClient) -> None:
+    async def _list(self, podresources: PodResourcesClient) -> None:
+        """Ask kubelet which devices its pods hold; end the claims that it lacked before, too."""
         ledger = self._ledger
         before = {one.device: ledger.activity[one.device] for one in ledger.pod_claims()}
         epoch = ledger.epoch
         try:
             listed = await podresources.snapshot()
         except FpgaPluginError as error:
-            self._absences.clear()
+            self._lacking.clear()
             self._report(error)
             return
         self._last_read = time.time()
         if epoch != ledger.epoch:
-            self._absences.clear()
             return
-        self._count(before, listed)
-        ended = [d for d, absence in self._absences.items() if absence.count >= NEEDED_LISTS]
-        if ended or self._adoption.doubtful:
+        held = {device for pod in listed.devices for device in pod.devices}
+        lister = (epoch, listed.epoch)
+        last = self._lacking if lister == self._lister else {}
+        self._lister = lister
+        self._lacking = {
+            device: activity
+            for device, activity in before.items()
+            if device not in held and ledger.activity[device] == activity
+        }
+        ended = [device for device, n in self._lacking.items() if last.get(device) == n]
+        if ended or self._owners.doubtful:
             await self._settle(ended)
         else:
-            self._said, self._waiting = "", None
-
-    def _count(self, before: dict[DeviceId, int], listed: PodList) -> None:
-        held = {device for pod in listed.devices for device in pod.devices}
-        epoch = (self._ledger.epoch, listed.epoch)
-        absences: dict[DeviceId, _Absence] = {}
-        for device, activity in before.items():
-            if device in held or device not in self._ledger.claims:
-                continue
-            last = self._absences.get(device)
-            again = last is not None and (last.activity, last.epoch) == (activity, epoch)
-            count = last.count + 1 if again and last is not None else 1
-            if self._ledger.activity[device] == activity:
-                absences[device] = _Absence(activity, epoch, count)
-        self._absences = absences
+            self.problem, self._waiting = "", []
 
     async def _settle(self, ended: list[DeviceId]) -> None:
         """The Lists lack these devices; the rewritten checkpoint has the last word."""
         try:
-            before = self._adoption.before()
-            checkpoint = await self._fresh_checkpoint(ended)
+            if not await self._rewritten():
+                if ended != self._waiting:
+                    log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
+                self.problem, self._waiting = "", ended  # it can be read
+                return
+            self._waiting = []
+            checkpoint = await self._read_checkpoint()
             if checkpoint is not None:
-                self._waiting = None
-                await self._adopt(checkpoint, before)
-                if self._release_all([d for d in ended if not checkpoint.holders(d)]):
-                    self._said = ""
+                self._release([d for d in ended if not checkpoint.holders(d)])
         except NoSourceError as error:
             await self._settle_without(ended, error)
         except JournalError as error:  # nothing was learnt from these records: they are read again
             self._report(error)
 
-    async def _fresh_checkpoint(self, ended: list[DeviceId]) -> Checkpoint | None:
-        """The checkpoint as kubelet wrote it just now; None: it has not.
+    async def _rewritten(self) -> bool:
+        """Have kubelet write its checkpoint; one that never writes any has no entries.
 
         Raises:
             NoSourceError: it cannot be read.
         """
-        stamp = await asyncio.to_thread(self._pods.stamp)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REWRITE_WAIT
+        now = stamp = await asyncio.to_thread(self._pods.stamp)
         self._link.resend()
-        if await self._rewritten(stamp):
-            return await self._pods.checkpoint()
-        if ended != self._waiting:
-            log.info("kubelet has not rewritten its checkpoint yet", devices=ended)
-        self._said, self._waiting = "", ended  # it can be read
-        return None
+        while loop.time() < deadline:
+            now = await asyncio.to_thread(self._pods.stamp)
+            if now is not None and now != stamp:
+                return True
+            await asyncio.sleep(REWRITE_POLL)
+        return now is None and stamp is None
 
-    async def _settle_without(self, ended: Sequence[DeviceId], unreadable: NoSourceError) -> None:
+    async def _settle_without(self, ended: Collection[DeviceId], unreadable: NoSourceError) -> None:
         """The checkpoint cannot be read: whose pod is gone or has ended is known elsewhere."""
         claims = [claim for device in ended if (claim := self._ledger.claims.get(device))]
-        told: dict[PodUid, bool] = {}
+        told: dict[PodUid | None, bool] = {}
         problem = unreadable
         for pod in dict.fromkeys(claim.pod for claim in claims):
             if pod is None:
@@ -352,34 +317,29 @@ class Reconciler:
                 told[pod] = await self._pods.ended(pod)
             except NoSourceError as error:
                 problem = NoSourceError(f"{unreadable.message}; {error.message}")
-            if not self._answered:
+            if not self.answered:
                 return  # another kubelet, which is not kept waiting
-        gone = [claim.device for claim in claims if claim.pod is not None and told.get(claim.pod)]
+        gone = [claim.device for claim in claims if told.get(claim.pod)]
         if len(gone) < len(ended) or not ended:
             self._report(problem)
-        elif self._said != str(problem):
-            self._said = str(problem)
+        elif self._is_new(problem):
             log.warning("kubelet's checkpoint cannot be read", error=str(problem))
-        self._release_all(gone)
+        self._release(gone, solved=False)
 
-    def _release_all(self, devices: Sequence[DeviceId]) -> bool:
+    def _release(self, devices: Collection[DeviceId], *, solved: bool = True) -> None:
         """End the claims of devices that nobody has, unless something happened to them meanwhile.
 
-        Returns False where one cannot be ended: its device is asked about again.
+        `solved`: what was wrong with kubelet's records is over, unless one cannot be ended.
         """
-        all_ended = True
         for device in devices:
-            claim, absence = self._ledger.claims.get(device), self._absences.get(device)
-            if claim is None or absence is None:  # the latter with another kubelet's life
-                continue
-            if self._ledger.activity[device] != absence.activity:
+            claim = self._ledger.claims.get(device)
+            if claim is None or self._lacking.get(device) != self._ledger.activity[device]:
                 continue
             try:
                 release(self._ledger, self._queue, claim.resource, [device])
             except JournalError as error:
-                all_ended = False
-                if self._said != str(error):
-                    self._said = str(error)
+                solved = False
+                if self._is_new(error):
                     log.warning(
                         "claim cannot be ended",
                         device=device,
@@ -390,16 +350,5 @@ class Reconciler:
             else:
                 self.released += 1
                 log.info("kubelet no longer knows the claim", device=device, pod=claim.pod)
-        return all_ended
-
-    async def _rewritten(self, stamp: object) -> bool:
-        """Whether kubelet wrote its checkpoint; one that never writes any has no entries."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + REWRITE_WAIT
-        now: object = stamp
-        while loop.time() < deadline:
-            now = await asyncio.to_thread(self._pods.stamp)
-            if now is not None and now != stamp:
-                return True
-            await asyncio.sleep(REWRITE_POLL)
-        return now is None and stamp is None
+        if solved:
+            self.problem = ""

@@ -2,11 +2,11 @@
 """The crash campaign: random lives of many pods, and of a plugin that is killed again and again.
 
     .venv/bin/python tests/campaign [--seed N] [--portion N] [--kills 200] [--minutes 5]
-                                    [--door extended|stock|dra|both|all] [--calm | --weather NAME]
-                                    [--bug NAME] [--table] [--short]
+                                    [--api device-plugin|dra|both] [--kubelet extended|stock|both]
+                                    [--calm | --weather NAME] [--bug NAME] [--table] [--short]
 
 A portion is one node with kills after kills; its seed is SEED.PORTION. Each portion adds a line to
-.cache/campaign/portions.jsonl; the table sums those of the seeds, doors and so on. Portions that
+.cache/campaign/lives.jsonl; the table sums them by kubelet. Portions that
 are there already for the same seed are not run again: the next one is. Exits with 1 on a violation.
 """
 # ruff: noqa: T201 - a command prints
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,13 @@ import bugs  # noqa: E402  # found by the line above
 import spawn  # noqa: E402
 import weather  # noqa: E402
 from checker import Violation  # noqa: E402
-from claims import ClaimNode  # noqa: E402
-from life import DeviceNode  # noqa: E402
+from claims import ClaimSide  # noqa: E402
 from node import Node, portion  # noqa: E402
+from pods import PodSide  # noqa: E402
+from setup import APIS, CLAIMS, PODS  # noqa: E402
 
-DOORS = ("extended", "stock", "dra")
-KEPT = spawn.ROOT / ".cache" / "campaign" / "portions.jsonl"
+KUBELETS = ("extended", "stock")
+KEPT = spawn.ROOT / ".cache" / "campaign" / "lives.jsonl"
 
 
 def main() -> int:
@@ -47,7 +49,8 @@ def main() -> int:
     parser.add_argument("--portion", type=int, help="which one (default: the next of this seed)")
     parser.add_argument("--kills", type=int, default=200, help="of a portion (200)")
     parser.add_argument("--minutes", type=float, default=5, help="begin nothing after that (5)")
-    parser.add_argument("--door", choices=[*DOORS, "both", "all"], default="all")
+    parser.add_argument("--api", choices=[*APIS, "both"], default="both")
+    parser.add_argument("--kubelet", choices=[*KUBELETS, "both"], default="both")
     parser.add_argument("--bug", choices=sorted(bugs.BUGS), help="in a copy of the package")
     parser.add_argument("--calm", action="store_true", help="nothing but kills goes wrong")
     parser.add_argument("--weather", choices=weather.NAMES, default="", help="no other, and often")
@@ -73,18 +76,17 @@ def main() -> int:
 
 def run(arguments: argparse.Namespace, until: float) -> bool:
     """Portions until the time is over; returns whether nothing was found."""
-    several = {"all": DOORS, "both": DOORS[:2]}  # kubelets with device plugins, and all
-    doors = several.get(arguments.door, (arguments.door,))
+    kubelets = KUBELETS if arguments.kubelet == "both" else (arguments.kubelet,)
     number = next_portion(arguments.seed) if arguments.portion is None else arguments.portion
     good = True
     while good and time.monotonic() < until:
-        door = doors[number % len(doors)]
+        kubelet = kubelets[number % len(kubelets)]
         begin = time.monotonic()
-        node, found = asyncio.run(one(arguments, number, door, until))
+        node, found = asyncio.run(one(arguments, number, kubelet, until))
         line = {
             "seed": arguments.seed,
             "portion": number,
-            "door": door,
+            "kubelet": kubelet,
             "bug": arguments.bug,
             "seconds": round(time.monotonic() - begin, 1),
             "checks": node.checker.checked,
@@ -94,7 +96,7 @@ def run(arguments: argparse.Namespace, until: float) -> bool:
             "deaths": dict(sorted(Counter(node.checker.deaths).items())),
         }
         print(
-            f"{arguments.seed}.{number} {door}: {node.said['kills']} kills in"
+            f"{arguments.seed}.{number} {kubelet}: {node.said['kills']} kills in"
             f" {line['seconds']:.0f} s, {node.said['pods']} pods, {node.said['containers']}"
             f" containers, {node.checker.checked} checks"
             + (f"\nVIOLATION {found}" if found else ""),
@@ -114,16 +116,17 @@ def run(arguments: argparse.Namespace, until: float) -> bool:
 
 
 async def one(
-    arguments: argparse.Namespace, number: int, door: str, until: float
+    arguments: argparse.Namespace, number: int, kubelet: str, until: float
 ) -> tuple[Node, Violation | None]:
     """A portion."""
     rng = random.Random(f"{arguments.seed}.{number}")
-    storms = not arguments.calm and os.geteuid() == 0
-    node: Node
-    if door == "dra":
-        node = ClaimNode(rng, storms=storms, only=arguments.weather)
-    else:
-        node = DeviceNode(rng, stock=door == "stock", storms=storms, only=arguments.weather)
+    node = Node(
+        rng,
+        {PODS: partial(PodSide, stock=kubelet == "stock"), CLAIMS: ClaimSide},
+        apis=APIS if arguments.api == "both" else (arguments.api,),
+        storms=not arguments.calm and os.geteuid() == 0,
+        only=arguments.weather,
+    )
     return node, await portion(node, kills=arguments.kills, until=until)
 
 
@@ -153,9 +156,8 @@ def next_portion(seed: int) -> int:
 def table(*, short: bool) -> None:
     """Sum what was run; `short`: without weather and failure points."""
     lines = kept()
-    print(f"\n{'':34}" + "".join(f"{name:>10}" for name in (*DOORS, "all")))
-    doors = [[x for x in lines if x["door"] == door] for door in DOORS]
-    columns = [*doors, lines]
+    print(f"\n{'':34}" + "".join(f"{name:>10}" for name in (*KUBELETS, "all")))
+    columns = [*([x for x in lines if x["kubelet"] == one] for one in KUBELETS), lines]
 
     def row(name: str, values: list[float]) -> None:
         print(f"{name:34}" + "".join(f"{value:10.0f}" for value in values))

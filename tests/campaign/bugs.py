@@ -20,8 +20,8 @@ class Bug:
         old, new: what stands there, and what then does.
         breaks: numbers of invariants, as the checker's words begin with them.
         weather: in which it shows; empty: in any.
-        door: at which it shows.
-        also: a second replacement in the file.
+        apis: by which it shows.
+        also: more replacements: file, what stands there, and what then does.
     """
 
     file: str
@@ -29,8 +29,9 @@ class Bug:
     new: str
     breaks: str
     weather: str = ""
-    door: str = "extended"
-    also: tuple[str, str] = ("", "")
+    apis: str = "device-plugin"
+    kubelet: str = "extended"
+    also: tuple[tuple[str, str, str], ...] = ()
 
 
 BUGS = {
@@ -84,7 +85,7 @@ BUGS = {
     ),
     "scrub-under-a-living-pod": Bug(
         "regions/scrub.py",
-        "            if (one := await operations.living(operations.ledger.left(region.id)))"
+        "            if (one := await operations.living(operations.ledger.tenancies.left(region.id)))"
         " is not None:\n",
         "            if (one := None) is not None:\n",
         "17",
@@ -109,7 +110,7 @@ BUGS = {
     ),
     "owners-leave-the-list": Bug(
         "ledger/lists.py",
-        "                and not any(ledger.trouble(region) for region in claim.grants)\n",
+        "                and not any(ledger.obstacles.trouble(region) for region in claim.grants)\n",
         "                and all(\n"
         "                    ledger.record(region).condition in self._healthy_conditions\n"
         "                    for region in claim.grants\n"
@@ -128,45 +129,219 @@ BUGS = {
         "        held = {device for pod in listed.devices for device in pod.devices}\n",
         "        held = set[DeviceId]()\n",
         "1379",
-        door="stock",
-        also=("[d for d in ended if not checkpoint.holders(d)]", "ended"),
+        kubelet="stock",
+        also=(("stock/reconcile.py", "[d for d in ended if not checkpoint.holders(d)]", "ended"),),
     ),
     "unprepare-answered-before-it-is-clean": Bug(
         "dra/life.py",
         "        regions = ends.regions(ref.uid)\n",
         "        regions = []\n",
         "4",
-        door="dra",
+        apis="dra",
     ),
     "pods-of-a-claim-not-asked": Bug(
         "ledger/holders.py",
         "        self._begin(change, claim, pods, used=exposed)\n",
         "        self._begin(change, claim, (), used=exposed)\n",
         "47",
-        door="dra",
-        also=("[pod for pod in pods if pod not in there]", "()"),
+        apis="dra",
+        also=(("ledger/holders.py", "[pod for pod in pods if pod not in there]", "()"),),
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/life.py",
-        "        ledger.take(holder, claim.users)\n",
-        "        ledger.take(holder, claim.users)\n        ledger.prepared(ref.uid, asked)\n",
+        "        ledger.resource_claims.take(holder, claim.users)\n",
+        "        ledger.resource_claims.take(holder, claim.users)\n"
+        "        ledger.resource_claims.prepared(ref.uid, asked)\n",
         "29",
-        door="dra",
+        apis="dra",
     ),
     "file-stays-after-unprepare": Bug(
         "dra/ends.py",
         "        await self._files.remove(uid, holder)\n",
         "",
         "10",
-        door="dra",
+        apis="dra",
     ),
     "claims-not-adopted": Bug(
         "dra/reconcile.py",
         "        if not names:\n",
         "        if True:\n",
         "12349",
-        door="dra",
+        apis="dra",
         weather="journal lost",
+    ),
+    # The rows of "One answer to each question" (docs/architecture.md), each brought back.
+    "f1-no-record-is-an-empty-one": Bug(
+        "dra/reconcile.py",
+        '            raise RecordUnreadableError(f"kubelet\'s record {path} is not there")\n',
+        "            return {}\n",
+        "1379",
+        apis="both",
+    ),
+    "f1-a-half-record-is-an-empty-one": Bug(
+        "dra/reconcile.py",
+        "        return await asyncio.to_thread(read_record, self._root, ours)\n",
+        "        try:\n"
+        "            return await asyncio.to_thread(read_record, self._root, ours)\n"
+        "        except Exception:\n"
+        "            return {}\n",
+        "1379",
+        apis="both",
+    ),
+    "f1-lost-claims-are-nobodys": Bug(
+        "plugin.py",
+        '    return f"DRA served this node, and the journal is in doubt ({journal.doubt})"\n',
+        '    return ""\n',
+        "12379",
+        apis="both",
+        weather="journal lost",
+    ),
+    "f2-only-the-present-name-is-asked-for": Bug(
+        "dra/reconcile.py",
+        "            return driver in drivers"
+        " or any(card_of(one) in cards for one in devices_of(devices))\n",
+        "            return driver == self._driver\n",
+        "1379",
+        apis="dra",
+    ),
+    "f2-files-are-sought-where-they-are-written-now": Bug(
+        "dra/cdi.py",
+        "        return holder.file or self.path(holder.uid)\n",
+        "        return self.path(holder.uid)\n",
+        "310",
+        apis="dra",
+    ),
+    "f3-what-takes-trust-away-waits-for-the-journal": Bug(
+        "ledger/state.py",
+        "        concerned = self._apply(taking)\n"
+        "        self._unwritten |= taking\n"
+        "        try:\n"
+        "            if told := self._unwritten | giving:\n"
+        "                self._journal.write(told)\n"
+        "                self._unwritten = Change()\n",
+        "        concerned: set[CardId | None] = set()\n"
+        "        try:\n"
+        "            if told := change:\n"
+        "                self._journal.write(told)\n"
+        "                concerned |= self._apply(taking)\n",
+        "23479",
+        weather="journal not written at times",
+    ),
+    "f4-prepared-for-whatever-it-was": Bug(
+        "dra/life.py",
+        "lambda had: had.prepared == asked",
+        "lambda had: True",
+        "2",
+        apis="dra",
+    ),
+    "f5-the-scrub-of-a-region-ends-its-pods-elsewhere": Bug(
+        "ledger/state.py",
+        "        for one in tenancies:\n            change.tenancies[one.key] = None\n",
+        "        for one in tenancies:\n"
+        "            change.tenancies |= dict.fromkeys(\n"
+        "                key for key in self.tenancies if key.pod == one.pod\n"
+        "            )\n",
+        "179",
+    ),
+    "f6-a-static-pod-is-its-uid": Bug(
+        "regions/operations.py",
+        "        return not self.cgroups.instance_gone(cgroups) and self.cgroups.may_live(pod)\n",
+        "        noted = self.clocks  # by a key that no region has\n"
+        "        if cgroups:\n"
+        "            noted.setdefault(pod, cgroups)\n"
+        "        return not self.cgroups.instance_gone(noted.get(pod, ()))"
+        " and self.cgroups.may_live(pod)\n",
+        "179",
+    ),
+    "f7-what-is-put-back-is-believed": Bug(
+        "ledger/journal.py",
+        "        if last.journal != loaded.identity:\n",
+        '        if loaded.identity:\n            return ""\n'
+        "        if last.journal != loaded.identity:\n",
+        "123479",
+        weather="state directory exchanged",
+        also=(
+            (
+                "stock/adoption.py",
+                "            if ledger.activity[device] != before.get(device, 0):\n",
+                (
+                    "            if card_of(device) not in ledger.unreconciled:\n"
+                    "                continue\n"
+                    "            if ledger.activity[device] != before.get(device, 0):\n"
+                ),
+            ),
+        ),
+    ),
+    "f7-the-same-with-claims": Bug(
+        "ledger/journal.py",
+        "        if last.journal != loaded.identity:\n",
+        '        if loaded.identity:\n            return ""\n'
+        "        if last.journal != loaded.identity:\n",
+        "123479",
+        apis="dra",
+        weather="state directory exchanged",
+        also=(
+            (
+                "dra/reconcile.py",
+                "        if not names:\n",
+                (
+                    "        new = ledger.unreconciled\n"
+                    "        if not any(_of_card(each, card) for each in names"
+                    " for card in new):\n"
+                ),
+            ),
+        ),
+    ),
+    "f8-the-next-pod-is-not-judged": Bug(
+        "dra/life.py",
+        "        await self._check_policy(ref, claim, requests)\n"
+        "        wants = await self._wants.exactly(requests)\n",
+        "        wants = await self._wants.exactly(requests)\n",
+        "4",
+        apis="dra",
+    ),
+    "f8-nobody-is-judged": Bug(
+        "claims/permission.py",
+        "        if self._file is None:\n",
+        "        if True:\n",
+        "4",
+    ),
+    "f9-pods-of-a-claim-are-kept-for-ever": Bug(
+        "dra/reconcile.py",
+        "        self._ledger.allocations.end_tenancies(gone)\n",
+        "",
+        "9",
+        apis="dra",
+    ),
+    "f10-prepared-again-under-its-users": Bug(
+        "dra/life.py",
+        "        if (one := await self._operations.living(users)) is not None:\n",
+        "        if (one := next(iter(users[:0]), None)) is not None:\n",
+        "17",
+        apis="dra",
+        weather="marker lost",
+    ),
+    "a-consumer-that-is-no-pod-is-nobody": Bug(
+        "dra/claim.py",
+        "        bool(claim.status.reservedFor),\n",
+        "        bool(pods),\n",
+        "1379",
+        apis="dra",
+    ),
+    "an-older-schema-has-no-users": Bug(
+        "ledger/rows.py",
+        "        snapshot = of_schema_3(snapshot, found)\n",
+        "        snapshot = snapshot  # whoever uses regions is not looked for\n",
+        "179",
+        apis="both",
+        weather="journal of schema 3",
+    ),
+    "a-boot-changes-nothing": Bug(
+        "ledger/state.py",
+        '        same_boot = snapshot.epochs.get(Epoch.BOOT, "") == self.boot_id\n',
+        "        same_boot = True\n",
+        "2347910",
+        apis="both",
     ),
 }
 
@@ -177,22 +352,23 @@ def copy(name: str, folder: Path) -> Path:
     Raises:
         ValueError: the code is no longer what the bug replaces.
     """
-    bug = BUGS[name]
     package = folder / "fpga_plugin"
     shutil.copytree(ROOT / "fpga_plugin", package, ignore=shutil.ignore_patterns("__pycache__"))
-    file = package / bug.file
-    file.write_text(broken(bug, file.read_text()))
+    for file, text in broken(BUGS[name]).items():
+        (package / file).write_text(text)
     return folder
 
 
-def broken(bug: Bug, text: str) -> str:
-    """The file's text with the bug.
+def broken(bug: Bug) -> dict[str, str]:
+    """The texts of the files that have the bug in them.
 
     Raises:
         ValueError: as `copy`.
     """
-    for old, new in ((bug.old, bug.new), bug.also):
-        if old and text.count(old) != 1:
-            raise ValueError(f"{bug.file} has not exactly once: {old}")
-        text = text.replace(old, new) if old else text
-    return text
+    texts: dict[str, str] = {}
+    for file, old, new in ((bug.file, bug.old, bug.new), *bug.also):
+        text = texts.get(file) or (ROOT / "fpga_plugin" / file).read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{file} has not exactly once: {old}")
+        texts[file] = text.replace(old, new)
+    return texts

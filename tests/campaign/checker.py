@@ -18,6 +18,9 @@ from typing import Any
 
 JOURNAL = "journal.sqlite3"
 
+MAX_ROW = 16 << 10
+"""Characters: far more than any row needs, and a small part of what can be read again."""
+
 
 class Violation(AssertionError):  # noqa: N818  # the field's word for it
     """Something that must hold does not."""
@@ -57,11 +60,33 @@ class Snapshot:
         claims: each device's row.
         regions: the same.
         holders: of each claim of DRA.
+        tenancies: of each pod that may be using a region.
     """
 
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     regions: dict[str, dict[str, Any]] = field(default_factory=dict)
     holders: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tenancies: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def take(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        """These are rows of it."""
+        for kind, key, value in rows:
+            if kind in {"claims", "regions", "holders", "tenancies"}:
+                getattr(self, kind)[key] = json.loads(value)
+
+    def devices(self) -> set[str]:
+        """What somebody has, by it."""
+        return {*self.claims, *(d for row in self.holders.values() for d in row["devices"])}
+
+    def left(self) -> bool:
+        """Whether anything is left of anybody."""
+        return bool(self.claims or self.holders or self.tenancies)
+
+    def users(self) -> set[str]:
+        """Pods that may be using what claims of DRA have."""
+        held = {r for row in self.holders.values() for r in row["devices"]}
+        keys = map(json.loads, self.tenancies)
+        return {key["pod"] for key in keys if held & {key["region"], card_of(key["region"])}}
 
     def claim_on(self, region: str) -> dict[str, Any] | None:
         """Of the region or of its card."""
@@ -97,9 +122,10 @@ def read_journal(state_dir: Path, scratch: Path) -> Snapshot:
                 raise Violation(f"the journal is damaged: {verdict}")
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
                 return found  # killed before it had made its table
-            for kind, key, value in db.execute("SELECT kind, key, value FROM journal"):
-                if kind in {"claims", "regions", "holders"}:
-                    getattr(found, kind)[key] = json.loads(value)
+            rows = db.execute("SELECT kind, key, value FROM journal").fetchall()
+            found.take(rows)
+            if (longest := max((len(value) for _, _, value in rows), default=0)) > MAX_ROW:
+                raise Violation(f"9: a row of the journal has grown to {longest} characters")
     except sqlite3.Error as error:
         raise Violation(f"the journal cannot be opened: {error}") from error
     return found
@@ -218,6 +244,13 @@ class Checker:
         for region, afu in wanted.items():
             self.uses[region].append(Use(pod, afu, at))
         self.checked += 1
+
+    def resumed(self, pod: str, regions: Iterable[str]) -> None:
+        """A container starts without PreStart, on whatever its regions hold."""
+        at, state = self.now(), self.state()
+        for region in regions:
+            self.last_end(region, but=pod)
+            self.uses[region].append(Use(pod, state[region]["afu_id"], at))
 
     def _memory(self, cards: Iterable[str], *, but: str = "") -> None:
         for card in cards:
@@ -360,10 +393,10 @@ class Checker:
             if self._afu.get(region, holds["afu_id"]) != holds["afu_id"]:
                 self._happened(Event("", "PR", region, holds["afu_id"]))
 
-    def journal(self, found: Snapshot, *, known: bool) -> set[str]:
+    def journal(self, found: Snapshot, owned: Mapping[str, str]) -> set[str]:
         """Judge what the journal says at a death; returns the regions that are idle and clean.
 
-        `known`: as for `listed`.
+        `owned`: devices that it must have as somebody's.
         """
         self.now()
         state = self.state()
@@ -372,8 +405,8 @@ class Checker:
             for region in self.regions_of(device):
                 if held.setdefault(region, device) != device:
                     raise Violation(f"1: {region} is claimed as {held[region]} and as {device}")
-        for device, pod in self._owned().items():
-            if known and device not in found.claims:
+        for device, pod in owned.items():
+            if device not in found.claims:
                 raise Violation(f"9: the journal has no claim on {device}, which pod {pod} has")
         idle = set()
         for region, record in found.regions.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from doubles.plugin_manager import PluginManager
-from dra_support import DRIVER, NAMESPACE, Claim
+from dra_support import NAMESPACE, Claim
 from grpclib.client import Channel
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, StreamTerminatedError
@@ -31,6 +31,7 @@ class Entry:
     """What the record has of a claim; `told`: the driver's answer."""
 
     claim: Claim
+    driver: str
     devices: Sequence[str]
     pods: list[str]
     told: Sequence[Any] = ()
@@ -51,7 +52,7 @@ class Entry:
             "ClaimName": self.claim.name,
             "Namespace": NAMESPACE,
             "PodUIDs": {uid: {} for uid in self.pods},
-            "DriverState": {DRIVER: {"Devices": devices}},
+            "DriverState": {self.driver: {"Devices": devices}},
         }
 
 
@@ -61,12 +62,16 @@ class ClaimKubelet:
     Attributes:
         record: by the claims' uids.
         channel: to the driver; None while it is not registered.
+        driver: its name.
+        how: the record's file is `there`, `half` written, or `away`.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.record: dict[str, Entry] = {}
         self.channel: Channel | None = None
+        self.driver = ""
+        self.how = "there"
         self._manager: PluginManager | None = None
         (root / "plugins_registry").mkdir()
 
@@ -82,6 +87,7 @@ class ClaimKubelet:
 
     async def _found(self, info: PluginInfo) -> None:
         self._gone(None)
+        self.driver = info.name
         self.channel = Channel(path=info.endpoint, codec=ProtoCodec())
 
     def _gone(self, _: PluginInfo | None) -> None:
@@ -118,19 +124,29 @@ class ClaimKubelet:
     # ---------------------------------------------------------------- the record
 
     def keep(
-        self, claim: Claim, devices: Sequence[str], pods: Sequence[str], told: Sequence[Any] = ()
+        self,
+        claim: Claim,
+        driver: str,
+        devices: Sequence[str],
+        pods: Sequence[str],
+        told: Sequence[Any] = (),
     ) -> None:
         """A claim is about to be prepared, or was."""
         before = self.record.get(claim.uid)
         told = told or (() if before is None else before.told)
-        self.record[claim.uid] = Entry(claim, devices, list(pods), told)
+        self.record[claim.uid] = Entry(claim, driver, devices, list(pods), told)
         self._write()
 
-    def join(self, claim: Claim, pod: str) -> None:
-        """One more pod uses it."""
+    def used(self, claim: Claim, pods: Sequence[str]) -> None:
+        """These pods use it now."""
         if (entry := self.record.get(claim.uid)) is not None:
-            entry.pods.append(pod)
+            entry.pods = list(pods)
             self._write()
+
+    def is_written(self, how: str) -> None:
+        """From now on its file is so."""
+        self.how = how
+        self._write()
 
     def forget(self, claim: Claim) -> None:
         """It was unprepared."""
@@ -151,8 +167,12 @@ class ClaimKubelet:
         states = [entry.state() for entry in self.record.values()]
         data = json.dumps({"kind": "DRACheckpoint", "ClaimInfoStateList": states})
         path = self.root / "dra_manager_state"
+        if self.how == "away":
+            path.unlink(missing_ok=True)
+            return
+        text = json.dumps({"Data": data, "Checksum": 1})
         new = path.with_suffix(".new")
-        new.write_text(json.dumps({"Data": data, "Checksum": 1}))
+        new.write_text(text[: len(text) // 2] if self.how == "half" else text)
         os.replace(new, path)
 
 

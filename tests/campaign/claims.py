@@ -1,15 +1,17 @@
-"""Lives of many claims by DRA: prepared, used by one and several pods, unprepared, forgotten.
+"""Lives of many claims by DRA: prepared, used by one and many pods, unprepared, forgotten.
 
 A claim is what owns a device, so the checker hears of claims where it hears of pods at the other
-door. Its containers start without a call, by the claim's file for the container runtime. Kubelet
+API. Its containers start without a call, by the claim's file for the container runtime. Kubelet
 prepares each claim anew in each of its lives, asks again for what was not answered, and loses its
-record. Claims are deleted while their pods run, and the scheduler gives their devices away.
+record. Claims are deleted while their pods run, and the scheduler gives their devices away; they
+are allocated anew under the same uid for another image; crowds of pods come and go. While the
+device plugin API serves, or the driver has another name, no call is made: pods come, go and run.
 """
 
 import asyncio
 import contextlib
 import json
-import random
+import shutil
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -20,13 +22,16 @@ from checker import Snapshot, Violation
 from claim_kubelet import ClaimKubelet
 from daemon_support import AFU, AFU_2, AFU_3, BLANK
 from doubles.apiserver import ApiServerDouble, Reply, status
-from dra_support import DRIVER, NAMESPACE, NODE, Claim, config, dra_name
-from node import AT_ONCE, BLANKS, LIMIT, Node, regions_of
+from dra_support import NAMESPACE, NODE, Claim, config, dra_name
+from node import BLANKS, LIMIT, Node, Side, regions_of
 
 CARDS = ("0000-10-00.0", "0000-11-00.0", "0000-12-00.0")
 DEVICES = {dra_name(device): device for device in (*BLANKS, *CARDS)}
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CROWD = 100
+"""Pods that use one claim at once."""
+
 ALWAYS = "00000000-0000-4000-8000-000000000000"
 """A pod that kubelet always runs: the plugin knows kubelet's cgroups by it."""
 
@@ -36,6 +41,7 @@ class Tenant:
     """A claim that is allocated to this node, and its pods.
 
     Attributes:
+        driver: under whose name.
         wanted: what its regions have to hold.
         whole: it has a card.
         pods: uids, each with one container.
@@ -48,6 +54,7 @@ class Tenant:
     """
 
     claim: Claim
+    driver: str
     devices: list[str]
     wanted: Mapping[str, str]
     pods: list[str]
@@ -63,16 +70,15 @@ class Tenant:
         return not BLANKS.keys() >= set(self.devices)
 
 
-class ClaimNode(Node):
-    """A node whose kubelet prepares claims.
+class ClaimSide(Side):
+    """What claims have.
 
     Args:
-        rng, storms, only: as for `Node`.
+        node: of which it is a side.
     """
 
-    def __init__(self, rng: random.Random, *, storms: bool, only: str = "") -> None:
-        super().__init__(rng, storms=storms, only=only)
-        (self.folder / "kubelet").mkdir()
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
         self.kubelet = ClaimKubelet(self.folder)
         self.api = ApiServerDouble()
         self.api.objects = {
@@ -81,20 +87,22 @@ class ClaimNode(Node):
             "/api/v1/nodes": {NODE: {"metadata": {"name": NODE, "uid": "a-node"}}},
         }
         self.api.made = self.published
-        self.cdi = self.folder / "cdi"
-        self.cgroup(ALWAYS, runs=True)
+        node.cgroup(ALWAYS, runs=True)
         (self.folder / "pods" / ALWAYS).mkdir(parents=True)
-        self.settings |= {
-            "FPGA_PLUGIN_MODE": "dra",
-            "FPGA_PLUGIN_CDI_DIR": str(self.cdi),
-            "FPGA_PLUGIN_KUBECONFIG": str(self.folder / "kubeconfig"),
-            "NODE_NAME": NODE,
-        }
         self.tenants: list[Tenant] = []
         self.zombies: list[Tenant] = []
         self.number = 0
         self.judging = False
         self.before: set[str] = set()
+
+    def settings(self) -> Mapping[str, str]:
+        return {
+            "FPGA_PLUGIN_KUBECONFIG": str(self.folder / "kubeconfig"),
+            "NODE_NAME": NODE,
+        }
+
+    def records(self, how: str) -> None:
+        self.kubelet.is_written(how)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -119,13 +127,11 @@ class ClaimNode(Node):
             for device in tenant.devices
         }
 
+    def holding(self) -> set[str]:
+        return {device for tenant in self.everybody() for device in tenant.devices}
+
     def recorded(self) -> set[str]:
-        devices = {device for tenant in self.everybody() for device in tenant.devices}
-        for entry in self.kubelet.record.values():
-            devices.update(entry.devices)
-        for row in self.snapshot.holders.values():
-            devices.update(row["devices"])
-        return devices | set(self.snapshot.claims)
+        return self.holding().union(*(one.devices for one in self.kubelet.record.values()))
 
     def exposed(self) -> bool:
         """Not even kubelet's record knows what they have."""
@@ -136,25 +142,33 @@ class ClaimNode(Node):
 
     def journal(self) -> Snapshot:
         """What the journal of the running plugin says; nothing where it cannot be read now."""
-        path, found = self.state_dir / "journal.sqlite3", Snapshot()
+        path, found = self.node.state_dir / "journal.sqlite3", Snapshot()
         try:
             with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-                for kind, key, value in db.execute("SELECT kind, key, value FROM journal"):
-                    if kind in {"claims", "regions", "holders"}:
-                        getattr(found, kind)[key] = json.loads(value)
+                found.take(db.execute("SELECT kind, key, value FROM journal"))
         except sqlite3.Error:
             return Snapshot()
         return found
 
+    def mine(self) -> set[str]:
+        """Devices that claims have under the driver's present name."""
+        now = self.node.setup.prefix
+        return {
+            device
+            for one in self.tenants
+            if one.driver == now and one.prepared and not one.ending
+            for device in one.devices
+        }
+
     def all_known(self) -> bool:
-        assert self.plugin is not None
+        assert self.node.plugin is not None
         # One that is ending may have ended, and nobody heard of it.
-        mine = {one.claim.uid for one in self.tenants if one.prepared and not one.ending}
+        there = {one.claim.uid for one in self.tenants if one.prepared and not one.ending}
         return (
             self.ready()
-            and bool(self.plugin.logged("kubelet's record of claims read"))
-            and set(self.owned()) <= self.offered()
-            and mine <= self.journal().holders.keys()
+            and bool(self.node.plugin.logged("kubelet's record of claims read"))
+            and self.mine() <= self.offered()
+            and there <= self.journal().holders.keys()
         )
 
     def all_free(self) -> bool:
@@ -162,14 +176,35 @@ class ClaimNode(Node):
             return False
         found = self.journal()  # slices come later than what they tell of
         clean = [one for one in found.regions.values() if one["condition"] == "BLANK"]
-        return len(clean) == len(BLANKS) and not found.claims and not found.holders
+        return len(clean) == len(BLANKS) and not found.left()
 
     def standing(self) -> str:
         found = self.journal()
         return f"offered {sorted(self.offered())}, in the journal {found}"
 
     def ready(self) -> bool:
-        return self.kubelet.channel is not None
+        driver = self.node.setup.prefix
+        return self.kubelet.channel is not None and self.kubelet.driver == driver
+
+    def asked(self, tenant: Tenant) -> bool:
+        """Whether kubelet can ask the driver for its claim."""
+        return self.serves and self.ready() and tenant.driver == self.node.setup.prefix
+
+    def prefixes(self) -> set[str]:
+        return {tenant.driver for tenant in self.everybody()}
+
+    async def boots(self) -> None:
+        for zombie in self.zombies:
+            self.pods_end(zombie)
+        for tenant in self.tenants:
+            for pod in tuple(tenant.runs):
+                self.stops(tenant, pod)
+            for pod in tenant.pods:
+                self.node.remove_cgroup(pod)
+                self.node.cgroup(pod, runs=False)
+        for folder in self.folder.glob("cdi*"):
+            shutil.rmtree(folder)
+        await self.restarts()
 
     async def gone(self) -> None:
         """What the dead plugin still had on its way to the API server is not judged."""
@@ -178,13 +213,14 @@ class ClaimNode(Node):
             await asyncio.sleep(0)
             self.api.cut()
 
-    def launch(self, kill: str = "") -> None:
+    def launched(self) -> None:
         for tenant in self.everybody():  # while no plugin runs
             if self.rng.random() < 0.1:
                 self.run_or_stop(tenant)
-        super().launch(kill)
-        self.before = set(self.owned())
-        self.judging = True
+            if tenant in self.tenants and tenant.ready and self.rng.random() < 0.05:
+                self.comes(tenant, 1)
+        self.before = self.mine()
+        self.judging = self.serves
 
     # ---------------------------------------------------------------- ResourceSlices
 
@@ -194,6 +230,7 @@ class ClaimNode(Node):
         return {
             DEVICES[one["name"]]
             for each in slices
+            if each["spec"]["driver"] == self.node.setup.prefix
             for one in each["spec"].get("devices") or ()
             if not one.get("taints")
         }
@@ -203,27 +240,25 @@ class ClaimNode(Node):
         listed = item.get("spec", {}).get("devices")
         if item.get("kind") != "ResourceSlice" or not listed:
             return
-        if not self.judging or self.found is not None:
+        if not self.judging or self.node.found is not None:
             return
         devices = {DEVICES[one["name"]] for one in listed}
         well = {DEVICES[one["name"]] for one in listed if not one.get("taints")}
         # It was made up at any time since the last one.
-        now = set(self.owned())
+        now = self.mine()
         mine, self.before = self.before & now, now
-        busy = {device for tenant in self.everybody() for device in tenant.devices}
-        busy |= self.touched | self.claimed
-        if self.wind.forgets or not self.known:
-            busy |= BLANKS.keys()
         try:
-            self.checker.listed(devices, well, mine, busy, known=self.known)
+            self.checker.listed(devices, well, mine, self.node.busy, known=self.known)
         except Violation as error:
-            self.found = error
+            self.node.found = error
 
     # ---------------------------------------------------------------- claims
 
     def free(self) -> list[str]:
         """What the scheduler has to give: it does not know of pods whose claims were deleted."""
         taken = {r for tenant in self.tenants for r in regions_of(tenant.devices)}
+        if self.rng.random() < 0.9:
+            taken |= self.node.beside()
         return [device for device in DEVICES.values() if taken.isdisjoint(regions_of([device]))]
 
     def make(self) -> Tenant | None:
@@ -242,17 +277,34 @@ class ClaimNode(Node):
             return None
         self.number += 1
         claim = Claim(f"claim-{self.number}")
-        wanted: dict[str, str] = {}
+        driver = self.node.setup.prefix
         for number, device in enumerate(devices):
-            request = f"r{number}"
-            claim.results += Claim("", device, request=request).results
+            claim.results += Claim("", device, request=f"r{number}").results
+        claim.results = [one | {"driver": driver} for one in claim.results]
+        tenant = Tenant(claim, driver, devices, {}, [])
+        self.asks_for(tenant)
+        return tenant
+
+    def asks_for(self, tenant: Tenant) -> None:
+        """The scheduler allocates the claim, for images by chance and one pod."""
+        wanted: dict[str, str] = {}
+        tenant.claim.config = []
+        for number, device in enumerate(tenant.devices):
             own = BLANKS[regions_of([device])[0]] == BLANK
-            afu = rng.choice([AFU, AFU_2, AFU_3, ""] if own else [AFU_3, ""])
+            afu = self.rng.choice([AFU, AFU_2, AFU_3, ""] if own else [AFU_3, ""])
             if afu:
-                claim.config.append(config(requests=[request], bitstream=afu))
+                one = config(requests=[f"r{number}"], bitstream=afu)
+                one["opaque"]["driver"] = tenant.driver
+                tenant.claim.config.append(one)
             wanted |= {region: afu or BLANKS[region] for region in regions_of([device])}
-        claim.pods = [str(uuid.UUID(int=rng.getrandbits(128), version=4))]
-        return Tenant(claim, devices, wanted, list(claim.pods))
+        tenant.wanted = wanted
+        tenant.pods = [self.uid()]
+        tenant.claim.pods = list(tenant.pods)
+        self.put(tenant.claim)
+        self.node.cgroup(tenant.pods[0], runs=False)
+
+    def uid(self) -> str:
+        return str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
 
     def put(self, claim: Claim) -> None:
         """At the API server."""
@@ -276,31 +328,33 @@ class ClaimNode(Node):
                 tenant.busy = False
 
     async def admit(self) -> None:
-        if len(self.tenants) < AT_ONCE and (tenant := self.make()) is not None:
+        if len(self.tenants) < self.node.at_once and (tenant := self.make()) is not None:
             self.said["claims"] += 1
             self.said["pods"] += 1
-            self.put(tenant.claim)
-            self.cgroup(tenant.pods[0], runs=False)
             self.tenants.append(tenant)
 
     async def prepare(self) -> None:
         """Kubelet asks for what it has no answer for in this life; of one pod's claims at once."""
-        if (first := self.pick(lambda each: not each.ready and not each.ending)) is None:
+
+        def lacks(tenant: Tenant) -> bool:
+            return self.asked(tenant) and not tenant.ready and not tenant.ending
+
+        if (first := self.pick(lacks)) is None:
             return
-        other = self.pick(lambda each: each is not first and not each.ready and not each.ending)
+        other = self.pick(lambda each: each is not first and lacks(each))
         together = [first, other] if other is not None and self.rng.random() < 0.3 else [first]
         with self.busy(*together):
             await self.prepare_these(together)
 
     async def prepare_these(self, tenants: list[Tenant]) -> None:
         for tenant in tenants:
-            self.kubelet.keep(tenant.claim, tenant.devices, tenant.pods)
-            self.touched.update(tenant.devices)
+            self.kubelet.keep(tenant.claim, tenant.driver, tenant.devices, tenant.pods)
+            self.node.touched.update(tenant.devices)
         answers = await self.kubelet.prepare([tenant.claim for tenant in tenants], self.patience())
         for tenant, answer in zip(tenants, answers, strict=True):
             if answer is None:
                 continue  # nobody hears of it
-            self.calls += 1
+            self.node.calls += 1
             if answer.error:
                 self.said["Prepare refused"] += 1
                 continue
@@ -308,9 +362,12 @@ class ClaimNode(Node):
             if names != sorted(tenant.devices):
                 raise Violation(f"2: the answer for claim {tenant.claim.uid} names {names}")
             self.said["Prepare again" if tenant.prepared else "Prepare"] += 1
+            self.node.allowed(f"claim {tenant.claim.uid}", tenant.wanted)
             tenant.ready = tenant.prepared = True
             self.checker.prepared(tenant.claim.uid, tenant.wanted, self.nodes(tenant))
-            self.kubelet.keep(tenant.claim, tenant.devices, tenant.pods, answer.devices)
+            self.kubelet.keep(
+                tenant.claim, tenant.driver, tenant.devices, tenant.pods, answer.devices
+            )
 
     def patience(self) -> float:
         """Seconds that kubelet waits for an answer; its own are 45."""
@@ -318,11 +375,11 @@ class ClaimNode(Node):
 
     def nodes(self, tenant: Tenant) -> dict[str, str] | None:
         """Where the variables of the claim's file lead; None: there is none, and nothing starts."""
-        path = self.cdi / f"k8s.{DRIVER}-claim_{tenant.claim.uid}.json"
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError:
+        name = f"k8s.{tenant.driver}-claim_{tenant.claim.uid}.json"
+        files = [*self.folder.glob(f"cdi*/{name}")]
+        if not files:
             return None
+        found = json.loads(files[0].read_text())
         lines = [line for one in found["devices"] for line in one["containerEdits"]["env"]]
         return dict(line.split("=", 1) for line in lines)
 
@@ -342,29 +399,57 @@ class ClaimNode(Node):
             self.checker.began(tenant.claim.uid, tenant.wanted, whole=tenant.whole)
         tenant.runs.add(pod)
         self.said["containers"] += 1
-        self.cgroup(pod, runs=True)
+        self.node.cgroup(pod, runs=True)
 
     def stops(self, tenant: Tenant, pod: str) -> None:
         tenant.runs.remove(pod)
         if not tenant.runs:
             self.checker.ended(tenant.claim.uid, tenant.wanted)
-        self.cgroup(pod, runs=False)
+        self.node.cgroup(pod, runs=False)
 
     async def container(self) -> None:
         if (tenant := self.pick(lambda each: each.ready)) is not None:
             self.run_or_stop(tenant)
 
     async def join(self) -> None:
-        """One more pod of a claim: kubelet writes it down, and asks nothing."""
-        if (tenant := self.pick(lambda each: each.ready and len(each.pods) < 3)) is not None:
-            uid = str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
-            tenant.pods.append(uid)
-            tenant.claim.pods.append(uid)
-            tenant.joined = True
-            self.said["pods"] += 1
-            self.put(tenant.claim)
-            self.cgroup(uid, runs=False)
-            self.kubelet.join(tenant.claim, uid)
+        """More pods of a claim: kubelet writes them down, and asks nothing."""
+        most = self.rng.choice([3, 3, 3, CROWD])
+        if (tenant := self.pick(lambda each: each.ready and len(each.pods) < most)) is not None:
+            self.comes(tenant, self.rng.randint(1, most - len(tenant.pods)))
+
+    def comes(self, tenant: Tenant, pods: int) -> None:
+        uids = [self.uid() for _ in range(pods)]
+        for uid in uids:
+            self.node.cgroup(uid, runs=False)
+        self.said["pods"] += pods
+        tenant.joined = True
+        self.used_by(tenant, [*tenant.pods, *uids])
+
+    async def leave(self) -> None:
+        """All pods of a claim end that run nothing, but one."""
+        if (tenant := self.pick(lambda each: each.ready and len(each.pods) > 1)) is not None:
+            ended = [uid for uid in tenant.pods if uid not in tenant.runs][1:]
+            for uid in ended:
+                self.node.remove_cgroup(uid)
+            self.used_by(tenant, [uid for uid in tenant.pods if uid not in ended])
+
+    def used_by(self, tenant: Tenant, pods: list[str]) -> None:
+        tenant.pods, tenant.claim.pods = pods, list(pods)
+        self.put(tenant.claim)
+        self.kubelet.used(tenant.claim, pods)
+
+    async def allocated_anew(self) -> None:
+        """Kubelet loses sight of a claim whose pods have ended; it comes again, for other images.
+
+        Its uid and devices are the same.
+        """
+        tenant = self.pick(lambda each: each.prepared and not each.runs and not each.ending)
+        if tenant is not None and self.known:
+            self.said["allocated anew"] += 1
+            self.pods_end(tenant)
+            self.kubelet.forget(tenant.claim)
+            tenant.ready = tenant.prepared = False
+            self.asks_for(tenant)
 
     async def end(self) -> None:
         early = self.rng.random() < 0.1
@@ -385,7 +470,7 @@ class ClaimNode(Node):
         for pod in tuple(tenant.runs):
             self.stops(tenant, pod)
         for pod in tenant.pods:
-            self.remove_cgroup(pod)
+            self.node.remove_cgroup(pod)
 
     async def unprepare(self, tenant: Tenant) -> bool:
         """Whether kubelet is done with it; of what its record lacks it asks nothing."""
@@ -394,18 +479,21 @@ class ClaimNode(Node):
         tenant.ending, tenant.ready = True, False
         if uid not in self.kubelet.record:
             return True
+        if not self.asked(tenant):
+            return False
         stood = f"{uid} (journal: {self.journal().holders.get(uid)})"
-        self.touched.update(tenant.devices)
+        self.node.touched.update(tenant.devices)
         answer = await self.kubelet.unprepare(tenant.claim, self.patience())
         if answer is None or answer.error:
             self.said["Unprepare to be repeated"] += 1
             return False
         self.said["Unprepare"] += 1
-        self.calls += 1
+        self.node.calls += 1
         mine = set(tenant.wanted)
         for other in self.everybody():
             if other is not tenant:
                 mine -= set(other.wanted)
+        mine -= self.node.beside()
         # A journal that was set back may have another claim there, which is over. Until that has
         # ended nobody gets the region, and this one could not be adopted beside it.
         mine -= set(regions_of(self.journal().of_others(uid)))
@@ -430,14 +518,16 @@ class ClaimNode(Node):
 
     async def reap(self) -> None:
         if self.zombies:
-            zombie = self.rng.choice(self.zombies)
-            self.pods_end(zombie)
-            if not zombie.busy:
-                with self.busy(zombie):
-                    if await self.unprepare(zombie):
-                        self.zombies.remove(zombie)
+            await self.reaps(self.rng.choice(self.zombies))
 
-    async def restart_kubelet(self) -> None:
+    async def reaps(self, zombie: Tenant) -> None:
+        self.pods_end(zombie)
+        if not zombie.busy:
+            with self.busy(zombie):
+                if await self.unprepare(zombie):
+                    self.zombies.remove(zombie)
+
+    async def restarts(self) -> None:
         """It asks for all claims anew; it may have lost its record."""
         await self.kubelet.stop()
         for tenant in self.everybody():
@@ -456,26 +546,37 @@ class ClaimNode(Node):
         (admit, 20),
         (prepare, 40),
         (container, 25),
-        (join, 3),
+        (join, 4),
+        (leave, 4),
         (end, 8),
         (end_by_force, 1.5),
         (reap, 6),
-        (Node.pause, 8),
-        (restart_kubelet, 0.3),
+        (allocated_anew, 3),
+        (Side.pause, 8),
+        (Side.restart_kubelet, 0.3),
         (api_stumbles, 1),
     )
+    BESIDE = ((container, 4), (join, 1), (leave, 1), (end, 0.3), (end_by_force, 0.3), (reap, 1))
 
     async def everything_ends(self) -> None:
         self.api.replies.clear()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LIMIT
-        while self.tenants or self.zombies:
-            for tenant in tuple(self.tenants):
-                await self.end_one(tenant)
-            if self.zombies:
-                await self.reap()
-            if self.found is not None:
-                raise self.found
-            if not self.alive() or loop.time() > deadline:
+        await self.node.until(self.nobody_is_kept, "9: nothing is kept of pods that are gone")
+        while mine := [one for one in self.everybody() if one.driver == self.node.setup.prefix]:
+            for tenant in mine:
+                if tenant in self.tenants:
+                    await self.end_one(tenant)
+                else:
+                    await self.reaps(tenant)
+            if self.node.found is not None:
+                raise self.node.found
+            if not self.node.alive() or loop.time() > deadline:
                 raise Violation("9: all claims unprepared, which did not come about")
             await asyncio.sleep(0.01)
+
+    def nobody_is_kept(self) -> bool:
+        """Whether the journal has, of what claims have, no pod that parted and is gone."""
+        mine = {uid for tenant in self.everybody() for uid in tenant.pods}
+        users = self.journal().users() - mine
+        return all((self.node.cgroups / f"pod{uid}").exists() for uid in users)

@@ -1,11 +1,13 @@
-"""A node whose plugin is killed again and again, by whichever door it serves.
+"""A node whose plugin is killed again and again, by whichever API it serves.
 
-Several things happen at once, on pods of their own; which, a door's subclass says (`life` for the
-device plugin API, `claims` for DRA). What holds is judged by `checker`; what else goes wrong on the
-node is `weather`.
+The node has one kubelet, which is asked through two APIs: pods have devices by the one (`pods`),
+ResourceClaims by the other (`claims`). One of the two serves in a life of the plugin, and what the
+other gave out stays. Several things happen at once. What holds is judged by `checker`; how a life
+is started is `setup`; what else goes wrong on the node is `weather`.
 """
 
 import asyncio
+import contextlib
 import json
 import random
 import shutil
@@ -14,7 +16,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +24,8 @@ from typing import Any, ClassVar
 import points
 import spawn  # noqa: F401  # first: it says where the integration tests' modules are
 from checker import Checker, Snapshot, Violation, card_of, read_journal
-from daemon_support import BLANK, OTHER_BLANK, OTHER_ID, STORE, Plugin
+from daemon_support import AFU_2, BLANK, OTHER_BLANK, OTHER_ID, STORE, Plugin
+from setup import Setup, changed
 from weather import FAIR, Weather, wind
 
 HARDWARE = f"2x2,1x2@{OTHER_ID}"
@@ -40,98 +43,65 @@ HANDS = 5
 LIMIT = 60.0
 """Seconds for what has to come about by itself; it takes a hundredth of that."""
 
+IDLE = 120
+"""Looks at a life without an answer for kubelet: then it ends. Half a second, or more if busy."""
+
+Step = tuple[Callable[[Any], Awaitable[None]], float]
+"""What happens, and how often."""
+
 
 def regions_of(devices: Iterable[str]) -> list[str]:
     """The regions of devices, cards among them, in their order."""
     return sorted(r for r in BLANKS for device in devices if device in {r, card_of(r)})
 
 
-class Node(ABC):
-    """The node, and what kubelet knows.
-
-    Args:
-        rng: whatever is by chance.
-        storms: the weather changes.
-        only: the one weather that there is besides fair.
+class Side(ABC):
+    """What was given out through one API: kubelet's part of it, and who has it.
 
     Attributes:
-        touched: devices that kubelet has asked the plugin something for in its present life.
-        calls: how often kubelet has asked.
-        known: the plugin has had its journal, or kubelet's records, to know owners by.
-        spoilt: the weather had the journal, and the plugin has not mended it yet.
-        unread: nor has it read it.
+        known: the plugin has had its journal, or kubelet's records, to know these owners by.
     """
 
-    WHAT: ClassVar[tuple[tuple[Callable[[Any], Awaitable[None]], float], ...]]
-    """What happens, and how often."""
+    WHAT: ClassVar[tuple[Step, ...]]
+    """While this API serves."""
 
-    def __init__(self, rng: random.Random, *, storms: bool, only: str = "") -> None:
-        self.rng = rng
-        self.said: Counter[str] = Counter()
-        self.only = only
-        self.folder = Path(tempfile.mkdtemp(prefix="fpga-campaign-"))
-        self.weather = Weather(self.folder, STORE) if storms else None
-        self.state_dir = self.folder / "state"
-        self.cgroups = self.folder / "cgroup" / "kubepods"
-        self.cgroups.mkdir(parents=True)
-        (self.cgroups.parent / "cgroup.controllers").write_text("cpu pids\n")
-        self.checker = Checker(
-            self.folder / "cards.log", self.folder / "cards" / "state.json", BLANKS, self.owned
-        )
-        self.settings = {
-            f"FPGA_PLUGIN_{name}": str(value)
-            for name, value in {
-                "BACKEND": "simulated",
-                "SIMULATED_CARDS": HARDWARE,
-                "SIMULATED_DIR": self.folder / "cards",
-                "STATE_DIR": self.state_dir,
-                "KUBELET_DIR": self.folder / "kubelet",
-                "BITSTREAM_DIR": self.weather.store if self.weather else STORE,
-                "CGROUP_ROOT": self.cgroups.parent,
-                "HTTP_ADDRESS": "",
-                "RECONCILE_INTERVAL": "0.02",
-                "HEALTH_INTERVAL": "0.2",
-            }.items()
-        }
-        self.touched: set[str] = set()
-        self.calls = 0
-        self.plugin: Plugin | None = None
-        self.wind = FAIR
+    BESIDE: ClassVar[tuple[Step, ...]]
+    """While the other one does: kubelet has nobody to ask."""
+
+    def __init__(self, node: "Node") -> None:
+        self.node = node
+        self.rng, self.said, self.checker = node.rng, node.said, node.checker
+        self.folder = node.folder
         self.known = True
-        self.spoilt = self.unread = False
-        self.born = 0.0
-        self.since = 0
-        self.idle: set[str] = set()
-        self.claimed: set[str] = set()
-        self.snapshot = Snapshot()
-        self.found: BaseException | None = None
 
-    def close(self) -> None:
-        """Nothing of it stays, the plugin included."""
-        if self.plugin is not None:
-            self.plugin.kill()
-        if self.weather is not None:
-            self.weather.close()
-        shutil.rmtree(self.folder)
-
-    def asks(self, devices: Iterable[str]) -> None:
-        """Kubelet asks the plugin something for devices."""
-        self.touched.update(devices)
-        self.calls += 1
-
-    # ---------------------------------------------------------------- what a door says
+    @property
+    def serves(self) -> bool:
+        """Whether this is the API of the present life."""
+        return self.node.side is self
 
     @abstractmethod
     def serving(self) -> AbstractAsyncContextManager[None]:
         """Kubelet, and whoever else answers the plugin."""
 
     @abstractmethod
-    def owned(self) -> Mapping[str, str]:
+    def settings(self) -> Mapping[str, str]:
+        """The plugin's, where this API serves."""
+
+    @abstractmethod
+    def records(self, how: str) -> None:
+        """Kubelet's records of this API are so in the coming life (`Setup.records`)."""
+
+    @abstractmethod
+    def owned(self) -> dict[str, str]:
         """Devices that kubelet has for pods which are there, the plugin's word in hand; whose."""
 
     @abstractmethod
+    def holding(self) -> set[str]:
+        """Devices that kubelet has for anybody."""
+
+    @abstractmethod
     def recorded(self) -> set[str]:
-        """Devices that journal or kubelet's records show as somebody's, whoever is still there."""
+        """Devices that kubelet's records show as somebody's, whoever is still there."""
 
     @abstractmethod
     def all_known(self) -> bool:
@@ -150,16 +120,169 @@ class Node(ABC):
         """The plugin is dead: wait until nothing that comes is of its last life any more."""
 
     @abstractmethod
+    def prefixes(self) -> set[str]:
+        """Under which names somebody has something."""
+
+    @abstractmethod
     async def everything_ends(self) -> None:
-        """All pods end, those too that were deleted by force."""
+        """All pods end that can be ended in this life, those too that were deleted by force."""
 
     @abstractmethod
     def exposed(self) -> bool:
         """Whether pods run of which only the journal knows."""
 
+    @abstractmethod
+    async def boots(self) -> None:
+        """The node has booted: nothing runs, and kubelet asks for all of it again."""
+
+    @abstractmethod
+    async def restarts(self) -> None:
+        """Kubelet does."""
+
+    async def restart_kubelet(self) -> None:
+        """There is one, for both APIs."""
+        for side in self.node.sides.values():
+            await side.restarts()
+
+    async def pause(self) -> None:
+        """Nothing for a moment."""
+        await asyncio.sleep(self.rng.random() * 0.03)
+
+    @abstractmethod
+    def launched(self) -> None:
+        """A life of the plugin begins."""
+
     def standing(self) -> str:
         """What there is, for whoever asks why it is not otherwise."""
         return ""
+
+
+class Node:
+    """The node, and what kubelet knows.
+
+    Args:
+        rng: whatever is by chance.
+        sides: makes what was given out by each API.
+        apis: which of them serve.
+        storms: the weather changes.
+        only: the one weather that there is besides fair.
+
+    Attributes:
+        touched: devices that kubelet has asked the plugin something for in its present life.
+        calls: how often kubelet has asked.
+        spoilt: the weather had the journal, and the plugin has not mended it yet.
+        unread: nor has it read it.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        sides: Mapping[str, Callable[["Node"], Side]],
+        *,
+        apis: tuple[str, ...],
+        storms: bool,
+        only: str = "",
+    ) -> None:
+        self.rng, self.apis, self.only = rng, apis, only
+        self.said: Counter[str] = Counter()
+        self.folder = Path(tempfile.mkdtemp(prefix="fpga-campaign-"))
+        self.weather = Weather(self.folder, STORE) if storms else None
+        self.state_dir = self.folder / "state"
+        self.cgroups = self.folder / "cgroup" / "kubepods"
+        self.cgroups.mkdir(parents=True)
+        (self.cgroups.parent / "cgroup.controllers").write_text("cpu pids\n")
+        for name in ("kubelet", "cards"):
+            (self.folder / name).mkdir()
+        self.checker = Checker(
+            self.folder / "cards.log", self.folder / "cards" / "state.json", BLANKS, self.owned
+        )
+        self.settings = {
+            f"FPGA_PLUGIN_{name}": str(value)
+            for name, value in {
+                "BACKEND": "simulated",
+                "SIMULATED_CARDS": HARDWARE,
+                "SIMULATED_DIR": self.folder / "cards",
+                "STATE_DIR": self.state_dir,
+                "KUBELET_DIR": self.folder / "kubelet",
+                "BITSTREAM_DIR": self.weather.store if self.weather else STORE,
+                "HTTP_ADDRESS": "",
+                "RECONCILE_INTERVAL": "0.02",
+                "HEALTH_INTERVAL": "0.2",
+            }.items()
+        }
+        self.touched: set[str] = set()
+        self.calls = 0
+        self.plugin: Plugin | None = None
+        self.wind = FAIR
+        self.setup = Setup(api=apis[0])
+        self.spoilt = self.unread = False
+        self.born = 0.0
+        self.since = 0
+        self.idle: set[str] = set()
+        self.claimed: set[str] = set()
+        self.snapshot = Snapshot()
+        self.found: BaseException | None = None
+        self.sides = {api: make(self) for api, make in sides.items()}
+
+    def close(self) -> None:
+        """Nothing of it stays, the plugin included."""
+        if self.plugin is not None:
+            self.plugin.kill()
+        if self.weather is not None:
+            self.weather.close()
+        shutil.rmtree(self.folder)
+
+    @property
+    def at_once(self) -> int:
+        """Pods, or claims: of two APIs each leaves room for the other."""
+        return AT_ONCE // len(self.apis)
+
+    @property
+    def side(self) -> Side:
+        """Of the API that serves."""
+        return self.sides[self.setup.api]
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Kubelet and the API server."""
+        async with contextlib.AsyncExitStack() as stack:
+            for side in self.sides.values():
+                await stack.enter_async_context(side.serving())
+            yield
+
+    def asks(self, devices: Iterable[str]) -> None:
+        """Kubelet asks the plugin something for devices."""
+        self.touched.update(devices)
+        self.calls += 1
+
+    def owned(self) -> dict[str, str]:
+        """Devices that kubelet has for pods which are there, by either API; whose."""
+        return {device: who for side in self.sides.values() for device, who in side.owned().items()}
+
+    def held(self) -> set[str]:
+        """Devices that somebody may have, by either API."""
+        return {device for side in self.sides.values() for device in side.recorded()}
+
+    def beside(self) -> set[str]:
+        """Regions that pods have by the API that does not serve."""
+        others = (side for side in self.sides.values() if not side.serves)
+        return {region for side in others for region in regions_of(side.recorded())}
+
+    @property
+    def known(self) -> bool:
+        """Whether all owners are, by whichever API."""
+        return all(side.known for side in self.sides.values())
+
+    @property
+    def busy(self) -> set[str]:
+        """Devices that the plugin may take for owned: nothing is known of whether they are clean.
+
+        What was nobody's at its start, and what nobody has asked for since, is not among them.
+        """
+        if self.wind.forgets or not self.known:
+            return set(BLANKS)  # a spoiled journal may show claims of any time
+        holding = {device for side in self.sides.values() for device in side.holding()}
+        return self.touched | self.claimed | holding
 
     # ---------------------------------------------------------------- pods
 
@@ -174,20 +297,34 @@ class Node(ABC):
         """In one step as far as the plugin can see, as rmdir of a cgroup is."""
         path = self.cgroups / f"pod{uid}"
         if path.exists():
-            shutil.rmtree(path.rename(self.folder / f"gone-{uid}"))
+            # Kept, so that its inode is not used again, as kernfs never does.
+            path.rename(self.folder / f"gone-{uid}-{time.monotonic_ns()}")
 
-    async def pause(self) -> None:
-        """Nothing for a moment."""
-        await asyncio.sleep(self.rng.random() * 0.03)
+    def allowed(self, owner: str, wanted: Mapping[str, str]) -> None:
+        """The plugin lets an owner have these images.
+
+        Raises:
+            Violation: the operator's policy does not.
+        """
+        if self.setup.forbids and self.setup.forbids in wanted.values():
+            raise Violation(f"4: {owner} gets what the policy denies: {wanted}")
+
+    def steps(self) -> list[tuple[Side, Step]]:
+        """What may happen in this life."""
+        return [
+            (side, step)
+            for side in self.sides.values()
+            for step in (side.WHAT if side.serves else side.BESIDE)
+        ]
 
     async def hand(self) -> None:
         """One thing after another, until the plugin is dead."""
-        steps, weights = zip(*self.WHAT, strict=True)
+        steps = self.steps()
         while self.alive():
-            (step,) = self.rng.choices(steps, weights)
-            if self.ready():
+            ((side, (step, _)),) = self.rng.choices(steps, [weight for _, (_, weight) in steps])
+            if self.side.ready():
                 try:
-                    await step(self)
+                    await step(side)
                 except Violation as error:
                     self.found = self.found or error
             if self.found is not None:
@@ -206,35 +343,66 @@ class Node(ABC):
         env |= {"FPGA_PLUGIN_SIMULATED_PR_SECONDS": self.rng.choice(["0", "0.002", "0.02"])}
         self.born, self.since = time.monotonic(), self.checker.now()
         self.touched = set()
-        self.claimed = self.recorded()
-        self.plugin = Plugin(self.settings | env | self.wind.env)
+        self.claimed = self.held() | self.snapshot.devices()
+        for side in self.sides.values():
+            away = self.setup.records == "away" and side.serves
+            side.records("there" if away else self.setup.records)
+            side.launched()
+        env |= self.setup.settings(self.folder)
+        if self.wind.unwritten:
+            first = self.rng.randrange(self.rng.choice([10, 60]))
+            failing = range(first, first + self.rng.choice([1, 2, 10, 50]))
+            env |= {points.UNWRITTEN: " ".join(map(str, failing))}
+        (self.folder / "cards" / "boot_id").write_text(f"boot-{self.setup.boot}\n")
+        self.plugin = Plugin(self.settings | env | self.side.settings() | self.wind.env)
 
-    async def life(self) -> None:
-        """One life: pods meanwhile, SIGKILL, and what the dead plugin leaves is judged."""
-        self.wind = wind(self.rng, self.only) if self.weather and not self.exposed() else FAIR
+    async def changes(self) -> None:
+        """What is not as it was in the last life."""
+        exposed = any(side.exposed() for side in self.sides.values())
+        before = self.setup
+        self.setup = changed(before, self.rng, self.apis, AFU_2, blind=not exposed)
+        if before.boot != self.setup.boot:
+            for side in self.sides.values():
+                await side.boots()
+            self.idle = set()  # after a boot nothing counts as clean
+            exposed = any(side.exposed() for side in self.sides.values())
+        for name in ("api", "prefix", "cdi", "boot", "scrub"):
+            if getattr(before, name) != getattr(self.setup, name):
+                self.said[f"other {name}"] += 1
+        if not self.setup.cgroups:
+            self.said["no cgroups"] += 1
+        if self.setup.records != "there":
+            self.said[f"records {self.setup.records}"] += 1
+        self.wind = wind(self.rng, self.only) if self.weather and not exposed else FAIR
         if self.weather is not None:
             self.weather.begin(self.wind, self.rng)
         # Owners are known to the journal; else to kubelet's records, once they were read: it may
         # take several lives to come to that.
-        self.known = self.known and not self.wind.forgets
+        for side in self.sides.values():
+            side.known = side.known and not self.wind.forgets
+
+    async def life(self) -> None:
+        """One life: pods meanwhile, SIGKILL, and what the dead plugin leaves is judged."""
+        await self.changes()
         family = self.rng.choice(["", *points.FAMILIES, *points.FAMILIES, "any"])
         number = self.rng.randint(1, self.rng.choice([6, 30, 120]))
         late = ":late" if self.rng.random() < 0.75 else ""
         self.launch(f"{family}:{number}{late}" if family else "")
-        # By kubelet's calls, not by a clock: a busy machine gets as much into a life.
+        # By kubelet's calls, not by a clock: a busy machine gets as much into a life. One in which
+        # nothing is answered ends, too: what it waits for may not come before the next one.
         early = not family and self.rng.random() < 0.3
-        limit = self.rng.random() * 0.4 if early else 20
+        until = self.born + (self.rng.random() * 0.4 if early else 20)
         calls = self.calls + self.rng.randint(2, self.rng.choice([8, 24, 60]))
         hands = [asyncio.create_task(self.hand()) for _ in range(HANDS)]
+        seen, looks = self.calls, 0
         try:
-            while (
-                self.alive()
-                and self.found is None
-                and self.calls < calls
-                and time.monotonic() < self.born + limit
-            ):
+            while self.alive() and self.found is None and self.calls < calls:
+                looks = 0 if seen != self.calls else looks + 1
+                seen = self.calls
+                if looks > IDLE or time.monotonic() > until:
+                    break
                 await asyncio.sleep(0.004)
-                self.known = self.known or self.all_known()
+                self.side.known = self.side.known or self.side.all_known()
         finally:
             await self.killed()
             done = await asyncio.gather(*hands, return_exceptions=True)
@@ -247,7 +415,7 @@ class Node(ABC):
         assert self.plugin is not None
         code = self.plugin.process.poll()
         await asyncio.to_thread(self.plugin.kill)
-        await self.gone()
+        await self.side.gone()
         if code not in {None, -9} and not self.wind.refuses:
             raise Violation(f"the plugin ended by itself, with {code}: {self.plugin.text[-2000:]}")
         self.said["kills" if code in {None, -9} else "refused to start"] += 1
@@ -273,13 +441,13 @@ class Node(ABC):
         self.unread = (self.wind.forgets or self.unread) and not self.plugin.logged("serving")
         self.spoilt = self.wind.forgets or (self.spoilt and (damaged or self.unread))
         if not self.spoilt and self.known:
-            touched = self.touched | self.claimed
-            self.checker.left_alone(self.idle, self.since, touched)
+            self.checker.left_alone(self.idle, self.since, self.touched | self.claimed)
         if self.unread:
             self.idle = set()
         elif (self.state_dir / "journal.sqlite3").exists():
             self.snapshot = read_journal(self.state_dir, self.folder / "read")
-            self.idle = self.checker.journal(self.snapshot, known=self.known)
+            owned = {d: who for s in self.sides.values() if s.known for d, who in s.owned().items()}
+            self.idle = self.checker.journal(self.snapshot, owned)
         self.said[f"weather: {self.wind.name}"] += 1
 
     # ---------------------------------------------------------------- peace
@@ -291,21 +459,35 @@ class Node(ABC):
                 raise self.found
             if not self.alive() or time.monotonic() > deadline:
                 assert self.plugin is not None
-                raise Violation(f"{what}, which did not come about: {self.standing()}")
+                raise Violation(f"{what}, which did not come about: {self.side.standing()}")
             await asyncio.sleep(0.01)
 
     async def peace(self) -> None:
-        """Everything ends, and then nothing is lost: all is Healthy and blank, nobody's."""
+        """Everything ends, and then nothing is lost: all is Healthy and blank, nobody's.
+
+        What was given out by an API, under a name, ends by it and under that.
+        """
         self.wind = FAIR
-        self.launch()
-        await self.until(self.all_known, "3: every owner's device Healthy after a restart")
-        self.known = True
-        await self.everything_ends()
-        await self.until(self.all_free, "4: all devices Healthy when nobody has any")
-        self.checker.all_clean()
-        await self.killed()
-        self.judge()
-        if self.snapshot.claims or self.snapshot.holders or self.idle != set(BLANKS):
+        setups = [
+            Setup(api, prefix, boot=self.setup.boot)
+            for api, side in self.sides.items()
+            for prefix in sorted(side.prefixes())
+        ]
+        setups = setups or [Setup(self.setup.api, boot=self.setup.boot)]
+        for setup in setups:
+            self.setup = setup
+            self.launch()
+            await self.until(self.side.all_known, "3: every owner's device Healthy after a restart")
+            self.side.known = True
+            await self.side.everything_ends()
+            if setup is setups[-1]:
+                await self.until(self.side.all_free, "4: all devices Healthy when nobody has any")
+                self.checker.all_clean()
+            await self.killed()
+            self.judge()
+        for side in self.sides.values():
+            side.known = True
+        if self.snapshot.left() or self.idle != set(BLANKS):
             raise Violation(f"9: something is lost: {self.snapshot}")
         self.said["times that everything came back"] += 1
 

@@ -9,6 +9,7 @@ each answer and list for kubelet, around each rename.
 """
 
 import functools
+import itertools
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 LOG, KILL, CLOCK, SLOW = "CAMPAIGN_LOG", "CAMPAIGN_KILL", "CAMPAIGN_CLOCK", "CAMPAIGN_SLOW"
+UNWRITTEN = "CAMPAIGN_UNWRITTEN"
 PORT_RESET = 0xB640
 """DFL_FPGA_PORT_RESET, linux/fpga-dfl.h."""
 
@@ -95,11 +97,12 @@ class Points:
 def install(env: Mapping[str, str]) -> None:
     """Into this process, as its environment says."""
     points = Points(env[LOG], env.get(KILL, ""))
-    _journal(points)
+    _journal(points, env)
     _hardware(points)
     _wire(points)
     if env.get("FPGA_PLUGIN_MODE") == "dra":
         _claims(points)
+    _leftovers()
     points.around(os, "replace", "rename")
     if jump := float(env.get(CLOCK, "0")):
         _jump(jump)
@@ -107,16 +110,32 @@ def install(env: Mapping[str, str]) -> None:
         _sync_slowly(points, [*map(float, seconds.split())])
 
 
-def _journal(points: Points) -> None:
+def _journal(points: Points, env: Mapping[str, str]) -> None:
     from fpga_plugin.ledger.journal import Journal
     from fpga_plugin.ledger.marker import Marker
 
     points.around(Journal, "_open", "journal", "opening")
     points.around(Journal, "_transaction", "journal", "transaction")
+    if unwritten := env.get(UNWRITTEN, ""):
+        _do_not_write([*map(int, unwritten.split())])
     points.around(Marker, "count", "journal", "count")
     points.around(Marker, "begin", "journal", "marker")
     points.around(Journal, "remember", "journal", "history")
     points.around(Journal, "checkpoint", "journal", "fold")
+
+
+def _do_not_write(failing: Sequence[int]) -> None:
+    """Of the journal's transactions these fail, by their numbers in this life."""
+    from fpga_plugin.ledger.journal import Journal
+
+    transaction, number = Journal._transaction, itertools.count()
+
+    def write(self: Any, statements: Any) -> None:
+        if next(number) in failing:
+            raise self._failed(sqlite3.OperationalError("disk I/O error"))
+        transaction(self, statements)
+
+    Journal._transaction = write  # type: ignore[method-assign]
 
 
 def _hardware(points: Points) -> None:
@@ -181,6 +200,13 @@ def _claims(points: Points) -> None:
     points.around_coroutine(Session, "call", "api", "api-server")
     reconcile.LOOK_SECONDS = 0.2  # type: ignore[misc]
     SliceReconciler.__init__.__kwdefaults__["settle"] = 0.01
+
+
+def _leftovers() -> None:
+    """What claims still have by the other API is looked at sooner: lives are short."""
+    from fpga_plugin.dra import leftovers
+
+    leftovers.LOOK_SECONDS = 0.2
 
 
 def _jump(seconds: float) -> None:

@@ -26,7 +26,8 @@ def test_the_checker_finds_a_deliberate_bug(name: str) -> None:
     if bug.weather and os.geteuid() != 0:
         pytest.skip("only root mounts the file systems of the weather")
     for portion in range(4):
-        command = [sys.executable, str(HERE), "--bug", name, "--door", bug.door]
+        command = [sys.executable, str(HERE), "--bug", name]
+        command += ["--api", bug.apis, "--kubelet", bug.kubelet]
         command += ["--weather", bug.weather] if bug.weather else ["--calm"]
         command += ["--portion", str(portion), "--kills", "300", "--minutes", "3"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

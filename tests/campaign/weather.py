@@ -7,10 +7,12 @@ only; to mount it takes root.
 
 import contextlib
 import ctypes
+import json
 import os
 import random
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ class Wind:
     Attributes:
         spoils_journal: does so, before the plugin starts.
         full, read_only, hangs: the disk is; the store's files do.
+        unwritten: some of the journal's transactions fail.
         env: for the plugin.
     """
 
@@ -38,6 +41,7 @@ class Wind:
     full: bool = False
     read_only: bool = False
     hangs: str = ""
+    unwritten: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -48,7 +52,7 @@ class Wind:
     @property
     def refuses(self) -> bool:
         """The plugin may end, with a message."""
-        return self.full or self.read_only
+        return self.full or self.read_only or self.unwritten
 
 
 def _files(state: Path) -> list[Path]:
@@ -123,6 +127,56 @@ def _older(state: Path, rng: random.Random) -> None:
             shutil.copyfile(file, kept / file.name)
 
 
+def _exchanged(state: Path, rng: random.Random) -> None:
+    """FPGA_PLUGIN_STATE_DIR is changed, and the next time changed back."""
+    del rng
+    others = state.with_name("other state")
+    others.mkdir(exist_ok=True)
+    between = Path(tempfile.mkdtemp(dir=state.parent))
+    for here, there in ((state, between), (others, state), (between, others)):
+        for file in _files(here):
+            if file.exists():
+                shutil.move(file, there / file.name)
+    between.rmdir()
+
+
+def _schema_3(state: Path, rng: random.Random) -> None:
+    """As the releases until eea44c1 wrote it: who may use a region stood in three kinds of rows."""
+    del rng
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(state / JOURNAL)) as db,
+        db,
+    ):
+        rows = db.execute("SELECT kind, key, value FROM journal").fetchall()
+        kinds = {"regions", "holders", "tenancies", "loans"}
+        kept = [row for row in rows if row[0] not in kinds]
+        values = {(kind, key): json.loads(value) for kind, key, value in rows if kind in kinds}
+        holders = [row for (kind, _), row in values.items() if kind == "holders"]
+        for row in holders:
+            row["pods"] = []
+        for kind, key in [*values]:
+            if kind == "tenancies":
+                row, of = values.pop((kind, key)), json.loads(key)
+                devices = {of["region"], of["region"].partition("-p")[0]}
+                if of["pod"] is None:
+                    continue
+                if row.get("left"):
+                    region = values.get(("regions", of["region"]), {})
+                    region.setdefault("former", []).append(of["pod"])
+                    for node in row["nodes"]:
+                        loan = {"pod": of["pod"], "region": of["region"], "node": node}
+                        values["loans", json.dumps(loan)] = True
+                else:
+                    for holder in holders:
+                        if devices & {*holder["devices"]}:
+                            holder["pods"].append(of["pod"])
+        db.execute("DELETE FROM journal")
+        kept += [(*of, json.dumps(value)) for of, value in values.items()]
+        db.executemany("INSERT INTO journal VALUES (?, ?, ?)", kept)
+        db.execute("PRAGMA user_version = 3")
+
+
 FAIR = Wind("fair")
 _WINDS = (
     Wind("journal lost", _lost),
@@ -134,6 +188,9 @@ _WINDS = (
     Wind("journal of a later version", _future),
     Wind("marker lost", _marker_lost),
     Wind("older journal put back", _older),
+    Wind("state directory exchanged", _exchanged),
+    Wind("journal of schema 3", _schema_3),
+    Wind("journal not written at times", unwritten=True),
     Wind("disk full", full=True),
     Wind("state directory read only", read_only=True),
     Wind("store hangs", hangs=EVERYTHING),

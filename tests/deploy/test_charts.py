@@ -511,6 +511,73 @@ def test_chart_and_kustomization_make_the_same_dra_driver() -> None:
             assert chart[kind, name]["spec"] == kustomization[kind, name]["spec"]
 
 
+def mounts(given: Objects) -> dict[str, tuple[dict[str, Any], bool]]:
+    """Path in the pod: what is mounted there, and whether it can be written."""
+    spec = pod_spec(given)
+    volumes = {one["name"]: one for one in spec["volumes"]}
+    (container,) = spec["containers"]
+    return {
+        one["mountPath"]: (
+            {kind: of for kind, of in volumes[one["name"]].items() if kind != "name"},
+            not one.get("readOnly", False),
+        )
+        for one in container["volumeMounts"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "root", "driver", "hidden"),
+    [
+        ((), "/var/lib/kubelet", "fpga.intel.com", {"pods", "pki"}),
+        (
+            (
+                "paths.kubelet=/data/kubelet",
+                "paths.hidden={pods}",
+                "settings.FPGA_PLUGIN_RESOURCE_PREFIX=fpga.example.com",
+            ),
+            "/data/kubelet",
+            "fpga.example.com",
+            {"pods"},
+        ),
+    ],
+)
+def test_a_dra_driver_reaches_no_more_than_it_needs(
+    values: Sequence[str], root: str, driver: str, hidden: set[str]
+) -> None:
+    dra = rendered("mode=dra", "paths.cdi=/etc/cdi", *values)
+    made = mounts(dra)
+    of_nobody: dict[str, Any] = {"emptyDir": {}}
+    assert {path: made[path] for path in made.keys() - mounts(rendered(*values)).keys()} == {
+        root: ({"hostPath": {"path": root, "type": "Directory"}}, False),
+        **{f"{root}/{name}": (of_nobody, False) for name in hidden},
+        f"{root}/plugins": (of_nobody, True),  # the runtime makes the next one's place in it
+        **{
+            path: ({"hostPath": {"path": path, "type": "DirectoryOrCreate"}}, True)
+            for path in (
+                f"{root}/plugins/{driver}",
+                f"{root}/plugins_registry",
+            )
+        },
+        "/var/run/cdi": ({"hostPath": {"path": "/etc/cdi", "type": "DirectoryOrCreate"}}, True),
+    }
+    (container,) = pod_spec(dra)["containers"]
+    (kubelet,) = (one for one in container["volumeMounts"] if one["mountPath"] == root)
+    assert kubelet["mountPropagation"] == "HostToContainer", "else unmounted volumes stay in use"
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert (env["FPGA_PLUGIN_MODE"], env["FPGA_PLUGIN_KUBELET_ROOT"]) == ("dra", root)
+    looking = mounts(rendered("mode=dra", "observe=true", *values))
+    assert not any(written for _, written in looking.values())
+
+
+@pytest.mark.parametrize("observe", ["true", "false"])
+def test_by_the_device_plugin_api_kubelets_root_is_not_mounted(observe: str) -> None:
+    made = rendered(f"observe={observe}", "nodeConfigurations.named.claims.mode=dra")
+    root = "/var/lib/kubelet"
+    assert {path for path in mounts(made) if path.startswith(root)} == {
+        f"{root}/{name}" for name in ("device-plugins", "pod-resources", "pods-api")
+    }
+
+
 def test_each_kind_of_card_gets_its_classes() -> None:
     made = rendered("mode=dra", f"deviceClasses.interfaceIDs={{{CARD}}}")
     known = objects((DRA / "deviceclasses.yaml").read_text())
@@ -526,26 +593,6 @@ def test_each_kind_of_card_gets_its_classes() -> None:
     assert len(specs) == 2
     assert all("extendedResourceName" not in spec for spec in specs)
     assert "values" in helm("--set", "image.repository=r", "--set", "mode=claims").stderr
-
-
-def test_a_dra_driver_reaches_no_more_than_it_needs() -> None:
-    spec = pod_spec(rendered("mode=dra", "paths.kubelet=/data/kubelet", "paths.cdi=/etc/cdi"))
-    (container,) = spec["containers"]
-    (cdi,) = (volume for volume in spec["volumes"] if volume["name"] == "cdi")
-    assert cdi["hostPath"]["path"] == "/etc/cdi"
-    mounts = {each["name"]: each for each in container["volumeMounts"]}
-    assert mounts["kubelet"] == {
-        "name": "kubelet",
-        "mountPath": "/data/kubelet",
-        "readOnly": True,
-    }
-    assert mounts["plugins"]["mountPath"] == "/data/kubelet/plugins"
-    assert mounts["plugins-registry"]["mountPath"] == "/data/kubelet/plugins_registry"
-    env = {each["name"]: each.get("value") for each in container["env"]}
-    assert env["FPGA_PLUGIN_MODE"] == "dra"
-    assert env["FPGA_PLUGIN_KUBELET_ROOT"] == "/data/kubelet"
-    (looking,) = pod_spec(rendered("mode=dra", "observe=true"))["containers"]
-    assert all(each.get("readOnly") for each in looking["volumeMounts"])
 
 
 def test_one_node_may_be_a_dra_driver() -> None:

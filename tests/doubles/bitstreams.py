@@ -1,18 +1,55 @@
 """Bitstream files as vendors' tools write them, made by code."""
 
 import gzip
+import json
 import struct
 from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
 
 from doubles.cards import INTERFACE
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.gbs import GUID
 from fpga_plugin.ids import parse_afu_id
 
 AFU = parse_afu_id("18b79ffa2ee54aa096ef4230dafacb5f")
 HASH = "0123456789abcdef0123456789abcdef01234567"
 IMAGE = bytes.fromhex(AFU) + b" an OpenCL kernel"
-DOCUMENT = complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU)
-GBS = pack_gbs(DOCUMENT, IMAGE, where="t")
+
+
+def document(
+    afu: str = AFU,
+    *,
+    interface: str = INTERFACE,
+    high: float | None = None,
+    low: float | None = None,
+) -> dict[str, Any]:
+    """The metadata of a GBS file, as OPAE's packager writes it; the clocks in MHz."""
+    clocks = {"clock-frequency-high": high, "clock-frequency-low": low}
+    cluster = {"accelerator-type-uuid": str(UUID(afu)), "name": "afu", "total-contexts": 1}
+    image = {
+        "interface-uuid": str(UUID(interface)),
+        "magic-no": 488605312,
+        **{name: value for name, value in clocks.items() if value is not None},
+        "accelerator-clusters": [cluster],
+    }
+    return {"version": 1, "afu-image": image}
+
+
+def packed(metadata: dict[str, Any], image: bytes) -> bytes:
+    """A GBS file of its parts, whatever they are."""
+    text = json.dumps(metadata, separators=(",", ":")).encode()
+    return GUID + len(text).to_bytes(4, "little") + text + image
+
+
+def gbs(image: bytes | None = None, afu: str = AFU, *, interface: str = INTERFACE) -> bytes:
+    """A GBS file; without an image, of one that a simulated card shows as the AFU."""
+    return packed(
+        document(afu, interface=interface), bytes.fromhex(afu) if image is None else image
+    )
+
+
+DOCUMENT = document()
+GBS = gbs(IMAGE)
 
 
 def elf(*parts: tuple[str, bytes], bits: int = 64) -> bytes:
@@ -38,13 +75,13 @@ def elf(*parts: tuple[str, bytes], bits: int = 64) -> bytes:
 
 
 def aocx(
-    packed: bytes | None = None,
+    gzipped: bytes | None = None,
     *,
     name: bytes = HASH.encode(),
     bits: int = 64,
     more: Iterable[tuple[str, bytes]] = (),
 ) -> bytes:
     """An AOCX file around gzip of a GBS file, or around what should be that."""
-    packed = gzip.compress(GBS, mtime=0) if packed is None else packed
-    inner = elf((".acl.gbs.gz", packed), bits=bits)
+    gzipped = gzip.compress(GBS, mtime=0) if gzipped is None else gzipped
+    inner = elf((".acl.gbs.gz", gzipped), bits=bits)
     return elf((".acl.rand_hash", name), (".acl.fpga.bin", inner), *more, bits=bits)

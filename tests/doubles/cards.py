@@ -28,8 +28,13 @@ def make_card(
     clears_memory: bool = False,
     shared: tuple[str, ...] = (),
     reprogrammable: bool = True,
+    major: int | None = None,
+    fme: int | None = None,
 ) -> Card:
-    """A card; `nodes` are the numbers of its regions' device nodes, one or several a region."""
+    """A card; `nodes` are the numbers of its regions' device nodes, one or several a region.
+
+    With the driver's `major`, these are their device numbers, too; `fme` is that of the FME.
+    """
     address = PciAddress(0, 0x10 + number, 0, 0)
     numbers = [(own,) if isinstance(own, int) else own for own in nodes]
     return Card(
@@ -41,12 +46,16 @@ def make_card(
                 address.card_id,
                 port,
                 Grant(tuple(f"/dev/dfl-port.{n}" for n in own), shared),
+                numbers={}
+                if major is None
+                else {f"/dev/dfl-port.{n}": f"{major}:{n}" for n in own},
             )
             for port, own in enumerate(numbers)
         ),
         ports=len(numbers) if ports is None else ports,
         clears_memory=clears_memory,
         reprogrammable=reprogrammable,
+        guarded=frozenset() if fme is None else frozenset({f"{fme}:{number}"}),
     )
 
 

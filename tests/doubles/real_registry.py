@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,23 @@ class Served:
     ca: Path
     auth: Path
     http: httpx2.Client
+    process: "subprocess.Popen[bytes] | None" = None
 
-    def push(self, store: Path, tag: str) -> str:
-        """What `docker push` does with an image of one layer; returns its digest."""
-        manifest, blobs = image(store)
+    def end(self) -> None:
+        """Nobody can pull any more. It is killed: asked to end it waits for open connections."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def push(self, store: Path, tag: str, owners: Mapping[str, int] | None = None) -> str:
+        """What `docker push` does with an image of one layer; returns its digest.
+
+        Args:
+            store: the files of the layer.
+            tag: of the image.
+            owners: of files that are not root's, by their path in the store.
+        """
+        manifest, blobs = image(store, owners or {})
         for data in blobs:
             begun = self.http.post("/v2/fpga/store/blobs/uploads/")
             assert begun.status_code == 202, begun.text
@@ -51,32 +64,22 @@ class Served:
         assert put.status_code == 201, put.text
         return str(put.headers["docker-content-digest"])
 
-    def mount(self, digest: str, at: Path) -> None:
-        """What a runtime does for an image volume: by digest, with the modes that files have."""
-        found = self.http.get(f"/v2/fpga/store/manifests/{digest}", headers={"Accept": MANIFEST})
-        assert digest_of(found.content) == digest
-        for layer in found.json()["layers"]:
-            data = self.http.get(f"/v2/fpga/store/blobs/{layer['digest']}").content
-            assert digest_of(data) == layer["digest"]
-            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                archive.extractall(at, filter="tar")
-
 
 def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def image(store: Path) -> tuple[bytes, tuple[bytes, ...]]:
+def image(store: Path, owners: Mapping[str, int]) -> tuple[bytes, tuple[bytes, ...]]:
     """The manifest and the blobs of `FROM scratch` and `COPY . /`."""
 
-    def of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        entry.uid = entry.gid = 0
+    def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = owners.get(entry.name.removeprefix("./"), 0)
         entry.uname = entry.gname = ""
         return entry
 
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as archive:
-        archive.add(store, arcname=".", filter=of_root)
+        archive.add(store, arcname=".", filter=owned)
     data = layer.getvalue()
     rootfs = {"type": "layers", "diff_ids": [digest_of(data)]}
     config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
@@ -170,6 +173,6 @@ def serve(scratch: Path) -> Iterator[Served]:
                 assert process.poll() is None, (scratch / "log").read_text()
                 assert time.monotonic() < deadline, (scratch / "log").read_text()
                 time.sleep(0.1)
-            yield Served(host, cert, auth, http)
+            yield Served(host, cert, auth, http, process)
         finally:
-            process.kill()  # asked to end it waits for open connections
+            process.kill()

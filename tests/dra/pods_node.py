@@ -6,6 +6,7 @@ pods, in the plugin's log, in what a container writes.
 """
 
 import contextlib
+import json
 import shutil
 import signal
 import sqlite3
@@ -272,6 +273,14 @@ class Node(first_door.Node):
         found = self.runtime.ctr("containers", "list", "--quiet", kind).split()
         tasks = [line.split() for line in self.runtime.ctr("tasks", "list").splitlines()]
         return [task[0] for task in tasks if task[0] in found and task[-1] == "RUNNING"]
+
+
+def users(node: Node) -> set[str]:
+    """Pods whose processes may have a region's nodes open, by the plugin's journal."""
+    path = f"file:{node.settings['FPGA_PLUGIN_STATE_DIR']}/journal.sqlite3?mode=ro"
+    with contextlib.closing(sqlite3.connect(path, uri=True)) as journal:
+        rows = journal.execute("SELECT key FROM journal WHERE kind = 'tenancies'")
+        return {json.loads(key)["pod"] for (key,) in rows}
 
 
 def dns(device: str) -> str:

@@ -4,14 +4,29 @@
 token that kubelet gives the pod names its node, so that the policy lets it write its slices.
 """
 
+import os
+import subprocess
 import urllib.error
 from collections.abc import Iterator
+from pathlib import Path
 
 import pod_plugin
 import pytest
 from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1
-from machine import PLUGIN_IN_A_POD, Runtime, until
-from pods_node import API, Cluster, Node, running
+from machine import KUBELET_DIR, PLUGIN_IN_A_POD, Runtime, until
+from pod_plugin import plugin_of
+from pods_node import (
+    API,
+    DRIVER,
+    OPENS,
+    RECORD,
+    Cluster,
+    Node,
+    by_claim,
+    container,
+    running,
+    users,
+)
 
 pytestmark = pytest.mark.skipif(
     not PLUGIN_IN_A_POD, reason="needs the image and the chart's pod: make test-image"
@@ -63,9 +78,7 @@ def test_a_claims_life_by_the_charts_pod(node: Node) -> None:
     assert pod.output() == "opened"
 
     # Another pod of the plugin: the first container runs on, and a second claim is served.
-    life = node.plugin
-    assert isinstance(life, pod_plugin.PodPlugin)
-    life.delete()
+    plugin_of(node).delete()
     node.start_plugin()
     node.plugin.until_logged("driver registered with kubelet")
     second, _ = running(node, "second", AFU_2)
@@ -86,6 +99,50 @@ def test_a_claims_life_by_the_charts_pod(node: Node) -> None:
     path = f"{API}/resourceslices/{written['metadata']['name']}"
     refused = until(lambda: refusal(cluster, token, path), "the policy refuses")
     assert "names no node" in refused
+
+
+def test_of_kubelets_directory_the_charts_pod_sees_its_record_and_nothing_of_others(
+    node: Node,
+) -> None:
+    claim = node.claim("shared", bitstream=AFU)
+    first = node.pod("first", container(OPENS), resourceClaims=[by_claim(claim)])
+    first.until_running()
+    volume = KUBELET_DIR / "plugins" / "of.another.driver"  # as a driver of volumes has them there
+    volume.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "volume", volume], check=True)
+    # The next pod of the plugin begins with what is mounted by then.
+    plugin_of(node).delete()
+    node.start_plugin()
+    node.plugin.until_logged("driver registered with kubelet")
+    process = Path("/proc", str(plugin_of(node).pid()))
+    seen = process / "root" / KUBELET_DIR.relative_to("/")
+
+    for name in ("pods", "pki"):
+        assert list((KUBELET_DIR / name).iterdir()), "kubelet has something there"
+        assert not list((seen / name).iterdir())
+    assert [path.name for path in (seen / "plugins").iterdir()] == [DRIVER]
+    with pytest.raises(OSError, match="Read-only file system"):
+        (seen / "file").touch()
+    with pytest.raises(OSError, match="Read-only file system"):
+        (seen / RECORD.name).open("a")
+
+    # A further pod of a prepared claim: kubelet's record alone names it.
+    with RECORD.open() as before:
+        second = node.pod("second", container(OPENS), resourceClaims=[by_claim(claim)])
+        second.until_running()
+        assert not os.fstat(before.fileno()).st_nlink, "kubelet replaced it by a rename"
+    assert (seen / RECORD.name).read_text() == RECORD.read_text()
+    until(lambda: users(node) == {first.uid, second.uid}, "the plugin knows of both pods")
+
+    # What is unmounted on the node does not stay in use by the plugin's pod.
+    mounted = process / "mountinfo"
+    assert str(volume) in mounted.read_text()
+    subprocess.run(["umount", volume], check=True)
+    assert str(volume) not in mounted.read_text()
+    for pod in (first, second):
+        pod.delete()
+        pod.until_gone()
+    node.until_free(P0, P1, CARD)
 
 
 def refusal(cluster: Cluster, token: str, path: str) -> str:

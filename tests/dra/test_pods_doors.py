@@ -4,16 +4,13 @@ Kubelet keeps a device plugin's resources for five minutes after the plugin went
 that: until then 1.36 does not start containers by limits whose devices come by DRA.
 """
 
-import contextlib
-import json
-import sqlite3
 from collections.abc import Callable
 
 from daemon_support import AFU, AFU_2, BLANK, CARD, P0, P1, REGIONS, request
 from machine import LIMIT, STAY, until
 from node import Pod
 from node import container as by_limits
-from pods_node import CDI, DRIVER, OPENS, Node, by_claim, container, dns
+from pods_node import CDI, DRIVER, OPENS, Node, by_claim, container, dns, users
 from records import podresources
 
 FORGETS = 300.0
@@ -158,11 +155,3 @@ def until_unschedulable(node: Node, pod: Pod) -> None:
 
     until(told, f"the scheduler has nothing for {pod.name}")
     assert not pod.seen()
-
-
-def users(node: Node) -> set[str]:
-    """Pods whose processes may have a region's nodes open, by the plugin's journal."""
-    path = f"file:{node.settings['FPGA_PLUGIN_STATE_DIR']}/journal.sqlite3?mode=ro"
-    with contextlib.closing(sqlite3.connect(path, uri=True)) as journal:
-        rows = journal.execute("SELECT key FROM journal WHERE kind = 'tenancies'")
-        return {json.loads(key)["pod"] for (key,) in rows}

@@ -189,17 +189,17 @@ def test_a_taint_keeps_its_time_and_holds_a_pod_back(classes: Cluster) -> None:
     card = make_card(9, nodes=(30,))
     region = card.regions[0].id
     with node(classes, (card,)) as here:
-        here.do(lambda: here.ledger.set_failing(card.id, {region: hot}))
+        here.do(lambda: here.ledger.hardware.set_failing(card.id, {region: hot}))
         name = device_name(device(card, 0))
         (taint,) = until(lambda: here.devices()[name].get("taints"), "a taint")
         assert (taint["key"], taint["value"]) == (f"{DRIVER}/faulted", "thermal")
         classes.add_pod("held-back", **asking("region", here))
-        here.do(lambda: here.ledger.set_drained(card.id, drained=True))
+        here.do(lambda: here.ledger.hardware.set_drained(card.id, drained=True))
         both = until(lambda: len(t := here.devices()[name]["taints"]) == 2 and t, "two taints")
         assert taint in both
         assert not bound(classes, "held-back")
-        here.do(lambda: here.ledger.set_failing(card.id, {}))
-        here.do(lambda: here.ledger.set_drained(card.id, drained=False))
+        here.do(lambda: here.ledger.hardware.set_failing(card.id, {}))
+        here.do(lambda: here.ledger.hardware.set_drained(card.id, drained=False))
         here.do(lambda: scrub(here.ledger, card))  # as after every failure
         until(lambda: bound(classes, "held-back"), "the pod is bound")
         classes.delete_pod("held-back")

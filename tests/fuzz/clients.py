@@ -16,7 +16,6 @@ from fpga_plugin.ids import CardId, DeviceId, PodUid
 from fpga_plugin.ledger.journal import NoJournal
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
-from fpga_plugin.operator.card_operations import operations
 from fpga_plugin.operator.http import Listener, Request, Response
 from fpga_plugin.operator.page import page
 from fpga_plugin.operator.routes import Routes
@@ -43,8 +42,8 @@ class _Inventory(_Idle):
         """Look in vain."""
 
 
-def _routes() -> Routes:
-    """Of a plugin that starts, whose journal remembers one card that is gone."""
+def _routes(*, started: bool = False) -> Routes:
+    """Of a plugin whose journal remembers one card that is gone."""
     ledger = Ledger(
         prefix="fpga.intel.com",
         journal=NoJournal(),
@@ -52,7 +51,10 @@ def _routes() -> Routes:
         boot_id="boot",
     )
     actions = CardActions(SimpleNamespace(ledger=ledger), _Idle(), _Inventory(), _Idle())
-    return Routes(Survey(Settings(status_page=True)), operations(actions))
+    survey = Survey(Settings(status_page=True))
+    if started:
+        survey.plugin = SimpleNamespace(actions=actions, ledger=ledger)
+    return Routes(survey)
 
 
 class _Writer:
@@ -101,8 +103,11 @@ def _http(data: bytes) -> None:
 def _card_operation(data: bytes) -> None:
     """What is asked for a card, by whoever may open the local socket."""
 
+    if b"inspect" in data:
+        return  # wants a whole plugin, and reads no more of the request
+
     async def answer() -> Response:
-        return await _routes().local(Request("POST", "/card", body=data))
+        return await _routes(started=True).local(Request("POST", "/card", body=data))
 
     with capture_logs():
         response = asyncio.run(answer())

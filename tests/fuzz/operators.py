@@ -14,15 +14,13 @@ from target import Target, pairs
 from fpga_plugin import ids
 from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.elf import sections
-from fpga_plugin.bitstream.formats import parse
+from fpga_plugin.bitstream.kinds import image_of
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.metadata import parse_metadata, read_json
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.metadata import parse_metadata
 from fpga_plugin.bitstream.seen_manifests import SEEN, SeenManifests
 from fpga_plugin.bitstream.signatures import load_keys
 from fpga_plugin.bitstream.trust import Trust
-from fpga_plugin.bitstream.verdicts import INDEX
 from fpga_plugin.config.settings import TrustMode, load_settings
 from fpga_plugin.demo.manifest import ManifestError, read_manifest
 from fpga_plugin.errors import BitstreamError, NotPermittedError, SettingsError
@@ -43,8 +41,8 @@ def scratch(name: str, data: bytes) -> str:
 
 def _bitstream(data: bytes) -> None:
     with suppress(BitstreamError):
-        found = parse(data, where="f")
-        assert found.image
+        found, image = image_of(data, "f")
+        assert image
         assert ids.parse_bitstream_id(found.bitstream_id) == found.bitstream_id
 
 
@@ -96,14 +94,6 @@ def _policy(data: bytes) -> None:
             assert policy.judge("team-a", ask) == policy.judge("team-a", ask)
 
 
-def _packer(data: bytes) -> None:
-    """What the packer takes for metadata it reads again, whatever else is in it."""
-    with suppress(BitstreamError):
-        read = read_json(data, where="f")
-        document = complete_document(read, where="f", interface_id=INTERFACE, afu_id=AFU)
-        assert parse(pack_gbs(document, b"logic", where="f"), where="f").afu_id == AFU
-
-
 def _settings(data: bytes) -> None:
     with suppress(SettingsError):
         load_settings({f"FPGA_PLUGIN_{k}": v for k, v in pairs(data).items()})
@@ -116,13 +106,11 @@ def _keys(data: bytes) -> None:
 
 def _index(data: bytes) -> None:
     """Verdicts of an earlier life; whatever they say, nothing is programmed by them alone."""
-    directory = os.path.dirname(scratch(f"verified/{INDEX}", data))
+    directory = scratch("verified.json", data).removesuffix(".json")
     root = os.path.join(_SCRATCH.name, "store")
     os.makedirs(root, exist_ok=True)
     trust = Trust(root, TrustMode.ANY, None)
-    library = Library(
-        root, directory=directory, limit=1 << 20, boot_id="b", trust=trust, guarded=False
-    )
+    library = Library(root, directory=directory, limit=1 << 20, trust=trust, guarded=False)
     assert library.blank(INTERFACE) is None
 
 
@@ -138,15 +126,12 @@ _PEM = (
 )
 _INDEX = msgspec.json.encode(
     {
-        "boot_id": "b",
-        "files": {
-            f"{INTERFACE}/blank.gbs": {
-                "version": [1] * 7,
-                "trust": "",
-                "sha256": "1" * 64,
-                "size": 1,
-            }
-        },
+        f"{INTERFACE}/blank.gbs": {
+            "version": [1] * 7,
+            "trust": "",
+            "content": {"sha256": "1" * 64, "size": 1},
+            "cached": "1" * 64,
+        }
     }
 )
 _POD = f"""\
@@ -203,7 +188,6 @@ TARGETS = {
     "packed": Target(_packed, (GBS, gzip.compress(GBS, mtime=0)), _METADATA),
     "elf": Target(_elf, (elf((".a", b"x")),), _SECTIONS),
     "metadata": Target(_metadata, (json.dumps(DOCUMENT).encode(),), _METADATA),
-    "packer": Target(_packer, (json.dumps(DOCUMENT).encode(), b"{}"), _METADATA),
     "manifest": Target(
         _manifest,
         (
@@ -224,7 +208,7 @@ TARGETS = {
         (b'{"format":1,"version":5,"sha256":"a","expires":1,"expired":true,"named":["a"]}', b"{}"),
         (b'"format"', b'"version"', b'"named"', b'"all_named"', b'"expires"', b"null"),
     ),
-    "index": Target(_index, (_INDEX, b"{}"), (b'"boot_id"', b'"files"', b'"version"', b'"size"')),
+    "index": Target(_index, (_INDEX, b"{}"), (b'"content"', b'"cached"', b'"version"', b'"size"')),
     "keys": Target(_keys, (_PEM, _PEM.replace(b"PUBLIC", b"PRIVATE"))),
     "policy": Target(
         _policy,

@@ -88,19 +88,19 @@ def _use(journal: Journal) -> None:
     """A short life upon what was read; then it is read again as it was written."""
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
     for card in (_OURS, _OTHER):
-        ledger.card_found(card, {region.id: AFU for region in card.regions}, AFU)
+        ledger.hardware.card_found(card, {region.id: AFU for region in card.regions}, AFU)
         kinds = {claim.device == card.id for claim in ledger.claims_on(card.id)}
         assert len(kinds) < 2, "a whole claim beside one of a region"
     region, whole = DeviceId(_OURS.regions[0].id), DeviceId(_OURS.id)
     for step in (
-        lambda: ledger.kubelet_epoch("2"),
-        lambda: ledger.reconciled([_OURS.id, _OTHER.id]),
-        lambda: ledger.prestart_seen([region, whole]),
-        lambda: ledger.poststop_seen([region, whole]),
-        lambda: ledger.allocate(REGIONS, [region]),
-        lambda: ledger.release([region, whole]),
-        lambda: ledger.allocate(WHOLE, [whole]),
-        lambda: ledger.adopt(REGIONS, region, PodUid("pod-b"), {}),
+        lambda: ledger.allocations.kubelet_epoch("2"),
+        lambda: ledger.allocations.reconciled([_OURS.id, _OTHER.id]),
+        lambda: ledger.allocations.prestart_seen([region, whole]),
+        lambda: ledger.allocations.poststop_seen([region, whole]),
+        lambda: ledger.allocations.allocate(REGIONS, [region]),
+        lambda: ledger.allocations.release([region, whole]),
+        lambda: ledger.allocations.allocate(WHOLE, [whole]),
+        lambda: ledger.allocations.adopt(REGIONS, region, PodUid("pod-b"), {}),
     ):
         try:
             step()

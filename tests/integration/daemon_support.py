@@ -840,3 +840,12 @@ class Node:
         for number, life in enumerate(self.lives):
             print(f"--- log of life {number} ---\n{life.text}")  # noqa: T201  # pytest shows it with a failure
         shutil.rmtree(self.folder)
+
+
+def run(node: Node, cgroups: Cgroups, pod: str, device: str) -> tuple[object, ...]:
+    """A pod's container on a region; returns its entry in kubelet's checkpoint."""
+    cgroups.set(pod, MAIN)
+    entry = (pod, "main", REGIONS, [device], node.kubelet.allocate(device))
+    node.kubelet.checkpoint(entry)
+    node.kubelet.prestart(device, env=request())
+    return entry

@@ -251,6 +251,8 @@ def test_the_page_is_drawn_in_light_and_in_dark_and_nothing_is_refused(
     assert "FPGAs of node-7" in browser.evaluate("document.title")
 
 
+UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+
 OUT_OF_TILES = """[...document.querySelectorAll('.tile *')].filter(one =>
   one.getBoundingClientRect().right > one.closest('.tile').getBoundingClientRect().right - 2)
   .map(one => one.textContent)"""
@@ -260,6 +262,7 @@ OUT_OF_TILES = """[...document.querySelectorAll('.tile *')].filter(one =>
 @pytest.mark.parametrize("width", [320, 390, 640])
 def test_the_page_fits_a_phone_without_scrolling_sideways(browser, url, width):
     browser.open(url, width=width, height=2400)
+    browser.evaluate(UNFOLD)
     browser.picture(f"status-phone-{width}")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     wider = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"
@@ -269,6 +272,7 @@ def test_the_page_fits_a_phone_without_scrolling_sideways(browser, url, width):
 
 def test_a_phones_screen_reader_is_told_of_tables_too(browser, url):
     browser.open(url, width=390)
+    browser.evaluate(UNFOLD)
     told = browser.accessible()
     assert ("table", "All regions") in told
     assert ("columnheader", "Pod") in told
@@ -278,6 +282,7 @@ def test_a_phones_screen_reader_is_told_of_tables_too(browser, url):
 
 def test_a_screen_reader_is_told_what_is_drawn(browser, url):
     browser.open(url)
+    browser.evaluate(UNFOLD)
     told = browser.accessible()
     assert ("heading", "FPGAs of node-7") in told
     assert ("list", f"Regions of card {CARD}") in told
@@ -312,7 +317,38 @@ def test_the_page_refreshes_itself_and_says_when_the_plugin_is_away(browser, url
 def test_without_scripts_the_page_is_the_same(browser, url):
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     browser.open(url)
-    assert ("table", "All regions") in browser.accessible()
+    told = browser.accessible()
+    assert ("list", f"Regions of card {CARD}") in told
+    assert [name for role, name in told if role == "DisclosureTriangle" and "Regions" in name]
+
+
+def test_focus_and_open_tables_survive_a_refresh(browser, url):
+    browser.open(url)
+    browser.evaluate("document.getElementById('history').open = true")
+    browser.evaluate("document.querySelectorAll('.tile a')[1].focus()")
+    focused = "document.activeElement.closest('[id]').id + document.activeElement.textContent"
+    before = browser.evaluate(focused)
+    assert before.startswith("region-")
+    browser.evaluate("document.querySelector('h1').textContent = 'old'")
+    script = """new Promise((done) => {
+      const look = () => document.querySelector('h1').textContent === 'old'
+        ? setTimeout(look, 20) : done(true);
+      document.dispatchEvent(new Event('visibilitychange')); look(); })"""
+    assert browser.evaluate(script) is True
+    assert browser.evaluate(focused) == before
+    shut = "[...document.querySelectorAll('details')].filter(one => !one.open).map(one => one.id)"
+    assert "history" not in browser.evaluate(shut)
+    assert "regions" in browser.evaluate(shut)
+
+
+def test_a_printed_page_has_the_tables_and_not_the_form(browser, url):
+    browser.open(url)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert browser.evaluate("document.querySelectorAll('details:not([open])').length") == 0
+    assert browser.evaluate("getComputedStyle(document.querySelector('.find')).display") == "none"
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert browser.evaluate("document.querySelectorAll('details[open]').length") == 0
 
 
 def test_what_is_looked_for_stays_when_the_page_refreshes(browser, url):
@@ -372,7 +408,7 @@ def keep(node, region):
     dirty = RegionRecord(region, Condition.DIRTY, "its owner left")
     journal.write(Change(debugs={region: asked}, regions={region: dirty}))
     journal.close()
-    node.set(debug_namespaces="*", debug_seconds="1800")
+    node.set(debug_namespaces="*")
     node.restarted()
 
 
@@ -430,6 +466,8 @@ def test_sixty_four_regions_are_seen_at_once(browser):
         assert browser.evaluate("document.documentElement.scrollWidth") <= 1200
         bottom = "document.querySelectorAll('.tile')[63].getBoundingClientRect().bottom"
         assert browser.evaluate(bottom) < 2400
+        browser.open(url, width=390, height=3600)
+        assert browser.evaluate("document.documentElement.scrollHeight") < 10_000
 
 
 def test_the_readmes_picture_is_the_demo(browser):

@@ -2,10 +2,8 @@
 
 import pytest
 from daemon_support import BLANK, ID, P0, Node, Refused, eventually, request
+from doubles.bitstreams import document, packed
 from test_exposed_cards import status
-
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.ids import parse_afu_id, parse_interface_id
 
 AFU = "00c10c00" * 4
 
@@ -13,15 +11,8 @@ AFU = "00c10c00" * 4
 def with_image(hardware: str, *, high: float | None, low: float | None = None) -> Node:
     """A node with a bitstream that was built for these clocks."""
     node = Node(hardware)
-    document = complete_document(
-        {},
-        where="test",
-        interface_id=parse_interface_id(ID),
-        afu_id=parse_afu_id(AFU),
-        clock_frequency_high=high,
-        clock_frequency_low=low,
-    )
-    image = pack_gbs(document, bytes.fromhex(AFU) + bytes(100), where="test")
+    metadata = document(AFU, interface=ID, high=high, low=low)
+    image = packed(metadata, bytes.fromhex(AFU) + bytes(100))
     (node.own_store() / ID / f"{AFU}.gbs").write_bytes(image)
     return node.up()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from daemon_support import AFU, CARD, ID, LIMIT, ROOT, STORE, Node
+from doubles.bitstreams import gbs
 
 pytestmark = pytest.mark.long
 
@@ -28,11 +29,12 @@ PAGES = sorted(
 )
 
 NOT_RUN = {
+    "packager ": "OPAE's tool is not here",
     "sudo apt-get install": "changes the machine",
     "docker push": "needs an engine and a registry",
     "(cd store && oras push": "needs oras and a registry",
-    "printf": "needs an engine: tests/image/test_signed_store.py",
-    "docker inspect": "needs an engine: tests/image/test_signed_store.py",
+    "printf": "needs an engine: tests/dra/test_chart_store.py",
+    "docker inspect": "needs an engine: tests/dra/test_chart_store.py",
     "fpga-plugin fleet": "needs a cluster: tests/integration/test_fleet.py",
     "git clone": "needs the repository's address",
     ".venv/bin/python -m pytest": "a test run in a test run",
@@ -100,12 +102,8 @@ def place(folder: Path, node: Node) -> dict[str, str]:
     (store / ID).mkdir(parents=True)
     (store / ID / "blank.gbs").write_bytes((STORE / ID / "blank.gbs").read_bytes())
     (folder / "policy.yaml").write_text((ROOT / "deploy/admission/policy.yaml").read_text())
-    (folder / "hello_afu.rbf").write_bytes(bytes.fromhex(AFU) + bytes(4096))
-    accelerator = f'[{{"name": "hello", "total-contexts": 1, "accelerator-type-uuid": "{AFU}"}}]'
-    (folder / "hello_afu.json").write_text(
-        '{"version": 1, "afu-image": {"power": 0, "afu-top-interface": {"class": "ccip_std_afu"},'
-        f' "accelerator-clusters": {accelerator}}}}}'
-    )
+    image = bytes.fromhex(AFU) + bytes(4096)
+    (folder / "hello_afu.gbs").write_bytes(gbs(image, AFU, interface=ID))
     tools = folder / "bin"
     tools.mkdir()
     for name in ("helm", "kubectl", "curl", "make", "sudo"):

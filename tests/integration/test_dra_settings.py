@@ -92,6 +92,29 @@ def test_kubelet_ends_a_claim_whose_file_is_where_another_setting_had_it() -> No
         assert [one.parent.name for one in node.folder.rglob("*-claim_*.json")] == ["cdi-2"]
 
 
+@pytest.mark.usefixtures("any_driver")
+def test_a_claim_of_another_name_that_kubelet_lost_is_asked_about_under_its_own() -> None:
+    """Between two containers of a pod its cgroup is empty: alone, that is not gone."""
+    with DraNode("1x2", reconcile_interval="1") as node:
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.cgroups.set(claim.pods[0])
+        node.dra.prepare(claim)
+        node.plugin.stop()
+        node.dra.registered.clear()
+        node.set(resource_prefix=NEW)
+        node.dra.wipe()
+        node.start()
+        node.ready()
+        asked = node.api.gets()
+        node.plugin.until_logged("kubelet's record lacks a claim")
+        eventually(lambda: node.api.gets() > asked)
+        time.sleep(1)  # what would be wrong would be done by now
+        assert not node.plugin.logged("claim ended without a call")
+        assert node.afu(P0) == AFU
+        assert node.file_path(claim).exists()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_a_claim_asks_for_by_now_is_compared_with_what_was_prepared(
     restarted: bool,  # noqa: FBT001  # a parameter of the test

@@ -7,10 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 from daemon_support import AFU, AFU_2, ID, LIMIT, NO_REQUEST, P0, REGIONS, Node, Refused, request
-from doubles.bitstreams import elf
+from doubles.bitstreams import elf, gbs
 
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
-from fpga_plugin.ids import parse_afu_id, parse_interface_id
+from fpga_plugin.ids import parse_afu_id
 
 SAMPLE_HASH = "583046af95883bdc653bc8fcede570d756ac30d9"
 HASHES = ("0123456789abcdef0123456789abcdef01234567", "f" * 40)
@@ -19,9 +18,8 @@ HASHES = ("0123456789abcdef0123456789abcdef01234567", "f" * 40)
 def put_aocx(store: Path, name: str, kernel: bytes) -> None:
     """An AOCX file; all of them have one AFU id."""
     afu = parse_afu_id(AFU)
-    document = complete_document({}, where="t", interface_id=parse_interface_id(ID), afu_id=afu)
-    gbs = pack_gbs(document, bytes.fromhex(afu) + kernel, where="t")
-    binary = elf((".acl.gbs.gz", gzip.compress(gbs, mtime=0)))
+    data = gbs(bytes.fromhex(afu) + kernel, afu)
+    binary = elf((".acl.gbs.gz", gzip.compress(data, mtime=0)))
     new = store / ID / "new"
     new.write_bytes(elf((".acl.rand_hash", name.encode()), (".acl.fpga.bin", binary)))
     new.chmod(0o644)

@@ -22,11 +22,11 @@ from daemon_support import (
     eventually,
     request,
 )
+from doubles.bitstreams import gbs
 from fuse_store import CONTENTS, EVERYTHING, FuseStore, why_not
 
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.reader import MOST_THREADS
-from fpga_plugin.ids import parse_afu_id, parse_interface_id
+from fpga_plugin.ids import parse_afu_id
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -50,7 +50,7 @@ def mounted() -> Iterator[tuple[Node, FuseStore]]:
 def indexed(node: Node) -> None:
     """The plugin runs, and every file of the store has been verified."""
     node.up()
-    eventually((node.state_dir / "verified" / "index.json").exists)
+    eventually((node.state_dir / "verified.json").exists)
 
 
 def refusal(node: Node, device: str, afu: str, *, timeout: float = LIMIT) -> Refused:
@@ -62,9 +62,8 @@ def refusal(node: Node, device: str, afu: str, *, timeout: float = LIMIT) -> Ref
 def another(node: Node, number: int) -> str:
     """The id of one more good file, which nobody has verified."""
     afu = parse_afu_id(f"{number:032x}")
-    document = complete_document({}, where="t", interface_id=parse_interface_id(ID), afu_id=afu)
     path = node.folder / "store" / ID / f"{afu}.gbs"
-    path.write_bytes(pack_gbs(document, bytes.fromhex(afu) + b"logic", where="t"))
+    path.write_bytes(gbs(bytes.fromhex(afu) + b"logic", afu))
     path.chmod(0o644)
     return afu
 

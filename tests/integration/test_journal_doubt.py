@@ -15,14 +15,13 @@ from daemon_support import (
     BLANK,
     CARD,
     HEALTHY,
-    MAIN,
     P0,
     P1,
     REGIONS,
     UNHEALTHY,
     Cgroups,
     Node,
-    request,
+    run,
 )
 
 A, B = (f"{digit * 8}-{digit * 4}-4{digit * 3}-8{digit * 3}-{digit * 12}" for digit in "ab")
@@ -43,15 +42,6 @@ def node(cgroups: Cgroups) -> Iterator[Node]:
         made.simulated = made.folder / "cards"
         made.set(simulated_dir=str(made.simulated))
         yield made.up()
-
-
-def run(node: Node, cgroups: Cgroups, pod: str, device: str) -> tuple[object, ...]:
-    """A pod's container on a region; returns its entry in kubelet's checkpoint."""
-    cgroups.set(pod, MAIN)
-    entry = (pod, "main", REGIONS, [device], node.kubelet.allocate(device))
-    node.kubelet.checkpoint(entry)
-    node.kubelet.prestart(device, env=request())
-    return entry
 
 
 def move(node: Node, name: str) -> None:

@@ -16,7 +16,7 @@ from fpga_plugin.errors import FpgaPluginError
 from fpga_plugin.operator.client import ask
 
 DEBUG = "fpga.intel.com/debug"
-ALLOWED = {"debug_namespaces": "tenant", "debug_seconds": "3600", "http_address": "127.0.0.1:0"}
+ALLOWED = {"debug_namespaces": "tenant", "http_address": "127.0.0.1:0"}
 CARD = P0.rpartition("-p")[0]
 
 

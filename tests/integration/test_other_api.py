@@ -71,7 +71,7 @@ def test_a_journal_that_was_lost_where_dra_served_last_gives_nothing_out():
             life.until_logged("serving")
             life.until_logged("kubelet's records read")
             assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
-            with pytest.raises(Refused, match="DRA served this node last"):
+            with pytest.raises(Refused, match="DRA served this node"):
                 node.kubelet.allocate(P0)
             assert node.afu(P0) == AFU
             life.stop()
@@ -104,3 +104,28 @@ def test_a_claim_ends_where_its_record_lacks_it_and_its_pods_are_gone():
         node.kubelet.allocate(P0)
         node.kubelet.prestart(P0, env=request(AFU_2))
         assert node.afu(P0) == AFU_2
+
+
+def test_a_journal_that_was_lost_after_a_life_with_leftovers_of_dra_gives_nothing_out():
+    """The marker remembers them until kubelet's record of claims was read, whichever API served."""
+    with DraNode("1x2") as node:
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.cgroups.set(claim.pods[0], "main")
+        node.dra.prepare(claim)
+        node.plugin.stop()
+        node.set(simulated_dir=str(node.simulated))
+        without_kubelets_root(node)
+        node.start().until_logged("serving")
+        held_back(node)
+        node.plugin.stop()
+        lost = node.folder / "another-state"
+        node.set(state_dir=str(lost))
+        node.state_dir = Path(lost)
+        life = node.start()
+        life.until_logged("kubelet's records read")
+        node.caught_up()
+        assert set(node.kubelet.listed().values()) <= {"Unhealthy"}
+        with pytest.raises(Refused, match="FPGA_PLUGIN_MODE=dra"):
+            node.kubelet.allocate(P0)
+        assert node.afu(P0) == AFU

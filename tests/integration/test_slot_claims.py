@@ -23,6 +23,7 @@ from daemon_support import (
     eventually,
     request,
 )
+from test_card_show import check
 
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.operator.client import NoDaemonError, ask
@@ -229,7 +230,7 @@ def asked(node: Node, operation: str) -> dict:
     return eventually(answered, "an answer")
 
 
-def functions(node: Node, word: str = "") -> dict:
+def functions(node: Node, word: str) -> dict:
     return asked(node, f"functions{word}")
 
 
@@ -237,7 +238,7 @@ def test_the_functions_of_a_card_are_shown_with_drivers_and_groups():
     with node().up() as it:
         it.kubelet.allocate(P0)
         it.kubelet.prestart(P0, env=request())
-        found = functions(it)["functions"]
+        found = json.loads(check(it, "--json"))["cards"][0]["functions"]
         assert [(f["address"], f["role"], f["driver"]) for f in found] == [
             ("0000:10:00.0", "card", "dfl-pci"),
             ("0000:10:00.1", "virtual", "vfio-pci"),

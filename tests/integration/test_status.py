@@ -358,6 +358,9 @@ def test_draining_a_card_tells_who_still_has_it_and_undrain_brings_it_back(node)
     eventually(lambda: told(node, "card", "drain", CARD)["may_be_pulled"])
     text = command(node.state_dir, "card", "drain", CARD.replace("-", ":", 2).upper()).stdout
     assert "may be pulled now" in text
+    short = command(node.state_dir, "card", "undrain", CARD.removeprefix("0000-").replace("-", ":"))
+    assert short.stdout.startswith(f"card {CARD}: in service\n"), "named as lspci shows it"
+    assert "pulled" not in short.stdout
     assert not told(node, "card", "undrain", CARD)["drained"]
     node.kubelet.until(REGIONS, {P0: HEALTHY, P1: HEALTHY})
     node.kubelet.until(CARDS, {CARD: HEALTHY})

@@ -42,6 +42,16 @@ def run(*arguments, **more):
     )  # fmt: skip
 
 
+def run_unread(*arguments):
+    """Into a pipe that nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return run(*arguments, stdout=writing)
+    finally:
+        os.close(writing)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @each_command
 def test_output_that_cannot_be_written_is_a_failure_in_one_line(command):
@@ -53,13 +63,42 @@ def test_output_that_cannot_be_written_is_a_failure_in_one_line(command):
 
 @each_command
 def test_a_reader_who_has_had_enough_hears_no_complaint(command):
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        done = run(*command, stdout=writing)
-    finally:
-        os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
+    done = run_unread(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_that_fails_says_so_to_a_reader_who_has_had_enough():
+    done = run_unread("bitstream", "verify", str(ROOT / "bitstreams/README.md"))
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        (["stauts"], "did you mean status?"),
+        (["card", "drian", "0000-10-00.0"], "did you mean drain?"),
+        (["bitstream", "verfy"], "did you mean verify?"),
+        (
+            ["policy", "check", "--file", "x", "--bitstream", "hello_afu"],
+            "argument --bitstream: 'hello_afu' is not 32 hex digits",
+        ),
+        (
+            ["policy", "check", "--file", "x", "--interface", "hello"],
+            "argument --interface: 'hello' is not 32 hex digits",
+        ),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named_with_what_was_meant(command, meant):
+    done = run(*command)
+    assert done.returncode == 2
+    assert meant in done.stderr
+
+
+def test_fleet_outside_a_cluster_says_which_credentials_it_looks_for(tmp_path):
+    done = run("fleet", env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+    assert done.returncode == 1
+    assert "ConfigError" not in done.stderr
+    assert "--kubeconfig" in done.stderr
 
 
 @each_command
@@ -122,10 +161,7 @@ def test_a_wrong_setting_still_stops_a_command_that_uses_it():
         ["policy", "admission"],
         ["completion"],
     ]
-    + [
-        ["bitstream", word]
-        for word in ("list", "verify", "install", "remove", "pack", "sign", "forget")
-    ],
+    + [["bitstream", word] for word in ("list", "verify", "install", "remove", "sign", "forget")],
     ids=" ".join,
 )
 def test_help_fits_a_terminal_of_eighty_columns(command):

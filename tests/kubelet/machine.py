@@ -29,6 +29,8 @@ DEVICE_PLUGINS = KUBELET_DIR / "device-plugins"
 CHECKPOINT = DEVICE_PLUGINS / "kubelet_internal_checkpoint"
 PODRESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"
 PODS_API = KUBELET_DIR / "pods-api/pods-api.sock"
+REGISTRIES = SCRATCH / "certs.d"
+"""A folder a registry, with its authority; none but those of tests."""
 CONTAINERD = "/run/containerd/containerd.sock"
 
 STAY = "trap 'exit 0' TERM; sleep 2147483 & wait"
@@ -107,6 +109,8 @@ address = "{CONTAINERD}"
 sandbox_image = "{PAUSE}"
 restrict_oom_score_adj = true
 disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = "{REGISTRIES}"
 [plugins."io.containerd.grpc.v1.cri".cni]
 conf_dir = "{SCRATCH}/cni"
 bin_dir = "{SCRATCH}/cni"

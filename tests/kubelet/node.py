@@ -135,6 +135,12 @@ class Kubelet:
         with urllib.request.urlopen("http://127.0.0.1:10255/pods", timeout=LIMIT) as answer:
             return json.load(answer)["items"] or []
 
+    def forgot(self, uid: str) -> bool:
+        """Whether it has removed a pod's worker: its log alone says so."""
+        assert self._process is not None
+        said = f'no longer known to the kubelet, remove all history" podUID="{uid}"'
+        return said in self._process.log.read_text(errors="replace")
+
     def podresources_calls(self) -> float:
         """How many calls of PodResources it has answered."""
         with urllib.request.urlopen("http://127.0.0.1:10255/metrics", timeout=LIMIT) as answer:
@@ -161,14 +167,17 @@ class Pod:
             self.uid = str(uuid.uuid4())
             self.listed_as = f"{self.name}-node"
             self._path = node.kubelet.manifests / f"{self.name}.json"
-            new = SCRATCH / "manifest.new"
-            new.write_text(
-                json.dumps(manifest | {"metadata": manifest["metadata"] | {"uid": self.uid}})
-            )
-            new.replace(self._path)
+            self._manifest = manifest | {"metadata": manifest["metadata"] | {"uid": self.uid}}
+            self.put()
         else:
             self.uid = self._control_plane.create_pod(manifest)
             self.listed_as = self.name
+
+    def put(self) -> None:
+        """Make its file; again after `delete`, for another instance of the same uid."""
+        new = SCRATCH / "manifest.new"
+        new.write_text(json.dumps(self._manifest))
+        new.replace(self._path)
 
     def seen(self) -> dict[str, Any]:
         """What kubelet says of it; empty: it does not know it."""
@@ -240,6 +249,16 @@ class Pod:
 
     def until_gone(self) -> None:
         until(lambda: not self.seen(), f"pod {self.name} is gone")
+
+    def until_forgotten(self) -> None:
+        """Until kubelet would admit a pod of the same uid as any other.
+
+        Its list lacks a pod for up to two seconds and more before its worker is removed (at its
+        housekeeping). What comes again meanwhile is started without admission, so without
+        Allocate, and its container never starts: "no devices found allocated in local cache"
+        (pkg/kubelet/kubelet.go, HandlePodAdditions; pod_workers.go, removeTerminatedWorker).
+        """
+        until(lambda: self._node.kubelet.forgot(self.uid), f"kubelet forgot pod {self.name}")
 
 
 def _unmount(directory: Path) -> None:

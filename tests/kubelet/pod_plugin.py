@@ -89,6 +89,13 @@ def install(
     more: Mapping[str, str] | None = None,
 ) -> str:
     """`helm upgrade --install` into the API server; its notes."""
+    make_namespace(control_plane)
+    return helm("upgrade", "--install", "fpga-plugin", str(CHART), *values(settings, more),
+                kubeconfig=control_plane.kubeconfig("admin"))  # fmt: skip
+
+
+def make_namespace(control_plane: ControlPlane) -> None:
+    """The plugin's, if there is none."""
     path = "/api/v1/namespaces"
     known = [each["metadata"]["name"] for each in control_plane.call("GET", path)["items"]]
     if NAMESPACE not in known:
@@ -98,8 +105,6 @@ def install(
             "metadata": {"name": "kube-root-ca.crt"},
             "data": {"ca.crt": control_plane.certificate.read_text()},
         })  # fmt: skip
-    return helm("upgrade", "--install", "fpga-plugin", str(CHART), *values(settings, more),
-                kubeconfig=control_plane.kubeconfig("admin"))  # fmt: skip
 
 
 def template(node: "Node") -> dict[str, Any]:
@@ -205,3 +210,10 @@ class PodPlugin:
         """As an upgrade begins: the pod is deleted with its own grace period."""
         self.pod.delete()
         self.pod.until_gone()
+
+
+def plugin_of(node: "Node") -> PodPlugin:
+    """The one that runs there."""
+    plugin = node.plugin
+    assert isinstance(plugin, PodPlugin)
+    return plugin

@@ -105,6 +105,39 @@ def test_a_force_deleted_pod_that_kubelet_may_have_started_unasked_is_waited_for
     node.until_offered(CARDS, [CARD])
 
 
+@pods_api  # a pod that is a file: its uid is in it
+@pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
+def test_a_static_pod_that_comes_again_is_waited_for_though_its_first_instance_is_gone(
+    make_node: Callable[..., Node],
+) -> None:
+    """Both have one uid. Of the second one kubelet may have started a container unasked."""
+    node = make_node("1x1")
+    node.runtime.add_image(LATE)
+    try:
+        pod = node.pod("asks", container(env=request(), image=LATE))
+        pod.until_running()
+        pod.delete()
+        pod.until_forgotten()
+        node.until_offered(CARDS, [CARD])
+    finally:
+        node.runtime.ctr("images", "remove", LATE)
+    mark = node.plugin.mark
+    pod.put()
+    pod.until_waiting("ErrImageNeverPull")
+    node.plugin.until_logged("owner of a claim found", mark, device=P0, pod=pod.uid)
+    node.freeze(pod)
+    mark = node.plugin.mark
+    node.kubelet.end()
+    pod.delete()
+    node.kubelet.start()
+    waits = node.plugin.until_logged("scrub waits", mark, region=P0)
+    assert pod.uid in waits["reason"]
+    node.until_offered(REGIONS, [])
+    assert not node.plugin.logged("region scrubbed", mark)
+    node.freeze(pod, thaw=True)
+    node.until_offered(CARDS, [CARD])
+
+
 @api_server
 @pytest.mark.skipif(not FREEZER, reason="only cgroup v1 can keep a process from being killed")
 def test_the_next_pods_region_is_blank_as_soon_as_the_last_one_is_gone(

@@ -25,7 +25,7 @@ from daemon_support import AFU, BLANK, CARD, CARDS, P0, P1, REGIONS, request
 from machine import PLUGIN_IN_A_POD, until
 from namespace import PORT_DEVICE, ROOT
 from node import Node, Pod, container
-from pod_plugin import ARCHIVE, PodPlugin
+from pod_plugin import ARCHIVE, plugin_of
 
 pytestmark = pytest.mark.skipif(
     not PLUGIN_IN_A_POD, reason="needs the image and the chart's pod: make test-image"
@@ -35,12 +35,6 @@ api_server = pytest.mark.parametrize("make_node", ["api-server"], indirect=True)
 pods_api = pytest.mark.parametrize("make_node", ["pods-api"], indirect=True)
 
 NO_CAPABILITIES = "0" * 16
-
-
-def plugin_of(node: Node) -> PodPlugin:
-    plugin = node.plugin
-    assert isinstance(plugin, PodPlugin)
-    return plugin
 
 
 def status(node: Node) -> dict[str, str]:

@@ -13,6 +13,7 @@ from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger, card_of, is_card, resource_names
 from fpga_plugin.ledger.lists import DeviceLists
 from fpga_plugin.ledger.records import (
+    CLEAN,
     Change,
     Condition,
     Epoch,
@@ -102,7 +103,7 @@ def make_ledger(
     """A ledger that has found `cards`, their regions BLANK unless told otherwise."""
     journal = MemoryJournal(snapshot)
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id=boot_id)
-    ledger.kubelet_epoch("life 1")
+    ledger.allocations.kubelet_epoch("life 1")
     for card in cards:
         found(ledger, card)
         if blank:
@@ -120,29 +121,29 @@ def reopened(journal: MemoryJournal, *cards: Card, boot_id: str = "boot") -> Led
 
 def found(ledger: Ledger, card: Card, afu: AfuId | None = BLANK) -> None:
     """The card is there, every region reads `afu`, and kubelet's records name no more owners."""
-    ledger.card_found(card, {r.id: afu for r in card.regions}, BLANK)
-    ledger.reconciled([card.id])
+    ledger.hardware.card_found(card, {r.id: afu for r in card.regions}, BLANK)
+    ledger.allocations.reconciled([card.id])
 
 
 def scrub(ledger: Ledger, card: Card, *ports: int) -> None:
     """What a release does to regions, as far as the ledger sees it."""
     regions = [r.id for r in card.regions if not ports or r.port_id in ports]
-    ledger.working(regions)
+    ledger.work.working(regions)
     for region in regions:
-        ledger.clean(region, BLANK, blank=True)
-    ledger.set_debt(card.id, open_=False)
+        ledger.work.clean(region, BLANK, blank=True)
+    ledger.work.set_debt(card.id, open_=False)
 
 
 def start(ledger: Ledger, *devices: DeviceId, program: bool = True) -> None:
     """What a successful PreStart does, as far as the ledger sees it."""
-    ledger.prestart_seen(devices)
+    ledger.allocations.prestart_seen(devices)
     claims = [ledger.claims[d] for d in devices]
     for claim in claims:
         for region in claim.grants:
             if program:
-                ledger.working([region])
-                ledger.programmed(region, AFU)
-    ledger.started(claims)
+                ledger.work.working([region])
+                ledger.work.programmed(region, AFU)
+    ledger.allocations.started(claims)
 
 
 def make_lists(
@@ -151,7 +152,10 @@ def make_lists(
     advertise: Advertise = Advertise.BOTH,
     scrub: ScrubPolicy = ScrubPolicy.REQUIRED,
 ) -> DeviceLists:
-    return DeviceLists(ledger, prefix=PREFIX, advertise=advertise, scrub=scrub)
+    """`scrub`: for all lists of this ledger."""
+    unblanked = advertise is Advertise.AF or scrub is ScrubPolicy.BEST_EFFORT
+    ledger.obstacles.offered = CLEAN if unblanked else frozenset({Condition.BLANK})
+    return DeviceLists(ledger, prefix=PREFIX, advertise=advertise)
 
 
 def shown(lists: DeviceLists, resource: ResourceName = REGIONS) -> dict[DeviceId, bool]:
@@ -229,7 +233,7 @@ def listed(ledger: Ledger, lists: DeviceLists) -> Mapping[ResourceName, Mapping[
 
 def former(ledger: Ledger, region: RegionId) -> set[PodUid | None]:
     """Pods whose allocation of a region ended, and whose processes may run on."""
-    return {one.pod for one in ledger.left(region)}
+    return {one.pod for one in ledger.tenancies.left(region)}
 
 
 def tenancy(
@@ -242,7 +246,7 @@ def tenancy(
 
 def gone(ledger: Ledger, *pods: str) -> None:
     """The processes of these pods have ended: what was left to them ends."""
-    ledger.end_tenancies([one for one in ledger.tenancies.values() if one.pod in pods])
+    ledger.allocations.end_tenancies([one for one in ledger.tenancies.values() if one.pod in pods])
 
 
 def cards_of(ledger: Ledger) -> set[CardId]:

@@ -197,6 +197,7 @@ class Rack:
         self.programs = 0
         self.done: list[tuple[object, ...]] = []
         self.lent: set[RegionId] = set()
+        self.numbers_now: dict[RegionId, Mapping[str, str]] = {}
         self.limits: ClockLimits | None = None
 
     def _operate(self) -> None:
@@ -264,6 +265,9 @@ class Rack:
 
     def make_functions(self, card: CardId, *, make: bool) -> None:
         raise AssertionError("nobody asked")
+
+    def numbers(self, region: Region) -> Mapping[str, str]:
+        return self.numbers_now.get(region.id, region.numbers)
 
     def borrowed(self, region: Region) -> bool:
         return region.id in self.lent
@@ -614,12 +618,12 @@ class Plugin:
 
     def kubelet_begins(self, life: str) -> None:
         """A life of kubelet was found."""
-        lives = self.lives if self.door is None else self.ledger
+        lives = self.lives if self.door is None else self.ledger.allocations
         self.call(lambda: lives.kubelet_epoch(life))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""
-        self.call(lambda: self.ledger.reconciled(self.ledger.cards))
+        self.call(lambda: self.ledger.allocations.reconciled(self.ledger.cards))
         self.call(self.queue.sync)
 
     def begin(self, work: object) -> "asyncio.Task[None]":

@@ -4,7 +4,6 @@ Each of these broke without a fast test noticing (`make mutants`).
 """
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from doubles.cards import PREFIX, REGIONS, WHOLE, device, make_card
@@ -19,7 +18,6 @@ from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change
 from fpga_plugin.pods.cgroup import PodCgroups
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.owners import Owners
 
 CARD, OTHER = make_card(1), make_card(2, nodes=(2, 3))
@@ -31,9 +29,9 @@ AWAY = f"{CARD.id}-p7"
 def without_journal(*cards: Card) -> Ledger:
     """Nothing is known of who has these cards."""
     ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
-    ledger.kubelet_epoch("k1")
+    ledger.allocations.kubelet_epoch("k1")
     for card in cards:
-        ledger.card_found(card, {}, None)
+        ledger.hardware.card_found(card, {}, None)
     return ledger
 
 
@@ -45,74 +43,94 @@ def records(*entries: CheckpointEntry) -> Checkpoint:
     return Checkpoint(entries=entries)
 
 
-def adoption_of(ledger: Ledger) -> Adoption:
-    owners = Owners(ledger, SimpleNamespace())  # type: ignore[arg-type]
-    return Adoption(ledger, owners, PodCgroups(None))
+class Records:
+    """Kubelet's checkpoint (`PodDirectory`)."""
+
+    async def checkpoint(self) -> Checkpoint:
+        return self.present
 
 
-def adopt(adoption: Adoption, checkpoint: Checkpoint) -> None:
+def owners_of(ledger: Ledger) -> Owners:
+    return Owners(ledger, PodCgroups(None), Records())  # type: ignore[arg-type]
+
+
+def adopt(owners: Owners, checkpoint: Checkpoint) -> None:
     """What a comparison with kubelet's records does with them."""
-    asyncio.run(adoption.adopt(checkpoint, adoption.before()))
-    adoption._ledger.reconciled(adoption.settled)
+    owners._pods.present = checkpoint  # type: ignore[attr-defined]
+    asyncio.run(owners.read())
+    owners._ledger.allocations.reconciled(owners.settled)
 
 
 def test_records_are_read_anew_when_the_card_changes_that_could_not_be_adopted() -> None:
-    adoption = adoption_of(without_journal(CARD))
-    assert adoption.new_cards
-    adopt(adoption, records(held(AWAY)))
-    assert adoption.doubtful
-    assert not adoption.new_cards, "it is looked at with the rest"
-    adoption.card_changed(CARD.id)
-    assert adoption.new_cards
+    owners = owners_of(without_journal(CARD))
+    assert owners.new_cards
+    adopt(owners, records(held(AWAY)))
+    assert owners.doubtful
+    assert not owners.new_cards, "it is looked at with the rest"
+    owners.card_changed(CARD.id)
+    assert owners.new_cards
 
 
 def test_a_card_that_is_away_stays_one_of_which_nothing_is_known() -> None:
     """Else its pods' regions are given out when it comes back."""
     ledger = without_journal(CARD, OTHER)
-    ledger.card_gone(OTHER.id)
-    adopt(adoption_of(ledger), records())
+    ledger.hardware.card_gone(OTHER.id)
+    adopt(owners_of(ledger), records())
     assert ledger.unreconciled == {OTHER.id}
 
 
 def test_what_cannot_be_adopted_of_a_card_that_is_away_keeps_nothing_waiting() -> None:
     """It is asked about when the card comes; until then there would be no end of asking."""
     ledger = without_journal(CARD, OTHER)
-    ledger.card_gone(OTHER.id)
-    adoption = adoption_of(ledger)
-    adopt(adoption, records(held(f"{OTHER.id}-p7")))
-    assert not adoption.doubtful
+    ledger.hardware.card_gone(OTHER.id)
+    owners = owners_of(ledger)
+    adopt(owners, records(held(f"{OTHER.id}-p7")))
+    assert not owners.doubtful
     assert ledger.unreconciled == {OTHER.id}
 
 
 def test_an_owner_that_the_ledger_knows_does_not_keep_the_card_back() -> None:
     ledger = without_journal(CARD)
-    ledger.adopt(REGIONS, P0, POD, {})
-    adoption = adoption_of(ledger)
-    adopt(adoption, records(held(P0), held(P1, pod="b")))
-    assert not adoption.doubtful
+    ledger.allocations.adopt(REGIONS, P0, POD, {})
+    owners = owners_of(ledger)
+    adopt(owners, records(held(P0), held(P1, pod="b")))
+    assert not owners.doubtful
     assert not ledger.unreconciled
     assert {d: claim.pod for d, claim in ledger.claims.items()} == {P0: POD, P1: "b"}
 
 
 def test_what_keeps_a_card_back_is_told_once() -> None:
     ledger = without_journal(CARD)
-    adoption = adoption_of(ledger)
+    owners = owners_of(ledger)
     told = []
     for entry in (held(AWAY), held(AWAY), held(AWAY, pod="b"), held(AWAY, pod="b")):
         with capture_logs() as logs:
-            adopt(adoption, records(entry))
+            adopt(owners, records(entry))
         told.append([line["error"].partition(":")[0] for line in logs])
     assert told == [[f"{AWAY} of pod {POD}"], [], [f"{AWAY} of pod b"], []]
 
 
+def test_a_card_that_is_kept_back_later_is_taken_off_the_lists() -> None:
+    """Its devices were offered: whoever sends the lists hears of it, and asks again."""
+    ledger, _ = make_ledger(CARD)
+    owners = owners_of(ledger)
+    changes: list[object] = []
+    ledger.subscribe(changes.append)
+    for _ in range(2):
+        adopt(owners, records(held(P0), held(P0, pod="b")))
+    assert changes == [CARD.id]
+    assert owners.doubtful
+    assert not owners.new_cards
+
+
 def test_a_card_left_alone_is_told_once_and_changes_nothing_again() -> None:
     ledger, _ = make_ledger(CARD)
-    adoption = adoption_of(ledger)
+    owners = owners_of(ledger)
     changes = []
     ledger.subscribe(changes.append)
     with capture_logs() as logs:
         for _ in range(2):
-            adopt(adoption, records(held("dfl-fme.0", resource=WHOLE)))
+            adopt(owners, records(held("dfl-fme.0", resource=WHOLE)))
     assert [line["event"] for line in logs] == ["card left alone"]
     assert changes == [CARD.id]
 
@@ -120,15 +138,15 @@ def test_a_card_left_alone_is_told_once_and_changes_nothing_again() -> None:
 def test_an_owner_that_cannot_be_written_down_is_no_reason_to_call_the_card_known() -> None:
     """Its records are read again; until then nothing of the card is given out."""
     ledger, journal = make_ledger()
-    ledger.card_found(CARD, {}, None)
+    ledger.hardware.card_found(CARD, {}, None)
     journal.failing = 1
     with pytest.raises(JournalError):
-        adopt(adoption_of(ledger), records(held(P0)))
+        adopt(owners_of(ledger), records(held(P0)))
     assert ledger.unreconciled == {CARD.id}
 
 
 @pytest.mark.parametrize("ids", [["dfl-port.0"], ["dfl-port.0", P0]], ids=["alone", "beside ours"])
 def test_a_pod_with_any_device_of_another_plugin_leaves_the_card_alone(ids: list[str]) -> None:
     ledger, _ = make_ledger(CARD)
-    adopt(adoption_of(ledger), records(held(*ids)))
+    adopt(owners_of(ledger), records(held(*ids)))
     assert set(ledger.foreign) == {CARD.id}

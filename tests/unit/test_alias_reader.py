@@ -23,19 +23,11 @@ class Manifest:
         self.answers.set()
         self.broken = False
 
-    def aliases(self):
-        self.answers.wait(60)
-        return NAMES
-
-    def interface_aliases(self):
-        self.answers.wait(60)
-        return {"0" * 32: "board"}
-
     def names(self):
         self.answers.wait(60)
         if self.broken:
             raise NotPermittedError("manifest.json is no manifest")
-        return Names(NAMES, {"0" * 32: "board"})
+        return Names(NAMES, {"0" * 32: "board"}, counts=True)
 
 
 @pytest.fixture
@@ -73,16 +65,35 @@ def test_a_store_that_never_answered_has_no_names_yet(manifest, monkeypatch):
     asyncio.run(steps())
 
 
-def test_names_of_interface_ids_are_not_known_while_the_store_hangs(manifest, monkeypatch):
+def test_names_of_interface_ids_stay_while_the_store_hangs(manifest, monkeypatch):
+    monkeypatch.setattr(reader, "LOOK_SECONDS", 0.05)
     library = SimpleNamespace(trust=manifest, store=SimpleNamespace(root="/store"))
 
     async def steps() -> None:
         store = StoreReader(library)
         assert await store.interface_aliases() == {"0" * 32: "board"}
-        monkeypatch.setattr(reader, "READ_SECONDS", 0.05)
         manifest.answers.clear()
-        with pytest.raises(StoreUnavailableError, match=r"/store/manifest\.json: not read within"):
-            await store.interface_aliases()
+        assert await store.interface_aliases() == {"0" * 32: "board"}
+        manifest.answers.set()
+
+    asyncio.run(steps())
+
+
+def test_names_of_a_manifest_that_is_broken_by_now_do_not_serve_while_the_store_hangs(
+    manifest, monkeypatch
+):
+    monkeypatch.setattr(reader, "READ_SECONDS", 0.05)
+    library = SimpleNamespace(trust=manifest, store=SimpleNamespace(root="/store"))
+
+    async def steps() -> None:
+        store = StoreReader(library)
+        assert await store.aliases() == NAMES
+        manifest.broken = True
+        with pytest.raises(NotPermittedError):
+            await store.aliases()
+        manifest.answers.clear()
+        with pytest.raises(StoreUnavailableError):
+            await store.aliases()
         manifest.answers.set()
 
     asyncio.run(steps())

@@ -229,10 +229,10 @@ class World:
     def __init__(self, directory: str) -> None:
         self.ledger = Ledger(prefix=PREFIX, journal=NoJournal(), snapshot=Change(), boot_id="b")
         card = make_card(0, nodes=(0, 1))
-        self.ledger.card_found(card, {}, None)
-        self.ledger.reconciled([card.id])
-        self.ledger.kubelet_epoch("k1")
-        self.ledger.allocate(RESOURCE, [REGION])
+        self.ledger.hardware.card_found(card, {}, None)
+        self.ledger.allocations.reconciled([card.id])
+        self.ledger.allocations.kubelet_epoch("k1")
+        self.ledger.allocations.allocate(RESOURCE, [REGION])
         self.started_claim()
         self.directory = directory
         self.socket = os.path.join(directory, "kubelet.sock")
@@ -247,8 +247,8 @@ class World:
     def started_claim(self) -> None:
         """Its container had a PreStart."""
         claims = self.ledger.claims.values()
-        self.ledger.prestart_seen([claim.device for claim in claims])
-        self.ledger.started(claims)
+        self.ledger.allocations.prestart_seen([claim.device for claim in claims])
+        self.ledger.allocations.started(claims)
 
     def plugin(self) -> MissedPreStarts:
         return MissedPreStarts(
@@ -266,7 +266,7 @@ class World:
         """The same plugin sees kubelet's next life; returns when that began."""
         os.unlink(self.socket)
         open(self.socket, "w").close()
-        self.ledger.kubelet_epoch(epoch)
+        self.ledger.allocations.kubelet_epoch(epoch)
         self.ungated.new_kubelet()
         birth = os.stat(self.socket).st_ctime
         self.stream_opens(birth + opens)
@@ -287,7 +287,7 @@ class World:
         open(self.socket, "w").close()
         self.ungated = self.plugin()
         if epoch != self.ledger.epoch:
-            self.ledger.kubelet_epoch(epoch)
+            self.ledger.allocations.kubelet_epoch(epoch)
             self.ungated.new_kubelet()
         birth = os.stat(self.socket).st_ctime
         self.stream_opens(birth + 5)
@@ -324,7 +324,7 @@ def test_a_container_that_began_before_the_stream_opened_is_reported_once(world:
 
 
 def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(world: World):
-    world.ledger.allocate(RESOURCE, [REGION])  # an implied release
+    world.ledger.allocations.allocate(RESOURCE, [REGION])  # an implied release
     world.started = int(world.restart_kubelet()) + 2
     world.error = NoSourceError("nobody answers")
     (unknown,) = world.look()
@@ -336,9 +336,9 @@ def test_a_container_that_began_on_what_an_earlier_pod_left_is_reported_as_such(
 
 
 def test_a_container_that_began_on_a_blank_region_is_not_reported_as_unscrubbed(world: World):
-    world.ledger.allocate(RESOURCE, [REGION])
-    world.ledger.working([RegionId(REGION)])
-    world.ledger.clean(RegionId(REGION), None, blank=True)
+    world.ledger.allocations.allocate(RESOURCE, [REGION])
+    world.ledger.work.working([RegionId(REGION)])
+    world.ledger.work.clean(RegionId(REGION), None, blank=True)
     world.started = int(world.restart_kubelet()) + 2
     (line,) = world.look()
     assert line["unscrubbed"] == []
@@ -370,9 +370,9 @@ def test_a_container_that_does_not_run_is_not_reported(world: World):
 def test_a_container_that_had_its_prestart_meanwhile_is_not_reported(world: World, call: str):
     world.started = int(world.restart_kubelet()) + 2
     if call == "PreStart":
-        world.ledger.prestart_seen([DeviceId(REGION)])
+        world.ledger.allocations.prestart_seen([DeviceId(REGION)])
     else:
-        world.ledger.allocate(RESOURCE, [REGION])
+        world.ledger.allocations.allocate(RESOURCE, [REGION])
     assert world.look() == []
 
 
@@ -395,7 +395,7 @@ def test_kubelets_records_that_cannot_be_read_are_told(world: World):
 
 
 def test_without_a_claim_nobody_is_asked(world: World):
-    world.ledger.release([REGION])
+    world.ledger.allocations.release([REGION])
     world.started = int(world.restart_kubelet()) + 2
     with mock.patch.object(Directory, "checkpoint", side_effect=AssertionError):
         assert world.look() == []
@@ -405,9 +405,9 @@ def test_without_a_claim_nobody_is_asked(world: World):
 def test_nobody_is_asked_of_pods_whose_devices_are_not_ours_or_had_a_prestart(world: World):
     """Each of a node's pods may cost a question to the API server."""
     other = "0000-10-00.0-p1"
-    world.ledger.allocate(RESOURCE, [other])
+    world.ledger.allocations.allocate(RESOURCE, [other])
     world.restart_kubelet()
-    world.ledger.prestart_seen([REGION])
+    world.ledger.allocations.prestart_seen([REGION])
     world.checkpoint(entry(REGION), entry("dfl-port.0"))
     assert world.look() == []
     assert world.asked == 0
@@ -417,10 +417,10 @@ def test_nobody_is_asked_of_pods_whose_devices_are_not_ours_or_had_a_prestart(wo
 
 
 def test_a_claim_that_kubelets_records_showed_only_now_may_have_run(world: World):
-    world.ledger.release([REGION])
+    world.ledger.allocations.release([REGION])
     world.ledger.activity.clear()
     world.started = int(world.restart_kubelet()) + 2
-    world.ledger.adopt(RESOURCE, DeviceId(REGION), UID, {})
+    world.ledger.allocations.adopt(RESOURCE, DeviceId(REGION), UID, {})
     assert len(world.look()) == 1
 
 
@@ -428,23 +428,23 @@ def test_a_claim_that_kubelets_records_showed_only_now_may_have_run(world: World
 def test_a_container_that_has_its_prestart_while_its_pod_is_asked_for_is_not_reported(
     world: World, meanwhile: list[str]
 ):
-    world.ledger.allocate(RESOURCE, ["0000-10-00.0-p1"])
+    world.ledger.allocations.allocate(RESOURCE, ["0000-10-00.0-p1"])
     world.checkpoint(entry(*BOTH))
     world.started = int(world.restart_kubelet()) + 2
-    world.on_ask = lambda: world.ledger.prestart_seen(meanwhile)
+    world.on_ask = lambda: world.ledger.allocations.prestart_seen(meanwhile)
     assert world.look() == []
     assert world.told == []
 
 
 def test_a_whole_card_of_which_one_region_was_not_scrubbed_is_told_as_such(world: World):
     card = DeviceId("0000-10-00.0")
-    world.ledger.release([REGION])
+    world.ledger.allocations.release([REGION])
     for region in sorted(BOTH):
-        world.ledger.working([RegionId(region)])
-        world.ledger.clean(RegionId(region), None, blank=True)
-    world.ledger.set_debt(card, open_=False)
-    world.ledger.allocate(OTHER, [card])
-    world.ledger.dirty([RegionId(REGION)], "found so")
+        world.ledger.work.working([RegionId(region)])
+        world.ledger.work.clean(RegionId(region), None, blank=True)
+    world.ledger.work.set_debt(card, open_=False)
+    world.ledger.allocations.allocate(OTHER, [card])
+    world.ledger.work.dirty([RegionId(REGION)], "found so")
     world.restart_kubelet()
     assert world.ungated._unscrubbed == {card}
 

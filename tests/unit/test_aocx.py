@@ -5,15 +5,15 @@ import random
 import tracemalloc
 
 import pytest
-from doubles.bitstreams import AFU, GBS, HASH, IMAGE, INTERFACE, aocx, elf
+from doubles.bitstreams import AFU, GBS, HASH, IMAGE, INTERFACE, aocx, elf, gbs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fpga_plugin.bitstream import kinds
 from fpga_plugin.bitstream.aocx import MAX_GBS_BYTES, read_aocx
 from fpga_plugin.bitstream.byte_range import ByteRange
 from fpga_plugin.bitstream.elf import MAX_SECTIONS, sections
-from fpga_plugin.bitstream.formats import Kind, parse
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
+from fpga_plugin.bitstream.kinds import image_of, read_data
 from fpga_plugin.errors import BitstreamError
 
 
@@ -26,16 +26,16 @@ def refusal(data: bytes, **options: int) -> str:
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_an_aocx_file_is_read_whole(bits):
-    read = parse(aocx(bits=bits), where="a")
-    assert read.kind is Kind.AOCX
+    read, image = image_of(aocx(bits=bits), "a")
+    assert read.kind is kinds.AOCX
     assert read.bitstream_id == HASH
-    assert (read.interface_id, read.afu_id, read.image) == (INTERFACE, AFU, IMAGE)
+    assert (read.interface_id, read.afu_id, image) == (INTERFACE, AFU, IMAGE)
     assert (".acl.rand_hash", 40) in read.sections
 
 
 def test_a_gbs_file_comes_through_the_same_interface():
-    read = parse(GBS, where="a")
-    assert (read.kind, read.bitstream_id, read.image) == (Kind.GBS, AFU, IMAGE)
+    read, image = image_of(GBS, "a")
+    assert (read.kind, read.bitstream_id, image) == (kinds.GBS, AFU, IMAGE)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,10 @@ MIB = 1 << 20
 @pytest.mark.parametrize("content", [bytes, random.Random(1).randbytes])
 def test_an_image_of_any_size_comes_out_whole(size, content):
     image = content(size - HEAD)
-    document = complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU)
-    data = aocx(gzip.compress(pack_gbs(document, image, where="t"), 1, mtime=0))
-    whole = parse(data, where="a")
-    assert whole.image == image
-    checked = parse(data, where="a", keep_image=False)
-    assert (checked.image, checked.metadata) == (b"", whole.metadata)
+    data = aocx(gzip.compress(gbs(image), 1, mtime=0))
+    whole, unpacked = image_of(data, "a")
+    assert unpacked == image
+    assert read_data(data, "a") == whole
     # Each of a member's last bytes counts, whatever the size of the pieces.
     trailer = data.index(size.to_bytes(4, "little"), data.index(b"\x1f\x8b\x08\0"))
     for at in range(trailer - 4, trailer + 4):
@@ -144,7 +142,7 @@ def test_an_image_of_any_size_comes_out_whole(size, content):
 
 def parses(data: bytes) -> bool:
     try:
-        parse(data, where="a", keep_image=False)
+        read_data(data, "a")
     except BitstreamError:
         return False
     return True
@@ -166,21 +164,19 @@ def test_what_is_no_gbs_file_is_not_unpacked_to_its_end():
 
 
 def test_an_image_that_nobody_asked_for_is_not_in_memory_and_one_that_is_only_once():
-    document = complete_document({}, where="t", interface_id=INTERFACE, afu_id=AFU)
-    gbs = pack_gbs(document, bytes(64 * MIB), where="t")
-    data = aocx(gzip.compress(gbs, 1, mtime=0))
-    assert peak(lambda: parse(data, where="a", keep_image=False)) < 8 * MIB
-    assert peak(lambda: parse(data, where="a")) < 80 * MIB
+    data = aocx(gzip.compress(gbs(bytes(64 * MIB)), 1, mtime=0))
+    assert peak(lambda: read_data(data, "a")) < 8 * MIB
+    assert peak(lambda: image_of(data, "a")) < 80 * MIB
 
 
 @given(st.integers(0, len(aocx()) - 1), st.binary(max_size=9), st.integers(0, 9))
 def test_a_damaged_file_gives_a_value_or_a_bitstream_error(at, put, cut):
     data = aocx()
     try:
-        read = parse(data[:at] + put + data[at + cut :], where="a")
+        _, image = image_of(data[:at] + put + data[at + cut :], "a")
     except BitstreamError:
         return
-    assert read.image
+    assert image
 
 
 @given(st.binary(max_size=200))

@@ -47,7 +47,7 @@ def deallocate(scene: Scene, pod: Pod, *, ends: bool = True) -> None:
 
 
 def dirty(scene: Scene, *regions: RegionId) -> None:
-    scene.plugin.call(lambda: scene.ledger.dirty(regions, "a pod may have used it"))
+    scene.plugin.call(lambda: scene.ledger.work.dirty(regions, "a pod may have used it"))
 
 
 def look(scene: Scene, region: RegionId) -> None:
@@ -59,7 +59,7 @@ def owe(scene: Scene) -> None:
     """Somebody's data is in the first card's memory, and all of its regions are clean."""
     card = card_of(scene.regions[0])
     scene.rack.boards[card].memory.add("somebody")
-    scene.plugin.call(lambda: scene.ledger.set_debt(card, open_=True))
+    scene.plugin.call(lambda: scene.ledger.work.set_debt(card, open_=True))
 
 
 def memory(scene: Scene) -> set[str]:
@@ -243,7 +243,7 @@ def test_another_blank_has_its_afu_id_read_anew_and_what_failed_for_it_tried_aga
 ) -> None:
     scene = make(cards=[1])
     (region,) = scene.regions
-    scene.plugin.call(lambda: scene.ledger.faulted(region, "the blank is mislabelled"))
+    scene.plugin.call(lambda: scene.ledger.work.faulted(region, "the blank is mislabelled"))
     settle(scene)
     assert scene.condition(region) is Condition.FAULTED
     with mock.patch.object(scene.plugin.operations.blanks, "forget") as forget:
@@ -275,7 +275,7 @@ def test_functions_and_images_of_one_card_are_scrubbed_each_in_its_way(
     scene = make(cards=[2])
     owned, free = scene.regions
     pod = run(scene, owned, AFU)
-    scene.ledger.serves_functions = True
+    scene.ledger.naming.serves_functions = True
     scene.images.has_blank = has_blank
     pod.running = False
     scene.rack.done.clear()
@@ -325,7 +325,7 @@ def test_a_debt_is_not_paid_while_anybody_has_a_region(make, begun: str) -> None
 def test_a_debt_is_not_paid_while_any_region_of_the_card_is_in_trouble(make, failing: int) -> None:
     scene = make(cards=[2], memory=True)
     region = scene.regions[failing]
-    fail = partial(scene.ledger.set_failing, card_of(region))
+    fail = partial(scene.ledger.hardware.set_failing, card_of(region))
     scene.plugin.call(lambda: fail({region: TOO_HOT}))
     owe(scene)
     settle(scene)
@@ -339,7 +339,7 @@ def test_a_debt_is_paid_under_a_fault_that_stops_no_work(make) -> None:
     scene = make(cards=[2], memory=True)
     curable = Fault(FaultKind.CURABLE, "pcie: PcieError")
     failing = dict.fromkeys(scene.regions, curable)
-    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(scene.regions[0]), failing))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card_of(scene.regions[0]), failing))
     owe(scene)
     settle(scene)
     assert not memory(scene)
@@ -395,7 +395,7 @@ def moved(scene: Scene, pod: Pod) -> None:
     board = scene.rack.boards[card.id]
     board.card = replace(card, regions=swapped)
     seen = {region.id: board.slots[region.id].afu for region in swapped}
-    scene.plugin.call(lambda: scene.ledger.card_found(board.card, seen, BLANK))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_found(board.card, seen, BLANK))
 
 
 def test_a_region_whose_node_a_living_pod_was_given_for_another_is_not_opened(make) -> None:
@@ -439,14 +439,14 @@ def test_a_card_that_is_clean_waits_for_who_has_its_node(make) -> None:
     gone, card = card_of(one), card_of(other)
     (of_gone,) = scene.rack.boards[gone].card.regions
     scene.rack.boards[gone].present = False
-    scene.plugin.call(lambda: scene.ledger.card_gone(gone))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(gone))
     board = scene.rack.boards[card]
     (region,) = board.card.regions
     board.card = replace(board.card, regions=(replace(region, grant=of_gone.grant),))
     deallocate(scene, pod, ends=False)
-    scene.plugin.call(lambda: scene.ledger.card_found(board.card, {other: BLANK}, BLANK))
-    scene.plugin.call(lambda: scene.ledger.working([other]))
-    scene.plugin.call(lambda: scene.ledger.clean(other, BLANK, blank=True))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_found(board.card, {other: BLANK}, BLANK))
+    scene.plugin.call(lambda: scene.ledger.work.working([other]))
+    scene.plugin.call(lambda: scene.ledger.work.clean(other, BLANK, blank=True))
     settle(scene)
     assert scene.ledger.tenancies
     assert scene.plugin.queue.busy(card)
@@ -484,11 +484,11 @@ def test_drivers_of_a_region_that_somebody_may_have_stay(make, kept: str) -> Non
         scene.rack.slot(one).opens.add("somebody")
         dirty(scene, one)
     elif kept == "foreign":
-        scene.plugin.call(lambda: scene.ledger.set_foreign({card: "drain the node"}))
+        scene.plugin.call(lambda: scene.ledger.hardware.set_foreign({card: "drain the node"}))
     else:
         moved(scene, run(scene, other, AFU))
-        scene.plugin.call(lambda: scene.ledger.working([one]))
-        scene.plugin.call(lambda: scene.ledger.clean(one, BLANK, blank=True))
+        scene.plugin.call(lambda: scene.ledger.work.working([one]))
+        scene.plugin.call(lambda: scene.ledger.work.clean(one, BLANK, blank=True))
     scene.rack.lent = {one}
     look(scene, one)
     settle(scene)
@@ -541,7 +541,7 @@ def test_an_owner_that_has_not_begun_waits_for_no_container_of_his(make) -> None
     (region,) = scene.regions
     pod = scene.admit(region)
     pod.running = True
-    scene.plugin.call(lambda: scene.ledger.bind_pod(pod.devices, pod.uid))
+    scene.plugin.call(lambda: scene.ledger.allocations.bind_pod(pod.devices, pod.uid))
     dirty(scene, region)
     settle(scene)
     assert scene.condition(region) is Condition.BLANK
@@ -566,14 +566,16 @@ def test_a_region_that_is_to_be_looked_at_is_not_scrubbed(make) -> None:
     (region,) = scene.regions
     pod = run(scene, region, AFU)
     debug = Debug(region, pod.uid, "space", "name", (), 600.0)
-    scene.plugin.call(lambda: scene.ledger.started([scene.ledger.claims[region]], debug))
+    scene.plugin.call(
+        lambda: scene.ledger.allocations.started([scene.ledger.claims[region]], debug)
+    )
     scene.rack.done.clear()
     with mock.patch.object(scene.operations.cgroups, "may_live", return_value=False):
-        scene.plugin.call(lambda: scene.ledger.release([region]))
+        scene.plugin.call(lambda: scene.ledger.allocations.release([region]))
         settle(scene)
         assert scene.ledger.debugs
         assert not scene.rack.done
-        scene.plugin.call(lambda: scene.ledger.end_debug([region]))
+        scene.plugin.call(lambda: scene.ledger.work.end_debug([region]))
         look(scene, region)
         settle(scene)
     assert scene.condition(region) is Condition.BLANK

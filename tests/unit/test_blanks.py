@@ -4,13 +4,13 @@ import asyncio
 import os
 
 import pytest
+from doubles.bitstreams import gbs
 
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.reader import StoreReader
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import ScrubPolicy, TrustMode
-from fpga_plugin.ids import AfuId, InterfaceId
+from fpga_plugin.ids import InterfaceId
 from fpga_plugin.regions.blanks import Blanks
 
 INTERFACE = InterfaceId("ce48969398f05f33946d560708be108a")
@@ -25,7 +25,6 @@ def store(tmp_path):
         str(root),
         directory=str(tmp_path / "verified"),
         limit=1 << 20,
-        boot_id="boot",
         trust=trust,
         guarded=False,
     )
@@ -34,12 +33,9 @@ def store(tmp_path):
 
 def install(store, afu_id):
     """A blank bitstream of the same size as any other, put there by renaming."""
-    document = complete_document(
-        {}, where="test", interface_id=INTERFACE, afu_id=AfuId(f"{afu_id:032x}")
-    )
     path = store.blank_path(INTERFACE)
     with open(f"{path}.new", "wb") as file:
-        file.write(pack_gbs(document, bytes.fromhex(f"{afu_id:032x}"), where="test"))
+        file.write(gbs(afu=f"{afu_id:032x}", interface=INTERFACE))
     os.rename(f"{path}.new", path)
 
 
@@ -47,15 +43,15 @@ def load(blanks):
     return asyncio.run(blanks.load(INTERFACE))
 
 
-def test_those_who_need_it_at_the_same_time_share_one_copy(store):
+def test_those_who_need_it_at_the_same_time_have_it_verified_once(store):
     install(store, 1)
     blanks = Blanks(store, ScrubPolicy.REQUIRED)
 
     async def many():
         return await asyncio.gather(*(blanks.load(INTERFACE) for _ in range(50)))
 
-    first, *others = asyncio.run(many())
-    assert all(other is first for other in others)
+    assert {blank.afu_id for blank in asyncio.run(many())} == {f"{1:032x}"}
+    assert dict(store.library.verifications.items()) == {("good",): 1}
 
 
 def test_another_file_is_read_whether_or_not_the_watch_saw_it(store):

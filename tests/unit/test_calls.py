@@ -142,7 +142,7 @@ def test_the_lists_and_resources_are_those_of_the_ledger(scene: Scene):
 def test_allocate_says_that_kubelets_records_are_about_others_by_now(scene: Scene):
     """Else a successor's claim gets its predecessor's pod."""
     told: list[DeviceId] = []
-    owners = SimpleNamespace(allocated=told.extend)
+    owners = SimpleNamespace(answered=told.extend)
     scene.plugin.claims._owners = owners
     region = scene.regions[0]
     scene.admit(region)
@@ -204,7 +204,7 @@ def test_a_stock_kubelets_container_gets_what_its_pods_spec_asks_for(scene: Scen
     assert scene.rack.slot(region).afu == AFU
     assert envs.told == [("asked", pod.uid, (region,), True), ("started", "chosen", (region,))]
     assert caller.identity.container == "chosen"
-    assert not scene.ledger.sends_env
+    assert not scene.ledger.allocations.sends_env
 
 
 def test_once_kubelet_sends_environments_an_empty_one_means_no_request(scene: Scene):
@@ -246,8 +246,8 @@ def test_a_successor_that_comes_while_the_pods_spec_is_read_ends_the_call(scene:
     region = scene.regions[0]
 
     def another_owner() -> None:
-        scene.ledger.release([DeviceId(region)])
-        scene.ledger.allocate(REGIONS, [region])
+        scene.ledger.allocations.release([DeviceId(region)])
+        scene.ledger.allocations.allocate(REGIONS, [region])
 
     with_envs(scene, Envs(env_for([AFU]), another_owner))
     scene.refused(call(scene, scene.admit(region), {}), NotFinishedError, "got another owner while")
@@ -354,7 +354,7 @@ def test_a_faulted_region_is_refused_before_anything_is_done_to_another(scene: S
     pod = scene.admit(first, second)
     card = card_of(second)
     fault = Fault(FaultKind.LASTING, "no more")
-    scene.plugin.call(lambda: scene.ledger.set_failing(card, {second: fault}))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card, {second: fault}))
     scene.touched.clear()
     scene.refused(scene.prestart(pod, AFU, AFU), RefusedError, "is faulted: no more")
     assert scene.touched == []
@@ -416,7 +416,7 @@ def test_an_expired_result_leaves_alone_what_changed_since(scene: Scene):
     first, other, _ = scene.regions
     scene.prepare(scene.admit(first, other), AFU, AFU).cancel()
     scene.plugin.work()
-    scene.plugin.call(lambda: scene.ledger.faulted(first, "broken since"))
+    scene.plugin.call(lambda: scene.ledger.work.faulted(first, "broken since"))
     end = scene.plugin.loop.time() + prestart.UNCLAIMED_FOR
     while scene.plugin.loop.time() < end and scene.plugin.loop.pass_time():
         pass

@@ -9,14 +9,16 @@ import random
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from repository import ROOT, module
+from repository import module
 
-from fpga_plugin.ledger.journal import Journal
+from fpga_plugin.ids import CardId
+from fpga_plugin.ledger.journal import Journal, JournalError
 from fpga_plugin.ledger.records import Change
 
 CARD = "0000-10-00.0"
@@ -27,7 +29,7 @@ BLANK, IMAGE, OTHER = "0" * 32, "1" * 32, "2" * 32
 checking, bugs = module("campaign", "checker"), module("campaign", "bugs")
 before = [*sys.path]
 nodes, weather = module("campaign", "node"), module("campaign", "weather")
-points = module("campaign", "points")
+points, setup = module("campaign", "points"), module("campaign", "setup")
 claims = module("campaign", "claims")
 sys.path[:] = before  # a node's modules add where the integration tests' are
 SCRUB = ("RESET {}", f"PR {{}} {BLANK}")
@@ -88,7 +90,7 @@ class Scene:
         """What the checker makes of a journal with these rows."""
         write_journal(self.folder, *rows)
         found = checking.read_journal(self.folder / "state", self.folder / "read")
-        return self.checker.journal(found, known=True)
+        return self.checker.journal(found, self.owned)
 
 
 @pytest.fixture
@@ -221,6 +223,10 @@ def claimed_twice(scene):
     scene.journal(("claims", CARD, {}), ("claims", P1, {}))
 
 
+def a_row_that_grew(scene):
+    scene.journal(("holders", "a", {"pods": ["b" * 36] * 1000}))
+
+
 def programmed_by_a_restart(scene):
     idle = scene.journal(("regions", P0, record("BLANK")), ("regions", P1, record("BLANK")))
     since = scene.checker.now()
@@ -257,6 +263,7 @@ def damaged(scene):
         (journalled_as_another_image, "9: .* the journal says"),
         (claim_not_journalled, "9: the journal has no claim"),
         (claimed_twice, "1: .* is claimed as"),
+        (a_row_that_grew, "9: a row of the journal has grown"),
         (programmed_by_a_restart, "9: .* a restart programmed it"),
         (damaged, "the journal cannot be opened"),
     ],
@@ -275,9 +282,8 @@ def test_what_died_before_it_was_written_down_has_happened(scene):
 
 @pytest.mark.parametrize("name", bugs.BUGS)
 def test_a_deliberate_bug_fits_the_code(name):
-    bug = bugs.BUGS[name]
-    file = ROOT / "fpga_plugin" / bug.file
-    compile(bugs.broken(bug, file.read_text()), bug.file, "exec")
+    for file, text in bugs.broken(bugs.BUGS[name]).items():
+        compile(text, file, "exec")
 
 
 def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim():
@@ -287,26 +293,32 @@ def test_what_a_claim_leaves_is_not_judged_where_the_journal_has_another_claim()
     assert found.of_others("z") == {P0, P1, CARD}
 
 
+def a_node(side):
+    return nodes.Node(random.Random(0), {setup.PODS: side}, apis=(setup.PODS,), storms=False)
+
+
 def test_no_journal_is_spoilt_while_only_it_knows_what_a_prepared_claim_has():
-    node = claims.ClaimNode(random.Random(0), storms=False)
+    node = a_node(claims.ClaimSide)
+    side = node.side
     try:
-        tenant = node.make()
-        node.tenants.append(tenant)
-        assert not node.exposed(), "it has nothing yet"
+        tenant = side.make()
+        side.tenants.append(tenant)
+        assert not side.exposed(), "it has nothing yet"
         named = claims.dra_name(tenant.devices[0])
         answer = SimpleNamespace(
             pool_name="p", device_name=named, request_names=["r0"], cdi_device_ids=["a"]
         )
         tenant.prepared = True
-        node.kubelet.keep(tenant.claim, tenant.devices, tenant.pods, [answer])
-        assert not node.exposed()
-        node.kubelet.wipe()
-        assert node.exposed()
+        entry = tenant.claim, tenant.driver, tenant.devices, tenant.pods
+        side.kubelet.keep(*entry, [answer])
+        assert not side.exposed()
+        side.kubelet.wipe()
+        assert side.exposed()
         # Kubelet asks for it anew, and has no answer yet: its record names no device.
-        node.kubelet.keep(tenant.claim, tenant.devices, tenant.pods)
-        assert node.exposed()
-        node.kubelet.keep(tenant.claim, tenant.devices, tenant.pods, [answer])
-        assert not node.exposed()
+        side.kubelet.keep(*entry)
+        assert side.exposed()
+        side.kubelet.keep(*entry, [answer])
+        assert not side.exposed()
     finally:
         node.close()
 
@@ -328,10 +340,9 @@ class Lives:
     """A node without pods, on which a plugin lives and is killed."""
 
     def __init__(self) -> None:
-        nothing = dict.fromkeys(nodes.Node.__abstractmethods__, lambda _: {})
-        self.node = type("Quiet", (nodes.Node,), nothing)(random.Random(0), storms=False)
+        nothing = dict.fromkeys(nodes.Side.__abstractmethods__, lambda *_: {})
+        self.node = a_node(type("Quiet", (nodes.Side,), nothing))
         self.blank = nodes.BLANKS[P0]
-        (self.node.folder / "cards").mkdir()
         self.holds(self.blank)
         self.journal_says("BLANK", self.blank)
         self.scrubs()
@@ -364,6 +375,62 @@ def lives():
     made = Lives()
     yield made
     made.node.close()
+
+
+def test_what_the_policy_denies_is_noticed(lives):
+    lives.node.setup = setup.Setup(forbids=IMAGE)
+    lives.node.allowed("a pod", {P0: OTHER})
+    with pytest.raises(checking.Violation, match="4: a pod gets what the policy denies"):
+        lives.node.allowed("a pod", {P0: OTHER, P1: IMAGE})
+
+
+def test_a_row_of_schema_3_has_a_claims_pods_and_a_regions_former_ones(tmp_path):
+    def tenancy(region, allocation, pod, **more):
+        key = {"region": region, "allocation": allocation, "pod": pod}
+        row = {"key": key, "nodes": ["/dev/n"], "used": True, "left": False, "cgroups": []}
+        return "tenancies", json.dumps(key), {**row, **more}
+
+    write_journal(
+        tmp_path,
+        ("regions", P0, record("DIRTY")),
+        ("holders", "c", {"devices": [P1]}),
+        tenancy(P0, 1, "a", left=True),
+        tenancy(P1, 2, "b"),
+    )
+    weather._schema_3(tmp_path / "state", random.Random(0))
+    with closing(sqlite3.connect(tmp_path / "state" / "journal.sqlite3")) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+        found = {
+            (kind, key): json.loads(value)
+            for kind, key, value in db.execute("SELECT kind, key, value FROM journal")
+        }
+    loan = json.dumps({"pod": "a", "region": P0, "node": "/dev/n"})
+    assert found == {
+        ("regions", P0): record("DIRTY") | {"former": ["a"]},
+        ("holders", "c"): {"devices": [P1], "pods": ["b"]},
+        ("loans", loan): True,
+    }
+
+
+def test_the_next_life_differs_in_what_may_change():
+    rng, now = random.Random(1), setup.Setup()
+    seen = [now := setup.changed(now, rng, setup.APIS, IMAGE, blind=True) for _ in range(300)]
+    for name in ("api", "prefix", "cdi", "scrub", "cgroups", "forbids"):
+        assert len({getattr(one, name) for one in seen}) == 2, name
+    assert {one.records for one in seen} == {"there", "half", "away"}
+    assert all(after.boot - before.boot in {0, 1} for before, after in pairwise(seen))
+    assert all(
+        setup.changed(now, rng, (setup.PODS,), "", blind=False).cgroups for _ in range(99)
+    ), "who lives has to be seen while somebody is deleted by force"
+
+
+def test_transactions_fail_by_their_numbers_and_leave_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(Journal, "_transaction", Journal._transaction)
+    points._do_not_write([1])
+    with closing(Journal(str(tmp_path / "journal.sqlite3"))) as journal:
+        for fails in (False, True, False):
+            with pytest.raises(JournalError) if fails else nullcontext():
+                journal.write(Change(drained={CardId(CARD): not fails}))
 
 
 SET_BACK = weather.Wind("set back", lambda *_: None)

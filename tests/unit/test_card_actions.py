@@ -36,7 +36,7 @@ def scene(make: Callable[..., Scene]) -> Scene:
 
 
 def drain(scene: Scene, *, drained: bool = True) -> None:
-    scene.plugin.call(lambda: scene.ledger.set_drained(card(scene), drained=drained))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_drained(card(scene), drained=drained))
 
 
 def card(scene: Scene) -> CardId:
@@ -56,7 +56,7 @@ def state(scene: Scene) -> CardState:
 
 
 def commit(scene: Scene, change: Change) -> None:
-    scene.plugin.call(lambda: scene.ledger._commit(change))
+    scene.plugin.call(lambda: scene.ledger.commit(change))
 
 
 # ------------------------------------------------------------------ what may be in the way
@@ -114,25 +114,27 @@ def rebind_asked_for(scene: Scene) -> None:
 def poison(scene: Scene) -> None:
     scene.rack.slot(scene.regions[0]).afu = None
     failed = scene.rack.health(scene.ledger.cards[card(scene)]).failed
-    scene.plugin.call(lambda: scene.ledger.set_failing(card(scene), failed))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card(scene), failed))
 
 
 def dirty(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.dirty([scene.regions[0]], "it was had"))
+    scene.plugin.call(lambda: scene.ledger.work.dirty([scene.regions[0]], "it was had"))
 
 
 def dirty_and_hot(scene: Scene) -> None:
     dirty(scene)
-    scene.plugin.call(lambda: scene.ledger.set_failing(card(scene), {scene.regions[0]: TOO_HOT}))
+    scene.plugin.call(
+        lambda: scene.ledger.hardware.set_failing(card(scene), {scene.regions[0]: TOO_HOT})
+    )
 
 
 def faulted(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.working([scene.regions[0]]))
-    scene.plugin.call(lambda: scene.ledger.faulted(scene.regions[0], "it broke"))
+    scene.plugin.call(lambda: scene.ledger.work.working([scene.regions[0]]))
+    scene.plugin.call(lambda: scene.ledger.work.faulted(scene.regions[0], "it broke"))
 
 
 def scrubbing(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.working([scene.regions[0]]))
+    scene.plugin.call(lambda: scene.ledger.work.working([scene.regions[0]]))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_an_owner_that_comes_while_it_waits_for_the_card_is_not_disturbed(scene:
 
     async def is_next() -> None:
         async with scene.operations.workers.lock(card(scene)):
-            scene.ledger.set_drained(card(scene), drained=False)
-            scene.ledger.allocate(REGIONS, [scene.regions[0]])
+            scene.ledger.hardware.set_drained(card(scene), drained=False)
+            scene.ledger.allocations.allocate(REGIONS, [scene.regions[0]])
 
     asked: Any = scene.plugin.begin(asks())
     scene.plugin.begin(is_next())
@@ -242,7 +244,7 @@ def test_a_card_that_is_not_there_is_known_by_what_is_remembered_of_it(
     if by == "drain":
         drain(scene)
     if by == "rebinding":
-        scene.plugin.call(lambda: scene.ledger.set_rebinding(card(scene), rebinding=True))
+        scene.plugin.call(lambda: scene.ledger.hardware.set_rebinding(card(scene), rebinding=True))
     if by == "nothing":
         with pytest.raises(UnknownDeviceError, match="no card"):
             state(scene)
@@ -289,7 +291,9 @@ def test_what_failed_on_a_card_is_tried_again_when_the_operator_asks(scene: Scen
 
 
 def test_a_card_that_is_tried_again_is_looked_at(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.set_failing(card(scene), {scene.regions[0]: TOO_HOT}))
+    scene.plugin.call(
+        lambda: scene.ledger.hardware.set_failing(card(scene), {scene.regions[0]: TOO_HOT})
+    )
     done(scene, lambda actions: actions.retry(card(scene)))
     assert not scene.ledger.failing, "the hardware says that it is well"
 
@@ -305,7 +309,7 @@ def test_a_poisoned_card_is_rebound_out_of_service_only_when_it_is_asked_for(
 
 
 def test_a_card_without_its_driver_gets_it_when_the_operator_asks(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.set_rebinding(card(scene), rebinding=True))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_rebinding(card(scene), rebinding=True))
     unplug(scene)
     scene.rack.boards[card(scene)].unbound = True
     done(scene, lambda actions: actions.retry(card(scene)))
@@ -364,13 +368,6 @@ def test_functions_are_made_of_a_card_that_nobody_has(scene: Scene, *, wanted: b
     assert scene.ledger.cards[card(scene)] == scene.rack.boards[card(scene)].card
 
 
-def test_to_look_at_functions_changes_nothing(scene: Scene) -> None:
-    maker = Maker(scene)
-    drain(scene, drained=False)
-    assert done(scene, lambda actions: actions.functions(card(scene))) == (FUNCTION,)
-    assert maker.calls == []
-
-
 @pytest.mark.parametrize(
     ("way", "words"),
     [
@@ -417,7 +414,10 @@ def test_a_card_that_is_only_known_for_its_trouble_has_functions(scene: Scene) -
     problem = CardProblem(PciAddress(0, 0x77, 0, 0), "it has no functions", "make them")
     other = problem.address.card_id
     scene.plugin.hardware.problems[other] = problem
+    scene.rack.make_functions = mock.Mock()  # type: ignore[method-assign]
+    scene.rack.scan_card = lambda _card: problem  # type: ignore[method-assign]
     scene.rack.functions = lambda which: [FUNCTION] * (which == other)  # type: ignore[method-assign]
-    assert done(scene, lambda actions: actions.functions(other)) == (FUNCTION,)
+    assert done(scene, lambda actions: actions.functions(other, make=True)) == (FUNCTION,)
+    scene.rack.make_functions.assert_called_once_with(other, make=True)
     with pytest.raises(UnknownDeviceError):
-        done(scene, lambda actions: actions.functions("0000-78-00.0"))
+        done(scene, lambda actions: actions.functions("0000-78-00.0", make=True))

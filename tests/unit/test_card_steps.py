@@ -43,7 +43,7 @@ def card(scene: Scene) -> Card:
 
 def begun(scene: Scene, *regions: RegionId) -> dict[RegionId, Report]:
     """Work on these regions has begun."""
-    scene.plugin.call(lambda: scene.ledger.working(regions))
+    scene.plugin.call(lambda: scene.ledger.work.working(regions))
     scene.plugin.call(lambda: scene.operations.begin(card(scene), regions))
     return {region: Report(region) for region in regions}
 
@@ -134,8 +134,8 @@ def test_a_pr_that_fails_on_a_sound_port_may_be_tried_again(scene: Scene) -> Non
 
 def replug(scene: Scene) -> None:
     this = card(scene)
-    scene.ledger.card_gone(this.id)
-    scene.ledger.card_found(this, {}, None)
+    scene.ledger.hardware.card_gone(this.id)
+    scene.ledger.hardware.card_found(this, {}, None)
 
 
 @pytest.mark.parametrize("error", [None, HardwareError("it failed")])

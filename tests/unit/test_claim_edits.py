@@ -26,7 +26,7 @@ DRIVER = "fpga.intel.com"
 def taken(*devices: DeviceId, requests: dict[DeviceId, tuple[str, ...]]) -> tuple[Holder, Any]:
     ledger, _ = make_ledger(ONE, TWO)
     asked = replace(holder(A, *devices), requests=requests)
-    claims = ledger.take(asked, [POD])
+    claims = ledger.resource_claims.take(asked, [POD])
     return ledger.holders[A], claims
 
 

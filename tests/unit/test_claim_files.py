@@ -72,7 +72,7 @@ def again(journal: MemoryJournal, *cards: Card) -> Ledger:
 
 def test_a_start_writes_the_files_of_what_is_as_it_was(cdi: Directory):
     ledger = again(prepared(), ONE, TWO)
-    assert not ledger.fallen(ledger.holders[A])
+    assert not ledger.resource_claims.fallen(ledger.holders[A])
     cdi.begin(ledger)
     assert cdi.shown() == {A, B}
 
@@ -83,10 +83,10 @@ def test_cards_that_swapped_their_numbers_while_the_plugin_was_away_start_no_con
     journal = prepared()
     cdi.write(reopened(journal), A, B)
     ledger = again(journal, *SWAPPED)
-    assert "device numbering changed" in ledger.fallen(ledger.holders[A])
+    assert "device numbering changed" in ledger.resource_claims.fallen(ledger.holders[A])
     cdi.begin(ledger)
     assert cdi.shown() == set()
-    assert not ledger.is_prepared(ledger.holders[A])
+    assert not ledger.resource_claims.is_prepared(ledger.holders[A])
 
 
 @pytest.mark.parametrize("cards", [(ONE, TWO), SWAPPED])
@@ -96,13 +96,13 @@ def test_cards_that_went_and_came_back_start_no_container(cdi: Directory, cards)
     def replug() -> None:
         assert cdi.shown() == {A, B}
         for card in (ONE, TWO):
-            ledger.card_gone(card.id)
+            ledger.hardware.card_gone(card.id)
         for card in cards:
             found(ledger, card, AFU)
 
     cdi.begin(ledger, replug)
     assert cdi.shown() == set()
-    assert not any(map(ledger.is_prepared, ledger.holders.values()))
+    assert not any(map(ledger.resource_claims.is_prepared, ledger.holders.values()))
     found_again = again(ledger._journal, *cards)  # type: ignore[arg-type]
     cdi.begin(found_again)
     assert cdi.shown() == set()
@@ -113,7 +113,7 @@ def test_a_card_that_is_seen_late_takes_nothing_from_its_claim(cdi: Directory):
 
     def late() -> None:
         assert cdi.shown() == {A}
-        assert ledger.is_prepared(ledger.holders[B])
+        assert ledger.resource_claims.is_prepared(ledger.holders[B])
         found(ledger, TWO, AFU)
 
     cdi.begin(ledger, late)
@@ -122,19 +122,19 @@ def test_a_card_that_is_seen_late_takes_nothing_from_its_claim(cdi: Directory):
 
 def test_what_was_adopted_keeps_its_file_until_its_nodes_lead_elsewhere(cdi: Directory):
     ledger, _ = make_ledger(ONE, TWO)
-    ledger.adopt_holder(holder(A, device(ONE, 0)), [POD])
+    ledger.resource_claims.adopt_holder(holder(A, device(ONE, 0)), [POD])
     cdi.write(ledger, A)
     cdi.begin(ledger)
     assert cdi.shown() == {A}
-    cdi.begin(ledger, lambda: ledger.card_gone(ONE.id))
+    cdi.begin(ledger, lambda: ledger.hardware.card_gone(ONE.id))
     assert cdi.shown() == set()
 
 
 def test_what_was_adopted_and_has_no_file_gets_none(cdi: Directory):
     """Nobody knows what its region holds: no container starts on it before it is prepared anew."""
     ledger, _ = make_ledger(ONE, TWO)
-    ledger.adopt_holder(holder(A, device(ONE, 0)), [POD])
-    cdi.begin(ledger, lambda: ledger.join(A, ()))
+    ledger.resource_claims.adopt_holder(holder(A, device(ONE, 0)), [POD])
+    cdi.begin(ledger, lambda: ledger.resource_claims.join(A, ()))
     assert cdi.shown() == set()
 
 
@@ -152,7 +152,7 @@ def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
         remove(uid)
 
     monkeypatch.setattr(cdi.files, "remove", failing)
-    cdi.begin(ledger, lambda: ledger.card_gone(ONE.id))
+    cdi.begin(ledger, lambda: ledger.hardware.card_gone(ONE.id))
     assert cdi.shown() == {B}
 
 
@@ -174,7 +174,12 @@ def test_the_file_of_a_claim_that_is_withdrawn_while_it_is_written_does_not_stay
     cdi: Directory, monkeypatch: pytest.MonkeyPatch
 ):
     ledger = again(prepared(), ONE, TWO)
-    meanwhile(cdi, monkeypatch, lambda: ledger.unprepared(A), lambda: ledger.end_holder(B))
+    meanwhile(
+        cdi,
+        monkeypatch,
+        lambda: ledger.resource_claims.unprepared(A),
+        lambda: ledger.resource_claims.end_holder(B),
+    )
     cdi.begin(ledger)
     assert cdi.shown() == set()
 
@@ -183,7 +188,7 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_written_has_that_of_its
     cdi: Directory, monkeypatch: pytest.MonkeyPatch
 ):
     ledger = again(prepared(), ONE, TWO)
-    ledger.end_holder(B)
+    ledger.resource_claims.end_holder(B)
     meanwhile(cdi, monkeypatch, lambda: prepare(ledger, TWO, 0, A))
     answered = asyncio.run(ClaimFiles(ledger, cdi.files).settle(A, anew=True))
     assert answered == ledger.holders[A]

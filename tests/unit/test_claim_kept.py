@@ -48,7 +48,7 @@ def pull(scene: ClaimScene, uid: ClaimUid) -> None:
     (device,) = scene.ledger.holders[uid].devices
     card = card_of(device)
     scene.rack.boards[card].present = False
-    scene.plugin.call(lambda: scene.ledger.card_gone(card))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card))
 
 
 def path(scene: ClaimScene, uid: ClaimUid) -> Path:
@@ -64,14 +64,16 @@ def test_what_changes_while_nothing_is_to_be_done_is_noticed(scene: ClaimScene) 
     assert scene.file(A) == ""
     assert scene.file(B)
     assert not task.done()
-    assert scene.ledger.is_prepared(scene.ledger.holders[A]), "it may be as it was: nobody saw it"
+    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A]), (
+        "it may be as it was: nobody saw it"
+    )
 
 
 def test_a_file_that_is_right_is_not_written_again(scene: ClaimScene) -> None:
     """What the operator adds stays as it was when the claim was prepared."""
     run(scene)
     before = path(scene, A).stat().st_ino, path(scene, B).stat().st_ino
-    scene.plugin.call(lambda: scene.ledger.join(A, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.resource_claims.join(A, ["pod-9"]))  # type: ignore[list-item]
     scene.plugin.work()
     assert (path(scene, A).stat().st_ino, path(scene, B).stat().st_ino) == before
 
@@ -82,7 +84,7 @@ def test_the_file_of_a_claim_that_ended_before_the_plugin_died_is_removed_at_the
     """Kubelet may never ask again."""
     remains = scene.file(A)
     place = path(scene, A)
-    scene.plugin.call(lambda: scene.ledger.end_holder(A))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.end_holder(A))
     place.write_text(remains)
     scene.plugin.end()
     scene.live()
@@ -122,13 +124,13 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     pull(scene, A)
     scene.plugin.work()
     assert scene.file(A)
-    scene.plugin.call(lambda: scene.ledger.join(B, ["pod-9"]))  # type: ignore[list-item]
+    scene.plugin.call(lambda: scene.ledger.resource_claims.join(B, ["pod-9"]))  # type: ignore[list-item]
     scene.plugin.work()
     assert scene.logged.count(words) == 1
     failing[0] = False
     scene.pass_time(lambda: scene.file(A) == "")
     failing[0] = True
-    scene.plugin.call(lambda: scene.ledger.dirty([scene.regions[0]], "it came back, and went"))
+    scene.plugin.call(lambda: scene.ledger.work.dirty([scene.regions[0]], "it came back, and went"))
     pull(scene, B)
     scene.plugin.work()
     assert scene.logged.count(words) == 3, "of both: it is another failure"
@@ -142,10 +144,10 @@ def test_a_claim_that_is_forgotten_while_others_are_looked_at_ends_nothing(
     pull(scene, A)
     pull(scene, B)
     removal = scene.plugin.jobs.pop()
-    scene.plugin.call(lambda: scene.ledger.end_holder(B))
-    scene.plugin.call(lambda: scene.ledger.forget_holder(B))
-    scene.plugin.call(lambda: scene.ledger.end_holder(A))
-    scene.plugin.call(lambda: scene.ledger.forget_holder(A))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.end_holder(B))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.forget_holder(B))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.end_holder(A))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.forget_holder(A))
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()
@@ -159,10 +161,10 @@ def test_a_claim_that_is_withdrawn_while_its_file_is_removed_is_not_withdrawn_tw
     """Or is being prepared anew: what is said of it then is not true."""
     run(scene)
     region = scene.regions[0]
-    scene.plugin.call(lambda: scene.ledger.dirty([region], "somebody may have used it"))
+    scene.plugin.call(lambda: scene.ledger.work.dirty([region], "somebody may have used it"))
     (removal,) = [job for job in scene.plugin.jobs if "remove" in repr(job.function)]
     scene.plugin.jobs.remove(removal)
-    scene.plugin.call(lambda: scene.ledger.unprepared(A))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.unprepared(A))
     removal.run()
     scene.plugin.loop.settle()
     scene.plugin.work()
@@ -176,15 +178,15 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_removed_has_its_file_ag
     """Kubelet was told that it is prepared, and asks no more."""
     run(scene)
     ledger, region = scene.ledger, scene.regions[0]
-    scene.plugin.call(lambda: ledger.dirty([region], "somebody may have used it"))
+    scene.plugin.call(lambda: ledger.work.dirty([region], "somebody may have used it"))
     (removal,) = [job for job in scene.plugin.jobs if "remove" in repr(job.function)]
     scene.plugin.jobs.remove(removal)
 
     def anew() -> None:
-        ledger.take(ledger.holders[A], ())
-        ledger.working([region])
-        ledger.programmed(region, AFU)
-        ledger.prepared(A, {})
+        ledger.resource_claims.take(ledger.holders[A], ())
+        ledger.work.working([region])
+        ledger.work.programmed(region, AFU)
+        ledger.resource_claims.prepared(A, {})
 
     scene.plugin.call(anew)
     removal.run()

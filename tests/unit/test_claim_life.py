@@ -64,7 +64,7 @@ class Server:
         self.failing: list[FpgaPluginError] = []
         self.asked: list[ClaimUid] = []
 
-    async def get(self, asked: ClaimRef) -> ResourceClaim:
+    async def get(self, asked: ClaimRef, driver: str = "") -> ResourceClaim:
         return await asyncio.to_thread(functools.partial(self._read, asked))
 
     def _read(self, asked: ClaimRef) -> ResourceClaim:
@@ -197,7 +197,9 @@ class ClaimScene(Scene):
 
     def recorded(self, uid: ClaimUid, *pods: str) -> None:
         """It names these pods of a claim, and no others."""
-        self.plugin.call(lambda: self.ledger.part(uid, frozenset(map(PodUid, pods))))
+        self.plugin.call(
+            lambda: self.ledger.resource_claims.part(uid, frozenset(map(PodUid, pods)))
+        )
 
     def unrecorded(self, uid: ClaimUid = A) -> None:
         """It lacks a claim that has ended."""
@@ -246,7 +248,7 @@ def test_a_claim_is_programmed_and_verified_before_kubelet_is_answered(scene: Cl
     assert answer.requests == ("fpga",)
     assert answer.device == region
     assert scene.afu(region) == AFU
-    assert scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
     assert scene.ledger.record(region).condition is Condition.PROGRAMMED
     assert answer.cdi_ids[0].rpartition("=")[2] in scene.file()
     assert "claim prepared" in scene.logged
@@ -276,9 +278,9 @@ def test_a_region_in_trouble_is_not_answered_as_prepared(scene: ClaimScene, word
     scene.prepared()
     card = card_of(region)
     if words == "failing":
-        scene.plugin.call(lambda: scene.ledger.set_failing(card, {region: TOO_HOT}))
+        scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card, {region: TOO_HOT}))
     else:
-        scene.plugin.call(lambda: scene.ledger.faulted(region, "it does not answer"))
+        scene.plugin.call(lambda: scene.ledger.work.faulted(region, "it does not answer"))
     task = scene.prepare()
     scene.pass_time(task.done)
     with pytest.raises(FpgaPluginError):
@@ -295,7 +297,7 @@ def test_what_a_tenants_image_may_have_caused_has_nothing_prepared_again_under_a
     scene.rack.slot(region).silent = "hung"
     scene.plugin.begin(scene.plugin.hardware.check(card_of(region)))
     scene.plugin.work()
-    assert scene.ledger.trouble(region)
+    assert scene.ledger.obstacles.trouble(region)
     scene.rack.done.clear()
     assert scene.prepared() == first
     assert not scene.rack.done
@@ -316,7 +318,7 @@ def test_an_image_that_reads_as_another_one_is_not_prepared(scene: ClaimScene) -
     task = scene.prepare()
     scene.plugin.work()
     assert task.exception() is not None
-    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
     assert scene.file() == ""
 
 
@@ -329,7 +331,7 @@ def test_what_changes_under_the_last_look_is_not_prepared(scene: ClaimScene) -> 
     scene.rack.slot(region).afu = OTHER
     scene.plugin.work()
     assert not task.done()
-    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
     assert scene.file() == ""
     scene.pass_time(task.done)
     assert task.result()
@@ -473,7 +475,7 @@ def test_a_file_that_is_written_when_nobody_waits_any_more_does_not_outlive_its_
     scene.until(
         lambda: (
             scene.ledger.holders.get(A) is not None
-            and scene.ledger.is_prepared(scene.ledger.holders[A])
+            and scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
         )
     )
     write = scene.plugin.jobs[-1]
@@ -497,7 +499,10 @@ def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.until(
-        lambda: A in scene.ledger.holders and scene.ledger.is_prepared(scene.ledger.holders[A])
+        lambda: (
+            A in scene.ledger.holders
+            and scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+        )
     )
     scene.pod("pod-1")
     scene.plugin.begin(scene.ends.end(A))
@@ -557,7 +562,7 @@ def test_one_region_in_trouble_is_enough(scene: ClaimScene) -> None:
     one, two = scene.regions[:2]
     scene.allocated(A, one, two)
     scene.prepared()
-    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(two), {two: TOO_HOT}))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card_of(two), {two: TOO_HOT}))
     task = scene.prepare()
     scene.pass_time(task.done)
     with pytest.raises(FpgaPluginError):
@@ -569,10 +574,13 @@ def test_a_card_that_goes_while_the_file_is_written_leaves_no_file(scene: ClaimS
     scene.allocated(A, region)
     task = scene.prepare()
     scene.until(
-        lambda: A in scene.ledger.holders and scene.ledger.is_prepared(scene.ledger.holders[A])
+        lambda: (
+            A in scene.ledger.holders
+            and scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+        )
     )
     scene.rack.boards[card_of(region)].present = False
-    scene.plugin.call(lambda: scene.ledger.card_gone(card_of(region)))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card_of(region)))
     scene.plugin.work()
     with pytest.raises(NotFinishedError, match="changed after it was prepared"):
         task.result()
@@ -633,7 +641,7 @@ def test_what_was_prepared_for_another_allocation_is_withdrawn_before_anything_e
         assert scene.rack.done == []
         return
     scene.until(lambda: scene.file() == "")
-    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
     assert "claim withdrawn" in scene.logged
     assert scene.rack.done == []
     scene.plugin.work()
@@ -783,7 +791,7 @@ def adopt(scene: ClaimScene, region: RegionId) -> None:
     """Kubelet's record shows a claim that the journal lost; its file is there."""
     device = DeviceId(region)
     holder = Holder(A, "space", "claim-a", (device,), {device: ("fpga",)})
-    scene.plugin.call(lambda: scene.ledger.adopt_holder(holder, [PodUid("pod-1")]))
+    scene.plugin.call(lambda: scene.ledger.resource_claims.adopt_holder(holder, [PodUid("pod-1")]))
     scene.files._cdi.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
 
 
@@ -843,7 +851,7 @@ def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
     doubted: list[object] = []
     scene.ends.doubted = doubted.append
     device = DeviceId(scene.regions[0])
-    scene.plugin.call(lambda: scene.ledger.allocate(REGIONS, [device]))
+    scene.plugin.call(lambda: scene.ledger.allocations.allocate(REGIONS, [device]))
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -915,7 +923,7 @@ def test_a_policy_that_changes_before_the_hand_over_is_the_one_that_counts(
     scene.pass_time(task.done)
     assert isinstance(task.exception(), NotPermittedError)
     assert scene.afu(region) == AFU, "it was programmed by then"
-    assert not scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
     assert scene.file() == ""
 
 
@@ -931,7 +939,7 @@ def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(
         found = await wishes(claim)
         asked.append(claim)
         if len(asked) == 1:
-            scene.ledger.card_found(other, {}, BLANK)
+            scene.ledger.hardware.card_found(other, {}, BLANK)
         return found
 
     monkeypatch.setattr(scene.life._wishes, "of", meanwhile)
@@ -952,7 +960,7 @@ def test_a_card_that_goes_while_its_images_are_looked_for_is_told(
 
     async def meanwhile(claim: ResourceClaim) -> Any:
         found = await wishes(claim)
-        scene.ledger.card_gone(card_of(scene.regions[0]))
+        scene.ledger.hardware.card_gone(card_of(scene.regions[0]))
         scene.ledger.resources.clear()
         return found
 
@@ -995,7 +1003,7 @@ def test_what_the_policy_refuses_gets_no_device(scene: ClaimScene) -> None:
 
 def test_a_card_that_is_gone_is_told_and_nothing_is_taken(scene: ClaimScene) -> None:
     card = card_of(scene.regions[0])
-    scene.plugin.call(lambda: scene.ledger.card_gone(card))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card))
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -1007,7 +1015,7 @@ def test_a_card_that_is_not_given_out_any_more_is_told_as_no_device(scene: Claim
     """The claim was allocated while its card could still be reprogrammed."""
     board = scene.rack.boards[card_of(scene.regions[0])]
     board.card = replace(board.card, reprogrammable=False)
-    scene.plugin.call(lambda: scene.ledger._show(board.card))
+    scene.plugin.call(lambda: scene.ledger.show(board.card))
     scene.allocated(A, scene.regions[0])
     task = scene.prepare()
     scene.plugin.work()
@@ -1092,7 +1100,7 @@ def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimSce
     region = scene.regions[0]
     scene.allocated(A, region)
     scene.prepared()
-    scene.plugin.call(lambda: scene.ledger.faulted(region, "it does not answer"))
+    scene.plugin.call(lambda: scene.ledger.work.faulted(region, "it does not answer"))
     task = scene.unprepare()
     scene.plugin.work()
     task.result()
@@ -1101,12 +1109,12 @@ def test_what_cannot_be_cleaned_is_kept_back_and_holds_up_no_pod(scene: ClaimSce
 
 
 def faulted(scene: ClaimScene) -> None:
-    scene.plugin.call(lambda: scene.ledger.faulted(scene.regions[0], "it does not answer"))
+    scene.plugin.call(lambda: scene.ledger.work.faulted(scene.regions[0], "it does not answer"))
 
 
 def hot(scene: ClaimScene) -> None:
     region = scene.regions[0]
-    scene.ledger.set_failing(card_of(region), {region: TOO_HOT})
+    scene.ledger.hardware.set_failing(card_of(region), {region: TOO_HOT})
 
 
 def without_a_blank(scene: ClaimScene) -> None:
@@ -1185,7 +1193,7 @@ def test_a_region_that_others_may_open_by_its_node_holds_up_no_pod(scene: ClaimS
     scene.prepared()
     (node,) = scene.ledger.region(region).grant.nodes  # type: ignore[union-attr]
     others = tenancy(scene.regions[1], "pod-z", node)
-    scene.plugin.call(lambda: scene.ledger._commit(others))
+    scene.plugin.call(lambda: scene.ledger.commit(others))
     scene.pod("pod-z")
     scene.rack.done.clear()
     task = scene.unprepare()

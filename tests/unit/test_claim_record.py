@@ -21,9 +21,9 @@ from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
-from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition
+from fpga_plugin.ledger.resource_claims import HeldError
 from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.dra_record import FILE_NAME
 from fpga_plugin.regions.prepare import FormerOwnerRunsError
@@ -147,7 +147,7 @@ def test_the_record_tells_of_further_pods_of_a_claim(scene: RecordScene) -> None
     scene.write({A: (name(scene.regions[0]),)}, "pod-1", "pod-7")
     scene.look()
     assert scene.ledger.pods_of(scene.ledger.holders[A].devices) == {"pod-1", "pod-7"}
-    assert scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
 
 
 def test_a_claim_that_has_ended_is_not_begun_anew_by_an_old_record(scene: RecordScene) -> None:
@@ -221,11 +221,11 @@ def test_pods_that_the_record_no_longer_names_are_forgotten_once_they_are_gone(
         scene.write({A: (name(region),)}, f"pod-{number}")
         assert scene.look()
         assert scene.ledger.pods_of([DeviceId(region)]) == {f"pod-{number}"}
-    kept = scene.ledger.tenancies_of_holder(A)
+    kept = scene.ledger.resource_claims.tenancies_of_holder(A)
     assert {one.pod for one in kept} == {"pod-1", "pod-5"}, "pod-1 runs, whatever kubelet says"
     ghost.running = False
     assert scene.look()
-    assert {one.pod for one in scene.ledger.tenancies_of_holder(A)} == {"pod-5"}
+    assert {one.pod for one in scene.ledger.resource_claims.tenancies_of_holder(A)} == {"pod-5"}
     kept = [one for one in scene.journal.snapshot.tenancies.values() if one is not None]
     assert {one.pod for one in kept} == {"pod-5"}
 
@@ -259,7 +259,7 @@ def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
     scene.write({A: (name(region),)}, "pod-1")
     assert scene.look()
     scene.plugin.begin(scene.files.run())
-    scene.plugin.call(lambda: scene.ledger.dirty([region], "somebody programmed it"))
+    scene.plugin.call(lambda: scene.ledger.work.dirty([region], "somebody programmed it"))
     scene.plugin.work()
     assert "claim withdrawn" in scene.logged
     scene.rack.done.clear()
@@ -481,7 +481,7 @@ def test_a_claim_of_which_a_damaged_journal_lost_nothing_stays_prepared(
     scene.write({A: (name(scene.regions[0]),)})
     scene.restart()
     assert scene.look()
-    assert scene.ledger.is_prepared(scene.ledger.holders[A])
+    assert scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
     assert not scene.ledger.unreconciled
 
 
@@ -612,8 +612,8 @@ def test_a_claim_that_is_forgotten_while_another_lost_one_is_asked_after_ends_no
 
     def meanwhile(asked: Any) -> object:
         for uid in (A, B):
-            lost.plugin.call(functools.partial(lost.ledger.end_holder, uid))
-            lost.plugin.call(functools.partial(lost.ledger.forget_holder, uid))
+            lost.plugin.call(functools.partial(lost.ledger.resource_claims.end_holder, uid))
+            lost.plugin.call(functools.partial(lost.ledger.resource_claims.forget_holder, uid))
         return read(asked)
 
     monkeypatch.setattr(lost.server, "_read", meanwhile)

@@ -107,7 +107,7 @@ class Server:
     def __init__(self, replay: "Replay") -> None:
         self._replay = replay
 
-    async def get(self, ref: ClaimRef) -> ResourceClaim:
+    async def get(self, ref: ClaimRef, driver: str = "") -> ResourceClaim:
         return await asyncio.to_thread(self._read, ref)
 
     def _read(self, ref: ClaimRef) -> ResourceClaim:
@@ -318,7 +318,7 @@ class Replay:
 
     def prepared(self, claim: int) -> bool:
         holder = self.plugin.ledger.holders.get(uid(claim))
-        return holder is not None and self.plugin.ledger.is_prepared(holder)
+        return holder is not None and self.plugin.ledger.resource_claims.is_prepared(holder)
 
     def step_leave(self, claim: int, _: int) -> None:
         """It lets go of its only device, and goes on to where it may take the other."""
@@ -472,16 +472,20 @@ class Replay:
             if holder.ended:
                 said.append(f"C3{index}0000")
                 continue
-            prepared = ledger.is_prepared(holder)
+            prepared = ledger.resource_claims.is_prepared(holder)
             used = ledger.claims[device].used
             known = bits(ledger.pods_of(holder.devices)) >> 2 * (claim - 1)
-            users = {one.pod for one in ledger.tenancies_of_holder(holder.uid) if one.used}
+            users = {
+                one.pod
+                for one in ledger.resource_claims.tenancies_of_holder(holder.uid)
+                if one.used
+            }
             had = bits(users) >> 2 * (claim - 1)
             file = prepared and any((self.folder / "cdi").glob(f"*{uid(claim)}.json"))
             said.append(f"C{1 + prepared:d}{index}{used:d}{known}{had}{file:d}")
         for region in self.regions:
             record, slot = ledger.record(region), self.rack.slot(region)
-            pods = bits({one.pod for one in ledger.left(region) if one.used})
+            pods = bits({one.pod for one in ledger.tenancies.left(region) if one.used})
             on_it = next((n for n in (1, 2, 3) if slot.afu == image(n)), 0)
             assert on_it or slot.afu == BLANK
             said.append(

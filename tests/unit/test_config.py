@@ -86,7 +86,6 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "policy_file": None,
         "cdi_devices": None,
         "status_page": False,
-        "runbook_url": None,
         "events": False,
         "log_level": LogLevel.INFO,
         "log_format": LogFormat.JSON,
@@ -105,7 +104,6 @@ def test_an_empty_environment_gives_the_documented_defaults():
         "given": (),
         "unknown_variables": UnknownVariables.WARN,
         "debug_namespaces": None,
-        "debug_seconds": 600.0,
     }
 
 
@@ -163,12 +161,6 @@ def test_every_default_is_what_its_own_text_gives():
             "Fpga.example.com, *.x.org,*",
             "http_hosts",
             ("fpga.example.com", "*.x.org", "*"),
-        ),
-        (
-            "RUNBOOK_URL",
-            "https://git.example.com/r/runbook.md?v=1",
-            "runbook_url",
-            "https://git.example.com/r/runbook.md?v=1",
         ),
         ("LOG_LEVEL", "debug", "log_level", LogLevel.DEBUG),
         ("LOG_FORMAT", "console", "log_format", LogFormat.CONSOLE),
@@ -260,9 +252,6 @@ def test_an_empty_value_counts_as_unset_unless_it_has_a_meaning(setting):
         ("HTTP_ADDRESS", "[::1\0]:9102"),
         ("HTTP_ADDRESS", "http://host:1"),
         ("HTTP_HOSTS", "a,,b"),
-        ("RUNBOOK_URL", "javascript:alert(1)"),
-        ("RUNBOOK_URL", "https://a.example.com/x#part"),
-        ("RUNBOOK_URL", "docs/runbook.md"),
         ("HTTP_HOSTS", "https://a.example.com"),
         ("HTTP_HOSTS", "a.example.com:443"),
         ("HTTP_HOSTS", "a.*.example.com"),
@@ -375,6 +364,15 @@ def test_a_hostile_name_gives_a_short_printable_warning():
     (warning,) = load_settings({"FPGA_PLUGIN_" + "\n\x1b" * 50_000: "x"}).warnings
     assert warning.isprintable()
     assert len(warning) < 150
+
+
+def test_a_setting_that_is_gone_is_a_warning_that_says_what_to_do_instead():
+    environ = {"FPGA_PLUGIN_DEBUG_SECONDS": "60", "FPGA_PLUGIN_WORKLOADS": "/etc/workloads.yaml"}
+    settings = load_settings(environ)
+    assert settings == dataclasses.replace(Settings(), warnings=settings.warnings)
+    debug, workloads = settings.warnings
+    assert debug.startswith("setting FPGA_PLUGIN_DEBUG_SECONDS is gone and has no effect: ")
+    assert "FPGA_PLUGIN_CDI_DEVICES" in workloads
 
 
 def test_many_unknown_variables_are_counted():

@@ -70,18 +70,18 @@ def test_a_hung_accelerator_is_scrubbed_when_its_owner_is_gone_and_given_out_aga
     pod = tenant(scene, region)
     hang(scene, region)
     assert scene.ledger.failing == {region: CURABLE}
-    assert scene.ledger.trouble(region)
+    assert scene.ledger.obstacles.trouble(region)
     with pytest.raises(RefusedError, match="faulted: hung"):
         scene.admit(region)
     leave(scene, pod)
     assert scene.condition(region) is Condition.BLANK
     programs = scene.rack.programs
     look(scene)
-    assert not scene.ledger.trouble(region), "at the first look"
+    assert not scene.ledger.obstacles.trouble(region), "at the first look"
     scene.plugin.work()
     assert scene.rack.programs == programs, "it was scrubbed once"
     tenant(scene, region)
-    assert not scene.ledger.trouble(other)
+    assert not scene.ledger.obstacles.trouble(other)
 
 
 def test_a_free_region_whose_accelerator_hangs_is_scrubbed(scene: Scene) -> None:
@@ -180,7 +180,7 @@ def test_a_hung_accelerator_does_not_keep_a_poisoned_neighbour_from_its_rebind(
 
     def poisoned(**faults: Fault) -> bool:
         failing = dict(zip((first, second), faults.values(), strict=True))
-        scene.plugin.call(lambda: scene.ledger.set_failing(found.id, failing))
+        scene.plugin.call(lambda: scene.ledger.hardware.set_failing(found.id, failing))
         return recovery.poisoned(found, [first])
 
     assert poisoned(first=POISONED, second=CURABLE)
@@ -198,14 +198,14 @@ def test_a_clean_region_is_scrubbed_after_a_fault_that_stopped_work_and_no_other
         for fault in faults:
             failing = {} if fault is None else {region: fault}
             scene.plugin.call(
-                lambda failing=failing: scene.ledger.set_failing(card(scene), failing)
+                lambda failing=failing: scene.ledger.hardware.set_failing(card(scene), failing)
             )
         return scene.condition(region)
 
     assert shows(CURABLE, None) is Condition.BLANK
     assert shows(TOO_HOT) is Condition.BLANK
     assert shows(CURABLE) is Condition.DIRTY
-    scene.plugin.call(lambda: scene.ledger.faulted(region, "it failed with the blank too"))
+    scene.plugin.call(lambda: scene.ledger.work.faulted(region, "it failed with the blank too"))
     other = Fault(FaultKind.CURABLE, "something else")
     assert shows(other, CURABLE, TOO_HOT) is Condition.FAULTED
     assert shows(CURABLE) is Condition.DIRTY

@@ -32,20 +32,20 @@ def started(debug=ASKED, at=P0, uid=POD, ledger=None):
     journal = None
     if ledger is None:
         ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [at])
-    ledger.prestart_seen([at])
-    ledger.bind_pod([at], uid)
-    ledger.working([RegionId(at)])
-    ledger.programmed(RegionId(at), AFU)
-    ledger.started([ledger.claims[at]], replace(debug, pod=uid))
+    ledger.allocations.allocate(REGIONS, [at])
+    ledger.allocations.prestart_seen([at])
+    ledger.allocations.bind_pod([at], uid)
+    ledger.work.working([RegionId(at)])
+    ledger.work.programmed(RegionId(at), AFU)
+    ledger.allocations.started([ledger.claims[at]], replace(debug, pod=uid))
     return ledger, journal
 
 
 def kept(until=1000.0):
     ledger, journal = started()
-    ledger.release([P0])
-    ledger.note_failure(R0, "container 'app' ended with exit code 3")
-    ledger.keep(R0, until)
+    ledger.allocations.release([P0])
+    ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
+    ledger.work.keep(R0, until)
     return ledger, journal
 
 
@@ -57,7 +57,7 @@ def test_it_is_nobodys_and_given_to_nobody():
     assert shown(make_lists(ledger), WHOLE) == {CARD.id: False}
     for resource, name in ((REGIONS, P0), (WHOLE, CARD.id)):
         with pytest.raises(RefusedError, match="p0 is kept for debugging as pod tenant/compress"):
-            ledger.allocate(resource, [name])
+            ledger.allocations.allocate(resource, [name])
     assert ledger.others_owned(CARD.id, [RegionId(P1)])  # its card's memory is left alone
     assert not ledger.others_owned(CARD.id, [R0])
 
@@ -74,10 +74,10 @@ def test_it_outlives_the_plugin_but_not_the_boot():
 @pytest.mark.parametrize(
     "ends",
     [
-        lambda ledger: ledger.working([R0]),
-        lambda ledger: ledger.card_gone(CARD.id),
-        lambda ledger: ledger.adopt(REGIONS, P0, POD, {}),
-        lambda ledger: ledger.end_debug([R0]),
+        lambda ledger: ledger.work.working([R0]),
+        lambda ledger: ledger.hardware.card_gone(CARD.id),
+        lambda ledger: ledger.allocations.adopt(REGIONS, P0, POD, {}),
+        lambda ledger: ledger.work.end_debug([R0]),
     ],
     ids=["work", "card gone", "an owner that kubelet knows", "its end"],
 )
@@ -90,29 +90,29 @@ def test_what_ends_it(ends):
 
 def test_before_it_is_decided_another_owner_may_have_it():
     ledger, journal = started()
-    ledger.release([P0])
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.release([P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     assert not journal.snapshot.debugs
 
 
 def test_before_it_is_decided_its_card_is_left_as_it_is():
     ledger, _ = started()
     assert not ledger.kept_on(CARD.id)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert ledger.kept(R0) is None
     assert [one.region for one in ledger.kept_on(CARD.id)] == [R0]  # nobody rebinds it
     assert ledger.others_owned(CARD.id, [RegionId(P1)])  # nor clears its memory
     assert not ledger.kept_on(CARD.id, but=[R0])
-    ledger.end_debug([R0])
+    ledger.work.end_debug([R0])
     assert not ledger.others_owned(CARD.id, [RegionId(P1)])
 
 
 def test_the_start_of_another_container_forgets_what_failed():
     ledger, _ = started()
-    ledger.note_failure(R0, "container 'app' ended with exit code 3")
-    ledger.started([ledger.claims[P0]], ASKED)
+    ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
+    ledger.allocations.started([ledger.claims[P0]], ASKED)
     assert not ledger.debugs[R0].failure
-    ledger.started([ledger.claims[P0]])
+    ledger.allocations.started([ledger.claims[P0]])
     assert not ledger.debugs
 
 
@@ -173,10 +173,10 @@ class Recorder:
         self.told.append((reason, note))
 
 
-def debugging(ledger, answer=None, *, most=600.0, namespaces=("tenant",)):
+def debugging(ledger, answer=None, *, namespaces=("tenant",)):
     clock = SimpleNamespace(now=100.0)
     operations = SimpleNamespace(ledger=ledger, debugged=set())
-    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces), most=most)
+    allowed = Allowed(prefix="fpga.intel.com", namespaces=frozenset(namespaces))
     made = Debugging(
         operations,
         Pods(answer),
@@ -199,7 +199,7 @@ def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
     assert operations.debugged == {R0}
     look(made)
     assert ledger.kept(R0) is None  # its pod has it
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     look(made)
     assert ledger.debugs[R0].until == 700.0
     assert made._recorder.told[-1][0] == "FpgaRegionKept"
@@ -211,14 +211,14 @@ def test_the_region_of_a_container_that_failed_is_kept_for_its_time():
     assert not ledger.debugs
 
 
-def test_a_shorter_setting_holds_for_what_is_kept_already():
+def test_what_a_former_version_keeps_for_longer_is_kept_for_an_hour():
     ledger, _ = kept(until=100.0 + 86400.0)
-    made, clock, _ = debugging(ledger, most=60.0)
+    made, clock, _ = debugging(ledger)
     look(made)
-    clock.now = 159.0
+    clock.now = 3699.0
     look(made)
     assert ledger.kept(R0) is not None
-    clock.now = 160.0
+    clock.now = 3700.0
     look(made)
     assert not ledger.debugs
 
@@ -227,7 +227,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
     ledger, _ = started()
     made, clock, _ = debugging(ledger, pod(ran(3), ended=False))
     look(made)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     made._pods.answer = None
     look(made)
     assert not ledger.debugs[R0].until  # the status may come yet
@@ -244,7 +244,7 @@ def test_what_was_seen_to_fail_counts_when_nobody_tells_any_more():
 def test_without_a_failure_it_is_scrubbed_soon(answer):
     ledger, _ = started()
     made, clock, _ = debugging(ledger, answer)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     look(made)
     assert R0 in ledger.debugs
     clock.now += DECIDE_SECONDS
@@ -255,7 +255,7 @@ def test_without_a_failure_it_is_scrubbed_soon(answer):
 def test_a_pod_that_ended_well_leaves_nothing():
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(0)))
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     look(made)
     assert not ledger.debugs
 
@@ -265,9 +265,9 @@ def test_a_second_pods_region_is_not_kept():
     other = PodUid("0f1c2d3e-0000-4000-8000-000000000002")
     started(at=P1, uid=other, ledger=ledger)
     made, _, _ = debugging(ledger, pod(ran(3)))
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     look(made)
-    ledger.release([P1])
+    ledger.allocations.release([P1])
     look(made)
     assert [one.pod for one in ledger.debugs.values()] == [POD]
     assert made._recorder.told[-1][0] == "FpgaRegionNotKept"
@@ -276,9 +276,9 @@ def test_a_second_pods_region_is_not_kept():
 def test_an_owner_that_came_while_the_status_was_read_is_left_alone():
     ledger, _ = started()
     made, _, _ = debugging(ledger, pod(ran(3)))
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     before = ledger.debugs[R0]
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     made._look_at_owner(R0, before, "failed")
     assert not ledger.debugs
 
@@ -290,22 +290,22 @@ def test_what_changes_while_a_status_is_read_is_left_to_the_next_look(then):
     started(at=P1, uid=other, ledger=ledger)
     r1 = RegionId(P1)
     if then != "another container's":
-        ledger.release([P1])
-        ledger.keep(r1, 1e9)  # the setting was made shorter since
+        ledger.allocations.release([P1])
+        ledger.work.keep(r1, 1e9)  # the setting was made shorter since
     made, _, _ = debugging(ledger, pod(ran(3)))
     tell = made._pods.pod
 
     async def pod_then(uid, held):
         made._pods.pod = tell
         if then == "another container's":
-            ledger.started([ledger.claims[P0]], replace(ASKED, containers=("log",)))
+            ledger.allocations.started([ledger.claims[P0]], replace(ASKED, containers=("log",)))
         else:
-            ledger.end_debug([r1])
+            ledger.work.end_debug([r1])
             if then == "another pod's":
-                ledger.allocate(REGIONS, [P1])
-                ledger.started([ledger.claims[P1]], replace(ASKED, pod=POD))
-                ledger.release([P1])
-                ledger.keep(r1, 300.0)
+                ledger.allocations.allocate(REGIONS, [P1])
+                ledger.allocations.started([ledger.claims[P1]], replace(ASKED, pod=POD))
+                ledger.allocations.release([P1])
+                ledger.work.keep(r1, 300.0)
         return await tell(uid, held)
 
     made._pods.pod = pod_then
@@ -325,7 +325,7 @@ def test_the_next_look_is_when_a_time_is_up_however_long_the_interval():
     assert made._until_look() == 3600.0  # its pod has it
     made._pods.answer = pod(ran(3), ended=False)
     look(made)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     made._pods.answer = None
     look(made)
     assert made._until_look() == DECIDE_SECONDS
@@ -397,7 +397,9 @@ def wish(annotations, **allowed):
     return asyncio.run(made.wish(identity, [P0])), made._recorder.told
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("true", 600), ("90s", 90), ("1m", 60), ("9h", 600)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("true", 600), ("90s", 90), ("1h", 3600), ("9h", 3600)]
+)
 def test_what_an_annotation_asks_for(text, seconds):
     asked, told = wish({"fpga.intel.com/debug": text})
     assert asked is not None
@@ -433,7 +435,7 @@ def test_there_is_time_for_the_api_server_after_a_kubelet_that_does_not_answer()
 )
 def test_any_other_value_is_none(text):
     with pytest.raises(ValueError, match="true, or a number"):
-        parse_keep(text, most=600.0)
+        parse_keep(text)
 
 
 def test_which_containers_count():
@@ -449,6 +451,6 @@ def test_a_scrub_does_not_touch_it_and_a_found_card_is_the_same():
     ledger, _ = kept()
     found(ledger, CARD)
     assert ledger.kept(R0) is not None
-    ledger.end_debug([R0])
+    ledger.work.end_debug([R0])
     scrub(ledger, CARD)
     assert shown(make_lists(ledger), REGIONS) == {P0: True, P1: True}

@@ -38,7 +38,7 @@ def test_only_an_owner_has_its_port_errors_logged():
     ledger, _ = kept()
     _, _, operations = debugging(ledger)
     assert operations.debugged == set()
-    ledger.end_debug([R0])
+    ledger.work.end_debug([R0])
     started(ledger=ledger)
     assert operations.debugged == {R0}, "as soon as it begins"
 
@@ -51,7 +51,7 @@ def test_only_what_changes_on_its_card_is_a_reason_to_look():
     made._changed(None)
     found(ledger, make_card(2, nodes=(2, 3)))
     assert not made._something.is_set()
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert made._something.is_set()
 
 
@@ -62,7 +62,7 @@ def test_a_pod_is_asked_for_once_a_look_and_all_its_regions_are_kept():
     asked = counted(made)
     look(made)
     assert asked == [POD]
-    ledger.release([P0, P1])
+    ledger.allocations.release([P0, P1])
     look(made)
     assert [ledger.debugs[r].until for r in ids(P0, P1)] == [700.0, 700.0]
 
@@ -97,7 +97,7 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch):
     async def scene():
         async with asyncio.timeout(LIMIT):
             assert await made.wish(identity, [P0]) is None
-            ledger.release([P0])
+            ledger.allocations.release([P0])
             await made.look()
             clock.now += DECIDE_SECONDS
             await made.look()
@@ -125,17 +125,17 @@ def test_the_time_in_which_a_status_may_come_begins_anew_with_each_owner(seen):
     """Else the next owner's failure, which its status shows a moment later, would be lost."""
     ledger, _ = started()
     made, clock, _ = debugging(ledger)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     look(made)  # nobody tells yet
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     if seen == "free":
         look(made)
-        ledger.release([P0])
+        ledger.allocations.release([P0])
     started(ledger=ledger)
     if seen == "owned":
         look(made)
     clock.now += 2 * DECIDE_SECONDS
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     look(made)
     assert R0 in ledger.debugs
     made._pods.answer = pod(ran(3))

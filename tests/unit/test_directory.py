@@ -157,11 +157,11 @@ def test_no_value_of_a_variable_is_kept_but_requests() -> None:
 def owners(listed: Kubelet, *claims: tuple[DeviceId, PodUid]) -> tuple[Ledger, PodDirectory]:
     journal = MemoryJournal()
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="")
-    ledger.card_found(CARD, {}, None)
-    ledger.reconciled([CARD.id])
+    ledger.hardware.card_found(CARD, {}, None)
+    ledger.allocations.reconciled([CARD.id])
     for one, uid in claims:
-        ledger.allocate(REGIONS, [one])
-        ledger.bind_pod([one], uid)
+        ledger.allocations.allocate(REGIONS, [one])
+        ledger.allocations.bind_pod([one], uid)
     return ledger, of(listed)
 
 
@@ -181,10 +181,10 @@ def test_a_name_that_was_told_while_the_device_changed_hands_is_nobodys(heir) ->
     ledger, pods = owners(listed, (P0, A))
 
     def change_hands() -> None:
-        ledger.release([P0])
+        ledger.allocations.release([P0])
         if heir is not None:
-            ledger.allocate(REGIONS, [P0])
-            ledger.bind_pod([P0], heir)
+            ledger.allocations.allocate(REGIONS, [P0])
+            ledger.allocations.bind_pod([P0], heir)
 
     listed.on_call = change_hands
     asyncio.run(learn_names(ledger, pods))

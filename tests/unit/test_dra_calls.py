@@ -437,7 +437,7 @@ def test_each_claim_is_logged_with_its_name_and_how_long_it_took(
 
 
 def take(ledger: Ledger, number: int, *devices: DeviceId) -> None:
-    ledger.take(
+    ledger.resource_claims.take(
         Holder(
             uid=ClaimUid(uid(number)),
             namespace="space",
@@ -474,17 +474,17 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
             assert words(said) == {dra_name(P0): WELL}
             assert (first.device.pool_name, first.device.device_name) == (POOL, dra_name(P0))
             assert first.health_check_timeout_seconds == servicer.HEALTH_TIMEOUT
-            ledger.join(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
+            ledger.resource_claims.join(ClaimUid(uid(1)), [OTHER_POD])  # a change of another kind
             for _ in range(20):
                 await asyncio.sleep(0)  # it would be sent by now
             take(ledger, 2, P1)
             assert words(await health.next()) == {dra_name(P0): WELL, dra_name(P1): WELL}
-            ledger.set_failing(CARD.id, {CARD.regions[1].id: TOO_HOT})
+            ledger.hardware.set_failing(CARD.id, {CARD.regions[1].id: TOO_HOT})
             assert words(await health.next()) == {
                 dra_name(P0): WELL,
                 dra_name(P1): ("UNHEALTHY", TOO_HOT.message),
             }
-            ledger.end_holder(ClaimUid(uid(2)))
+            ledger.resource_claims.end_holder(ClaimUid(uid(2)))
             assert words(await health.next()) == {dra_name(P0): WELL}
             assert await door.prepare(named(3)), "the loop is free"
             assert health.said == []
@@ -509,14 +509,14 @@ def test_after_a_change_the_health_of_the_changed_card_alone_is_looked_at(
     async def story(door: Door) -> None:
         ledger = door.ledger
         found(ledger, other, BLANK)
-        ledger.reconciled([other.id])
+        ledger.allocations.reconciled([other.id])
         take(ledger, 1, P0)
         take(ledger, 2, DeviceId(other.regions[0].id))
         async with door.health() as health:
             said = await health.next()
             assert len(said) == 2
             looked.clear()
-            ledger.set_failing(CARD.id, {CARD.regions[0].id: TOO_HOT})
+            ledger.hardware.set_failing(CARD.id, {CARD.regions[0].id: TOO_HOT})
             said = await health.next()
             assert words(said)[dra_name(P0)] == ("UNHEALTHY", TOO_HOT.message)
             assert words(said)[dra_name(DeviceId(other.regions[0].id))] == WELL
@@ -537,8 +537,8 @@ def test_health_is_sent_again_before_kubelet_forgets_it_whatever_else_changes(
         async def other_changes() -> None:
             while True:
                 for pod in (OTHER_POD, POD):
-                    door.ledger.join(ClaimUid(uid(1)), [pod])
-                    door.ledger.part(ClaimUid(uid(1)), [])
+                    door.ledger.resource_claims.join(ClaimUid(uid(1)), [pod])
+                    door.ledger.resource_claims.part(ClaimUid(uid(1)), [])
                     await asyncio.sleep(0.01)
 
         async with door.health() as health:
@@ -585,12 +585,12 @@ def test_a_call_without_a_message_is_told_what_it_lacks(play: Callable[..., None
 
 
 def gone(ledger: Ledger) -> None:
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
 
 
 def gone_and_faulted(ledger: Ledger) -> None:
-    ledger.card_gone(CARD.id)
-    ledger.faulted(CARD.regions[0].id, "it does not answer")
+    ledger.hardware.card_gone(CARD.id)
+    ledger.work.faulted(CARD.regions[0].id, "it does not answer")
 
 
 def a_region_less(ledger: Ledger) -> None:
@@ -598,14 +598,14 @@ def a_region_less(ledger: Ledger) -> None:
 
 
 def second_fails(ledger: Ledger) -> None:
-    ledger.set_failing(CARD.id, {CARD.regions[1].id: TOO_HOT})
+    ledger.hardware.set_failing(CARD.id, {CARD.regions[1].id: TOO_HOT})
 
 
 LONG = Fault(FaultKind.TRANSIENT, "x" * 2000)
 
 
 def long_words(ledger: Ledger) -> None:
-    ledger.set_failing(CARD.id, {CARD.regions[0].id: LONG})
+    ledger.hardware.set_failing(CARD.id, {CARD.regions[0].id: LONG})
 
 
 @pytest.mark.parametrize(
@@ -654,10 +654,10 @@ def test_since_when_it_is_so_is_told(
             take(door.ledger, 2, P1)
             assert await since() == {dra_name(P0): 1000, dra_name(P1): 2000}
             clock.now = 3000.0
-            door.ledger.set_failing(CARD.id, {region: TOO_HOT})
+            door.ledger.hardware.set_failing(CARD.id, {region: TOO_HOT})
             assert await since() == {dra_name(P0): 3000, dra_name(P1): 2000}
             clock.now = 4000.0
-            door.ledger.set_failing(CARD.id, {})
+            door.ledger.hardware.set_failing(CARD.id, {})
             assert await since() == {dra_name(P0): 4000, dra_name(P1): 2000}
 
     play(story)

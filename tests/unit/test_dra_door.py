@@ -436,7 +436,7 @@ def test_each_change_of_the_ledger_is_compared_with_what_is_published(
         door = make()
         woken: list[None] = []
         monkeypatch.setattr(door.slices, "wake", lambda: woken.append(None))
-        ledger.faulted(make_card().regions[0].id, "it does not answer")
+        ledger.work.faulted(make_card().regions[0].id, "it does not answer")
         assert woken
 
     play(story)

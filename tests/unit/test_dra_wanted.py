@@ -47,7 +47,7 @@ def keys(ledger, device_id, **given):
 
 def own(ledger, device_id):
     """A ResourceClaim of its own has it."""
-    ledger.take(holder(ClaimUid(f"claim-{device_id}"), device_id), [POD])
+    ledger.resource_claims.take(holder(ClaimUid(f"claim-{device_id}"), device_id), [POD])
 
 
 def test_a_card_takes_every_counter_of_which_each_region_takes_one() -> None:
@@ -110,14 +110,14 @@ def test_a_pods_life_changes_nothing() -> None:
     before = want(Form())
     own(ledger, P0)
     assert want(Form()) == before
-    ledger.dirty([R0], "x")
-    ledger.working([R0])
+    ledger.work.dirty([R0], "x")
+    ledger.work.working([R0])
     assert want(Form()) == before
     start(ledger, P0)
     assert want(Form()) == before
-    ledger.set_debt(CARD.id, open_=True)  # a neighbour is gone, this one still uses the memory
+    ledger.work.set_debt(CARD.id, open_=True)  # a neighbour is gone, this one still uses the memory
     assert want(Form()) == before
-    ledger.end_holder(ClaimUid(f"claim-{P0}"))
+    ledger.resource_claims.end_holder(ClaimUid(f"claim-{P0}"))
     assert keys(ledger, P0) == ["not-clean"]
     assert keys(ledger, BOARD) == ["memory-not-cleared", "not-clean"]
     assert keys(ledger, P1) == []
@@ -127,48 +127,48 @@ def test_a_pods_life_changes_nothing() -> None:
 
 def test_best_effort_gives_out_a_region_that_was_only_reset() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.working([R0])
-    ledger.clean(R0, AFU, blank=False)
+    ledger.work.working([R0])
+    ledger.work.clean(R0, AFU, blank=False)
     assert keys(ledger, P0) == ["not-clean"]
     assert keys(ledger, P0, scrub_policy=ScrubPolicy.BEST_EFFORT) == []
 
 
 def test_a_faulted_region_taints_itself_and_its_card_with_the_word_for_it() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.set_failing(
+    ledger.hardware.set_failing(
         CARD.id, {R0: Fault(FaultKind.TRANSIENT, "thermal: AP6 has shut down region x")}
     )
     expected = (Taint("faulted", "thermal"),)
     assert taints(ledger, P0) == expected
     assert taints(ledger, BOARD) == expected
     assert taints(ledger, P1) == ()
-    ledger.set_failing(CARD.id, {})
+    ledger.hardware.set_failing(CARD.id, {})
     assert keys(ledger, P0) == ["not-clean"], "whatever happened meanwhile is scrubbed off first"
     scrub(ledger, CARD)
     assert taints(ledger, P0) == ()
-    ledger.working([R1])
-    ledger.faulted(R1, "PR failed: error register 0x1")
+    ledger.work.working([R1])
+    ledger.work.faulted(R1, "PR failed: error register 0x1")
     assert taints(ledger, P1) == (Taint("faulted", ""),)
 
 
 def test_a_pod_that_cannot_start_on_broken_hardware_is_evicted_and_no_other() -> None:
     ledger, _ = make_ledger(CARD)
     own(ledger, P0)
-    ledger.working([R0])
-    ledger.faulted(R0, "x")
+    ledger.work.working([R0])
+    ledger.work.faulted(R0, "x")
     assert taints(ledger, P0)[0].effect is Effect.NO_EXECUTE
     assert taints(ledger, BOARD)[0].effect is Effect.NO_SCHEDULE
     started, _ = make_ledger(CARD)
     own(started, P0)
     start(started, P0)
-    started.faulted(R0, "x")
+    started.work.faulted(R0, "x")
     assert taints(started, P0)[0].effect is Effect.NO_SCHEDULE
 
 
 def test_a_drained_card_keeps_its_devices_under_a_taint() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
     own(ledger, P0)
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.hardware.set_drained(CARD.id, drained=True)
     for one in (P0, P1, BOARD):
         assert keys(ledger, one) == ["drained"]
     assert keys(ledger, device(OTHER, 0)) == []
@@ -177,7 +177,7 @@ def test_a_drained_card_keeps_its_devices_under_a_taint() -> None:
 def test_what_another_holds_is_held_back_unless_it_is_owned() -> None:
     ledger, _ = make_ledger(CARD)
     own(ledger, P0)
-    ledger.set_foreign({CARD.id: "x"})
+    ledger.hardware.set_foreign({CARD.id: "x"})
     assert taints(ledger, P1) == (Taint("held", "another-plugin"),)
     assert keys(ledger, BOARD) == ["held"]
     assert keys(ledger, P0) == []
@@ -188,12 +188,12 @@ def test_an_owned_device_stays_while_its_card_is_gone() -> None:
     own(ledger, P0)
     own(ledger, device(OTHER))
     for card in (CARD, OTHER):
-        ledger.card_gone(card.id)
+        ledger.hardware.card_gone(card.id)
     for form in (Form(), OLD):
         assert set(told(ledger, form)) == {device_name(P0), device_name(device(OTHER))}
     assert keys(ledger, P0) == keys(ledger, device(OTHER)) == ["gone"]
     assert told(ledger)[device_name(P0)].attributes["interfaceID"] == CARD.interface_id
-    ledger.end_holder(ClaimUid(f"claim-{P0}"))
+    ledger.resource_claims.end_holder(ClaimUid(f"claim-{P0}"))
     assert set(told(ledger)) == {device_name(device(OTHER))}
 
 
@@ -228,7 +228,7 @@ def test_without_counters_the_two_kinds_of_a_card_never_stand_side_by_side() -> 
     assert names(ledger, OLD) == regions
     own(ledger, BOARD)
     assert names(ledger, OLD) == [*regions[2:], device_name(BOARD)]
-    ledger.end_holder(ClaimUid(f"claim-{BOARD}"))
+    ledger.resource_claims.end_holder(ClaimUid(f"claim-{BOARD}"))
     scrub(ledger, CARD)
     assert names(ledger, OLD) == regions
     (only,) = wanted(ledger)(OLD)
@@ -238,7 +238,7 @@ def test_without_counters_the_two_kinds_of_a_card_never_stand_side_by_side() -> 
 def test_without_taints_what_must_not_be_given_out_is_left_out_unless_it_is_owned() -> None:
     ledger, _ = make_ledger(CARD)
     own(ledger, P0)
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.hardware.set_drained(CARD.id, drained=True)
     form = Form(counters=True, taints=False)
     assert names(ledger, form) == [device_name(P0)]
     assert taints(ledger, P0, form) == ()
@@ -305,7 +305,7 @@ def test_other_names_are_nobodys(text: str) -> None:
 def test_found_again_a_card_is_as_before() -> None:
     ledger, _ = make_ledger(CARD)
     before = wanted(ledger)(Form())
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert told(ledger) == {}
     found(ledger, CARD)
     scrub(ledger, CARD)
@@ -329,16 +329,16 @@ def test_what_another_pod_may_have_is_held_back_with_the_reason() -> None:
     again = reopened_unreconciled(journal)
     for one in (P0, P1, BOARD):
         assert taints(again, one) == (Taint("held", "owners-unknown"),)
-    again.reconciled([CARD.id])
+    again.allocations.reconciled([CARD.id])
     assert taints(again, P0) == ()
-    ledger.set_rebinding(CARD.id, rebinding=True)
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     for one in (P0, P1, BOARD):
         assert taints(ledger, one) == (Taint("held", "rebinding"),)
 
 
 def reopened_unreconciled(journal: MemoryJournal):
     ledger = reopened(journal)
-    ledger.card_found(CARD, {R0: AFU, R1: AFU}, None)
+    ledger.hardware.card_found(CARD, {R0: AFU, R1: AFU}, None)
     scrub(ledger, CARD)
     return ledger
 
@@ -347,20 +347,20 @@ def test_a_region_whose_node_a_pod_has_for_another_is_held_back_and_so_is_its_ca
     """The number of a node that went is given to the next device (invariant 1)."""
     ledger, _ = make_ledger(CARD, OTHER)
     own(ledger, P0)
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
     scrub(ledger, OTHER)
     lent = (Taint("held", "node-lent"),)
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == lent
     assert taints(ledger, device(OTHER, 1)) == ()
-    ledger.end_holder(ClaimUid(f"claim-{P0}"))
+    ledger.resource_claims.end_holder(ClaimUid(f"claim-{P0}"))
     assert taints(ledger, device(OTHER, 0)) == taints(ledger, device(OTHER)) == ()
 
 
 def test_an_owned_card_is_not_held_back_from_its_owner() -> None:
     ledger, _ = make_ledger(CARD)
     own(ledger, BOARD)
-    ledger.set_foreign({CARD.id: "x"})
+    ledger.hardware.set_foreign({CARD.id: "x"})
     assert taints(ledger, BOARD) == ()
 
 
@@ -376,12 +376,12 @@ def test_a_fault_that_passes_or_comes_of_a_rebind_evicts_nobody() -> None:
     """The pod of a claim that has not started yet waits for the card: it need not be deleted."""
     ledger, _ = make_ledger(CARD)
     own(ledger, P0)
-    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     assert [one.effect for one in taints(ledger, P0)] == [Effect.NO_SCHEDULE]
-    ledger.set_failing(CARD.id, {})
-    ledger.working([R0])
-    ledger.faulted(R0, "x")
-    ledger.set_rebinding(CARD.id, rebinding=True)
+    ledger.hardware.set_failing(CARD.id, {})
+    ledger.work.working([R0])
+    ledger.work.faulted(R0, "x")
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     assert [one.effect for one in taints(ledger, P0)] == [Effect.NO_SCHEDULE]
 
 
@@ -395,7 +395,7 @@ def test_without_taints_a_sound_card_is_listed_and_an_owned_one_has_none() -> No
     ledger, _ = make_ledger(CARD)
     assert device_name(BOARD) in names(ledger, form)
     own(ledger, BOARD)
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.hardware.set_drained(CARD.id, drained=True)
     assert taints(ledger, BOARD, form) == ()
 
 

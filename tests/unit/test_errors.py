@@ -10,7 +10,7 @@ import pytest
 import fpga_plugin
 from fpga_plugin.bitstream.index import StoreIndex
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.reader import StoreReader
+from fpga_plugin.bitstream.reader import HEADERS, StoreReader
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import MAX_MESSAGE_BYTES, BitstreamError, FpgaPluginError, quote
@@ -66,7 +66,6 @@ def index(tmp_path) -> tuple[StoreIndex, Library]:
         str(root),
         directory=str(tmp_path / "verified"),
         limit=1 << 20,
-        boot_id="b",
         trust=trust,
         guarded=False,
     )
@@ -127,3 +126,11 @@ def test_a_file_that_cannot_be_examined_at_all_does_not_end_the_index(tmp_path, 
 def test_a_root_error_has_a_message_and_a_hint():
     assert str(BitstreamError("m", hint="h")) == "m: h"
     assert str(BitstreamError("m")) == "m"
+
+
+def test_headers_that_were_late_are_no_file_to_be_verified(tmp_path):
+    made, _ = index(tmp_path)
+    made._answered(HEADERS)
+    assert made._changes == set()
+    made._answered("")
+    assert made._changes == {None}

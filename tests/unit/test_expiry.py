@@ -32,7 +32,6 @@ def make(tmp_path, node):
             str(node.root),
             directory=str(tmp_path / "verified"),
             limit=1 << 20,
-            boot_id="boot",
             trust=node.life(),
             guarded=False,
         )

@@ -27,7 +27,7 @@ ALL = (FORGETFUL, KEEPING, OPEN)
 
 def ledger_with(policy: ExposurePolicy):
     ledger, _ = make_ledger(*ALL)
-    ledger.exposure = policy
+    ledger.obstacles.exposure = policy
     return ledger
 
 
@@ -39,7 +39,7 @@ def test_by_default_every_card_is_given_to_everybody():
     ledger = ledger_with(ExposurePolicy())
     assert healthy(ledger, WHOLE) == {device(card) for card in ALL}
     assert len(healthy(ledger, REGIONS)) == 6
-    assert not any(ledger.exposure.note(card) for card in ALL)
+    assert not any(ledger.obstacles.exposure.note(card) for card in ALL)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_a_card_that_is_refused_by_region_is_given_as_a_whole(policy, refused):
     assert len(healthy(ledger, REGIONS)) == 4
     assert "only as a whole" in policy.note(refused)
     with pytest.raises(RefusedError, match="not given by region"):
-        ledger.allocate(REGIONS, [device(refused, 0)])
-    ledger.allocate(WHOLE, [device(refused)])
+        ledger.allocations.allocate(REGIONS, [device(refused, 0)])
+    ledger.allocations.allocate(WHOLE, [device(refused)])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_card_that_is_refused_is_given_to_nobody_and_stays_listed(policy, refu
     assert "given to nobody" in policy.note(refused)
     for resource, which in ((REGIONS, device(refused, 0)), (WHOLE, device(refused))):
         with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
-            ledger.allocate(resource, [which])
+            ledger.allocations.allocate(resource, [which])
     assert not ledger.claims
 
 
@@ -89,9 +89,9 @@ def test_who_has_a_device_keeps_it_when_the_operator_begins_to_refuse_it():
     journal = MemoryJournal()
     ledger = reopened(journal, KEEPING)
     scrub(ledger, KEEPING)
-    ledger.allocate(REGIONS, [device(KEEPING, 0)])
+    ledger.allocations.allocate(REGIONS, [device(KEEPING, 0)])
     ledger = reopened(journal)
-    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
+    ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     found(ledger, KEEPING)
     assert shown(make_lists(ledger), REGIONS) == {
         device(KEEPING, 0): True,
@@ -101,10 +101,10 @@ def test_who_has_a_device_keeps_it_when_the_operator_begins_to_refuse_it():
 
 def test_an_owned_device_of_a_refused_card_is_given_to_no_other_pod():
     ledger, _ = make_ledger(KEEPING)
-    ledger.allocate(REGIONS, [device(KEEPING, 0)])
-    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
+    ledger.allocations.allocate(REGIONS, [device(KEEPING, 0)])
+    ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     with pytest.raises(RefusedError):
-        ledger.allocate(REGIONS, [device(KEEPING, 0)])
+        ledger.allocations.allocate(REGIONS, [device(KEEPING, 0)])
     assert device(KEEPING, 0) in ledger.claims
 
 
@@ -136,20 +136,22 @@ def test_what_is_refused_is_refused_to_resource_claims_too(exposure):
         claim = holder(f"claim-{number}", which)
         if refused:
             with pytest.raises(RefusedError, match="FPGA_PLUGIN_UN"):
-                ledger.take(claim, [PodUid("pod")])
+                ledger.resource_claims.take(claim, [PodUid("pod")])
         else:
-            ledger.take(claim, [PodUid("pod")])
-            ledger.end_holder(claim.uid)
+            ledger.resource_claims.take(claim, [PodUid("pod")])
+            ledger.resource_claims.end_holder(claim.uid)
 
 
 def test_a_resource_claim_that_has_a_device_keeps_it_and_gets_no_other():
     ledger, _ = make_ledger(KEEPING)
-    ledger.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
-    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
+    ledger.resource_claims.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
+    ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE)
     assert device(KEEPING, 0) in tainted(ledger, Form(taints=False))
-    ledger.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
+    ledger.resource_claims.take(holder("a", device(KEEPING, 0)), [PodUid("pod")])
     with pytest.raises(RefusedError, match="not given by region"):
-        ledger.take(holder("a", device(KEEPING, 0), device(KEEPING, 1)), [PodUid("pod")])
+        ledger.resource_claims.take(
+            holder("a", device(KEEPING, 0), device(KEEPING, 1)), [PodUid("pod")]
+        )
     assert set(ledger.claims) == {device(KEEPING, 0)}
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import fpga_plugin
-from fpga_plugin.config.settings import BackendKind, RecoveryPolicy, Settings
+from fpga_plugin.config.settings import BackendKind, Mode, RecoveryPolicy, Settings
 from fpga_plugin.process.file_rules import rules
 from fpga_plugin.process.sandbox.landlock import DEVICES, OWN, READ, WRITE, Right
 
@@ -93,6 +93,28 @@ def test_of_kubelets_directory_sockets_are_made_and_no_file_is_written():
     right = allowed[Settings().kubelet_dir]
     assert not right & (WRITE | Right.MAKE_REG)
     assert Right.MAKE_SOCK in right
+
+
+def test_of_kubelets_root_the_names_of_pods_are_read_and_nothing_else(tmp_path: Path):
+    (tmp_path / "pods").mkdir()
+    allowed, _ = rules(Settings(kubelet_root=str(tmp_path)), rebinds=False)
+    below = {path: right for path, right in allowed.items() if path.startswith(str(tmp_path))}
+    assert below == {str(tmp_path / "pods"): Right.READ_DIR}
+
+
+def test_a_dra_driver_reads_kubelets_root_and_writes_where_its_sockets_and_files_are(
+    tmp_path: Path,
+):
+    root, cdi = str(tmp_path), "/var/run/cdi"
+    settings = Settings(mode=Mode.DRA, kubelet_root=root, backend=BackendKind.SIMULATED)
+    allowed, _ = rules(settings, rebinds=False)
+    without, _ = rules(Settings(backend=BackendKind.SIMULATED), rebinds=False)
+    sockets = {f"{root}/plugins/fpga.intel.com", f"{root}/plugins_registry"}
+    assert written(allowed) - written(without) == sockets | {cdi}
+    for path in sockets:
+        assert allowed[path] == READ | Right.MAKE_SOCK | Right.REMOVE_FILE
+    assert allowed[cdi] == OWN
+    assert allowed[root] & ~Right.READ_DIR == Right.READ_FILE
 
 
 def test_neither_proc_nor_the_rest_of_sysfs_nor_any_program_is_ever_within_reach(sysfs: Path):

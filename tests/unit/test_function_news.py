@@ -36,26 +36,26 @@ def told(news: FunctionNews, *cards: Card) -> list[tuple[object, ...]]:
 def test_an_owners_image_is_no_function_and_that_is_said_until_it_is_blanked() -> None:
     """Whoever programmed it may have put anything there (invariants 2 and 4)."""
     before, journal = make_ledger(CARD, FIXED)
-    before.working([R0], image=AFU)
+    before.work.working([R0], image=AFU)
     ledger = functions_ledger(journal)
     news = FunctionNews(ledger)
     assert told(news, CARD, CARD, FIXED) == [(IMAGE, CARD.id, [R0])]
     assert note(ledger, CARD).startswith(f"{R0} not advertised: an owner's image")
     assert note(ledger, FIXED) == ""
-    ledger.working([R1], image=AFU)
+    ledger.work.working([R1], image=AFU)
     assert told(news, CARD) == [(IMAGE, CARD.id, [R0, R1])]
     for region in (R0, R1):
-        ledger.working([region])
-        ledger.clean(region, BLANK, blank=True)
+        ledger.work.working([region])
+        ledger.work.clean(region, BLANK, blank=True)
     assert told(news, CARD) == []
     assert note(ledger, CARD) == ""
-    ledger.working([R0], image=AFU)
+    ledger.work.working([R0], image=AFU)
     assert told(news, CARD) == [(IMAGE, CARD.id, [R0])], "it is news again"
 
 
 def test_of_regions_that_are_programmed_only_a_card_that_cannot_be_is_told() -> None:
     ledger, _ = make_ledger(CARD, FIXED)
-    ledger.working([R0], image=AFU)
+    ledger.work.working([R0], image=AFU)
     assert note(ledger, CARD) == ""
     assert note(ledger, FIXED).startswith("cannot be reprogrammed: ")
     assert told(FunctionNews(ledger), CARD, FIXED, FIXED) == [(NO_PR, FIXED.id, None)]

@@ -57,7 +57,7 @@ def asks(afu: str, **params: int) -> dict[str, str]:
 
 
 def dirty(scene: Scene, *regions: RegionId) -> None:
-    scene.plugin.call(lambda: scene.ledger.dirty(regions, "a pod may have used it"))
+    scene.plugin.call(lambda: scene.ledger.work.dirty(regions, "a pod may have used it"))
 
 
 # ------------------------------------------------------------------ what ends a plan
@@ -65,7 +65,7 @@ def dirty(scene: Scene, *regions: RegionId) -> None:
 
 def _foreign(scene: Scene, pod) -> None:
     card = card_of(pod.devices[0])
-    scene.plugin.call(lambda: scene.ledger.set_foreign({card: "drain the node"}))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_foreign({card: "drain the node"}))
 
 
 def _ended(scene: Scene, pod) -> None:
@@ -79,13 +79,13 @@ def _restarted(scene: Scene, _pod) -> None:
 def _hot(scene: Scene, pod) -> None:
     card = card_of(pod.devices[0])
     region = scene.rack.boards[card].card.regions[0].id
-    scene.plugin.call(lambda: scene.ledger.set_failing(card, {region: TOO_HOT}))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card, {region: TOO_HOT}))
 
 
 def _pulled(scene: Scene, pod) -> None:
     card = card_of(pod.devices[0])
     scene.rack.boards[card].present = False
-    scene.plugin.call(lambda: scene.ledger.card_gone(card))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,9 @@ def test_a_region_whose_node_became_another_ones_is_not_handed_over(scene: Scene
     first, second = card.regions
     swapped = (replace(first, grant=second.grant), replace(second, grant=first.grant))
     moved = scene.rack.boards[card.id].card = replace(card, regions=swapped)
-    scene.plugin.call(lambda: scene.ledger.card_found(moved, {one: BLANK, other: BLANK}, BLANK))
+    scene.plugin.call(
+        lambda: scene.ledger.hardware.card_found(moved, {one: BLANK, other: BLANK}, BLANK)
+    )
     scene.refused(scene.prestart(pod, AFU), RefusedError, "numbering changed")
     assert not scene.rack.done
 
@@ -174,7 +176,7 @@ def test_a_pod_does_not_wait_for_its_own_containers(scene: Scene) -> None:
     scene.start(pod, AFU)
     pod.running = True
     scene.plugin.call(lambda: scene.plugin.claims.allocate(REGIONS, pod.devices))
-    assert {one.pod for one in scene.ledger.left(region)} == {pod.uid}
+    assert {one.pod for one in scene.ledger.tenancies.left(region)} == {pod.uid}
     scene.start(pod, OTHER_AFU)
     assert scene.rack.slot(region).afu == OTHER_AFU
 
@@ -342,7 +344,7 @@ def test_whoever_gets_a_clean_card_with_a_debt_gets_its_memory_clear(
     region = scene.regions[0]
     card = card_of(region)
     if debt:
-        scene.plugin.call(lambda: scene.ledger.set_debt(card, open_=True))
+        scene.plugin.call(lambda: scene.ledger.work.set_debt(card, open_=True))
         scene.rack.boards[card].memory.add("somebody")
     if taken == "the card":
         pod = scene.admit(card)
@@ -507,7 +509,7 @@ def poison(scene: Scene, region: RegionId) -> None:
     scene.rack.slot(region).afu = None
     card = scene.rack.boards[card_of(region)].card
     failed = scene.rack.health(card).failed
-    scene.plugin.call(partial(scene.ledger.set_failing, card.id, failed))
+    scene.plugin.call(partial(scene.ledger.hardware.set_failing, card.id, failed))
 
 
 @pytest.mark.parametrize("when", ["before", "by the PR"])

@@ -81,32 +81,34 @@ def test_a_grant_is_told_by_its_own_nodes_alone():
 
 
 def test_neighbours_share_the_node_that_is_shared(ledger):
-    (one,) = ledger.allocate(REGIONS, [P0])
-    (other,) = ledger.allocate(REGIONS, [P1])
+    (one,) = ledger.allocations.allocate(REGIONS, [P0])
+    (other,) = ledger.allocations.allocate(REGIONS, [P1])
     for claim in (one, other):
-        assert claim.grants == {r.id: r.grant for r in ledger.regions_of(claim.device)}
-        ledger.check_grants(claim)
+        assert claim.grants == {r.id: r.grant for r in ledger.obstacles.regions_of(claim.device)}
+        ledger.obstacles.check_grants(claim)
 
 
 def test_one_of_several_nodes_that_moved_fails_the_start(ledger):
-    (claim,) = ledger.allocate(REGIONS, [P0])
+    (claim,) = ledger.allocations.allocate(REGIONS, [P0])
     found(ledger, make_card(1, nodes=((0, 8), (2, 3)), shared=("/dev/shared",)))
     with pytest.raises(RefusedError, match=r"was /dev/dfl-port.0,/dev/dfl-port.1 and is /dev/dfl"):
-        ledger.check_grants(claim)
+        ledger.obstacles.check_grants(claim)
 
 
 def test_a_node_that_kubelets_copy_names_twice_is_one_node(ledger):
-    ledger.adopt(REGIONS, P0, POD, {device_variable(R0): "/dev/dfl-port.0,/dev/dfl-port.0"})
+    ledger.allocations.adopt(
+        REGIONS, P0, POD, {device_variable(R0): "/dev/dfl-port.0,/dev/dfl-port.0"}
+    )
     assert ledger.claims[P0].grants[R0].nodes == ("/dev/dfl-port.0",)
-    ledger.poststop_seen([P0])
-    ledger.release([P0])
+    ledger.allocations.poststop_seen([P0])
+    ledger.allocations.release([P0])
 
 
 def test_one_node_in_other_hands_keeps_a_region_back(ledger):
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     start(ledger, P0)
-    ledger.bind_pod([P0], POD)
-    ledger.card_gone(CARD.id)
+    ledger.allocations.bind_pod([P0], POD)
+    ledger.hardware.card_gone(CARD.id)
     moved = make_card(2, nodes=((4, 1), (6, 7)), shared=("/dev/shared",))
     found(ledger, moved)
     scrub(ledger, moved)
@@ -115,29 +117,29 @@ def test_one_node_in_other_hands_keeps_a_region_back(ledger):
     assert (one.region, one.nodes, one.left) == (R0, ("/dev/dfl-port.0", "/dev/dfl-port.1"), False)
     assert ledger.own_node(neighbour)
     with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to the pod"):
-        ledger.allocate(REGIONS, [Q0])
-    ledger.release([P0])
+        ledger.allocations.allocate(REGIONS, [Q0])
+    ledger.allocations.release([P0])
     assert ledger.strangers(region) == [replace(one, left=True)]
     assert one.pod == POD
     with pytest.raises(RefusedError, match=r"^/dev/dfl-port.1 of region .* open to pod"):
-        ledger.allocate(REGIONS, [Q0])
+        ledger.allocations.allocate(REGIONS, [Q0])
     gone(ledger, POD)
     scrub(ledger, moved)
-    ledger.allocate(REGIONS, [Q0])
+    ledger.allocations.allocate(REGIONS, [Q0])
 
 
 def test_what_kubelet_kept_of_several_nodes_is_adopted_and_compared(ledger):
     kept = {device_variable(R0): "/dev/dfl-port.0,/dev/dfl-port.1"}
-    claim = ledger.adopt(REGIONS, P0, POD, kept)
-    ledger.check_grants(claim)
-    stale = ledger.adopt(REGIONS, P1, POD, {device_variable(R1): "/dev/dfl-port.2"})
+    claim = ledger.allocations.adopt(REGIONS, P0, POD, kept)
+    ledger.obstacles.check_grants(claim)
+    stale = ledger.allocations.adopt(REGIONS, P1, POD, {device_variable(R1): "/dev/dfl-port.2"})
     with pytest.raises(RefusedError, match="device numbering changed"):
-        ledger.check_grants(stale)
+        ledger.obstacles.check_grants(stale)
 
 
 def test_a_grant_outlives_the_plugin():
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     again = reopened(journal, CARD)
     assert again.claims[P0].grants == {R0: CARD.regions[0].grant}
-    again.check_grants(again.claims[P0])
+    again.obstacles.check_grants(again.claims[P0])

@@ -61,7 +61,7 @@ def programmer(scene: Scene) -> HandProgrammer:
 
 
 def drain(scene: Scene, *, drained: bool = True) -> None:
-    scene.plugin.call(lambda: scene.ledger.set_drained(card(scene), drained=drained))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_drained(card(scene), drained=drained))
 
 
 def card(scene: Scene) -> CardId:
@@ -84,7 +84,7 @@ def program(scene: Scene, **what: str) -> Programmed:
 
 
 def commit(scene: Scene, change: Change) -> None:
-    scene.plugin.call(lambda: scene.ledger._commit(change))
+    scene.plugin.call(lambda: scene.ledger.commit(change))
 
 
 # ------------------------------------------------------------------ what is done
@@ -113,7 +113,7 @@ def test_a_region_whose_accelerator_hangs_is_scrubbed_and_programmed(scene: Scen
     scene.rack.slot(scene.regions[0]).silent = "hung"
     scene.plugin.begin(scene.plugin.hardware.check(card(scene)))
     scene.plugin.work()
-    assert scene.ledger.trouble(scene.regions[0])
+    assert scene.ledger.obstacles.trouble(scene.regions[0])
     program(scene)
     assert scene.condition(scene.regions[0]) is Condition.PROGRAMMED
 
@@ -163,7 +163,7 @@ def in_its_flash(scene: Scene) -> None:
 
 
 def functions(scene: Scene) -> None:
-    scene.ledger.serves_functions = True
+    scene.ledger.naming.serves_functions = True
 
 
 def owned(scene: Scene, region: int = 0) -> None:
@@ -185,7 +185,7 @@ def unreconciled(scene: Scene) -> None:
 
 
 def rebinding(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.set_rebinding(card(scene), rebinding=True))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_rebinding(card(scene), rebinding=True))
 
 
 def lent(scene: Scene) -> None:
@@ -200,7 +200,9 @@ def kept(scene: Scene) -> None:
 
 
 def failing(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.set_failing(card(scene), {scene.regions[0]: TOO_HOT}))
+    scene.plugin.call(
+        lambda: scene.ledger.hardware.set_failing(card(scene), {scene.regions[0]: TOO_HOT})
+    )
 
 
 def former(scene: Scene, region: int = 0) -> None:
@@ -260,7 +262,7 @@ def comes_back_into_service(scene: Scene) -> None:
 
 
 def goes(scene: Scene) -> None:
-    scene.plugin.call(lambda: scene.ledger.card_gone(card(scene)))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card(scene)))
 
 
 def is_swapped(scene: Scene) -> None:
@@ -295,7 +297,7 @@ def test_what_comes_between_is_noticed_before_a_region_is_touched(
 
 def test_a_card_that_comes_back_while_it_is_scrubbed_gets_no_image_by_hand(scene: Scene) -> None:
     """Whoever is given it next would find it scrubbed by a plugin that then programmed it."""
-    scene.on_touch = lambda: scene.ledger.set_drained(card(scene), drained=False)
+    scene.on_touch = lambda: scene.ledger.hardware.set_drained(card(scene), drained=False)
     with pytest.raises(NotFinishedError, match="brought back into service"):
         program(scene)
     assert ("program", scene.regions[0], AFU) not in scene.rack.done

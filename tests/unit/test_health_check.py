@@ -125,14 +125,14 @@ def test_only_a_region_that_was_poisoned_is_recovered_at_once(node, kind, recove
     """A rebind has an end; a card at the edge of its temperature limit comes and goes."""
     node.inventory._interval = 1000.0
     fault = Fault(kind, "what the hardware says")
-    told(node, lambda: node.ledger.set_failing("0000-10-00.0", {REGION: fault}))
+    told(node, lambda: node.ledger.hardware.set_failing("0000-10-00.0", {REGION: fault}))
     assert (REGION not in node.ledger.failing) == recovered
 
 
 def test_a_clean_region_that_somebody_else_programmed_is_dirty(node):
     def left_clean():
-        node.ledger.working([REGION])
-        node.ledger.clean(REGION, AfuId("0" * 32), blank=True)
+        node.ledger.work.working([REGION])
+        node.ledger.work.clean(REGION, AfuId("0" * 32), blank=True)
 
     told(node, left_clean)
     assert node.ledger.record(REGION).condition is Condition.DIRTY

@@ -64,12 +64,12 @@ def scene(journal):
 
 
 def test_a_claim_is_told_with_its_pod_and_how_long_it_held(scene):
-    scene.ledger.allocate(REGIONS, [P0])
-    scene.ledger.bind_pod([P0], POD)
+    scene.ledger.allocations.allocate(REGIONS, [P0])
+    scene.ledger.allocations.bind_pod([P0], POD)
     start(scene.ledger, P0)
     claim = scene.ledger.claims[P0]
     scene.now = claim.since + 30.0
-    scene.ledger.release([P0])
+    scene.ledger.allocations.release([P0])
     (_, claimed, one), (_, released, other) = scene.told()
     assert (claimed, released) == ("claimed", "released")
     assert (other.pod, other.name) == (POD, "team/compress")
@@ -78,8 +78,8 @@ def test_a_claim_is_told_with_its_pod_and_how_long_it_held(scene):
 
 
 def test_a_claim_is_told_once_whatever_becomes_of_it(scene):
-    scene.ledger.allocate(REGIONS, [P0])
-    scene.ledger.bind_pod([P0], POD)
+    scene.ledger.allocations.allocate(REGIONS, [P0])
+    scene.ledger.allocations.bind_pod([P0], POD)
     start(scene.ledger, P0)
     ((_, kind, event),) = scene.told()
     assert kind == "claimed"
@@ -87,7 +87,7 @@ def test_a_claim_is_told_once_whatever_becomes_of_it(scene):
 
 
 def test_a_whole_card_is_told_for_each_region(scene):
-    scene.ledger.allocate(WHOLE, [device(CARD)])
+    scene.ledger.allocations.allocate(WHOLE, [device(CARD)])
     assert [(region, kind) for region, kind, _ in scene.told()] == [
         (R0, "claimed"),
         (R1, "claimed"),
@@ -98,10 +98,10 @@ def test_a_whole_card_is_told_for_each_region(scene):
 def test_the_end_of_a_claim_over_two_cards_is_told_with_its_claim_on_both(scene, restarted):
     found(scene.ledger, OTHER)
     scrub(scene.ledger, OTHER)
-    scene.ledger.take(holder(A, P0, device(OTHER, 0)), [POD])
+    scene.ledger.resource_claims.take(holder(A, P0, device(OTHER, 0)), [POD])
     if restarted:
         scene.historian = Historian(scene.ledger, lambda _: None, scene.journal)
-    scene.ledger.end_holder(A)
+    scene.ledger.resource_claims.end_holder(A)
     told = [event for _, kind, event in scene.told() if kind == "released"]
     assert [(event.claim, event.pod) for event in told] == [("n/c", POD)] * 2
 
@@ -110,29 +110,29 @@ def test_a_region_that_is_kept_for_debugging_is_told_once_with_its_failure(journ
     scene = Scene(journal)
     scrub(scene.ledger, CARD)
     started(ledger=scene.ledger)
-    scene.ledger.release([P0])
-    scene.ledger.note_failure(R0, "container 'app' ended with exit code 3")
-    scene.ledger.keep(R0, 1000.0)
-    scene.ledger.keep(R0, 500.0)  # the setting was made shorter
+    scene.ledger.allocations.release([P0])
+    scene.ledger.work.note_failure(R0, "container 'app' ended with exit code 3")
+    scene.ledger.work.keep(R0, 1000.0)
+    scene.ledger.work.keep(R0, 500.0)  # the setting was made shorter
     again = Historian(scene.ledger, lambda _: None, journal)  # a restart
-    scene.ledger.keep(R0, 400.0)
+    scene.ledger.work.keep(R0, 400.0)
     again.close()
     kept = [(region, event) for region, kind, event in scene.told() if kind == "kept"]
     ((region, event),) = kept
     assert region == R0
     assert event.pod == DEBUGGED
     assert event.words == "container 'app' ended with exit code 3"
-    scene.ledger.end_debug([R0])
+    scene.ledger.work.end_debug([R0])
     assert [kind for _, kind, _ in scene.told()].count("kept") == 1
 
 
 def test_a_restart_tells_no_claim_again(scene, journal):
-    scene.ledger.allocate(REGIONS, [P0])
+    scene.ledger.allocations.allocate(REGIONS, [P0])
     assert len(scene.told()) == 1
     journal.close()
     again = Scene(Journal(journal.path))
     assert len(again.told()) == 1
-    again.ledger.release([P0])
+    again.ledger.allocations.release([P0])
     assert [kind for _, kind, _ in again.told()] == ["claimed", "released"]
     again.journal.close()
 
@@ -218,7 +218,7 @@ def execute(path, *statements):
 
 
 def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
-    scene.ledger.allocate(REGIONS, [P0])
+    scene.ledger.allocations.allocate(REGIONS, [P0])
     journal.close()
     execute(journal.path, "DROP TABLE history")
     again = Journal(journal.path)
@@ -245,7 +245,7 @@ def test_an_earlier_versions_journal_is_read_and_gets_the_table(scene, journal):
     ids=range(9),
 )
 def test_a_row_that_makes_no_sense_costs_no_claim_and_no_further_history(scene, journal, row):
-    scene.ledger.allocate(REGIONS, [P0])
+    scene.ledger.allocations.allocate(REGIONS, [P0])
     journal.close()
     execute(journal.path, f"INSERT INTO history VALUES {row}")
     again = Journal(journal.path)
@@ -281,5 +281,5 @@ def test_it_is_written_while_the_plugin_serves(scene, journal, monkeypatch):
 
 
 def test_allocates_own_step_writes_no_history(scene, journal):
-    scene.ledger.allocate(REGIONS, [P0])
+    scene.ledger.allocations.allocate(REGIONS, [P0])
     assert list(latest(journal.path)) == []

@@ -9,10 +9,10 @@ from ledger_support import MemoryJournal, former, make_ledger, reopened, scrub
 from fpga_plugin.errors import RefusedError, UnknownDeviceError
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, RegionId
-from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.journal import JournalError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Change, Condition, Holder
+from fpga_plugin.ledger.resource_claims import HeldError
 
 A, B = ClaimUid("claim-a"), ClaimUid("claim-b")
 POD, LATER = PodUid("pod-1"), PodUid("pod-2")
@@ -32,10 +32,10 @@ def holder(uid: ClaimUid, *devices: DeviceId) -> Holder:
 def prepare(ledger: Ledger, card: Card, port: int, uid: ClaimUid = A) -> RegionId:
     """What a Prepare does, as far as the ledger sees it."""
     region = card.regions[port].id
-    ledger.take(holder(uid, DeviceId(region)), [POD])
-    ledger.working([region])
-    ledger.programmed(region, AFU)
-    ledger.prepared(uid, {})
+    ledger.resource_claims.take(holder(uid, DeviceId(region)), [POD])
+    ledger.work.working([region])
+    ledger.work.programmed(region, AFU)
+    ledger.resource_claims.prepared(uid, {})
     return region
 
 
@@ -43,12 +43,12 @@ def test_a_prepared_claim_survives_a_restart_and_not_a_reboot():
     card = make_card()
     ledger, journal = make_ledger(card)
     region = prepare(ledger, card, 0)
-    assert ledger.is_prepared(ledger.holders[A])
+    assert ledger.resource_claims.is_prepared(ledger.holders[A])
     again = reopened(journal, card)
-    assert again.is_prepared(again.holders[A])
+    assert again.resource_claims.is_prepared(again.holders[A])
     assert again.claims[DeviceId(region)].started
     after = reopened(journal, card, boot_id="another")
-    assert not after.is_prepared(after.holders[A])
+    assert not after.resource_claims.is_prepared(after.holders[A])
     assert after.record(region).condition is Condition.DIRTY
 
 
@@ -57,27 +57,29 @@ def test_a_device_has_one_claim_and_a_card_excludes_its_regions():
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
     with pytest.raises(HeldError) as held:
-        ledger.take(holder(B, device(card, 0)), [POD])
+        ledger.resource_claims.take(holder(B, device(card, 0)), [POD])
     assert held.value.holder == A
     with pytest.raises(HeldError):
-        ledger.take(holder(B, device(card)), [POD])
-    ledger.take(holder(B, device(card, 1)), [POD])
+        ledger.resource_claims.take(holder(B, device(card)), [POD])
+    ledger.resource_claims.take(holder(B, device(card, 1)), [POD])
 
 
 def test_a_claim_has_a_card_or_its_regions_not_both():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(RefusedError, match="as a whole and by region"):
-        ledger.take(holder(A, device(card, 0), device(card)), [POD])
+        ledger.resource_claims.take(holder(A, device(card, 0), device(card)), [POD])
     assert ledger.claims == {}
 
 
 def test_a_claim_of_the_first_door_is_in_the_way_too():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.allocate(ledger.device_resource(device(card, 0)) or "", [device(card, 0)])
+    ledger.allocations.allocate(
+        ledger.naming.device_resource(device(card, 0)) or "", [device(card, 0)]
+    )
     with pytest.raises(HeldError, match="a pod of the device plugin") as held:
-        ledger.take(holder(A, device(card, 0)), [POD])
+        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
     assert held.value.holder is None
 
 
@@ -85,15 +87,15 @@ def test_what_ends_leaves_its_regions_dirty_and_its_pods_former_owners():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = prepare(ledger, card, 0)
-    ledger.join(A, [LATER])
-    ledger.end_holder(A)
+    ledger.resource_claims.join(A, [LATER])
+    ledger.resource_claims.end_holder(A)
     assert ledger.record(region).condition is Condition.DIRTY
     assert former(ledger, region) == {POD, LATER}
     assert ledger.holders[A].ended
     assert DeviceId(region) not in ledger.claims
-    assert ledger.end_holder(A) == ()
+    assert ledger.resource_claims.end_holder(A) == ()
     scrub(ledger, card)
-    ledger.forget_holder(A)
+    ledger.resource_claims.forget_holder(A)
     assert ledger.holders == {}
 
 
@@ -101,9 +103,9 @@ def test_a_claim_that_was_never_prepared_leaves_nobody_and_a_clean_region():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = card.regions[0].id
-    ledger.take(holder(A, device(card, 0)), [POD])
+    ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
     assert ledger.pods_of([device(card, 0)]) == {POD}
-    ledger.end_holder(A)
+    ledger.resource_claims.end_holder(A)
     assert former(ledger, region) == set()
     assert ledger.record(region).condition is Condition.BLANK
     assert not ledger.tenancies
@@ -113,11 +115,13 @@ def test_what_is_prepared_anew_is_not_as_it_was_until_then():
     card = make_card()
     ledger, _ = make_ledger(card)
     region = prepare(ledger, card, 0)
-    ledger.take(holder(A, DeviceId(region)), [LATER])
-    assert not ledger.is_prepared(ledger.holders[A])
+    ledger.resource_claims.take(holder(A, DeviceId(region)), [LATER])
+    assert not ledger.resource_claims.is_prepared(ledger.holders[A])
     assert ledger.pods_of([DeviceId(region)]) == {POD, LATER}
     assert ledger.record(region).condition is Condition.DIRTY
-    ledger.take(holder(A, device(card, 1)), [POD])  # allocated again: the first device is let go
+    ledger.resource_claims.take(
+        holder(A, device(card, 1)), [POD]
+    )  # allocated again: the first device is let go
     assert set(ledger.claims) == {device(card, 1)}
 
 
@@ -125,39 +129,43 @@ def test_what_a_claim_leaves_is_dirty_and_free_and_the_rest_stays_its_own():
     card = make_card()
     ledger, journal = make_ledger(card)
     first, second = device(card, 0), device(card, 1)
-    ledger.take(holder(A, first, second), [POD])
-    ledger.prepared(A, {})
-    assert ledger.leave(A, {first, second}) == ()
-    assert ledger.is_prepared(ledger.holders[A])
-    assert ledger.leave(A, {second}) == (card.id,)
+    ledger.resource_claims.take(holder(A, first, second), [POD])
+    ledger.resource_claims.prepared(A, {})
+    assert ledger.resource_claims.leave(A, {first, second}) == ()
+    assert ledger.resource_claims.is_prepared(ledger.holders[A])
+    assert ledger.resource_claims.leave(A, {second}) == (card.id,)
     again = reopened(journal, card)  # it may die here
     kept = again.holders[A]
-    assert (kept.devices, {*kept.requests}, again.is_prepared(kept)) == ((second,), {second}, False)
+    assert (kept.devices, {*kept.requests}, again.resource_claims.is_prepared(kept)) == (
+        (second,),
+        {second},
+        False,
+    )
     assert set(again.claims) == {second}
     assert again.record(RegionId(first)).condition is Condition.DIRTY
     assert former(again, RegionId(first)) == {POD}
-    again.take(holder(B, first), [POD])
+    again.resource_claims.take(holder(B, first), [POD])
 
 
 def test_of_a_claim_that_left_all_it_had_no_row_is_kept():
     card = make_card()
     ledger, journal = make_ledger(card)
     region = prepare(ledger, card, 0)
-    assert ledger.leave(A, {device(card, 1)}) == (card.id,)
+    assert ledger.resource_claims.leave(A, {device(card, 1)}) == (card.id,)
     again = reopened(journal, card)
     assert (again.holders, again.claims) == ({}, {})
     assert former(again, region) == {POD}
-    assert again.leave(A, set()) == ()
-    again.take(holder(A, device(card, 1)), [POD])
+    assert again.resource_claims.leave(A, set()) == ()
+    again.resource_claims.take(holder(A, device(card, 1)), [POD])
 
 
 def test_a_claim_that_ended_leaves_nothing_more():
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    ledger.end_holder(A)
-    assert ledger.left_behind(A, set()) == ()
-    assert ledger.leave(A, set()) == ()
+    ledger.resource_claims.end_holder(A)
+    assert ledger.resource_claims.left_behind(A, set()) == ()
+    assert ledger.resource_claims.leave(A, set()) == ()
     assert ledger.holders[A].ended
 
 
@@ -166,30 +174,30 @@ def test_a_claim_that_is_prepared_anew_has_its_device_under_the_cards_present_na
     ledger, journal = make_ledger(card)
     prepare(ledger, card, 0)
     again = reopened(journal, now, boot_id="another")
-    (claim,) = again.take(again.holders[A], [POD])
+    (claim,) = again.resource_claims.take(again.holders[A], [POD])
     assert claim.resource == REGIONS.replace(card.interface_id, OTHER_INTERFACE)
 
 
 def test_an_adopted_claim_keeps_its_device_and_is_not_prepared():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.adopt_holder(holder(A, device(card, 0)), [POD])
-    assert not ledger.is_prepared(ledger.holders[A])
+    ledger.resource_claims.adopt_holder(holder(A, device(card, 0)), [POD])
+    assert not ledger.resource_claims.is_prepared(ledger.holders[A])
     assert ledger.claims[device(card, 0)].exposed
     assert ledger.record(card.regions[0].id).condition is Condition.DIRTY
     with pytest.raises(HeldError):
-        ledger.adopt_holder(holder(B, device(card, 0)), [POD])
+        ledger.resource_claims.adopt_holder(holder(B, device(card, 0)), [POD])
 
 
 def test_what_is_adopted_of_a_claim_takes_nothing_from_what_is_known_of_it():
     card = make_card()
     ledger, journal = make_ledger(card)
-    ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.prepared(A, {})
+    ledger.resource_claims.take(holder(A, device(card, 0), device(card, 1)), [POD])
+    ledger.resource_claims.prepared(A, {})
     del journal.snapshot.claims[device(card, 1)]
     again = reopened(journal, card)
     known = again.claims[device(card, 0)]
-    (adopted,) = again.adopt_holder(again.holders[A], [POD])
+    (adopted,) = again.resource_claims.adopt_holder(again.holders[A], [POD])
     assert adopted.device == device(card, 1)
     assert again.claims[device(card, 0)] is known
 
@@ -199,13 +207,13 @@ def test_a_step_that_cannot_be_written_did_not_happen(step):
     card = make_card()
     ledger, journal = make_ledger(card)
     if step != "take":
-        ledger.take(holder(A, device(card, 0)), [POD])
+        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
     before = dict(ledger.holders), dict(ledger.claims)
     journal.failing = 1
     steps = {
-        "take": lambda: ledger.take(holder(A, device(card, 0)), [POD]),
-        "prepared": lambda: ledger.prepared(A, {}),
-        "end": lambda: ledger.end_holder(A),
+        "take": lambda: ledger.resource_claims.take(holder(A, device(card, 0)), [POD]),
+        "prepared": lambda: ledger.resource_claims.prepared(A, {}),
+        "end": lambda: ledger.resource_claims.end_holder(A),
     }
     with pytest.raises(JournalError):
         steps[step]()
@@ -219,9 +227,9 @@ def test_the_journal_of_a_claim_is_whole_or_not_there():
     assert isinstance(journal, MemoryJournal)
     assert journal.snapshot.holders.keys() == {A}
     assert journal.snapshot.claims.keys() == {device(card, 0)}
-    ledger.end_holder(A)
+    ledger.resource_claims.end_holder(A)
     assert not any(journal.snapshot.claims.values())
-    ledger.forget_holder(A)
+    ledger.resource_claims.forget_holder(A)
     assert not any(journal.snapshot.holders.values())
 
 
@@ -233,13 +241,17 @@ def test_what_ended_or_was_prepared_in_no_known_boot_is_not_prepared():
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
     known = ledger.holders[A]
-    assert ledger.is_prepared(known)
-    assert not ledger.is_prepared(replace(known, ended=True)), "whatever else its row says"
+    assert ledger.resource_claims.is_prepared(known)
+    assert not ledger.resource_claims.is_prepared(replace(known, ended=True)), (
+        "whatever else its row says"
+    )
     nowhere, _ = make_ledger(card, boot_id="")  # the kernel did not tell the boot's id
-    nowhere.take(holder(A, device(card, 0)), [POD])
-    assert not nowhere.is_prepared(nowhere.holders[A])
-    nowhere.prepared(A, {})
-    assert not nowhere.is_prepared(nowhere.holders[A]), "it may have been in another boot"
+    nowhere.resource_claims.take(holder(A, device(card, 0)), [POD])
+    assert not nowhere.resource_claims.is_prepared(nowhere.holders[A])
+    nowhere.resource_claims.prepared(A, {})
+    assert not nowhere.resource_claims.is_prepared(nowhere.holders[A]), (
+        "it may have been in another boot"
+    )
 
 
 def test_of_a_prepared_claim_whose_row_was_lost_nothing_stands():
@@ -248,7 +260,7 @@ def test_of_a_prepared_claim_whose_row_was_lost_nothing_stands():
     prepare(ledger, card, 0)
     del journal.snapshot.claims[device(card, 0)]
     again = reopened(journal, card)
-    assert again.fallen(again.holders[A]) == f"it does not have {device(card, 0)}"
+    assert again.resource_claims.fallen(again.holders[A]) == f"it does not have {device(card, 0)}"
 
 
 def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_next():
@@ -256,10 +268,10 @@ def test_a_claim_that_is_prepared_again_after_its_end_takes_nothing_from_the_nex
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    ledger.end_holder(A)
+    ledger.resource_claims.end_holder(A)
     scrub(ledger, card)
-    ledger.take(holder(B, device(card, 0)), [POD])
-    ledger.take(holder(A, device(card, 1)), [LATER])
+    ledger.resource_claims.take(holder(B, device(card, 0)), [POD])
+    ledger.resource_claims.take(holder(A, device(card, 1)), [LATER])
     assert ledger.holder_of(device(card, 0)).uid == B
     assert set(ledger.claims) == {device(card, 0), device(card, 1)}
     assert ledger.pods_of([device(card, 1)]) == {LATER}
@@ -269,10 +281,10 @@ def test_a_device_that_is_not_there_is_given_to_nobody():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(UnknownDeviceError):
-        ledger.take(holder(A, DeviceId(f"{card.id}-p7")), [POD])
-    ledger.card_gone(card.id)
+        ledger.resource_claims.take(holder(A, DeviceId(f"{card.id}-p7")), [POD])
+    ledger.hardware.card_gone(card.id)
     with pytest.raises(UnknownDeviceError):
-        ledger.take(holder(A, device(card, 0)), [POD])
+        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])
     assert (ledger.claims, ledger.holders) == ({}, {})
 
 
@@ -282,13 +294,13 @@ def test_a_card_that_is_out_of_service_goes_to_nobody_new(why):
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
     if why == "drained":
-        ledger.set_drained(card.id, drained=True)
+        ledger.hardware.set_drained(card.id, drained=True)
     else:
-        ledger.set_foreign({card.id: "another plugin's pods have it"})
+        ledger.hardware.set_foreign({card.id: "another plugin's pods have it"})
     with pytest.raises(RefusedError):
-        ledger.take(holder(B, device(card, 1)), [POD])
+        ledger.resource_claims.take(holder(B, device(card, 1)), [POD])
     if why == "drained":
-        ledger.take(holder(A, device(card, 0)), [POD])  # who has it keeps it
+        ledger.resource_claims.take(holder(A, device(card, 0)), [POD])  # who has it keeps it
 
 
 def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
@@ -299,22 +311,22 @@ def test_a_region_whose_present_node_another_pod_was_given_goes_to_nobody():
     now = make_card(1, nodes=(1,)), make_card(2, nodes=(0,))
     again = reopened(journal, *now)
     with pytest.raises(RefusedError, match="also open to the pod that was given"):
-        again.take(holder(B, device(now[1], 0)), [POD])
+        again.resource_claims.take(holder(B, device(now[1], 0)), [POD])
     assert B not in again.holders
 
 
 def test_the_end_of_a_claim_is_counted():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.end_holder(A)
+    ledger.resource_claims.take(holder(A, device(card, 0), device(card, 1)), [POD])
+    ledger.resource_claims.end_holder(A)
     assert ledger.ends["released"] == 2
 
 
 def test_a_claim_may_have_one_card_as_a_whole_and_a_region_of_another():
     one, two = make_card(1, nodes=(0, 1)), make_card(2, nodes=(2, 3))
     ledger, _ = make_ledger(one, two)
-    ledger.take(holder(A, device(one), device(two, 0)), [POD])
+    ledger.resource_claims.take(holder(A, device(one), device(two, 0)), [POD])
     assert set(ledger.claims) == {device(one), device(two, 0)}
 
 
@@ -331,9 +343,9 @@ def test_what_is_adopted_is_believed_less_and_never_more(before, after):
     ledger, _ = make_ledger(card)
     region = card.regions[0].id
     if before is Condition.FAULTED:
-        ledger.working([region])
-        ledger.faulted(region, "it does not answer")
-    ledger.adopt_holder(holder(A, DeviceId(region)), [POD])
+        ledger.work.working([region])
+        ledger.work.faulted(region, "it does not answer")
+    ledger.resource_claims.adopt_holder(holder(A, DeviceId(region)), [POD])
     assert ledger.record(region).condition is after
 
 
@@ -341,13 +353,13 @@ def test_a_device_that_is_not_there_is_not_adopted():
     card = make_card()
     ledger, _ = make_ledger(card)
     with pytest.raises(UnknownDeviceError):
-        ledger.adopt_holder(holder(A, DeviceId(f"{card.id}-p7")), [POD])
+        ledger.resource_claims.adopt_holder(holder(A, DeviceId(f"{card.id}-p7")), [POD])
     assert (ledger.claims, ledger.holders) == ({}, {})
 
 
 def test_pods_of_a_claim_that_is_not_known_are_nobodys():
     ledger, journal = make_ledger(make_card())
-    ledger.join(A, [POD])
+    ledger.resource_claims.join(A, [POD])
     assert (ledger.holders, journal.snapshot.holders) == ({}, {})
     assert not ledger.tenancies
 
@@ -355,8 +367,8 @@ def test_pods_of_a_claim_that_is_not_known_are_nobodys():
 def test_what_a_claim_leaves_is_counted_as_released():
     card = make_card()
     ledger, _ = make_ledger(card)
-    ledger.take(holder(A, device(card, 0), device(card, 1)), [POD])
-    ledger.leave(A, {device(card, 1)})
+    ledger.resource_claims.take(holder(A, device(card, 0), device(card, 1)), [POD])
+    ledger.resource_claims.leave(A, {device(card, 1)})
     assert ledger.ends["released"] == 1
 
 
@@ -365,8 +377,8 @@ def test_poststops_of_the_other_doors_claims_are_none_of_a_claims():
     card = make_card()
     ledger, _ = make_ledger(card)
     one = device(card, 0)
-    ledger._commit(Change(strays={one: 2}))
-    ledger.take(holder(A, one), [POD])
+    ledger.commit(Change(strays={one: 2}))
+    ledger.resource_claims.take(holder(A, one), [POD])
     assert one not in ledger.strays
 
 
@@ -374,6 +386,6 @@ def test_only_what_has_ended_is_forgotten():
     card = make_card()
     ledger, _ = make_ledger(card)
     prepare(ledger, card, 0)
-    ledger.forget_holder(A)
-    ledger.forget_holder(B)
+    ledger.resource_claims.forget_holder(A)
+    ledger.resource_claims.forget_holder(B)
     assert set(ledger.holders) == {A}, "its devices are its own"

@@ -11,7 +11,8 @@ import pytest
 
 from fpga_plugin import ids
 from fpga_plugin.bitstream.manifest import ManifestFile, parse_manifest, write_manifest
-from fpga_plugin.bitstream.store import Store, ids_of
+from fpga_plugin.bitstream.places import Place, place_of_path
+from fpga_plugin.bitstream.store import Store
 from fpga_plugin.config import values
 from fpga_plugin.config.settings import SETTINGS, load_settings
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError, SettingsError
@@ -57,12 +58,12 @@ NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 
 
 def _store_path(text: str) -> str:
-    interface, bitstream = ids_of(f"/store/{INTERFACE}/{text}")
-    return f"{interface}/{bitstream}"
+    place = place_of_path(f"/store/{INTERFACE}/{text}")
+    return f"{place.interface_id}/{place.bitstream_id}"
 
 
 def _store_directory(text: str) -> str:
-    return str(ids_of(f"/store/{text}/blank.gbs")[0])
+    return str(place_of_path(f"/store/{text}/blank.gbs").interface_id)
 
 
 def _manifest(text: str) -> str:
@@ -205,7 +206,7 @@ def test_no_id_leads_out_of_a_store(tmp_path):
             bitstream = ids.parse_bitstream_id(text)
         except ValueError:
             continue
-        path = store.path(ids.parse_interface_id(INTERFACE), bitstream)
+        path = store.at(Place(ids.parse_interface_id(INTERFACE), bitstream))
         assert os.path.normpath(path) == path
         assert os.path.dirname(os.path.dirname(path)) == str(tmp_path)
 

@@ -79,7 +79,7 @@ def test_only_a_manifest_that_says_otherwise_takes_a_name_away(
     """A name that comes and goes with a network file system takes its pods' place with it."""
     ledger = make()
     looked(ledger, {INTERFACE: BOARD}, *then)
-    assert ledger.present_resource(P0) == named
+    assert ledger.naming.present_resource(P0) == named
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_what_is_new_is_said_once(manifests: list[Manifest], told: list[str]) ->
 def test_an_alias_that_a_pod_has_is_said_to_wait_once_and_again_when_it_waits_again() -> None:
     ledger = make()
     looked(ledger, {INTERFACE: BOARD})
-    ledger.allocate(NAMED, [P0])
+    ledger.allocations.allocate(NAMED, [P0])
     swapped: Manifest = {OTHER_INTERFACE: BOARD}
     told = looked(ledger, swapped, swapped, {}, swapped)
     assert told.count(WAITS) == 2
-    assert ledger.present_resource(device(OTHER, 0)) == f"{PREFIX}/region-{OTHER_INTERFACE}"
+    assert ledger.naming.present_resource(device(OTHER, 0)) == f"{PREFIX}/region-{OTHER_INTERFACE}"
 
 
 def test_a_journal_that_cannot_be_written_leaves_the_names_and_the_next_look_gives_them() -> None:
@@ -114,7 +114,7 @@ def test_a_journal_that_cannot_be_written_leaves_the_names_and_the_next_look_giv
     journal.failing = 1
     told = looked(ledger, {INTERFACE: BOARD}, {INTERFACE: BOARD})
     assert told == ["resources keep their names", NEW]
-    assert ledger.present_resource(P0) == NAMED
+    assert ledger.naming.present_resource(P0) == NAMED
 
 
 def test_the_manifest_is_looked_at_for_as_long_as_the_plugin_runs(
@@ -129,7 +129,7 @@ def test_the_manifest_is_looked_at_for_as_long_as_the_plugin_runs(
         waited.append(seconds)
         asked.append(store.asked)
         assert len(waited) < 50
-        if ledger.present_resource(P0) == NAMED:
+        if ledger.naming.present_resource(P0) == NAMED:
             raise asyncio.CancelledError
         await asyncio.sleep(0)
 

@@ -63,21 +63,21 @@ def lived(path: str) -> Ledger:
     """A journal with rows of every kind but those of damage."""
     journal = Journal(path)
     ledger = opened(journal)
-    ledger.kubelet_epoch("life 1")
+    ledger.allocations.kubelet_epoch("life 1")
     for card in (CARD, OTHER):
         found(ledger, card)
         scrub(ledger, card)
-    ledger.allocate(REGIONS, [P0, P1])
-    ledger.env_seen()
+    ledger.allocations.allocate(REGIONS, [P0, P1])
+    ledger.allocations.env_seen()
     start(ledger, P0)
-    ledger.bind_pod([P0], PodUid("pod-a"))
-    ledger.release([P0])
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.bind_pod([P0], PodUid("pod-a"))
+    ledger.allocations.release([P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     start(ledger, P1)
-    ledger.release([P1])
-    ledger.allocate(WHOLE, [device(OTHER)])
-    ledger.faulted(RegionId(device(OTHER, 1)), "a reason\nof 2 lines, ünicode and 'quotes'")
-    ledger.set_debt(CARD.id, open_=True)
+    ledger.allocations.release([P1])
+    ledger.allocations.allocate(WHOLE, [device(OTHER)])
+    ledger.work.faulted(RegionId(device(OTHER, 1)), "a reason\nof 2 lines, ünicode and 'quotes'")
+    ledger.work.set_debt(CARD.id, open_=True)
     journal.close()
     return ledger
 
@@ -92,7 +92,7 @@ def test_what_was_written_survives_a_death_without_close(path: str) -> None:
     journal = Journal(path)
     ledger = opened(journal)
     found(ledger, CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     copy = copied(path)
     journal.close()
     assert Journal(copy).snapshot == remembered(ledger, "boot")
@@ -118,9 +118,9 @@ def behind(path: str) -> tuple[Journal, Ledger]:
     for card in (CARD, OTHER):
         found(ledger, card)
         scrub(ledger, card)
-    ledger.set_drained(OTHER.id, drained=True)
+    ledger.hardware.set_drained(OTHER.id, drained=True)
     journal.checkpoint()
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     start(ledger, P0)
     return journal, ledger
 
@@ -169,12 +169,12 @@ def test_a_claim_of_a_damaged_journal_gives_nobody_its_device_until_kubelet_told
     damaged.write(Change(claims={P1: old}))
     damaged.close()
     ledger = opened(Journal(copy))
-    ledger.card_found(CARD, {}, BLANK)
+    ledger.hardware.card_found(CARD, {}, BLANK)
     assert P1 in ledger.claims
     with pytest.raises(RefusedError, match="is not known"):
-        ledger.allocate(REGIONS, [P1])
-    ledger.reconciled([CARD.id])
-    assert ledger.allocate(REGIONS, [P1])
+        ledger.allocations.allocate(REGIONS, [P1])
+    ledger.allocations.reconciled([CARD.id])
+    assert ledger.allocations.allocate(REGIONS, [P1])
 
 
 @pytest.mark.parametrize("prestarts", [0, 1], ids=["not started", "stopped"])
@@ -188,14 +188,14 @@ def test_of_a_claim_of_a_damaged_journal_a_container_may_have_started_since(
     """
     journal = Journal(path)
     ledger = opened(journal)
-    ledger.kubelet_epoch("life 1")
+    ledger.allocations.kubelet_epoch("life 1")
     found(ledger, CARD)
     scrub(ledger, CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     for _ in range(prestarts):
-        ledger.prestart_seen([P0])
-        ledger.poststop_seen([P0])
-    assert ledger.balanced(P0) is bool(prestarts)
+        ledger.allocations.prestart_seen([P0])
+        ledger.allocations.poststop_seen([P0])
+    assert ledger.allocations.balanced(P0) is bool(prestarts)
     journal.checkpoint()
     start(ledger, P0)
     copy = copied(path, LOG)
@@ -203,7 +203,7 @@ def test_of_a_claim_of_a_damaged_journal_a_container_may_have_started_since(
     ledger = opened(Journal(copy))
     assert not ledger.claims[P0].started, "it is what was lost"
     assert ledger.claims[P0].used
-    assert not ledger.balanced(P0)
+    assert not ledger.allocations.balanced(P0)
 
 
 @pytest.mark.parametrize("content", [None, "", "7", "00000000000000000007\n{}x"])
@@ -258,15 +258,16 @@ def test_a_marker_that_could_not_be_written_makes_the_next_start_doubt(path: str
     """It is not known then what another state directory did in between."""
     marker = os.path.join(os.path.dirname(path), "marker")
     Journal(path).close()
-    os.mkdir(f"{marker}.new")
+    temporary = os.path.join(os.path.dirname(path), ".marker.tmp")
+    os.mkdir(temporary)  # in the way
     with structlog.testing.capture_logs() as logs:
         os.unlink(marker)
         journal, ledger = behind(path)
-        ledger.release([P0])
+        ledger.allocations.release([P0])
     (one,) = logs
     assert one["event"] == "the journal's marker cannot be written"
     journal.close()
-    os.rmdir(f"{marker}.new")
+    os.rmdir(temporary)
     doubted(path).close()
     assert Journal(path).doubt == ""
 
@@ -299,8 +300,8 @@ def test_regions_that_a_lost_journal_may_have_known_may_hold_an_owners_image(
     ledger = opened(Journal(path))
     late = make_card(3, nodes=(4, 5))
     claimed = make_card(4, nodes=(6, 7))
-    ledger.adopt(REGIONS, device(claimed, 0), PodUid("pod"), env_of(claimed))
-    ledger.release([device(claimed, 0)])  # before its card is there
+    ledger.allocations.adopt(REGIONS, device(claimed, 0), PodUid("pod"), env_of(claimed))
+    ledger.allocations.release([device(claimed, 0)])  # before its card is there
     for card in (CARD, OTHER, late, claimed):
         found(ledger, card)
     images = {r.id: {None} for c in (CARD, OTHER, late, claimed) for r in c.regions}
@@ -327,7 +328,7 @@ def test_a_death_between_commit_and_count_costs_nothing(path: str, monkeypatch) 
     with monkeypatch.context() as patched:
         patched.setattr("fpga_plugin.ledger.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
-            ledger.release([P0])
+            ledger.allocations.release([P0])
     copy = copied(path)
     journal.close()
     reopened = Journal(copy)
@@ -344,7 +345,7 @@ def test_a_write_is_all_or_nothing(path: str) -> None:
     before = journal.snapshot
     ledger = opened(journal)
     found(ledger, CARD)
-    claims = ledger.allocate(REGIONS, [P0, P1])
+    claims = ledger.allocations.allocate(REGIONS, [P0, P1])
     with pytest.raises(JournalError):
         journal.write(
             Change(
@@ -361,7 +362,7 @@ def test_folding_the_log_loses_nothing_and_never_raises(path: str, tmp_path) -> 
     ledger = opened(journal)
     found(ledger, CARD)
     journal.checkpoint()
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     journal.checkpoint()
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")
@@ -375,7 +376,7 @@ def written(journal: Journal, size: int) -> None:
     found(ledger, CARD)
     while journal.log_bytes() < size:
         for drained in (True, False):
-            ledger.set_drained(CARD.id, drained=drained)
+            ledger.hardware.set_drained(CARD.id, drained=drained)
 
 
 def test_a_log_that_was_folded_in_gives_its_room_back_with_the_next_write(path: str) -> None:
@@ -434,7 +435,7 @@ def test_a_commit_beside_a_pass_that_folded_all_it_knew_is_folded_in_by_another(
     journal = Journal(path)
     written(journal, 3 << 20)
     ledger = opened(journal)
-    beside = [partial(ledger.set_drained, CARD.id, drained=on) for on in (False, True)]
+    beside = [partial(ledger.hardware.set_drained, CARD.id, drained=on) for on in (False, True)]
     monkeypatch.setattr("fpga_plugin.ledger.journal._FOLD_PAUSE", 0)
     begun = passes(monkeypatch, lambda: beside.pop()() if beside else None)
     journal.checkpoint()
@@ -546,16 +547,16 @@ def test_a_full_disk_leaves_the_journal_as_it_was_until_there_is_room(path: str)
     journal = Journal(path)
     ledger = opened(journal)
     found(ledger, CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     before = remembered(ledger, "boot")
     (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
     uid = PodUid("p" * 60_000)
     with pytest.raises(JournalError, match=r"journal\.sqlite3: database or disk is full: check"):
-        ledger.bind_pod([P0], uid)
+        ledger.allocations.bind_pod([P0], uid)
     assert before == _read(path)
     journal._db.execute("PRAGMA max_page_count = 1000000")
-    ledger.bind_pod([P0], uid)
+    ledger.allocations.bind_pod([P0], uid)
     assert remembered(ledger, "boot") == _read(path)
     assert ledger.claims[P0].pod == uid
 
@@ -572,7 +573,7 @@ def test_a_closed_journal_is_an_error_and_not_a_crash(path: str) -> None:
     found(ledger, CARD)
     journal.close()
     with pytest.raises(JournalError, match="check that the state directory is writable"):
-        ledger.allocate(REGIONS, [P0])
+        ledger.allocations.allocate(REGIONS, [P0])
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path) -> None:
@@ -904,7 +905,7 @@ def test_rows_that_no_plugin_wrote_are_left_out(path: str, statement: str) -> No
         faulted = {r.region for r in records if r.condition is Condition.FAULTED}
         assert faulted == {RegionId(device(OTHER, 1))}
     # It is mended: a second start finds nothing wrong, and what is done is written.
-    opened(journal).release([device(OTHER)])
+    opened(journal).allocations.release([device(OTHER)])
     journal.close()
     again = Journal(path)
     assert not again.left_out
@@ -924,7 +925,7 @@ def test_a_card_that_is_claimed_in_both_ways_has_no_claim_until_kubelet_tells(pa
     assert list(journal.snapshot.claims) == [device(OTHER)]
     ledger = opened(journal)
     found(ledger, CARD)
-    assert ledger.adopt(REGIONS, P0, PodUid("pod-a"), {}).pod == "pod-a"
+    assert ledger.allocations.adopt(REGIONS, P0, PodUid("pod-a"), {}).pod == "pod-a"
     journal.close()
 
 
@@ -1059,7 +1060,7 @@ def test_the_form_of_the_rows_is_that_of_their_number(path: str) -> None:
     assert all(getattr(EVERYTHING, kind.name) for kind in fields(Change)), "a row of each kind"
     journal = Journal(path)
     journal._db.execute(f"UPDATE journal SET value = '{32 * '0'}' WHERE kind = 'identity'")
-    journal.marker.begin("0" * 32, 1)
+    journal.marker.begin("0" * 32, 1, claims=False)
     journal.write(EVERYTHING)
     written = [
         "|".join(row) for row in journal._db.execute("SELECT * FROM journal ORDER BY kind, key")
@@ -1107,16 +1108,16 @@ def test_until_kubelets_records_were_adopted_owners_that_the_journal_lacks_are_e
 ) -> None:
     """The plugin may die between its first start and kubelet's first answer."""
     journal = Journal(path)
-    opened(journal).card_found(CARD, {}, BLANK)
+    opened(journal).hardware.card_found(CARD, {}, BLANK)
     journal.close()
     journal = Journal(path)
     assert journal.snapshot.epochs[Epoch.BOOT] == "boot"
     ledger = opened(journal)
     assert ledger.unreconciled == {CARD.id}
-    ledger.card_found(CARD, {}, BLANK)
-    ledger.adopt(REGIONS, P0, PodUid("pod-a"), {})
+    ledger.hardware.card_found(CARD, {}, BLANK)
+    ledger.allocations.adopt(REGIONS, P0, PodUid("pod-a"), {})
     assert ledger.unreconciled == {CARD.id}
-    ledger.reconciled([CARD.id])
+    ledger.allocations.reconciled([CARD.id])
     assert not ledger.unreconciled
     journal.close()
     assert opened(Journal(path)).unreconciled == {CARD.id}, "each life asks again"
@@ -1126,7 +1127,7 @@ def test_a_condition_is_written_before_its_work_begins(path: str) -> None:
     journal = Journal(path)
     ledger = opened(journal)
     found(ledger, CARD)
-    ledger.working([RegionId(P0)])
+    ledger.work.working([RegionId(P0)])
     records = _read(path).regions
     assert records[RegionId(P0)].condition is Condition.SCRUBBING
 
@@ -1143,7 +1144,7 @@ def test_a_journal_that_is_damaged_while_it_is_used_says_what_helps(path: str) -
         file.write(b"\xa5" * (size - 4096))
     journal._db.execute("PRAGMA cache_size = 0")
     with pytest.raises(JournalError, match="malformed: restart the plugin, which sets it aside"):
-        ledger.release([device(OTHER)])
+        ledger.allocations.release([device(OTHER)])
     journal.close()
     begins_anew(path)
 
@@ -1172,13 +1173,13 @@ def test_a_journal_that_is_removed_while_it_is_used_is_put_back(tmp_path, what: 
         journal.checkpoint()  # makes no empty one, but of the log
     if "log" in what:
         assert os.path.exists(f"{path}-wal") == (what == "another log")
-    ledger.release([device(OTHER)])
-    ledger.set_debt(CARD.id, open_=False)
+    ledger.allocations.release([device(OTHER)])
+    ledger.work.set_debt(CARD.id, open_=False)
     assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) & 0o077 == 0 or what != "directory"
     copy = Journal(copied(path))
     assert copy.snapshot == remembered(ledger, "boot")
     copy.close()
-    ledger.set_debt(CARD.id, open_=True)
+    ledger.work.set_debt(CARD.id, open_=True)
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")
 
@@ -1229,10 +1230,10 @@ def test_a_journal_that_cannot_be_put_back_refuses_what_it_cannot_keep(tmp_path)
     (tmp_path / "state").write_text("a file")
     before = remembered(ledger, "boot")
     with pytest.raises(JournalError, match="check that the state directory is writable"):
-        ledger.release([device(OTHER)])
+        ledger.allocations.release([device(OTHER)])
     journal.keep()  # logs
     assert remembered(ledger, "boot") == before
     (tmp_path / "state").unlink()
-    assert ledger.release([device(OTHER)])
+    assert ledger.allocations.release([device(OTHER)])
     journal.close()
     assert Journal(path).snapshot == remembered(ledger, "boot")

@@ -50,7 +50,7 @@ def test_a_log_that_is_lost_after_a_death_before_the_count_is_doubted(
     with monkeypatch.context() as patched:
         patched.setattr("fpga_plugin.ledger.marker.os.pwrite", died)
         with pytest.raises(ProcessDiedError):
-            ledger.release([P0])
+            ledger.allocations.release([P0])
     journal.close()
     reopened = Journal(path)
     reopened.write(Change(debts={CARD.id: True}))

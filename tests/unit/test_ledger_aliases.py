@@ -45,40 +45,40 @@ def ledger(journal: MemoryJournal) -> Ledger:
 
 
 def means(ledger: Ledger, name: ResourceName) -> InterfaceId | None:
-    return None if (known := ledger.resource(name)) is None else known.interface_id
+    return None if (known := ledger.naming.resource(name)) is None else known.interface_id
 
 
 def test_free_devices_are_listed_by_the_alias_from_then_on(ledger: Ledger) -> None:
-    assert ledger.call_interfaces({INTERFACE: BOARD}) == {}
+    assert ledger.naming.call_interfaces({INTERFACE: BOARD}) == {}
     assert ledger.aliases == {INTERFACE: BOARD}
-    assert ledger.present_resource(P0) == REGION
+    assert ledger.naming.present_resource(P0) == REGION
     assert {REGION, WHOLE} <= ledger.resources, "kubelet hears of both"
 
 
 def test_an_alias_that_a_pod_has_goes_to_another_interface_id_only_after_it(ledger: Ledger) -> None:
     """Kubelet admits the pod again by this name: it must not be given another kind of card."""
-    ledger.call_interfaces({INTERFACE: BOARD})
-    ledger.allocate(REGION, [P0])
+    ledger.naming.call_interfaces({INTERFACE: BOARD})
+    ledger.allocations.allocate(REGION, [P0])
     for _ in range(2):
-        assert ledger.call_interfaces({OTHER_INTERFACE: BOARD}) == {
+        assert ledger.naming.call_interfaces({OTHER_INTERFACE: BOARD}) == {
             OTHER_INTERFACE: (BOARD, REGION)
         }
         assert ledger.aliases == {}
         assert means(ledger, REGION) == INTERFACE
-    ledger.release([P0])
-    assert ledger.call_interfaces({OTHER_INTERFACE: BOARD}) == {}
+    ledger.allocations.release([P0])
+    assert ledger.naming.call_interfaces({OTHER_INTERFACE: BOARD}) == {}
     assert means(ledger, REGION) == OTHER_INTERFACE
-    assert ledger.present_resource(device(OTHER, 0)) == REGION
+    assert ledger.naming.present_resource(device(OTHER, 0)) == REGION
 
 
 def test_an_alias_that_says_the_same_as_before_is_given_though_a_pod_has_it(
     ledger: Ledger, journal: MemoryJournal
 ) -> None:
     """The manifest is read again and again."""
-    ledger.call_interfaces({INTERFACE: BOARD})
-    ledger.allocate(REGION, [P0])
+    ledger.naming.call_interfaces({INTERFACE: BOARD})
+    ledger.allocations.allocate(REGION, [P0])
     writes = journal.writes
-    assert ledger.call_interfaces({INTERFACE: BOARD}) == {}
+    assert ledger.naming.call_interfaces({INTERFACE: BOARD}) == {}
     assert ledger.aliases == {INTERFACE: BOARD}
     assert journal.writes == writes, "nothing is new"
 
@@ -86,19 +86,19 @@ def test_an_alias_that_says_the_same_as_before_is_given_though_a_pod_has_it(
 def test_an_alias_that_is_withdrawn_is_left_to_the_pods_that_have_it(
     ledger: Ledger, journal: MemoryJournal
 ) -> None:
-    ledger.call_interfaces({INTERFACE: BOARD})
-    ledger.allocate(REGION, [P0])
-    ledger.call_interfaces({})
+    ledger.naming.call_interfaces({INTERFACE: BOARD})
+    ledger.allocations.allocate(REGION, [P0])
+    ledger.naming.call_interfaces({})
     assert ledger.meanings == {REGION: Meaning(INTERFACE, current=False)}
     assert ledger.claims[P0].resource == REGION
-    assert ledger.present_resource(device(CARD, 1)) != REGION
+    assert ledger.naming.present_resource(device(CARD, 1)) != REGION
     writes = journal.writes
-    ledger.call_interfaces({})
+    ledger.naming.call_interfaces({})
     assert journal.writes == writes
     again = life(journal)
     assert means(again, REGION) == INTERFACE, "after a restart, too"
-    again.release([P0])
-    again.call_interfaces({})
+    again.allocations.release([P0])
+    again.naming.call_interfaces({})
     assert again.meanings == {}
 
 
@@ -107,8 +107,8 @@ def test_what_an_alias_meant_holds_after_a_restart_where_aliases_are_wanted(
     ledger: Ledger, journal: MemoryJournal, *, aliases: bool
 ) -> None:
     """The store may not answer for a while; where nobody wants aliases, free devices have none."""
-    ledger.call_interfaces({INTERFACE: BOARD, OTHER_INTERFACE: Alias("box")})
-    ledger.allocate(REGION, [P0])
+    ledger.naming.call_interfaces({INTERFACE: BOARD, OTHER_INTERFACE: Alias("box")})
+    ledger.allocations.allocate(REGION, [P0])
     again = life(journal, aliases=aliases)
     assert again.aliases == ({INTERFACE: BOARD, OTHER_INTERFACE: Alias("box")} if aliases else {})
     assert means(again, REGION) == INTERFACE, "a pod has it"
@@ -123,7 +123,7 @@ def test_what_is_served_otherwise_gets_no_resource_by_an_alias(
     """A resource, once registered, stays registered: a list that is empty for ever is noise."""
     ledger = life(journal, functions=what == "functions")
     if what == "a whole image":
-        ledger.card_gone(CARD.id)
+        ledger.hardware.card_gone(CARD.id)
         found(ledger, replace(CARD, reprogrammable=False))
-    ledger.call_interfaces({INTERFACE: BOARD})
+    ledger.naming.call_interfaces({INTERFACE: BOARD})
     assert not {REGION, WHOLE} & ledger.resources

@@ -9,10 +9,10 @@ from ledger_support import MemoryJournal, former, found, gone, make_ledger, scru
 
 from fpga_plugin.errors import NotFinishedError, RefusedError
 from fpga_plugin.ids import DeviceId, PodUid, RegionId, ResourceName, device_variable
-from fpga_plugin.ledger.conditions import BY_HAND
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.names import function_name
 from fpga_plugin.ledger.records import Change, Condition, Debug
+from fpga_plugin.ledger.work import BY_HAND
 
 CARD = make_card(1, nodes=(0, 1))
 OTHER = make_card(2, nodes=(2, 3))
@@ -27,8 +27,8 @@ def ledger() -> Ledger:
 
 
 def own(ledger: Ledger, one: DeviceId, pod: PodUid, *, begun: bool = True) -> None:
-    ledger.allocate(REGIONS, [one])
-    ledger.bind_pod([one], pod)
+    ledger.allocations.allocate(REGIONS, [one])
+    ledger.allocations.bind_pod([one], pod)
     if begun:
         start(ledger, one)
 
@@ -46,10 +46,10 @@ def condition(ledger: Ledger, region: RegionId = R0) -> Condition:
 
 def test_a_drained_card_is_given_to_its_owners_next_container_and_to_nobody_else(ledger: Ledger):
     own(ledger, P0, POD_A, begun=False)
-    ledger.set_drained(CARD.id, drained=True)
-    ledger.allocate(REGIONS, [P0])
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    ledger.allocations.allocate(REGIONS, [P0])
     with pytest.raises(RefusedError, match="being taken out of service") as refused:
-        ledger.allocate(REGIONS, [P1])
+        ledger.allocations.allocate(REGIONS, [P1])
     assert "undrain" in refused.value.hint
     assert P1 not in ledger.claims
 
@@ -57,16 +57,16 @@ def test_a_drained_card_is_given_to_its_owners_next_container_and_to_nobody_else
 def test_a_card_whose_driver_is_being_rebound_is_given_to_nobody(ledger: Ledger) -> None:
     """Its nodes are gone in an instant, and come back as others."""
     own(ledger, P0, POD_A, begun=False)
-    ledger.set_rebinding(CARD.id, rebinding=True)
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     for one in (P0, P1):
         with pytest.raises(RefusedError):
-            ledger.allocate(REGIONS, [one])
+            ledger.allocations.allocate(REGIONS, [one])
 
 
 def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> None:
     journal = MemoryJournal()
     before = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    before.kubelet_epoch("life 1")
+    before.allocations.kubelet_epoch("life 1")
     found(before, CARD)
     scrub(before, CARD)
     own(before, P0, POD_A)
@@ -75,14 +75,14 @@ def test_what_is_to_be_given_by_function_is_given_to_no_new_pod_by_region() -> N
     )
     found(ledger, CARD)
     with pytest.raises(RefusedError, match="handed over with the functions that are on them"):
-        ledger.allocate(REGIONS, [P0])
+        ledger.allocations.allocate(REGIONS, [P0])
     assert ledger.claims[P0].pod == POD_A, "who has it keeps it"
-    ledger.release([P0])
-    ledger.working([R0])
-    ledger.clean(R0, AFU, blank=False)
+    ledger.allocations.release([P0])
+    ledger.work.working([R0])
+    ledger.work.clean(R0, AFU, blank=False)
     function = function_name(PREFIX, CARD, AFU)
     for _ in range(2):  # the second pod's Allocate ends the first one's claim
-        (claim,) = ledger.allocate(function, [P0])
+        (claim,) = ledger.allocations.allocate(function, [P0])
         start(ledger, P0, program=False)
     assert claim.resource == function
     assert ledger.ends == {"released": 1, "implied": 1}
@@ -92,25 +92,25 @@ def test_a_region_that_is_kept_for_its_operator_is_given_to_nobody(ledger: Ledge
     """It is as its pod's failed container left it, and nothing of it was scrubbed."""
     own(ledger, P0, POD_A)
     debug = Debug(R0, POD_A, "space", "name", (), 600.0)
-    ledger.started([ledger.claims[P0]], debug)
-    ledger.release([P0])
-    ledger.keep(R0, 1000.0)
+    ledger.allocations.started([ledger.claims[P0]], debug)
+    ledger.allocations.release([P0])
+    ledger.work.keep(R0, 1000.0)
     with pytest.raises(RefusedError, match="is kept"):
-        ledger.allocate(REGIONS, [P0])
-    ledger.end_debug([R0])
-    ledger.allocate(REGIONS, [P0])
+        ledger.allocations.allocate(REGIONS, [P0])
+    ledger.work.end_debug([R0])
+    ledger.allocations.allocate(REGIONS, [P0])
 
 
 def test_what_is_known_of_a_kept_region_is_written_once_and_of_no_other() -> None:
     ledger, journal = make_ledger(CARD)
     own(ledger, P0, POD_A)
-    ledger.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
-    ledger.release([P0])
+    ledger.allocations.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
+    ledger.allocations.release([P0])
     writes = journal.writes
     for _ in range(2):
-        ledger.note_failure(R0, "it ended with 1")
-        ledger.keep(R0, 1000.0)
-        ledger.note_failure(R1, "nobody asked to look at it")
+        ledger.work.note_failure(R0, "it ended with 1")
+        ledger.work.keep(R0, 1000.0)
+        ledger.work.note_failure(R1, "nobody asked to look at it")
     assert journal.writes == writes + 2
     assert set(journal.snapshot.debugs) == {R0}
     assert journal.snapshot.debugs[R0].failure == "it ended with 1"
@@ -122,18 +122,20 @@ def test_what_is_known_of_a_kept_region_is_written_once_and_of_no_other() -> Non
 )
 def test_another_owner_ends_what_was_to_be_looked_at(ledger: Ledger, how: str) -> None:
     own(ledger, P0, POD_A)
-    ledger.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
+    ledger.allocations.started([ledger.claims[P0]], Debug(R0, POD_A, "space", "name", (), 600.0))
     assert ledger.debugs
     if how == "Allocate":
-        ledger.allocate(REGIONS, [P0])
+        ledger.allocations.allocate(REGIONS, [P0])
     elif how == "his next container":
-        ledger.started([ledger.claims[P0]])
+        ledger.allocations.started([ledger.claims[P0]])
     elif how == "a claim that was found late":
-        ledger.release([P0])
+        ledger.allocations.release([P0])
         assert ledger.debugs
-        ledger.adopt(REGIONS, P0, POD_B, {})
+        ledger.allocations.adopt(REGIONS, P0, POD_B, {})
     else:
-        ledger.bind_pod([P0, P1], POD_B)  # of P1 nobody has a claim, and nobody gets one
+        ledger.allocations.bind_pod(
+            [P0, P1], POD_B
+        )  # of P1 nobody has a claim, and nobody gets one
         assert P1 not in ledger.claims
     assert not ledger.debugs
 
@@ -142,10 +144,10 @@ def test_each_allocate_and_prestart_counts_so_that_an_older_list_ends_no_claim(
     ledger: Ledger,
 ) -> None:
     seen = [ledger.activity[P0]]
-    for step in (ledger.allocate, ledger.allocate):
+    for step in (ledger.allocations.allocate, ledger.allocations.allocate):
         step(REGIONS, [P0])
         seen.append(ledger.activity[P0])
-    ledger.prestart_seen([P0])
+    ledger.allocations.prestart_seen([P0])
     seen.append(ledger.activity[P0])
     assert len(set(seen)) == 4
 
@@ -153,7 +155,7 @@ def test_each_allocate_and_prestart_counts_so_that_an_older_list_ends_no_claim(
 def test_no_kubelet_is_known_to_send_an_environment_before_there_is_one() -> None:
     journal = MemoryJournal()
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    assert not ledger.sends_env
+    assert not ledger.allocations.sends_env
 
 
 # ------------------------------------------------------------------ whose region it was
@@ -164,7 +166,7 @@ def test_regions_of_two_owners_whose_nodes_were_swapped_wait_for_both(ledger: Le
     own(ledger, P0, POD_A)
     own(ledger, P1, POD_B)
     swap_nodes(ledger)
-    ledger.release([P0, P1])
+    ledger.allocations.release([P0, P1])
     assert (former(ledger, R0), former(ledger, R1)) == ({POD_A}, {POD_B})
     strangers = [ledger.strangers(region) for region in ledger.cards[CARD.id].regions]
     assert [[one.pod for one in each] for each in strangers] == [[POD_B], [POD_A]]
@@ -174,8 +176,8 @@ def test_regions_of_two_owners_whose_nodes_were_swapped_wait_for_both(ledger: Le
 def test_a_faulted_region_that_was_reached_by_its_node_stays_faulted(ledger: Ledger) -> None:
     own(ledger, P0, POD_A)
     swap_nodes(ledger)
-    ledger.faulted(R1, "PR failed")
-    ledger.release([P0])
+    ledger.work.faulted(R1, "PR failed")
+    ledger.allocations.release([P0])
     gone(ledger, POD_A)
     assert ledger.record(R1).reason == "PR failed"
     assert condition(ledger, R1) is Condition.FAULTED
@@ -197,16 +199,16 @@ def test_who_is_waited_for_before_a_region_is_scrubbed(
 ) -> None:
     own(ledger, P0, POD_A, begun=False)
     if begun == "unseen":
-        ledger.kubelet_epoch("life 2")
+        ledger.allocations.kubelet_epoch("life 2")
     elif begun != "never":
-        ledger.prestart_seen([P0])
+        ledger.allocations.prestart_seen([P0])
     if begun == "early":
-        ledger.poststop_seen([P0])
+        ledger.allocations.poststop_seen([P0])
     if begun in {"blank", "early"}:
-        ledger.started([ledger.claims[P0]])
+        ledger.allocations.started([ledger.claims[P0]])
     for _ in range(stops):
-        ledger.poststop_seen([P0])
-    ledger.release([P0])
+        ledger.allocations.poststop_seen([P0])
+    ledger.allocations.release([P0])
     assert former(ledger, R0) == waited_for
 
 
@@ -217,15 +219,15 @@ def test_a_region_that_was_scrubbed_under_its_claim_is_used_by_the_next_start(
     ledger: Ledger, begun: str, *, used: bool
 ) -> None:
     own(ledger, P0, POD_A)
-    ledger.poststop_seen([P0])
+    ledger.allocations.poststop_seen([P0])
     scrub(ledger, CARD, 0)
     if begun == "unseen":
-        ledger.kubelet_epoch("life 2")
+        ledger.allocations.kubelet_epoch("life 2")
     else:
-        ledger.prestart_seen([P0])
+        ledger.allocations.prestart_seen([P0])
     if begun == "answered":
-        ledger.started([ledger.claims[P0]])
-    ledger.release([P0])
+        ledger.allocations.started([ledger.claims[P0]])
+    ledger.allocations.release([P0])
     assert condition(ledger) is (Condition.DIRTY if used else Condition.BLANK)
     assert former(ledger, R0) == ({POD_A} if used else set())
 
@@ -241,8 +243,8 @@ def test_a_region_that_was_scrubbed_under_its_claim_is_used_by_the_next_start(
 )
 def test_a_dirty_region_says_why(ledger: Ledger, *, used: bool, reason: str, says: str) -> None:
     own(ledger, P0, POD_A, begun=used)
-    ledger.dirty([R0], reason)
-    ledger.release([P0])
+    ledger.work.dirty([R0], reason)
+    ledger.allocations.release([P0])
     assert ledger.record(R0).reason == says
 
 
@@ -250,7 +252,7 @@ def test_a_dirty_region_says_why(ledger: Ledger, *, used: bool, reason: str, say
 
 
 def test_nobodys_region_is_not_balanced(ledger: Ledger) -> None:
-    assert not ledger.balanced(P0)
+    assert not ledger.allocations.balanced(P0)
 
 
 @pytest.mark.parametrize("stays", [Condition.FAULTED, Condition.SCRUBBING])
@@ -259,10 +261,10 @@ def test_the_last_poststop_changes_nothing_about_a_region_that_is_lost_or_worked
 ) -> None:
     own(ledger, P0, POD_A)
     if stays is Condition.FAULTED:
-        ledger.faulted(R0, "PR failed")
+        ledger.work.faulted(R0, "PR failed")
     else:
-        ledger.working([R0])
-    assert ledger.poststop_seen([P0]) == (P0,)
+        ledger.work.working([R0])
+    assert ledger.allocations.poststop_seen([P0]) == (P0,)
     assert condition(ledger) is stays
 
 
@@ -274,28 +276,28 @@ def test_the_poststops_of_a_claim_that_was_found_late_are_still_to_come(
     them would end the count of the successor, whose container runs."""
     own(ledger, P0, POD_A)
     if by == "adopted":
-        ledger.release([P0])
+        ledger.allocations.release([P0])
         assert ledger.strays[P0] == 1
-        ledger.adopt(REGIONS, P0, POD_B, {})
+        ledger.allocations.adopt(REGIONS, P0, POD_B, {})
     else:
-        ledger.bind_pod([P0], POD_B)
+        ledger.allocations.bind_pod([P0], POD_B)
     assert not ledger.strays.get(P0)
     assert ledger.claims[P0].prestarts == 2
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert ledger.strays[P0] == 2
 
 
 def test_a_claim_that_nothing_preceded_owes_no_poststop_but_the_one_not_seen(ledger: Ledger):
-    ledger.adopt(REGIONS, P0, POD_A, {})
+    ledger.allocations.adopt(REGIONS, P0, POD_A, {})
     assert ledger.claims[P0].prestarts == 1
 
 
 def test_an_allocate_takes_over_the_poststops_that_are_still_to_come(ledger: Ledger) -> None:
-    (fresh,) = ledger.allocate(REGIONS, [P1])
+    (fresh,) = ledger.allocations.allocate(REGIONS, [P1])
     assert fresh.prestarts == 0
     own(ledger, P0, POD_A)
-    ledger.release([P0])
-    (claim,) = ledger.allocate(REGIONS, [P0])
+    ledger.allocations.release([P0])
+    (claim,) = ledger.allocations.allocate(REGIONS, [P0])
     assert claim.prestarts == 1
     assert not ledger.strays.get(P0)
 
@@ -304,17 +306,17 @@ def test_ends_are_counted_by_what_ended_them(ledger: Ledger) -> None:
     own(ledger, P0, POD_A)
     own(ledger, P0, POD_B)
     assert ledger.ends == {"implied": 1}
-    ledger.bind_pod([P0], POD_A)
+    ledger.allocations.bind_pod([P0], POD_A)
     assert ledger.ends == {"implied": 2}
     own(ledger, P1, POD_B)
-    ledger.release([P0, P1, "unknown"])
+    ledger.allocations.release([P0, P1, "unknown"])
     assert ledger.ends == {"implied": 2, "released": 2}
 
 
 def test_another_pods_claim_ends_and_no_other_of_the_call(ledger: Ledger) -> None:
     own(ledger, P0, POD_A)
     own(ledger, P1, POD_B)
-    ledger.bind_pod([P0, P1], POD_B)
+    ledger.allocations.bind_pod([P0, P1], POD_B)
     assert ledger.ends == {"implied": 1}
     assert former(ledger, R0) == {POD_A}
     assert not former(ledger, R1)
@@ -328,7 +330,7 @@ def test_an_adopted_resource_is_registered_so_that_kubelet_admits_its_pods_again
     gone = make_card(7, nodes=(8,), interface_id=CARD.interface_id)
     resource = ResourceName(REGIONS.replace("ce48", "0000"))
     node = {device_variable(RegionId(device(gone, 0))): "/dev/dfl-port.8"}
-    ledger.adopt(resource, device(gone, 0), POD_A, node)
+    ledger.allocations.adopt(resource, device(gone, 0), POD_A, node)
     assert resource in ledger.resources
     assert journal.snapshot.resources[resource], "after a restart of the plugin, too"
 
@@ -338,7 +340,7 @@ def test_adoption_writes_no_resource_again_that_is_known() -> None:
     written: list[Change] = []
     write = journal.write
     journal.write = lambda change: (written.append(change), write(change))[1]  # type: ignore[method-assign]
-    ledger.adopt(REGIONS, P0, POD_A, {})
+    ledger.allocations.adopt(REGIONS, P0, POD_A, {})
     assert [change.resources for change in written] == [{}]
 
 
@@ -355,13 +357,13 @@ def test_what_an_adopted_claim_may_have_used_is_dirty(
     ledger: Ledger, before: Condition, after: Condition
 ) -> None:
     if before is Condition.FAULTED:
-        ledger.faulted(R0, "PR failed")
+        ledger.work.faulted(R0, "PR failed")
     elif before is not Condition.BLANK:
-        ledger.set_drained(CARD.id, drained=True)
-        ledger.working([R0])
+        ledger.hardware.set_drained(CARD.id, drained=True)
+        ledger.work.working([R0])
         if before is Condition.PROGRAMMED:
-            ledger.programmed_by_hand(R0, AFU)
-    ledger.adopt(REGIONS, P0, POD_A, {})
+            ledger.work.programmed_by_hand(R0, AFU)
+    ledger.allocations.adopt(REGIONS, P0, POD_A, {})
     assert condition(ledger) is after
 
 
@@ -373,8 +375,8 @@ def test_only_what_failed_and_nobody_has_is_tried_again(ledger: Ledger, how: str
     """An owner's FAULTED region made DIRTY would come back to the list under him."""
     own(ledger, P0, POD_A, begun=False)
     for region in (R0, R1):
-        ledger.faulted(region, "PR failed")
-    forgive = ledger.another_try if how == "another try" else ledger.another_blank
+        ledger.work.faulted(region, "PR failed")
+    forgive = ledger.work.another_try if how == "another try" else ledger.work.another_blank
     forgive(CARD.id)
     assert condition(ledger, R0) is Condition.FAULTED
     assert condition(ledger, R1) is Condition.DIRTY
@@ -386,20 +388,20 @@ def test_only_what_failed_and_nobody_has_is_tried_again(ledger: Ledger, how: str
 
 
 def test_what_the_hardware_still_calls_failed_is_not_tried_again(ledger: Ledger) -> None:
-    ledger.faulted(R0, "PR failed")
-    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.work.faulted(R0, "PR failed")
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     before = condition(ledger)
     assert before is Condition.FAULTED
-    ledger.another_try(CARD.id)
+    ledger.work.another_try(CARD.id)
     assert condition(ledger) is Condition.FAULTED
 
 
 def test_what_was_programmed_for_an_owner_that_left_meanwhile_is_nobodys(ledger: Ledger) -> None:
     own(ledger, P0, POD_A, begun=False)
-    ledger.working([R0])
-    ledger.release([P0])
+    ledger.work.working([R0])
+    ledger.allocations.release([P0])
     with pytest.raises(NotFinishedError, match="its owner left"):
-        ledger.programmed(R0, AFU)
+        ledger.work.programmed(R0, AFU)
     assert condition(ledger) is Condition.SCRUBBING
 
 
@@ -408,12 +410,12 @@ def test_whoever_gets_a_region_after_its_former_owner_is_gone_ends_his_tenancy(
     ledger: Ledger, by: str
 ) -> None:
     own(ledger, P0, POD_A)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert former(ledger, R0) == {POD_A}
     if by == "hand":
-        ledger.set_drained(CARD.id, drained=True)
-        ledger.working([R0])
-        ledger.programmed_by_hand(R0, AFU)
+        ledger.hardware.set_drained(CARD.id, drained=True)
+        ledger.work.working([R0])
+        ledger.work.programmed_by_hand(R0, AFU)
         assert ledger.record(R0).reason == BY_HAND
     else:
         own(ledger, P0, POD_B)
@@ -428,13 +430,13 @@ def test_what_an_operator_programs_is_his_only_on_a_drained_card_that_nobody_tou
     if hindrance == "owned":
         own(ledger, P0, POD_A, begun=False)
     if hindrance != "in service":
-        ledger.set_drained(CARD.id, drained=True)
+        ledger.hardware.set_drained(CARD.id, drained=True)
     if hindrance != "not begun":
-        ledger.working([R0])
+        ledger.work.working([R0])
     if hindrance == "disturbed":
-        ledger.dirty([R0], "the card went")
+        ledger.work.dirty([R0], "the card went")
     with pytest.raises(NotFinishedError):
-        ledger.programmed_by_hand(R0, AFU)
+        ledger.work.programmed_by_hand(R0, AFU)
     assert condition(ledger) is not Condition.PROGRAMMED
 
 
@@ -444,15 +446,15 @@ def test_no_function_is_named_where_none_was_read() -> None:
         prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot", functions=True
     )
     found(ledger, CARD, None)
-    ledger.working([R0])
+    ledger.work.working([R0])
     names = set(ledger.resources)
-    ledger.clean(R0, None, blank=False)
+    ledger.work.clean(R0, None, blank=False)
     assert ledger.resources == names
 
 
 def test_an_owner_of_a_card_that_is_gone_is_not_asked_what_the_card_exposes(ledger: Ledger) -> None:
     """The call ends with what is wrong, not with an error of the plugin's own."""
-    ledger.allocate(WHOLE, [device(OTHER)])
-    ledger.card_gone(OTHER.id)
+    ledger.allocations.allocate(WHOLE, [device(OTHER)])
+    ledger.hardware.card_gone(OTHER.id)
     with pytest.raises(RefusedError):
-        ledger.allocate(WHOLE, [device(OTHER)])
+        ledger.allocations.allocate(WHOLE, [device(OTHER)])

@@ -50,12 +50,12 @@ def test_poststops_that_are_awaited_are_forgotten_in_another_boot() -> None:
 def test_claims_of_an_earlier_life_differ_from_each_other_and_from_later_ones() -> None:
     """Else the result of work for one owner would be taken for the next one's."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [R0])
-    ledger.allocate(REGIONS, [R1])
+    ledger.allocations.allocate(REGIONS, [R0])
+    ledger.allocations.allocate(REGIONS, [R1])
     again = reopened(journal, CARD)
     numbers = {claim.generation for claim in again.claims.values()}
-    again.release([R0])
-    again.allocate(REGIONS, [R0])
+    again.allocations.release([R0])
+    again.allocations.allocate(REGIONS, [R0])
     numbers |= {claim.generation for claim in again.claims.values()}
     assert len(numbers) == 3
 
@@ -77,33 +77,35 @@ def test_what_is_kept_for_debugging_stays_over_a_restart_until_somebody_has_it(
     """Whether a running container's region is to be kept has to be known when it fails."""
     ledger, journal = make_ledger(CARD)
     if owned:
-        ledger.allocate(REGIONS, [R0])
+        ledger.allocations.allocate(REGIONS, [R0])
     debug = Debug(R0, POD, "space", "name", (), 600.0, "", until)
-    ledger._commit(Change(debugs={R0: debug}))
+    ledger.commit(Change(debugs={R0: debug}))
     again = reopened(journal, CARD, boot_id=boot)
     assert again.debugs == ({R0: debug} if stays else {})
 
 
 def epochs_after(ledger: Ledger) -> str:
     """Of the first region's claim, after another PreStart."""
-    ledger.prestart_seen([DeviceId(R0)])
+    ledger.allocations.prestart_seen([DeviceId(R0)])
     return ledger.claims[DeviceId(R0)].epoch
 
 
 def test_of_a_claim_of_an_earlier_life_containers_may_stop_that_nobody_counted() -> None:
     """Whatever is written of it meanwhile; of the next claim all are counted (invariant 7)."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [R0])
+    ledger.allocations.allocate(REGIONS, [R0])
     assert epochs_after(ledger) == "life 1"
     again = reopened(journal, CARD)
-    again.bind_pod([DeviceId(R0)], POD)
+    again.allocations.bind_pod([DeviceId(R0)], POD)
     assert epochs_after(again) == ""
     assert epochs_after(again) == ""
-    again.allocate(REGIONS, [R0])  # its next owner, though nobody said that the first is gone
+    again.allocations.allocate(
+        REGIONS, [R0]
+    )  # its next owner, though nobody said that the first is gone
     assert epochs_after(again) == "life 1"
     again = reopened(journal, CARD)
-    again.release([DeviceId(R0)])
-    again.allocate(REGIONS, [R0])
+    again.allocations.release([DeviceId(R0)])
+    again.allocations.allocate(REGIONS, [R0])
     assert epochs_after(again) == "life 1"
 
 
@@ -111,17 +113,17 @@ def test_a_region_that_a_lost_journal_may_have_known_is_doubted_whatever_tells_o
     """Its card may come later, and its claim have ended by then."""
     lost = Change(epochs={Epoch.BOOT: "boot", Epoch.LOST: "the journal"})
     ledger = reopened(MemoryJournal(lost))
-    ledger._commit(Change(regions={R2: RegionRecord(R2, Condition.DIRTY, "so")}))
+    ledger.commit(Change(regions={R2: RegionRecord(R2, Condition.DIRTY, "so")}))
     assert ledger.images == {R2: {None}}
 
 
 def test_what_a_restart_and_a_reboot_leave_of_conditions_and_counts() -> None:
     """Invariant 9: what is clean stays so over a restart, and nothing is worked on by nobody."""
     ledger, journal = make_ledger(CARD, OTHER)
-    ledger.allocate(REGIONS, [R0])
-    ledger.prestart_seen([DeviceId(R0)])
-    ledger.poststop_seen([DeviceId(R0)])
-    ledger.working([R2])
+    ledger.allocations.allocate(REGIONS, [R0])
+    ledger.allocations.prestart_seen([DeviceId(R0)])
+    ledger.allocations.poststop_seen([DeviceId(R0)])
+    ledger.work.working([R2])
     again = reopened(journal)
     found_there = [again.record(each).condition for each in (R1, R2)]
     assert found_there == [Condition.BLANK, Condition.DIRTY]
@@ -160,7 +162,7 @@ def test_of_the_names_of_another_prefix_nothing_is_listed_any_more() -> None:
     )
     assert ledger.meanings == {mine: meaning}
     renamed = ledger.renamed
-    ledger._commit(Change(meanings={mine: replace(meaning, current=False)}))
+    ledger.commit(Change(meanings={mine: replace(meaning, current=False)}))
     assert ledger.renamed > renamed, "the lists are made anew"
 
 
@@ -184,7 +186,7 @@ def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) 
     ledger, _ = make_ledger(CARD, OTHER)
     told: list[object] = []
     ledger.subscribe(told.append)
-    ledger._commit(change)
+    ledger.commit(change)
     assert CARD.id in told
     assert OTHER.id not in told
 
@@ -193,7 +195,7 @@ def test_the_list_of_a_card_is_looked_at_whatever_changes_of_it(change: Change) 
 
 
 def lent(ledger: Ledger, node: str) -> None:
-    ledger._commit(tenancy(R1, POD, node))
+    ledger.commit(tenancy(R1, POD, node))
 
 
 def test_a_node_that_two_cards_show_for_a_moment_is_not_forgotten_with_one_of_them() -> None:
@@ -202,7 +204,7 @@ def test_a_node_that_two_cards_show_for_a_moment_is_not_forgotten_with_one_of_th
     twin = make_card(3, nodes=(2,))
     ledger, _ = make_ledger(OTHER, twin)
     lent(ledger, node)
-    ledger.card_gone(twin.id)
+    ledger.hardware.card_gone(twin.id)
     gone(ledger, POD)
     assert ledger.record(R2).condition is Condition.DIRTY
     assert not ledger.tenancies
@@ -217,7 +219,7 @@ def test_a_node_that_a_card_had_before_leads_nowhere_when_the_card_is_gone() -> 
     ledger, _ = make_ledger(CARD, OTHER)
     lent(ledger, node)
     found(ledger, moved)
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     gone(ledger, POD)
     assert not ledger.tenancies
     assert ledger.record(R2).condition is Condition.BLANK
@@ -226,7 +228,7 @@ def test_a_node_that_a_card_had_before_leads_nowhere_when_the_card_is_gone() -> 
 def test_a_faulted_region_stays_so_when_those_who_had_its_node_are_gone() -> None:
     ledger, _ = make_ledger(OTHER)
     faulted = RegionRecord(R2, Condition.FAULTED, "poisoned")
-    ledger._commit(Change(regions={R2: faulted}))
+    ledger.commit(Change(regions={R2: faulted}))
     lent(ledger, OTHER.regions[0].grant.nodes[0])
     gone(ledger, POD)
     assert ledger.record(R2) == faulted
@@ -237,8 +239,8 @@ def test_a_node_that_two_pods_have_is_still_one_pods_when_the_other_is_gone() ->
     third = make_card(3, nodes=(5,))
     ledger, _ = make_ledger(CARD, third)
     grant = third.regions[0].grant
-    ledger._commit(tenancy(R0, POD, *grant.nodes))
-    ledger._commit(tenancy(R1, "pod-2", *grant.nodes))
+    ledger.commit(tenancy(R0, POD, *grant.nodes))
+    ledger.commit(tenancy(R1, "pod-2", *grant.nodes))
     gone(ledger, POD)
     assert [one.pod for one in ledger.strangers(third.regions[0])] == ["pod-2"]
     gone(ledger, "pod-2")
@@ -250,10 +252,10 @@ def test_a_region_whose_node_a_pod_had_while_it_was_scrubbed_is_dirty_when_the_p
 ):
     ledger, _ = make_ledger(OTHER)
     lent(ledger, OTHER.regions[0].grant.nodes[0])
-    ledger._commit(tenancy(R2, POD))
-    ledger.dirty([R2], "so")
-    ledger.working([R2])
-    ledger.clean(R2, BLANK, blank=True)
+    ledger.commit(tenancy(R2, POD))
+    ledger.work.dirty([R2], "so")
+    ledger.work.working([R2])
+    ledger.work.clean(R2, BLANK, blank=True)
     assert [one.region for one in ledger.strangers(OTHER.regions[0])] == [R1]
     gone(ledger, POD)
     assert ledger.record(R2).condition is Condition.DIRTY
@@ -264,16 +266,16 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
     ledger, _ = make_ledger(CARD)
     grants = {region.id: region.grant for region in CARD.regions}
     whole = Claim(DeviceId(CARD.id), WHOLE, grants)
-    ledger.check_grants(whole)
+    ledger.obstacles.check_grants(whole)
     with pytest.raises(RefusedError, match="other regions"):
-        ledger.check_grants(replace(whole, grants={R0: grants[R0]}))
+        ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R0]}))
     with pytest.raises(RefusedError, match="device numbering changed"):
-        ledger.check_grants(replace(whole, grants={R0: grants[R1], R1: grants[R1]}))
+        ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R1], R1: grants[R1]}))
     with pytest.raises(RefusedError, match="gone now"):
-        ledger.check_grants(replace(whole, grants={R0: grants[R0], R2: grants[R1]}))
-    ledger._commit(tenancy(R2, POD, *grants[R1].nodes, left=False))
+        ledger.obstacles.check_grants(replace(whole, grants={R0: grants[R0], R2: grants[R1]}))
+    ledger.commit(tenancy(R2, POD, *grants[R1].nodes, left=False))
     with pytest.raises(RefusedError, match="is also open to the pod"):
-        ledger.check_grants(whole)
+        ledger.obstacles.check_grants(whole)
 
 
 # ------------------------------------------------------------------ questions
@@ -282,37 +284,37 @@ def test_what_a_pod_was_given_has_to_lead_to_its_own_regions_all_of_them_and_to_
 def test_a_claim_that_ended_has_no_device() -> None:
     ledger, _ = make_ledger(CARD)
     has = holder(A, DeviceId(R0))
-    ledger._commit(Change(holders={A: has}))
+    ledger.commit(Change(holders={A: has}))
     assert ledger.holder_of(DeviceId(R0)) == has
     assert ledger.holder_of(DeviceId(R1)) is None
-    ledger._commit(Change(holders={A: replace(has, ended=True)}))
+    ledger.commit(Change(holders={A: replace(has, ended=True)}))
     assert ledger.holder_of(DeviceId(R0)) is None
 
 
 def test_a_faulted_region_is_in_trouble_though_nobody_wrote_why() -> None:
     """Invariant 4: it would be given out else."""
     ledger, _ = make_ledger(CARD)
-    ledger._commit(Change(regions={R0: RegionRecord(R0, Condition.FAULTED, "")}))
-    assert ledger.trouble(R0)
-    assert not ledger.trouble(R1)
+    ledger.commit(Change(regions={R0: RegionRecord(R0, Condition.FAULTED, "")}))
+    assert ledger.obstacles.trouble(R0)
+    assert not ledger.obstacles.trouble(R1)
 
 
 def test_of_a_card_that_is_gone_there_is_no_region() -> None:
     ledger, _ = make_ledger(CARD)
     assert ledger.region(R0) == CARD.regions[0]
     with pytest.raises(RefusedError, match="is gone from its card"):
-        ledger.regions_of(DeviceId(f"{CARD.id}-p7"))
-    ledger.card_gone(CARD.id)
+        ledger.obstacles.regions_of(DeviceId(f"{CARD.id}-p7"))
+    ledger.hardware.card_gone(CARD.id)
     assert ledger.region(R0) is None
 
 
 def test_a_region_is_kept_for_nobody_while_it_has_an_owner() -> None:
     ledger, _ = make_ledger(CARD)
     debug = Debug(R0, POD, "space", "name", (), 600.0, "it failed", 1e9)
-    ledger._commit(Change(debugs={R0: debug}))
+    ledger.commit(Change(debugs={R0: debug}))
     assert ledger.kept(R0) == debug
     assert ledger.kept(R1) is None
-    ledger._commit(Change(claims={DeviceId(R0): Claim(DeviceId(R0), REGIONS, {})}))
+    ledger.commit(Change(claims={DeviceId(R0): Claim(DeviceId(R0), REGIONS, {})}))
     assert ledger.kept(R0) is None
 
 
@@ -339,7 +341,7 @@ def test_a_region_of_which_a_lost_journal_may_have_told_is_no_function_and_its_n
         Change(epochs={Epoch.BOOT: "boot", Epoch.LOST: "the journal"}, regions={R0: known})
     )
     ledger = functions(journal)
-    ledger.card_found(CARD, {R0: AFU, R1: BLANK}, None)
+    ledger.hardware.card_found(CARD, {R0: AFU, R1: BLANK}, None)
     assert ledger.resources == {function_name(PREFIX, CARD, AFU)}
     assert ledger.images == {R1: {None}}
 
@@ -347,30 +349,30 @@ def test_a_region_of_which_a_lost_journal_may_have_told_is_no_function_and_its_n
 def test_a_card_that_is_gone_has_no_function_though_its_journal_tells_of_one() -> None:
     known = RegionRecord(R0, Condition.UNBLANKED, "so", AFU)
     ledger = functions(MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={R0: known})))
-    assert ledger.function_resource(R0) is None
+    assert ledger.naming.function_resource(R0) is None
     assert ledger.record(R0) == known, "no blank is required where functions are served"
-    ledger.card_found(CARD, {R0: AFU, R1: None}, None)
-    assert ledger.function_resource(R0) == function_name(PREFIX, CARD, AFU)
-    assert ledger.function_resource(R1) is None
-    assert ledger.present_resource(DeviceId(CARD.id)) is None
+    ledger.hardware.card_found(CARD, {R0: AFU, R1: None}, None)
+    assert ledger.naming.function_resource(R0) == function_name(PREFIX, CARD, AFU)
+    assert ledger.naming.function_resource(R1) is None
+    assert ledger.naming.present_resource(DeviceId(CARD.id)) is None
 
 
 def test_of_a_region_that_its_card_does_not_have_now_there_is_no_function() -> None:
     known = RegionRecord(R1, Condition.UNBLANKED, "so", AFU)
     ledger = functions(MemoryJournal(Change(epochs={Epoch.BOOT: "boot"}, regions={R1: known})))
-    ledger.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: AFU}, None)
-    assert ledger.present_resource(DeviceId(R0))
-    assert ledger.present_resource(DeviceId(R1)) is None
+    ledger.hardware.card_found(replace(CARD, regions=CARD.regions[:1]), {R0: AFU}, None)
+    assert ledger.naming.present_resource(DeviceId(R0))
+    assert ledger.naming.present_resource(DeviceId(R1)) is None
     change = Change()
-    ledger._name_function(change, R2, BLANK)
+    ledger.naming.name_function(change, R2, BLANK)
     assert not change.resources, "nor of one whose card is gone"
 
 
 def test_an_owners_image_is_withheld_though_the_card_is_gone() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger._commit(Change(images={TenantImage(R2, AFU): True}))
-    assert ledger.withheld(R2)
-    assert not ledger.withheld(R1)
+    ledger.commit(Change(images={TenantImage(R2, AFU): True}))
+    assert ledger.naming.withheld(R2)
+    assert not ledger.naming.withheld(R1)
 
 
 # ------------------------------------------------------------------ a card's other regions
@@ -380,7 +382,7 @@ def test_the_former_owners_of_a_cards_other_regions_are_its_own() -> None:
     """The memory is the card's: those of another card are no reason to wait (invariant 7)."""
     ledger, _ = make_ledger(CARD, OTHER)
     for region, uid in ((R0, "a"), (R1, "b"), (R2, "c")):
-        ledger._commit(tenancy(region, uid))
+        ledger.commit(tenancy(region, uid))
     assert {one.pod for one in ledger.left_on(CARD.id)} == {"a", "b"}
     assert {one.pod for one in ledger.left_on(CARD.id, but=[R0])} == {"b"}
     assert {one.pod for one in ledger.left_on(OTHER.id, but=[R0])} == {"c"}
@@ -389,7 +391,7 @@ def test_the_former_owners_of_a_cards_other_regions_are_its_own() -> None:
 def test_a_cards_memory_is_clean_when_all_that_could_write_it_is() -> None:
     ledger, _ = make_ledger(CARD)
     assert ledger.others_clean(CARD, [])
-    ledger._commit(Change(regions={R1: RegionRecord(R1, Condition.DIRTY, "so")}))
+    ledger.commit(Change(regions={R1: RegionRecord(R1, Condition.DIRTY, "so")}))
     assert not ledger.others_clean(CARD, [])
     assert not ledger.others_clean(CARD, [R0])
     assert ledger.others_clean(CARD, [R1])
@@ -402,11 +404,13 @@ def test_an_alias_that_the_journal_lost_is_told_by_a_claims_card_that_is_there()
     name = ResourceName(f"{PREFIX}/region-fast-ce489693")
     ledger, _ = make_ledger(OTHER)
     another = Claim(DeviceId(OTHER.regions[1].id), REGIONS, {})
-    ledger._commit(Change(claims={another.device: another}))
-    assert ledger.resource(name) is None, "a claim of another resource tells nothing of this one"
+    ledger.commit(Change(claims={another.device: another}))
+    assert ledger.naming.resource(name) is None, (
+        "a claim of another resource tells nothing of this one"
+    )
     claims = {each: Claim(each, name, {}) for each in (DeviceId(R0), DeviceId(R2))}
-    ledger._commit(Change(claims={**claims}))
-    assert ledger.named_resource(name).interface_id == OTHER.interface_id
-    ledger.card_gone(OTHER.id)
+    ledger.commit(Change(claims={**claims}))
+    assert ledger.naming.named_resource(name).interface_id == OTHER.interface_id
+    ledger.hardware.card_gone(OTHER.id)
     with pytest.raises(RefusedError, match="nothing tells"):
-        ledger.named_resource(name)
+        ledger.naming.named_resource(name)

@@ -60,17 +60,17 @@ class Switching(RuleBasedStateMachine):
         self.ledger = open_ledger(self.journal, advertise, boot=self.boot)
         self.lists = make_lists(self.ledger, advertise=advertise, scrub=ScrubPolicy.BEST_EFFORT)
         blank = BLANK if self.blank and advertise is not Advertise.AF else None
-        self.ledger.card_found(CARD, dict(self.shows), blank)
-        self.ledger.reconciled([CARD.id])
+        self.ledger.hardware.card_found(CARD, dict(self.shows), blank)
+        self.ledger.allocations.reconciled([CARD.id])
 
     # ---------------------------------------------------------------- owners
 
     @rule(region=regions)
     def allocate(self, region) -> None:
         device = DeviceId(region)
-        if (resource := self.ledger.device_resource(device)) is not None:
+        if (resource := self.ledger.naming.device_resource(device)) is not None:
             with tolerated:
-                self.ledger.allocate(resource, [device])
+                self.ledger.allocations.allocate(resource, [device])
 
     @rule(region=regions, image=tenants, dies=st.sampled_from([None, None, "before", "after"]))
     def prestart(self, region, image, dies) -> None:
@@ -78,11 +78,11 @@ class Switching(RuleBasedStateMachine):
         claim = self.ledger.claims.get(DeviceId(region))
         if claim is None:
             return
-        self.ledger.prestart_seen([claim.device])
+        self.ledger.allocations.prestart_seen([claim.device])
         if self.ledger.record(region).condition not in CLEAN | {Condition.PROGRAMMED}:
             self.scrub(region)
         function = Resource.parse(claim.resource).afu_id
-        self.ledger.working([region], image=image if function is None else None)
+        self.ledger.work.working([region], image=image if function is None else None)
         if dies == "before":
             self.open(self.advertise)
             return
@@ -92,15 +92,15 @@ class Switching(RuleBasedStateMachine):
             self.open(self.advertise)
             return
         if function not in {None, self.shows[region]}:
-            self.ledger.dirty([region], "it holds another")
+            self.ledger.work.dirty([region], "it holds another")
             return
-        self.ledger.programmed(region, self.shows[region])
-        self.ledger.started([claim])
+        self.ledger.work.programmed(region, self.shows[region])
+        self.ledger.allocations.started([claim])
         self.reset.discard(region)
 
     @rule(region=regions)
     def release(self, region) -> None:
-        self.ledger.release([DeviceId(region)])
+        self.ledger.allocations.release([DeviceId(region)])
 
     # ---------------------------------------------------------------- work
 
@@ -113,16 +113,16 @@ class Switching(RuleBasedStateMachine):
             self.scrub(region)
 
     def scrub(self, region: RegionId) -> None:
-        keep = self.ledger.keeps(region)
-        self.ledger.working([region])
+        keep = self.ledger.naming.keeps(region)
+        self.ledger.work.working([region])
         if self.blank and not keep:
             self.shows[region] = BLANK
-        self.ledger.clean(region, self.shows[region], blank=self.blank and not keep)
+        self.ledger.work.clean(region, self.shows[region], blank=self.blank and not keep)
         self.reset.add(region)
 
     @rule()
     def look(self) -> None:
-        self.ledger.verify(CARD.id, self.shows)
+        self.ledger.hardware.verify(CARD.id, self.shows)
 
     # ---------------------------------------------------------------- others
 
@@ -161,7 +161,7 @@ class Switching(RuleBasedStateMachine):
             assert not shown(self.lists, name(tenant))
             assert name(tenant) not in self.ledger.resources
             for region in IDS:
-                assert self.ledger.device_resource(DeviceId(region)) != name(tenant)
+                assert self.ledger.naming.device_resource(DeviceId(region)) != name(tenant)
 
     @invariant()
     def each_device_is_on_one_list_and_an_owners_on_his(self) -> None:
@@ -210,19 +210,19 @@ def test_a_function_that_changes_under_its_owner_stays_on_his_list_and_moves_at_
     lists = make_lists(ledger, advertise=Advertise.AF)
     one, two = FUNCTIONS
     (region, other), device = IDS, DeviceId(IDS[0])
-    ledger.card_found(CARD, dict.fromkeys(IDS, one), None)
-    ledger.reconciled([CARD.id])
-    ledger.working(IDS)
+    ledger.hardware.card_found(CARD, dict.fromkeys(IDS, one), None)
+    ledger.allocations.reconciled([CARD.id])
+    ledger.work.working(IDS)
     for each in IDS:
-        ledger.clean(each, one, blank=False)
-    ledger.allocate(name(one), [device])
-    ledger.verify(CARD.id, {region: two, other: one})
+        ledger.work.clean(each, one, blank=False)
+    ledger.allocations.allocate(name(one), [device])
+    ledger.hardware.verify(CARD.id, {region: two, other: one})
     assert shown(lists, name(one)) == {device: True, DeviceId(other): True}
-    ledger.release([device])
+    ledger.allocations.release([device])
     assert shown(lists, name(one)) == {DeviceId(other): True}
     assert shown(lists, name(two)) == {device: False}
-    ledger.working([region])
-    ledger.clean(region, two, blank=False)
+    ledger.work.working([region])
+    ledger.work.clean(region, two, blank=False)
     assert shown(lists, name(two)) == {device: True}
     assert set(lists.resources()) == {name(one), name(two)}
 
@@ -230,39 +230,39 @@ def test_a_function_that_changes_under_its_owner_stays_on_his_list_and_moves_at_
 def test_of_a_damaged_journal_no_region_that_can_be_programmed_is_a_function():
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.AF)
-    ledger.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    ledger.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
     snapshot = doubted(journal.snapshot, "a row")
     assert snapshot.images == {TenantImage(region, None): True for region in IDS}
     again = open_ledger(MemoryJournal(snapshot), Advertise.AF)
-    again.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    assert again.function_resource(IDS[0]) is None
+    again.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    assert again.naming.function_resource(IDS[0]) is None
     # A verified blank ends it, and nobody ever programmed a card that cannot be programmed.
-    again.working([IDS[0]])
-    again.clean(IDS[0], BLANK, blank=True)
-    assert again.function_resource(IDS[0]) == name(BLANK)
+    again.work.working([IDS[0]])
+    again.work.clean(IDS[0], BLANK, blank=True)
+    assert again.naming.function_resource(IDS[0]) == name(BLANK)
     fixed = make_card(nodes=(0, 1), reprogrammable=False)
-    again.card_found(fixed, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    assert again.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
+    again.hardware.card_found(fixed, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    assert again.naming.function_resource(IDS[1]) == function_name(PREFIX, fixed, FUNCTIONS[0])
 
 
 def test_a_region_with_an_owners_image_is_no_function_whichever_id_it_shows():
     card = make_card(nodes=(0, 1))
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.REGION)
-    ledger.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.working([IDS[0]], image=TENANTS[0])
+    ledger.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    ledger.work.working([IDS[0]], image=TENANTS[0])
     again = open_ledger(journal, Advertise.AF)
     lists = make_lists(again, advertise=Advertise.AF, scrub=ScrubPolicy.BEST_EFFORT)
-    again.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    again.reconciled([card.id])
-    again.working(IDS)
-    again.clean(IDS[0], FUNCTIONS[1], blank=False)  # mislabelled, or it changed what it shows
-    again.clean(IDS[1], FUNCTIONS[0], blank=False)
+    again.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    again.allocations.reconciled([card.id])
+    again.work.working(IDS)
+    again.work.clean(IDS[0], FUNCTIONS[1], blank=False)  # mislabelled, or it changed what it shows
+    again.work.clean(IDS[1], FUNCTIONS[0], blank=False)
     assert shown(lists, name(FUNCTIONS[0])) == {DeviceId(IDS[1]): True}
     assert shown(lists, name(FUNCTIONS[1])) == {}
     assert name(FUNCTIONS[1]) not in again.resources
-    again.working([IDS[0]])
-    again.clean(IDS[0], BLANK, blank=True)
+    again.work.working([IDS[0]])
+    again.work.clean(IDS[0], BLANK, blank=True)
     assert name(BLANK) in again.resources
     assert shown(lists, name(BLANK)) == {DeviceId(IDS[0]): True}
 
@@ -271,20 +271,20 @@ def test_a_card_that_cannot_be_programmed_is_neither_a_card_nor_regions():
     card = make_card(nodes=(0, 1), reprogrammable=False)
     ledger = open_ledger(MemoryJournal(), Advertise.REGION)
     lists = make_lists(ledger)
-    ledger.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.reconciled([card.id])
+    ledger.hardware.card_found(card, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    ledger.allocations.reconciled([card.id])
     assert not ledger.resources
     assert shown(lists) == {}
-    assert all(ledger.device_resource(DeviceId(one)) is None for one in (card.id, *IDS))
-    assert all(map(ledger.keeps, IDS))
+    assert all(ledger.naming.device_resource(DeviceId(one)) is None for one in (card.id, *IDS))
+    assert all(map(ledger.naming.keeps, IDS))
 
 
 def test_a_card_that_came_back_and_does_not_tell_what_it_holds_is_on_no_list():
     ledger = open_ledger(MemoryJournal(), Advertise.AF)
     lists = make_lists(ledger, advertise=Advertise.AF)
-    ledger.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.card_gone(CARD.id)
-    ledger.card_found(CARD, {IDS[0]: None, IDS[1]: FUNCTIONS[1]}, None)
+    ledger.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    ledger.hardware.card_gone(CARD.id)
+    ledger.hardware.card_found(CARD, {IDS[0]: None, IDS[1]: FUNCTIONS[1]}, None)
     assert shown(lists, name(FUNCTIONS[0])) == {}
     assert shown(lists, name(FUNCTIONS[1])) == {DeviceId(IDS[1]): False}
 
@@ -292,15 +292,15 @@ def test_a_card_that_came_back_and_does_not_tell_what_it_holds_is_on_no_list():
 def test_what_stays_on_a_region_its_owners_resource_says_whatever_the_node_serves_by_now():
     journal = MemoryJournal()
     ledger = open_ledger(journal, Advertise.AF)
-    ledger.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    ledger.reconciled([CARD.id])
-    assert all(map(ledger.keeps, IDS))
-    ledger.allocate(name(FUNCTIONS[0]), [IDS[0]])
+    ledger.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    ledger.allocations.reconciled([CARD.id])
+    assert all(map(ledger.naming.keeps, IDS))
+    ledger.allocations.allocate(name(FUNCTIONS[0]), [IDS[0]])
     later = open_ledger(journal, Advertise.REGION)
-    later.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), BLANK)
-    later.reconciled([CARD.id])
-    assert [later.keeps(region) for region in IDS] == [True, False]
-    later.allocate(REGIONS, [IDS[1]])
+    later.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), BLANK)
+    later.allocations.reconciled([CARD.id])
+    assert [later.naming.keeps(region) for region in IDS] == [True, False]
+    later.allocations.allocate(REGIONS, [IDS[1]])
     again = open_ledger(journal, Advertise.AF)
-    again.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
-    assert [again.keeps(region) for region in IDS] == [True, False]
+    again.hardware.card_found(CARD, dict.fromkeys(IDS, FUNCTIONS[0]), None)
+    assert [again.naming.keeps(region) for region in IDS] == [True, False]

@@ -438,12 +438,12 @@ class Life(RuleBasedStateMachine):
                     if device not in ledger.claims:
                         granted = {device_variable(r): node for r, node in pod.nodes.items()}
                         try:
-                            ledger.adopt(pod.resource, device, pod.uid, granted)
+                            ledger.allocations.adopt(pod.resource, device, pod.uid, granted)
                         except RefusedError:
                             cards -= {card_of(device)}
                     elif device in ledger.claims and ledger.claims[device].pod is None:
-                        ledger.bind_pod([device], pod.uid)
-            ledger.reconciled(cards)
+                        ledger.allocations.bind_pod([device], pod.uid)
+            ledger.allocations.reconciled(cards)
         except (JournalError, ProcessDiedError):
             return False
         return True
@@ -682,7 +682,7 @@ class Life(RuleBasedStateMachine):
         """Hardware is gone or has failed, as far as the plugin can know."""
         ledger = self.plugin.ledger
         rebinding = card_of(region) in ledger.rebinding
-        return ledger.region(region) is None or rebinding or bool(ledger.trouble(region))
+        return ledger.region(region) is None or rebinding or bool(ledger.obstacles.trouble(region))
 
     @invariant()
     def what_is_offered_is_clean(self) -> None:
@@ -717,7 +717,9 @@ class Life(RuleBasedStateMachine):
         self.rack.bad_prs = []
         self.settle_all()
         for card in list(self.plugin.ledger.drained):
-            self.plugin.call(functools.partial(self.plugin.ledger.set_drained, card, drained=False))
+            self.plugin.call(
+                functools.partial(self.plugin.ledger.hardware.set_drained, card, drained=False)
+            )
         self.blank_image(there=True)
         for pod in self.pods:
             pod.active = False

@@ -45,19 +45,19 @@ def test_an_environment_tells_every_region_of_a_card_and_of_a_region_its_own() -
 def test_a_lease_ends_with_any_of_its_claims_whoever_has_the_device_then() -> None:
     """Work for one owner must not end up with the next one (invariants 1 and 4)."""
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
-    ledger.allocate(REGIONS, [P1])
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P1])
     lease = ledger.lease([P1, P0])
     assert lease.devices == (P1, P0)
     start(ledger, P0)
     assert lease.holds, "that it is used by now changes nothing"
     assert ledger.lease([P0, P1]) == lease
     lease.check()
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert not lease.holds
     with pytest.raises(RefusedError, match=f"claim of {P0} ended before"):
         lease.check()
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     assert not lease.holds
     assert ledger.lease([P0, P1]) != lease
     with pytest.raises(RefusedError, match=f"claim of {P0} ended before"):

@@ -69,8 +69,9 @@ class Both:
 
 
 class Steps(RuleBasedStateMachine):
-    @initialize(found=st.booleans())
-    def begin(self, found) -> None:
+    @initialize(found=st.booleans(), scrub=st.sampled_from(ScrubPolicy))
+    def begin(self, found, scrub) -> None:
+        self.views = [(a, s) for a, s in VIEWS if s is scrub]
         self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.boot = 1
         self.aliases = True
@@ -78,8 +79,8 @@ class Steps(RuleBasedStateMachine):
         self.open()
         for card in CARDS if found else ():
             with tolerated:
-                self.ledger.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
-                self.ledger.reconciled([card.id])
+                self.ledger.hardware.card_found(card, {r.id: BLANK for r in card.regions}, BLANK)
+                self.ledger.allocations.reconciled([card.id])
 
     def open(self, expected: Change | None = None) -> None:
         self.journal = Both(os.path.join(self.folder, "journal.sqlite3"))
@@ -94,7 +95,7 @@ class Steps(RuleBasedStateMachine):
             aliases=self.aliases,
         )
         self.meant = {}
-        self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in VIEWS]
+        self.lists = [make_lists(self.ledger, advertise=a, scrub=s) for a, s in self.views]
         self.lost = False
 
     def teardown(self) -> None:
@@ -128,23 +129,25 @@ class Steps(RuleBasedStateMachine):
             interface_id=interface,
             clears_memory=clears_memory,
         )
-        self.learns(lambda: self.ledger.card_found(card, {r.id: afu for r in card.regions}, blank))
+        self.learns(
+            lambda: self.ledger.hardware.card_found(card, {r.id: afu for r in card.regions}, blank)
+        )
         assert self.ledger.cards[card.id] == card
         if reconciled:
-            self.happens_or_not(lambda: self.ledger.reconciled([card.id]))
+            self.happens_or_not(lambda: self.ledger.allocations.reconciled([card.id]))
 
     @rule(told=aliases)
     def named(self, told) -> None:
         """The store's manifest says how interface ids are called."""
         if self.aliases:
-            waiting = self.happens_or_not(lambda: self.ledger.call_interfaces(told))
+            waiting = self.happens_or_not(lambda: self.ledger.naming.call_interfaces(told))
             if waiting is not None:
                 assert self.ledger.aliases == {i: a for i, a in told.items() if i not in waiting}
 
     @invariant()
     def a_claims_resource_means_the_same_as_long_as_it_lives(self) -> None:
         meant = {
-            (claim.device, claim.generation): self.ledger.resource(claim.resource)
+            (claim.device, claim.generation): self.ledger.naming.resource(claim.resource)
             for claim in (self.ledger.claims.values() if hasattr(self, "ledger") else ())
         }
         assert all(self.meant.get(claim, of) == of for claim, of in meant.items())
@@ -152,91 +155,93 @@ class Steps(RuleBasedStateMachine):
 
     @rule(card=st.sampled_from(CARDS))
     def gone(self, card) -> None:
-        self.learns(lambda: self.ledger.card_gone(card.id))
+        self.learns(lambda: self.ledger.hardware.card_gone(card.id))
         assert card.id not in self.ledger.cards
 
     @rule(card=st.sampled_from(CARDS), failing=st.sets(one_region))
     def failing(self, card, failing) -> None:
         signals = dict.fromkeys(failing, TOO_HOT)
-        self.learns(lambda: self.ledger.set_failing(card.id, signals))
+        self.learns(lambda: self.ledger.hardware.set_failing(card.id, signals))
 
     @rule(card=st.sampled_from(CARDS), observed=seen)
     def verified(self, card, observed) -> None:
-        self.learns(lambda: self.ledger.verify(card.id, observed))
+        self.learns(lambda: self.ledger.hardware.verify(card.id, observed))
 
     @rule(cards=st.sets(st.sampled_from(CARDS)))
     def foreign(self, cards) -> None:
-        self.ledger.set_foreign({card.id: "another plugin's pod" for card in cards})
+        self.ledger.hardware.set_foreign({card.id: "another plugin's pod" for card in cards})
 
     # -------------------------------------------------------------- kubelet
 
     @rule(number=st.integers(1, 3))
     def kubelet(self, number) -> None:
-        self.happens_or_not(lambda: self.ledger.kubelet_epoch(f"life {number}"))
+        self.happens_or_not(lambda: self.ledger.allocations.kubelet_epoch(f"life {number}"))
 
     @rule()
     def env(self) -> None:
-        self.happens_or_not(self.ledger.env_seen)
+        self.happens_or_not(self.ledger.allocations.env_seen)
 
     @rule(one=st.sampled_from(DEVICES), more=some_devices, other=st.sampled_from([None, *NAMES]))
     def allocate(self, one, more, other) -> None:
         """Mostly of one device, under the resource that has it."""
-        resource = other or self.ledger.device_resource(one) or NAMES[0]
+        resource = other or self.ledger.naming.device_resource(one) or NAMES[0]
         devices = [one, *more] if other else [one]
-        claims = self.happens_or_not(lambda: self.ledger.allocate(resource, devices))
+        claims = self.happens_or_not(lambda: self.ledger.allocations.allocate(resource, devices))
         for claim in claims or ():
             assert self.ledger.claims[claim.device] == claim
-            present = {r.id: r.grant for r in self.ledger.regions_of(claim.device)}
+            present = {r.id: r.grant for r in self.ledger.obstacles.regions_of(claim.device)}
             assert claim.grants == present
-            assert not any(self.ledger.trouble(region) for region in present)
+            assert not any(self.ledger.obstacles.trouble(region) for region in present)
             others = [one for one in self.ledger.tenancies.values() if one.region not in present]
             for node in (node for grant in present.values() for node in grant.nodes):
                 assert not any(node in one.nodes for one in others)
 
     @rule(one=st.sampled_from(DEVICES), pod=pods, nodes=st.lists(st.integers(0, 6), max_size=2))
     def adopt(self, one, pod, nodes) -> None:
-        resource = self.ledger.device_resource(one)
+        resource = self.ledger.naming.device_resource(one)
         if resource is not None:
             text = ",".join(f"/dev/dfl-port.{node}" for node in nodes)
             env = {device_variable(RegionId(one)): text} if nodes else {}
-            self.happens_or_not(lambda: self.ledger.adopt(resource, one, pod, env))
+            self.happens_or_not(lambda: self.ledger.allocations.adopt(resource, one, pod, env))
 
     @rule(devices=some_devices, pod=pods)
     def bind(self, devices, pod) -> None:
-        self.happens_or_not(lambda: self.ledger.bind_pod(devices, pod))
+        self.happens_or_not(lambda: self.ledger.allocations.bind_pod(devices, pod))
 
     @rule(devices=some_devices)
     def prestart(self, devices) -> None:
-        self.learns(lambda: self.ledger.prestart_seen(devices))
+        self.learns(lambda: self.ledger.allocations.prestart_seen(devices))
 
     @rule(devices=some_devices, debug=st.sampled_from([None, DEBUG]))
     def started(self, devices, debug) -> None:
         claims = [c for d in devices if (c := self.ledger.claims.get(d)) is not None]
-        self.happens_or_not(lambda: self.ledger.started(claims, debug))
+        self.happens_or_not(lambda: self.ledger.allocations.started(claims, debug))
 
     @rule(one=st.sampled_from(DEVICES), program=st.booleans(), debug=st.sampled_from([None, DEBUG]))
     def prepared(self, one, program, debug) -> None:
         """As a whole PreStart does it."""
         claim = self.ledger.claims.get(one)
         if claim is not None:
-            self.learns(lambda: self.ledger.prestart_seen([one]))
+            self.learns(lambda: self.ledger.allocations.prestart_seen([one]))
             with tolerated:
                 for region in claim.grants if program else ():
-                    self.ledger.working([region])
-                    self.ledger.programmed(region, AFU)
-                self.ledger.started([claim], debug)
+                    self.ledger.work.working([region])
+                    self.ledger.work.programmed(region, AFU)
+                self.ledger.allocations.started([claim], debug)
 
     @rule(devices=some_devices)
     def poststop(self, devices) -> None:
-        for one in self.happens_or_not(lambda: self.ledger.poststop_seen(devices)) or ():
-            assert self.ledger.balanced(one)
+        for one in (
+            self.happens_or_not(lambda: self.ledger.allocations.poststop_seen(devices)) or ()
+        ):
+            assert self.ledger.allocations.balanced(one)
 
     @rule(devices=some_devices)
     def release(self, devices) -> None:
         before = set(self.ledger.claims)
         used = {d for d, c in self.ledger.claims.items() if c.started and not c.poststops}
         regions = {d: self.ledger.claims[d].grants for d in before}
-        released = self.happens_or_not(lambda: self.ledger.release(devices))
+        released = self.happens_or_not(lambda: self.ledger.allocations.release(devices))
         if released is not None:
             assert set(released) == before & set(devices)
             assert set(self.ledger.claims) == before - set(devices)
@@ -259,18 +264,18 @@ class Steps(RuleBasedStateMachine):
 
     @rule(region=one_region, words=st.sampled_from(["", "it failed"]))
     def failure_noted(self, region, words) -> None:
-        self.happens_or_not(lambda: self.ledger.note_failure(region, words))
+        self.happens_or_not(lambda: self.ledger.work.note_failure(region, words))
 
     @rule(region=one_region, until=st.sampled_from([1.0, 2.0]))
     def kept(self, region, until) -> None:
         free = self.ledger.region_claim(region) is None
         if region in self.ledger.debugs and free:
-            done = self.happens_or_not(lambda: (self.ledger.keep(region, until), True))
-            assert done is None or self.ledger.trouble(region)
+            done = self.happens_or_not(lambda: (self.ledger.work.keep(region, until), True))
+            assert done is None or self.ledger.obstacles.trouble(region)
 
     @rule(regions=some_regions)
     def no_longer_kept(self, regions) -> None:
-        self.happens_or_not(lambda: self.ledger.end_debug(regions))
+        self.happens_or_not(lambda: self.ledger.work.end_debug(regions))
 
     @invariant()
     def nobody_owns_what_is_kept(self) -> None:
@@ -282,45 +287,45 @@ class Steps(RuleBasedStateMachine):
 
     @rule(regions=some_regions)
     def working(self, regions) -> None:
-        self.happens_or_not(lambda: self.ledger.working(regions))
+        self.happens_or_not(lambda: self.ledger.work.working(regions))
 
     @rule(regions=some_regions)
     def dirty(self, regions) -> None:
-        self.learns(lambda: self.ledger.dirty(regions, "x"))
+        self.learns(lambda: self.ledger.work.dirty(regions, "x"))
         assert all(self.ledger.record(r).condition is Condition.DIRTY for r in regions)
 
     @rule(region=one_region)
     def faulted(self, region) -> None:
-        self.learns(lambda: self.ledger.faulted(region, "x"))
+        self.learns(lambda: self.ledger.work.faulted(region, "x"))
         assert self.ledger.record(region).condition is Condition.FAULTED
 
     @rule(region=one_region, blank=st.booleans(), afu=afus)
     def clean(self, region, blank, afu) -> None:
         before = self.ledger.record(region).condition
-        self.happens_or_not(lambda: self.ledger.clean(region, afu, blank=blank))
+        self.happens_or_not(lambda: self.ledger.work.clean(region, afu, blank=blank))
         if self.ledger.record(region).condition in {Condition.BLANK, Condition.UNBLANKED}:
             assert before in {Condition.SCRUBBING, Condition.BLANK, Condition.UNBLANKED}
 
     @rule(region=one_region)
     def programmed(self, region) -> None:
         before = self.ledger.record(region).condition
-        self.happens_or_not(lambda: self.ledger.programmed(region, AFU))
+        self.happens_or_not(lambda: self.ledger.work.programmed(region, AFU))
         if before not in {Condition.SCRUBBING, Condition.PROGRAMMED}:
             assert self.ledger.record(region).condition is before
 
     @rule(card=st.sampled_from(CARDS), open_=st.booleans())
     def debt(self, card, open_) -> None:
-        self.happens_or_not(lambda: self.ledger.set_debt(card.id, open_=open_))
+        self.happens_or_not(lambda: self.ledger.work.set_debt(card.id, open_=open_))
 
     @rule(regions=some_regions, afu=afus)
     def scrub(self, regions, afu) -> None:
         """As a release does it; random steps alone rarely clean anything."""
         with tolerated:
-            self.ledger.working(regions)
+            self.ledger.work.working(regions)
             for region in dict.fromkeys(regions):
-                self.ledger.clean(region, afu, blank=True)
+                self.ledger.work.clean(region, afu, blank=True)
             for card in {card_of(r) for r in regions}:
-                self.ledger.set_debt(card, open_=False)
+                self.ledger.work.set_debt(card, open_=False)
 
     # -------------------------------------------------------------- misfortunes
 
@@ -382,7 +387,7 @@ class Steps(RuleBasedStateMachine):
     @invariant()
     def lists_are_the_table(self) -> None:
         if hasattr(self, "ledger"):
-            for lists, (advertise, scrub) in zip(self.lists, VIEWS, strict=True):
+            for lists, (advertise, scrub) in zip(self.lists, self.views, strict=True):
                 expected = table(self.ledger, advertise=advertise, scrub=scrub)
                 assert listed(self.ledger, lists) == expected
 

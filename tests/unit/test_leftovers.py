@@ -21,16 +21,15 @@ from fpga_plugin.dra.ends import ClaimEnds
 from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
-from fpga_plugin.errors import FpgaPluginError
+from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
-from fpga_plugin.ledger.holders import HeldError
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Condition, Holder
+from fpga_plugin.ledger.resource_claims import HeldError
 from fpga_plugin.pods.cgroup import PodPresence
 from fpga_plugin.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointUnreadableError
 from fpga_plugin.pods.dra_record import FILE_NAME
 from fpga_plugin.regions.operations import CardOperations
-from fpga_plugin.stock.adoption import Adoption
 from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 from fpga_plugin.stock.owners import Owners
 
@@ -84,9 +83,9 @@ class Claims:
         self.ledger, self.journal = make_ledger(CARD)
         self.files = CdiFiles(str(folder / "cdi"), PREFIX)
         holder = Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}, PREFIX, self.files.path(UID))
-        self.ledger.take(holder, [POD_A])
+        self.ledger.resource_claims.take(holder, [POD_A])
         start(self.ledger, P0)
-        self.ledger.prepared(UID, {})
+        self.ledger.resource_claims.prepared(UID, {})
         self.files.write(self.ledger.holders[UID], [self.ledger.claims[P0]])
         self.path = Path(self.files.path(UID))
         self.live()
@@ -95,8 +94,8 @@ class Claims:
         """A life of the plugin."""
         self.ledger = reopened(self.journal)
         there = {one.id: AFU if one.id == REGION else BLANK for one in CARD.regions}
-        self.ledger.card_found(CARD, there, BLANK)
-        self.ledger.reconciled([CARD.id])
+        self.ledger.hardware.card_found(CARD, there, BLANK)
+        self.ledger.allocations.reconciled([CARD.id])
         self.queue = Queue()
         of = operations(self.ledger, self.pods)
         files = ClaimFiles(self.ledger, self.files)
@@ -133,9 +132,9 @@ class Claims:
         assert self.ledger.record(REGION).condition is Condition.PROGRAMMED
         assert self.queue.added == []
         with pytest.raises(FpgaPluginError):
-            self.ledger.allocate(REGIONS, [P0])
-        self.ledger.allocate(REGIONS, [P1])
-        self.ledger.release([P1])
+            self.ledger.allocations.allocate(REGIONS, [P0])
+        self.ledger.allocations.allocate(REGIONS, [P1])
+        self.ledger.allocations.release([P1])
         return True
 
 
@@ -210,14 +209,17 @@ def test_a_pod_that_joined_while_no_plugin_ran_keeps_the_claim(claims: Claims) -
 def test_pods_that_are_done_with_a_claim_are_forgotten_once_they_are_gone(claims: Claims) -> None:
     claims.record(POD_B)
     claims.look("pod-a", "pod-b")
-    assert {one.pod for one in claims.ledger.tenancies_of_holder(UID)} == {POD_A, POD_B}
+    assert {one.pod for one in claims.ledger.resource_claims.tenancies_of_holder(UID)} == {
+        POD_A,
+        POD_B,
+    }
     claims.look("pod-b")
-    assert {one.pod for one in claims.ledger.tenancies_of_holder(UID)} == {POD_B}
+    assert {one.pod for one in claims.ledger.resource_claims.tenancies_of_holder(UID)} == {POD_B}
 
 
 def test_a_claim_that_kubelet_ended_leaves_only_its_tenancies(claims: Claims) -> None:
     """Its region waits for the pod as any former owner's does."""
-    claims.ledger.end_holder(UID)
+    claims.ledger.resource_claims.end_holder(UID)
     claims.record()
     claims.look("pod-a")
     assert not claims.held
@@ -230,7 +232,7 @@ def test_a_claim_that_the_record_names_and_the_journal_lacks_is_adopted(claims: 
     claims.look("pod-a", "pod-b")
     assert claims.ledger.pods_of([P1]) == {POD_B}
     with pytest.raises(FpgaPluginError):
-        claims.ledger.allocate(REGIONS, [P1])
+        claims.ledger.allocations.allocate(REGIONS, [P1])
 
 
 def test_a_claim_keeps_its_row_until_its_file_is_removed(
@@ -282,14 +284,13 @@ class Devices:
     def __init__(self, pods: Pods, *entries: CheckpointEntry) -> None:
         self.ledger, _ = make_ledger(CARD)
         self.pods, self.entries = pods, list(entries)
+        self.podresources = None
         self.failing = False
         self.queue = Queue()
 
     def look(self) -> DevicePluginLeftovers:
-        owners = Owners(self.ledger, SimpleNamespace())  # type: ignore[arg-type]
-        cgroups = self.pods
-        adoption = Adoption(self.ledger, owners, cgroups)  # type: ignore[arg-type]
-        leftovers = DevicePluginLeftovers(self.ledger, adoption, self, cgroups, self.queue)  # type: ignore[arg-type]
+        owners = Owners(self.ledger, self.pods, self)  # type: ignore[arg-type]
+        leftovers = DevicePluginLeftovers(self.ledger, self.pods, owners, self, self.queue)  # type: ignore[arg-type]
         self.read = asyncio.run(leftovers.look())
         return leftovers
 
@@ -299,7 +300,9 @@ class Devices:
         return Checkpoint(entries=tuple(self.entries))
 
     def prepare(self) -> None:
-        self.ledger.take(Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}), [POD_B])
+        self.ledger.resource_claims.take(
+            Holder(UID, "space", "claim", (P0,), {P0: ("fpga",)}), [POD_B]
+        )
 
 
 def entry(resource: str, *ids: str) -> CheckpointEntry:
@@ -307,9 +310,9 @@ def entry(resource: str, *ids: str) -> CheckpointEntry:
 
 
 def owned(devices: Devices, *, pod: PodUid | None = POD_A) -> Devices:
-    devices.ledger.allocate(REGIONS, [P0])
+    devices.ledger.allocations.allocate(REGIONS, [P0])
     if pod is not None:
-        devices.ledger.bind_pod([P0], pod)
+        devices.ledger.allocations.bind_pod([P0], pod)
     start(devices.ledger, P0)
     return devices
 
@@ -335,7 +338,7 @@ def test_a_pod_that_the_checkpoint_names_keeps_its_device_and_no_other(
     with pytest.raises(HeldError, match="a pod of the device plugin"):
         devices.prepare()
     other = Holder(UID, "space", "claim", (P1,), {P1: ("fpga",)})
-    assert devices.ledger.take(other, [POD_B]), "the rest is served"
+    assert devices.ledger.resource_claims.take(other, [POD_B]), "the rest is served"
 
 
 def test_a_pod_that_may_have_a_device_by_another_plugins_name_keeps_its_card_back() -> None:
@@ -368,7 +371,7 @@ def test_a_pod_that_runs_and_that_kubelet_forgot_is_waited_for() -> None:
     devices.look()
     assert not devices.ledger.claims
     of = operations(devices.ledger, devices.pods)
-    waits = asyncio.run(of.living(devices.ledger.tenancies_of(REGION)))
+    waits = asyncio.run(of.living(devices.ledger.tenancies.of(REGION)))
     assert waits is not None
     assert waits.pod == POD_A
 
@@ -396,3 +399,40 @@ def test_what_claims_have_is_theirs_when_their_own_api_serves() -> None:
     devices.look()
     assert set(devices.ledger.holders) == {UID}
     assert set(devices.ledger.claims) == {P0}
+
+
+# Kubelet counts the devices of pods that are gone as in use until it is asked for its List.
+
+
+class Counted(Devices):
+    """Where kubelet's PodResources can be asked."""
+
+    def __init__(self, pods: Pods, *entries: CheckpointEntry) -> None:
+        super().__init__(pods, *entries)
+        self.podresources = object()  # type: ignore[assignment]
+        self.lists, self.away = 0, False
+
+    async def holders(self) -> None:
+        self.lists += 1
+        if self.away:
+            raise NoSourceError("kubelet is away")
+
+
+def test_kubelet_counts_its_devices_when_the_last_of_these_claims_has_ended() -> None:
+    devices = Counted(alive("pod-a"), entry(REGIONS, P0), entry(REGIONS, P1))
+    leftovers = devices.look()
+    assert (len(devices.ledger.claims), devices.lists) == (2, 0)
+    devices.entries.pop()
+    asyncio.run(leftovers.look())
+    assert (len(devices.ledger.claims), devices.lists) == (1, 0)
+    devices.pods.states.clear()
+    devices.away = True
+    asyncio.run(leftovers.look())
+    assert (len(devices.ledger.claims), devices.lists) == (0, 1)
+    assert leftovers.waits, "it is asked again"
+    assert not leftovers.problem, "claims are served all the same"
+    devices.away = False
+    for _ in range(2):
+        asyncio.run(leftovers.look())
+    assert devices.lists == 2, "once"
+    assert not leftovers.waits

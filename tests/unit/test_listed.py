@@ -49,8 +49,8 @@ def serving(journal: MemoryJournal, card: Card = CARD) -> tuple[Ledger, DeviceLi
     found(ledger, card, AFU)
     for region in card.regions:
         if ledger.region_claim(region.id) is None:
-            ledger.working([region.id])
-            ledger.clean(region.id, AFU, blank=False)
+            ledger.work.working([region.id])
+            ledger.work.clean(region.id, AFU, blank=False)
     return ledger, make_lists(ledger, advertise=Advertise.AF)
 
 
@@ -62,7 +62,7 @@ def test_a_resource_of_this_life_stays_registered_under_a_new_alias_too(
 ) -> None:
     """Kubelet forgets an endpoint that goes, and fails the pods that it still admits by it."""
     assert lists.resources() == (WHOLE, REGIONS)
-    ledger.call_interfaces({INTERFACE: ALIAS})
+    ledger.naming.call_interfaces({INTERFACE: ALIAS})
     assert lists.resources() == tuple(sorted((*OF_ALIAS, WHOLE, REGIONS)))
     assert make_lists(ledger).resources() == OF_ALIAS, "after a restart the old names are over"
 
@@ -70,7 +70,7 @@ def test_a_resource_of_this_life_stays_registered_under_a_new_alias_too(
 def test_an_alias_that_nothing_explains_any_more_is_not_registered() -> None:
     nobodys = ResourceName(f"{PREFIX}/region-lost")
     ledger, _ = make_ledger(CARD, snapshot=Change(resources={nobodys: True}))
-    assert ledger.resource(nobodys) is None
+    assert ledger.naming.resource(nobodys) is None
     assert make_lists(ledger).resources() == (WHOLE, REGIONS)
 
 
@@ -82,7 +82,7 @@ def test_the_only_resource_of_a_node_is_registered() -> None:
 def test_the_resource_of_a_claim_is_registered_whatever_else_the_journal_lost() -> None:
     """Its pod is admitted again by this name."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     alone = MemoryJournal(Change(claims=dict(journal.snapshot.claims)))
     again = Ledger(prefix=PREFIX, journal=alone, snapshot=alone.snapshot, boot_id="boot")
     assert not again.resources
@@ -91,7 +91,7 @@ def test_the_resource_of_a_claim_is_registered_whatever_else_the_journal_lost() 
 
 def test_a_function_has_no_alias_and_is_registered_where_its_card_has_one() -> None:
     ledger, _ = serving(MemoryJournal())
-    ledger.call_interfaces({INTERFACE: ALIAS})
+    ledger.naming.call_interfaces({INTERFACE: ALIAS})
     assert FUNCTION in make_lists(ledger, advertise=Advertise.AF).resources()
 
 
@@ -100,7 +100,7 @@ def test_a_function_has_no_alias_and_is_registered_where_its_card_has_one() -> N
 
 def test_an_owned_device_is_told_with_its_numa_node(ledger: Ledger, lists: DeviceLists) -> None:
     """Else the topology manager would admit its pod by another node after kubelet's restart."""
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     assert [(d.id, d.numa_node) for d in lists.devices(REGIONS)][:2] == [(P0, 1), (P1, 1)]
 
 
@@ -108,18 +108,18 @@ def test_while_a_card_is_rebound_none_of_its_devices_is_healthy_owned_or_not(
     ledger: Ledger, lists: DeviceLists
 ) -> None:
     """Its nodes are about to go: kubelet must start no container on them."""
-    ledger.allocate(REGIONS, [P0])
-    ledger.set_rebinding(CARD.id, rebinding=True)
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     assert (shown(lists)[P0], shown(lists)[P1]) == (False, False)
-    ledger.set_rebinding(CARD.id, rebinding=False)
+    ledger.hardware.set_rebinding(CARD.id, rebinding=False)
     assert (shown(lists)[P0], shown(lists)[P1]) == (True, True)
 
 
 def test_an_owned_region_that_is_gone_from_its_card_is_unhealthy_and_its_neighbour_is_not(
     ledger: Ledger, lists: DeviceLists
 ) -> None:
-    ledger.allocate(REGIONS, [P0])
-    ledger.allocate(REGIONS, [P1])
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P1])
     found(ledger, replace(CARD, regions=CARD.regions[:1]))
     assert (shown(lists)[P0], shown(lists)[P1]) == (True, False)
 
@@ -127,8 +127,8 @@ def test_an_owned_region_that_is_gone_from_its_card_is_unhealthy_and_its_neighbo
 def test_one_broken_region_makes_an_owned_card_unhealthy(
     ledger: Ledger, lists: DeviceLists
 ) -> None:
-    ledger.allocate(WHOLE, [BOARD])
-    ledger.set_failing(CARD.id, {R1: TOO_HOT})
+    ledger.allocations.allocate(WHOLE, [BOARD])
+    ledger.hardware.set_failing(CARD.id, {R1: TOO_HOT})
     assert shown(lists, WHOLE)[BOARD] is False
 
 
@@ -136,17 +136,17 @@ def test_one_broken_region_makes_an_owned_card_unhealthy(
 
 
 def test_of_a_drained_card_only_what_is_owned_is_listed(ledger: Ledger, lists: DeviceLists) -> None:
-    ledger.allocate(REGIONS, [P0])
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.hardware.set_drained(CARD.id, drained=True)
     assert P0 in shown(lists)
     assert P1 not in shown(lists)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert not {P0, P1} & shown(lists).keys()
     assert BOARD not in shown(lists, WHOLE)
 
 
 def test_of_a_card_that_went_no_device_stays_on_a_list(ledger: Ledger, lists: DeviceLists) -> None:
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert set(shown(lists)) == {device(OTHER, 0), device(OTHER, 1)}
     assert set(shown(lists, WHOLE)) == {device(OTHER)}
 
@@ -155,12 +155,12 @@ def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
     """Kubelet's records may name an owner that the journal lost (invariant 1)."""
     _, journal = make_ledger(CARD)
     again = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    again.card_found(CARD, dict.fromkeys((R0, R1), None), None)
+    again.hardware.card_found(CARD, dict.fromkeys((R0, R1), None), None)
     scrub(again, CARD)
     lists = make_lists(again)
     assert shown(lists) == {P0: False, P1: False}
     assert shown(lists, WHOLE) == {BOARD: False}
-    again.reconciled([CARD.id])
+    again.allocations.reconciled([CARD.id])
     assert shown(lists) == {P0: True, P1: True}
     assert shown(lists, WHOLE) == {BOARD: True}
 
@@ -171,7 +171,7 @@ def test_what_nobody_can_tell_the_owners_of_is_not_healthy() -> None:
 def test_of_a_card_that_a_pod_has_as_a_whole_no_function_is_given_to_another() -> None:
     """The claim is of an earlier setting; its pod still has every region (invariant 1)."""
     before, journal = make_ledger(CARD)
-    before.allocate(WHOLE, [BOARD])
+    before.allocations.allocate(WHOLE, [BOARD])
     _, lists = serving(journal)
     assert shown(lists, WHOLE) == {BOARD: True}
     assert shown(lists, FUNCTION) == {}
@@ -180,7 +180,7 @@ def test_of_a_card_that_a_pod_has_as_a_whole_no_function_is_given_to_another() -
 def test_what_the_operator_gives_to_nobody_by_region_is_no_healthy_function() -> None:
     ledger, lists = serving(MemoryJournal(), replace(CARD, clears_memory=False))
     assert shown(lists, FUNCTION) == {P0: True, P1: True}
-    ledger.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE_REGIONS)
+    ledger.obstacles.exposure = ExposurePolicy(uncleared_memory=Exposure.REFUSE_REGIONS)
     assert shown(make_lists(ledger, advertise=Advertise.AF), FUNCTION) == {P0: False, P1: False}
 
 
@@ -192,7 +192,7 @@ def test_a_list_is_made_anew_only_if_it_says_something_else(
 ) -> None:
     """Of a thousand devices each comparison would cost, and each new list a message to kubelet."""
     regions, cards = lists.devices(REGIONS), lists.devices(WHOLE)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     assert lists.devices(REGIONS) is regions, "an owned device is as Healthy as a free one"
     assert lists.devices(WHOLE) != cards
 
@@ -205,7 +205,7 @@ def test_only_the_cards_that_changed_are_looked_at_again(
     monkeypatch.setattr(ledger, "claims_on", lambda c: looked_at.append(c) or claims_on(c))
     lists.devices(REGIONS)
     assert looked_at == []
-    ledger.set_foreign({OTHER.id: "x"})
+    ledger.hardware.set_foreign({OTHER.id: "x"})
     looked_at.clear()  # what the change itself asked
     lists.devices(REGIONS)
-    assert looked_at == [OTHER.id]
+    assert set(looked_at) == {OTHER.id}

@@ -31,7 +31,7 @@ def test_a_status_socket_that_somebody_removed_is_made_anew(tmp_path):
 
     async def main():
         settings = Settings(state_dir=str(tmp_path), http_address=None)
-        service = Listeners(Survey(settings), {}, recheck=0.01)
+        service = Listeners(Survey(settings), recheck=0.01)
         service.start()
         service.locked()
         try:
@@ -56,7 +56,7 @@ def test_who_stops_at_any_instant_leaves_no_socket_open(tmp_path, monkeypatch):
     settings = Settings(state_dir=str(tmp_path), http_address=HttpAddress("", 0))
 
     async def stopped_after(steps: int) -> bool:
-        service = Listeners(Survey(settings), {})
+        service = Listeners(Survey(settings))
         service.start()
         service.locked()
         for _ in range(steps):

@@ -47,44 +47,44 @@ def test_every_card_is_advertised_whole_and_by_region_with_its_numa_node() -> No
 
 def test_a_whole_claim_takes_the_regions_off_the_list_and_the_reverse() -> None:
     ledger, lists = two()
-    ledger.allocate(WHOLE, [BOARD])
+    ledger.allocations.allocate(WHOLE, [BOARD])
     assert P0 not in shown(lists)
     assert shown(lists, WHOLE)[BOARD]
-    ledger.release([BOARD])
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.release([BOARD])
+    ledger.allocations.allocate(REGIONS, [P0])
     assert shown(lists)[P0]
     assert shown(lists)[P1]
     assert BOARD not in shown(lists, WHOLE)
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert shown(lists, WHOLE)[BOARD]
 
 
 def test_an_owned_device_is_listed_healthy_in_every_condition_but_faulted() -> None:
     ledger, lists = two()
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     for step in (
-        lambda: ledger.dirty([R0], "x"),
-        lambda: ledger.working([R0]),
-        lambda: ledger.programmed(R0, AFU),
-        lambda: ledger.set_foreign({CARD.id: "x"}),
-        lambda: ledger.set_debt(CARD.id, open_=True),
-        lambda: ledger.kubelet_epoch("life 2"),
+        lambda: ledger.work.dirty([R0], "x"),
+        lambda: ledger.work.working([R0]),
+        lambda: ledger.work.programmed(R0, AFU),
+        lambda: ledger.hardware.set_foreign({CARD.id: "x"}),
+        lambda: ledger.work.set_debt(CARD.id, open_=True),
+        lambda: ledger.allocations.kubelet_epoch("life 2"),
     ):
         step()
         assert shown(lists)[P0]
-    ledger.faulted(R0, "x")
+    ledger.work.faulted(R0, "x")
     assert not shown(lists)[P0]
 
 
 def test_an_owned_device_whose_hardware_goes_stays_listed_unhealthy() -> None:
     ledger, lists = two()
-    ledger.allocate(REGIONS, [P0])
-    ledger.allocate(WHOLE, [device(OTHER)])
-    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(WHOLE, [device(OTHER)])
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     assert shown(lists)[P0] is False
-    ledger.set_failing(CARD.id, {})
+    ledger.hardware.set_failing(CARD.id, {})
     assert shown(lists)[P0]
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert shown(lists)[P0] is False
     assert P1 not in shown(lists)
     found(ledger, replace(OTHER, regions=OTHER.regions[:1]))
@@ -96,15 +96,15 @@ def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
     ledger, lists = two()
     match step:
         case "dirty":
-            ledger.dirty([R0], "x")
+            ledger.work.dirty([R0], "x")
         case "working":
-            ledger.working([R0])
+            ledger.work.working([R0])
         case "faulted":
-            ledger.faulted(R0, "x")
+            ledger.work.faulted(R0, "x")
         case "failing":
-            ledger.set_failing(CARD.id, {R0: TOO_HOT})
+            ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
         case "foreign":
-            ledger.set_foreign({CARD.id: "x"})
+            ledger.hardware.set_foreign({CARD.id: "x"})
     assert shown(lists)[P0] is False
     assert shown(lists)[P1] is (step != "foreign")
     assert shown(lists, WHOLE)[BOARD] is False
@@ -113,10 +113,10 @@ def test_a_free_device_is_healthy_only_when_clean_and_sound(step: str) -> None:
 
 def test_a_memory_debt_holds_back_the_whole_card_only() -> None:
     ledger, lists = two()
-    ledger.set_debt(CARD.id, open_=True)
+    ledger.work.set_debt(CARD.id, open_=True)
     assert shown(lists, WHOLE)[BOARD] is False
     assert shown(lists)[P0]
-    ledger.set_debt(CARD.id, open_=False)
+    ledger.work.set_debt(CARD.id, open_=False)
     assert shown(lists, WHOLE)[BOARD]
 
 
@@ -131,20 +131,20 @@ def test_a_whole_card_needs_all_of_its_regions() -> None:
 def test_unblanked_is_clean_under_best_effort_only(policy: ScrubPolicy) -> None:
     ledger, _ = make_ledger(CARD)
     lists = make_lists(ledger, scrub=policy)
-    ledger.working([R0])
-    ledger.clean(R0, AFU, blank=False)
+    ledger.work.working([R0])
+    ledger.work.clean(R0, AFU, blank=False)
     assert shown(lists)[P0] is (policy is ScrubPolicy.BEST_EFFORT)
 
 
 def test_a_region_comes_back_when_another_card_gives_its_node_up() -> None:
     ledger, lists = two()
-    ledger.allocate(REGIONS, [P0])
-    ledger.card_gone(CARD.id)
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.hardware.card_gone(CARD.id)
     found(ledger, make_card(2, nodes=(0, 3), numa_node=1))
     scrub(ledger, OTHER)
     assert shown(lists)[device(OTHER, 0)] is False
     assert shown(lists, WHOLE)[device(OTHER)] is False
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert shown(lists)[device(OTHER, 0)]
     assert shown(lists, WHOLE)[device(OTHER)]
 
@@ -152,7 +152,7 @@ def test_a_region_comes_back_when_another_card_gives_its_node_up() -> None:
 def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts() -> None:
     ledger, journal = make_ledger(CARD)
     lists = make_lists(ledger)
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert lists.resources() == (WHOLE, REGIONS)
     assert lists.devices(REGIONS) == ()
     assert make_lists(reopened(journal)).resources() == (WHOLE, REGIONS)
@@ -160,7 +160,7 @@ def test_a_resource_stays_registered_when_its_cards_are_gone_and_over_restarts()
 
 def test_a_card_with_another_interface_id_is_listed_under_it_and_its_claims_under_the_old() -> None:
     ledger, lists = two()
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     changed = replace(CARD, interface_id=OTHER_INTERFACE)
     of_regions, of_card = resource_names(PREFIX, changed)
     found(ledger, changed)
@@ -192,16 +192,16 @@ def test_a_claim_of_what_is_not_advertised_any_more_is_listed_as_long_as_it_last
 ) -> None:
     ledger, journal = make_ledger(CARD)
     if not adopted:
-        ledger.allocate(WHOLE, [BOARD])
+        ledger.allocations.allocate(WHOLE, [BOARD])
     ledger = reopened(journal, CARD)
     lists = make_lists(ledger, advertise=Advertise.REGION)
     if adopted:
         assert lists.resources() == (REGIONS,)
-        ledger.adopt(WHOLE, BOARD, PodUid("a"), {})
+        ledger.allocations.adopt(WHOLE, BOARD, PodUid("a"), {})
     assert lists.resources() == (WHOLE, REGIONS)
     assert shown(lists, WHOLE) == {BOARD: True}
     assert shown(lists) == {}
-    ledger.release([BOARD])
+    ledger.allocations.release([BOARD])
     assert lists.resources() == (WHOLE, REGIONS), "a name once registered stays registered"
     assert shown(lists, WHOLE) == {}
 
@@ -218,7 +218,7 @@ def test_resources_of_another_prefix_are_not_registered() -> None:
 def test_a_resource_of_another_prefix_is_registered_while_its_devices_are_owned() -> None:
     old = ResourceName(REGIONS.replace(PREFIX, "fpga.example.com"))
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     (claim,) = ledger.claims.values()
     snapshot = replace(
         journal.snapshot,
@@ -231,8 +231,8 @@ def test_a_resource_of_another_prefix_is_registered_while_its_devices_are_owned(
     assert shown(lists, old) == {P0: True}
     assert P0 not in shown(lists)
     assert shown(lists, WHOLE) == {}
-    ledger.allocate(old, [P0])  # kubelet's next container of the pod
-    ledger.release([P0])
+    ledger.allocations.allocate(old, [P0])  # kubelet's next container of the pod
+    ledger.allocations.release([P0])
     assert shown(lists, old) == {}
     assert P0 in shown(lists)
     assert make_lists(reopened(MemoryJournal(journal.snapshot), CARD)).resources() == (
@@ -245,7 +245,7 @@ def test_listeners_hear_which_card_changed_until_they_stop() -> None:
     ledger, _ = make_ledger(CARD, OTHER)
     heard: list[object] = []
     stop = ledger.subscribe(heard.append)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     start(ledger, P0)
     assert set(heard) == {CARD.id}
     heard.clear()
@@ -253,17 +253,17 @@ def test_listeners_hear_which_card_changed_until_they_stop() -> None:
     assert set(heard) == {None, OTHER.id}
     stop()
     heard.clear()
-    ledger.release([P0])
+    ledger.allocations.release([P0])
     assert heard == []
 
 
 def test_a_list_that_did_not_change_is_the_same_object() -> None:
     ledger, lists = two()
     before = lists.devices(WHOLE)
-    ledger.allocate(REGIONS, [P0])
-    ledger.release([P0])
-    ledger.prestart_seen([P0])
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.allocations.release([P0])
+    ledger.allocations.prestart_seen([P0])
     assert lists.devices(WHOLE) == before
     again = lists.devices(REGIONS)
-    ledger.kubelet_epoch("life 2")
+    ledger.allocations.kubelet_epoch("life 2")
     assert lists.devices(REGIONS) is again

@@ -96,7 +96,7 @@ class World:
         self.journal: MemoryJournal = journal
         self.region = CARD.regions[0].id
         if fresh:
-            self.ledger.card_found(CARD, {}, BLANK)
+            self.ledger.hardware.card_found(CARD, {}, BLANK)
         else:
             prepare(self.ledger, CARD, 0)
         self.claim: bytes | None = None
@@ -111,7 +111,9 @@ class World:
             self.ledger = Ledger(
                 prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"
             )
-            self.ledger.card_found(CARD, dict.fromkeys([one.id for one in CARD.regions], AFU), AFU)
+            self.ledger.hardware.card_found(
+                CARD, dict.fromkeys([one.id for one in CARD.regions], AFU), AFU
+            )
         operations = SimpleNamespace(
             ledger=self.ledger,
             living=self._living,
@@ -147,11 +149,11 @@ class World:
     async def _living(self, _pods: object) -> PodUid | None:
         return self.living
 
-    async def _get(self, ref: ClaimRef) -> ResourceClaim:
+    async def _get(self, ref: ClaimRef, driver: str = "") -> ResourceClaim:
         self.asked += 1
         if self.claim is None:
             raise NoSuchClaimError("there is none")
-        return read_claim(self.claim, ref, driver=DRIVER, node="node-a")
+        return read_claim(self.claim, ref, driver=driver or DRIVER, node="node-a")
 
     def play(self, until: Callable[[], bool]) -> None:
         async def run() -> None:
@@ -248,7 +250,7 @@ def after_a_round(world: World) -> None:
 
 def test_a_record_that_is_not_rewritten_yet_makes_no_claim_of_one_that_has_ended(world: World):
     """Kubelet writes the end down after its answer, and the rest of the pod's claims."""
-    world.ledger.end_holder(A)
+    world.ledger.resource_claims.end_holder(A)
     scrub(world.ledger, CARD)
     world.record(A)
     world.queue.synced = False
@@ -280,7 +282,7 @@ def test_a_claim_whose_device_a_damaged_journal_lost_keeps_it(tmp_path):
     world.record(A)
     after_a_round(world)
     assert world.ledger.claims[device_of(CARD, 0)].exposed
-    assert not world.ledger.is_prepared(world.ledger.holders[A])
+    assert not world.ledger.resource_claims.is_prepared(world.ledger.holders[A])
     assert not world.ledger.unreconciled
 
 
@@ -296,7 +298,7 @@ def test_pods_whose_claim_both_records_lost_are_former_owners_of_its_regions(tmp
 
 def test_a_card_stays_back_whose_lost_claim_cannot_be_adopted(tmp_path):
     world = World(str(tmp_path), damaged=True)
-    world.ledger.adopt_holder(holder(ClaimUid("claim-b"), device_of(CARD)), [POD])
+    world.ledger.resource_claims.adopt_holder(holder(ClaimUid("claim-b"), device_of(CARD)), [POD])
     world.living = POD
     world.record(A)
     after_a_round(world)
@@ -305,7 +307,7 @@ def test_a_card_stays_back_whose_lost_claim_cannot_be_adopted(tmp_path):
 
 def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
     claim = read_claim(allocated("node-a"), ClaimRef(A, "n", "c"), driver=DRIVER, node="node-a")
-    world.ledger.card_gone(CARD.id)
+    world.ledger.hardware.card_gone(CARD.id)
     with pytest.raises(RefusedError, match="is gone"):
         asyncio.run(Wishes(world.ledger, SimpleNamespace(), None).of(claim))
 
@@ -313,7 +315,7 @@ def test_a_card_that_went_while_its_claim_was_read_is_named(world: World):
 def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(world: World):
     told: list[str] = []
     world.claim = allocated("node-a").replace(b'"r"', b'"fpga"')
-    world.ledger.prepared(A, {world.region: Prepared()})
+    world.ledger.resource_claims.prepared(A, {world.region: Prepared()})
 
     async def blank(*_: object) -> dict[RegionId, None]:
         return {world.region: None}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from doubles.bitstreams import AFU, GBS, HASH, INTERFACE, aocx
+from doubles.bitstreams import gbs as whole_gbs
 from malformed import FILES, gbs
 
 from fpga_plugin.bitstream.files import MAX_FILE_BYTES
-from fpga_plugin.bitstream.formats import Kind, kind_of, parse
+from fpga_plugin.bitstream.kinds import AOCX, read_data
 from fpga_plugin.bitstream.library import Library
 from fpga_plugin.bitstream.manifest import ManifestFile, write_manifest
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
 from fpga_plugin.errors import BitstreamError, FpgaPluginError
@@ -28,13 +28,13 @@ MESSAGES = dict(
 MESSAGES = {name.strip(): message.removeprefix(" ") for name, message in MESSAGES.items()}
 
 HINTS = {
-    "legacy": "pack its image anew with `fpga-plugin bitstream pack`",
+    "legacy": "pack its image anew with OPAE's packager",
     "pacsign": "take the GBS file from before the signing",
     "pacsign in an aocx": "take the GBS file from before the signing",
     "xclbin": "cards with the DFL driver take GBS and AOCX files",
     "gzipped gbs": "unpack it with `gunzip`",
     "gbs zipped twice": "unpack it with `gunzip`",
-    "raw image": "wrap it with `fpga-plugin bitstream pack`",
+    "raw image": "pack it with OPAE's packager",
     "web page": "an error page of a server",
     "pointer of git lfs": "the pointer of a file in Git LFS",
     "image is pacsign": "pack the raw image (RBF) anew",
@@ -67,7 +67,7 @@ def clean(error: FpgaPluginError) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_malformed_file_is_refused_with_what_is_wrong(name):
     with pytest.raises(BitstreamError) as caught:
-        parse(FILES[name], where="f")
+        read_data(FILES[name], "f")
     clean(caught.value)
     check(caught.value.message, f"f: {MESSAGES[name]}")
     assert HINTS.get(name, "") in caught.value.hint
@@ -84,7 +84,6 @@ def make(tmp_path):
             root,
             directory=str(tmp_path / "verified"),
             limit=1 << 30,
-            boot_id="boot",
             trust=Trust(root, mode, keys),
             guarded=True,
         )
@@ -111,7 +110,7 @@ def refusal(library: Library, file: str) -> FpgaPluginError:
 def test_the_store_says_the_same_of_a_file_as_the_reader(make):
     library = make()
     for name, content in FILES.items():
-        file = f"{HASH}.aocx" if kind_of(content) is Kind.AOCX else f"{AFU}.gbs"
+        file = f"{HASH}.aocx" if content.startswith(AOCX.magic) else f"{AFU}.gbs"
         path = put(library, file, content)
         check(refusal(library, file).message, f"{path}: {MESSAGES[name]}")
         os.unlink(path)
@@ -125,8 +124,7 @@ OTHER_INTERFACE = parse_interface_id("c" * 32)
 
 
 def other_gbs(interface=INTERFACE, afu=AFU) -> bytes:
-    document = complete_document({}, where="t", interface_id=interface, afu_id=afu)
-    return pack_gbs(document, b"logic", where="t")
+    return whole_gbs(b"logic", afu, interface=interface)
 
 
 NAMES = {
@@ -179,8 +177,8 @@ CONTENTS = {
         f"was built for interface id {OTHER_INTERFACE}, not {INTERFACE}",
     ),
     "gbs in an aocx's place": (f"{HASH}.aocx", GBS, "holds GBS, and its name is that of AOCX"),
-    "aocx in a gbs's place": (f"{AFU}.gbs", aocx(), "not a GBS file but an ELF file"),
-    "aocx as blank": ("blank.gbs", aocx(), "not a GBS file but an ELF file"),
+    "aocx in a gbs's place": (f"{AFU}.gbs", aocx(), "holds AOCX, and its name is that of GBS"),
+    "aocx as blank": ("blank.gbs", aocx(), "holds AOCX, and its name is that of GBS"),
 }
 
 
@@ -290,4 +288,4 @@ def test_a_good_file_is_good(make):
         assert verdict is not None
         assert verdict.problem is None
     with pytest.raises(BitstreamError):
-        parse(gbs("{}"), where="f")
+        read_data(gbs("{}"), "f")

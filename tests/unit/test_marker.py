@@ -16,7 +16,7 @@ NOW = Served("dra", "fpga.intel.com", "/var/run/cdi", "/var/lib/fpga-plugin")
 
 def marked(path: str, count: int = 0) -> Marker:
     marker = Marker(path, NOW)
-    marker.begin("0123", count)
+    marker.begin("0123", count, claims=False)
     return marker
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_says_nothing_and_a_link_is_not_followed(tmp_path) -
     (tmp_path / "folder").mkdir()
     marker = Marker(str(tmp_path / "folder"))
     with capture_logs() as lines:
-        marker.begin("0123", 1)
+        marker.begin("0123", 1, claims=False)
     assert [line["file"] for line in lines] == [str(tmp_path / "folder")]
 
 
@@ -117,6 +117,6 @@ def test_no_descriptor_is_left_behind(path: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for number in range(5):
         marker.count(number)
-        marker.begin("4567", number)
+        marker.begin("4567", number, claims=False)
         Marker(path)
     assert len(os.listdir("/proc/self/fd")) == before

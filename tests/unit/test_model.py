@@ -206,7 +206,7 @@ class Replay:
         for pod in self.known:
             for device in pod.devices if pod.active else ():
                 if self.plugin.ledger.claims[device].pod is None:
-                    self.plugin.ledger.bind_pod([device], pod.uid)
+                    self.plugin.ledger.allocations.bind_pod([device], pod.uid)
 
     def cancel(self, number: int) -> None:
         task = self.calls.pop(number, None)

@@ -69,7 +69,7 @@ def test_devices_of_another_plugin_keep_all_cards_of_their_kind_back_and_are_tol
     give(settings, regions, "dfl-fme.0")
     node = look(settings)
     assert [[entry.pod_uid for entry in card.foreign] for card in node.cards] == [[UID], [UID]]
-    assert list_devices(settings)["cards"][0]["note"].startswith(f"left alone: pod {UID} ")
+    assert list_devices(settings)["cards"][0]["note"].endswith(f"(docs/migration.md): pod {UID}")
     give(settings, f"other.example.com/region-{'0' * 32}", "dfl-fme.0")
     assert [card.foreign for card in look(settings).cards] == [(), ()]
     assert list_devices(settings)["cards"][0]["note"] == ""
@@ -79,10 +79,10 @@ def test_a_blank_bitstream_is_missed_only_where_the_plugin_may_serve_the_card(se
     only = load_settings({"FPGA_PLUGIN_CARDS": SECOND}).cards
     bare = replace(settings, bitstream_dir=str(tmp_path / "nothing"), cards=only)
     first, second = look(bare).cards
-    assert (first.selected, first.no_blank) == (False, "")
+    assert (first.left_alone, first.no_blank) == ("FPGA_PLUGIN_CARDS leaves it out", "")
     assert second.no_blank.startswith(f"no blank bitstream at {tmp_path}/nothing/")
     notes = [card["note"] for card in list_devices(bare)["cards"]]
-    assert notes[0] == "left alone (FPGA_PLUGIN_CARDS)"
+    assert notes[0] == "left alone: FPGA_PLUGIN_CARDS leaves it out"
     assert notes[1].startswith("no-blank-image: ")
 
 

@@ -113,6 +113,16 @@ def test_the_newest_events_are_read_no_further_than_shown(shown):
     assert table.rows_read == 1
 
 
+def test_a_pods_name_is_shown_wherever_one_event_of_it_has_it(shown, monkeypatch):
+    _, history = shown
+    pod = PodUid("pod-b")
+    after = Entry(R1, Kind.SCRUBBED, Event(at=4.0, pod=pod))  # by a plugin that was restarted
+    monkeypatch.setattr(past, "latest", lambda _path: [after, *ENTRIES])
+    scrubbed, released = asyncio.run(history.events("team/web"))
+    assert (scrubbed["pod"], scrubbed["event"]) == ("team/web", "scrubbed")
+    assert (released["pod"], released["event"]) == ("team/web", "released")
+
+
 def test_a_bitstreams_last_use_is_read_by_the_same_thread(shown):
     table, history = shown
     assert asyncio.run(history.last_used()) == {AFU: 2.0}

@@ -94,7 +94,7 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
     ledger, journal = make_ledger(before)
     prepare(ledger, before, 0)
     ledger = reopened(journal, now, boot_id="the card was flashed, and the node booted")
-    assert ledger.device_resource(P0) == REGIONS
+    assert ledger.naming.device_resource(P0) == REGIONS
     life = SimpleNamespace(_ledger=ledger, _permission=Permission(policy, None))  # type: ignore[arg-type]
     ref = ClaimRef(A, "team-b", "c")
     claim = ResourceClaim(ref, (Allocated("fpga", "fpga", P0),))
@@ -107,6 +107,6 @@ def test_a_resource_claim_is_judged_by_the_interface_id_that_its_card_has_now(po
         check(OTHER_INTERFACE)
     with pytest.raises(NotFinishedError, match=f"interface id {OTHER_INTERFACE} now"):
         check(before.interface_id)  # read before the card changed: no question would fit
-    ledger.card_gone(now.id)
+    ledger.hardware.card_gone(now.id)
     with pytest.raises(UnknownDeviceError):
         check(OTHER_INTERFACE)

@@ -141,7 +141,7 @@ def test_a_call_that_runs_out_of_time_while_a_port_opens_leaves_none_open():
         operations, backend = make_bench()
         recovery = SimpleNamespace(due=lambda _: False)
         actions = CardActions(operations, recovery, None, None)
-        operations.ledger.set_drained = lambda *_, **__: None
+        operations.ledger.hardware.set_drained = lambda *_, **__: None
 
         async def drain():
             async with asyncio.timeout(None) as scope:

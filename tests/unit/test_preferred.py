@@ -49,7 +49,7 @@ def test_without_any_other_reason_the_smallest_ids_of_one_card_are_taken() -> No
 
 def test_a_partitioned_card_is_used_up_before_another_is_broken() -> None:
     there = node(ONE, TWO)
-    there.ledger.allocate(REGIONS, [device(TWO, 1)])
+    there.ledger.allocations.allocate(REGIONS, [device(TWO, 1)])
     free = [d for d in there.all() if d != device(TWO, 1)]
     assert there.ask(free, 1) == [device(TWO, 0)]
     assert there.ask(free, 3) == [device(ONE, 0), device(TWO, 0), device(TWO, 2)]
@@ -57,7 +57,7 @@ def test_a_partitioned_card_is_used_up_before_another_is_broken() -> None:
 
 def test_one_numa_node_counts_more_than_a_partitioned_card() -> None:
     there = node(ONE, TWO, FAR)
-    there.ledger.allocate(REGIONS, [device(FAR, 0)])
+    there.ledger.allocations.allocate(REGIONS, [device(FAR, 0)])
     free = [d for d in there.all() if d != device(FAR, 0)]
     assert there.ask(free, 3) == [device(ONE, 0), device(ONE, 1), device(ONE, 2)]
     assert there.ask(free, 2) == [device(FAR, 1), device(FAR, 2)]
@@ -71,8 +71,8 @@ def test_what_must_be_included_comes_first_and_draws_the_rest_to_its_card() -> N
 
 def test_clean_devices_are_taken_before_unhealthy_and_owned_ones() -> None:
     there = node(ONE, TWO)
-    there.ledger.dirty([ONE.regions[0].id], "x")
-    there.ledger.allocate(REGIONS, [device(ONE, 1)])
+    there.ledger.work.dirty([ONE.regions[0].id], "x")
+    there.ledger.allocations.allocate(REGIONS, [device(ONE, 1)])
     start(there.ledger, device(ONE, 1))
     assert there.ask(there.all(), 2) == [device(ONE, 2), device(TWO, 0)]
     every = there.ask(there.all(), 6)
@@ -127,14 +127,14 @@ def test_what_is_named_twice_is_given_once() -> None:
 
 def test_what_must_be_included_is_given_unhealthy_and_unavailable_too() -> None:
     there = node(ONE)
-    there.ledger.faulted(ONE.regions[0].id, "x")
+    there.ledger.work.faulted(ONE.regions[0].id, "x")
     assert there.ask([device(ONE, 1)], 2, [device(ONE, 0)]) == [device(ONE, 0), device(ONE, 1)]
 
 
 def test_a_card_that_is_gone_is_as_unknown_as_any_other_id() -> None:
     there = node(ONE, TWO)
     every = there.all()
-    there.ledger.card_gone(ONE.id)
+    there.ledger.hardware.card_gone(ONE.id)
     assert there.ask(every, 1) == [device(TWO, 0)]
     assert there.ask([device(ONE, 0)], 1) == [device(ONE, 0)]
 
@@ -147,7 +147,7 @@ def test_what_is_taken_of_the_clean_ones_draws_the_others_to_its_numa_node() -> 
     free = {device(FAR, 0)}
     for region in (r.id for card in (ONE, FAR) for r in card.regions):
         if region not in free:
-            there.ledger.dirty([region], "x")
+            there.ledger.work.dirty([region], "x")
     assert there.ask(there.all(), 2) == [device(FAR, 0), device(FAR, 1)]
 
 
@@ -160,7 +160,7 @@ def test_of_numa_nodes_that_are_as_good_the_one_with_the_smallest_ids_is_taken()
 def test_the_numa_node_of_what_must_be_included_counts_more_than_a_partitioned_card() -> None:
     large = make_card(3, nodes=range(6, 16), numa_node=1)
     there = node(ONE, TWO, large)
-    there.ledger.allocate(REGIONS, [device(large, 0)])
+    there.ledger.allocations.allocate(REGIONS, [device(large, 0)])
     free = [d for d in there.all() if d != device(large, 0)]
     answer = there.ask(free, 5, [device(ONE, 0)])
     assert answer == [device(card, port) for card in (ONE, TWO) for port in range(3)][:5]
@@ -171,18 +171,18 @@ def test_where_the_numa_node_of_what_must_be_included_is_too_small_another_is_ad
     there = node(ONE, FAR, farther)
     of_one, of_far = ([device(card, port) for port in range(3)] for card in (ONE, FAR))
     assert there.ask(there.all(), 5, of_one[:1]) == [*of_one, *of_far[:2]]
-    there.ledger.allocate(REGIONS, [device(farther, 0)])
+    there.ledger.allocations.allocate(REGIONS, [device(farther, 0)])
     free = [d for d in there.all() if d != device(farther, 0)]
     assert there.ask(free, 6, of_one[:1]) == [*of_one, *of_far], "and no third one"
 
 
 def test_the_card_of_what_must_be_included_is_partitioned_already() -> None:
     there = node(ONE, TWO)
-    there.ledger.allocate(REGIONS, [device(TWO, 0)])
+    there.ledger.allocations.allocate(REGIONS, [device(TWO, 0)])
     free = [d for d in there.all() if d != device(TWO, 0)]
     assert there.ask(free, 2, [device(ONE, 0)]) == [device(ONE, 0), device(ONE, 1)]
     other = node(ONE, TWO)
-    other.ledger.allocate(REGIONS, [device(ONE, 0)])
+    other.ledger.allocations.allocate(REGIONS, [device(ONE, 0)])
     free = [d for d in other.all() if d != device(ONE, 0)]
     assert other.ask(free, 2, [device(TWO, 0)]) == [device(TWO, 0), device(TWO, 1)]
 
@@ -199,7 +199,7 @@ def test_the_card_of_what_must_be_included_gives_its_regions_once() -> None:
     large = make_card(1, nodes=range(4))
     small = [make_card(n, nodes=(2 * n, 2 * n + 1)) for n in (2, 3, 4)]
     there = node(large, *small)
-    there.ledger.allocate(REGIONS, [device(card, 0) for card in small])
+    there.ledger.allocations.allocate(REGIONS, [device(card, 0) for card in small])
     free = [d for d in there.all() if d not in there.ledger.claims]
     of_large = [device(large, port) for port in range(4)]
     answer = there.ask(free, 6, of_large[:1])
@@ -224,11 +224,11 @@ def questions(draw):
     state = draw(st.lists(st.sampled_from("...odf"), min_size=first, max_size=first))
     for region, how in zip(regions, state, strict=True):
         if how == "o":
-            ledger.allocate(REGIONS, [region])
+            ledger.allocations.allocate(REGIONS, [region])
         elif how == "d":
-            ledger.dirty([region], "x")
+            ledger.work.dirty([region], "x")
         elif how == "f":
-            ledger.faulted(region, "x")
+            ledger.work.faulted(region, "x")
     available = draw(st.lists(st.sampled_from([*regions, DeviceId("else")]), unique=True))
     must = draw(st.lists(st.sampled_from(available), unique=True, max_size=3)) if available else []
     return ledger, available, must, draw(st.integers(0, 9))

@@ -42,11 +42,11 @@ def test_a_card_that_is_found_again_as_it_was_has_not_gone() -> None:
     """Work that began on it goes on, and what is known of it stays known."""
     ledger, _ = make_ledger(CARD)
     lives = ledger.lives[CARD.id]
-    assert ledger.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK) == frozenset()
+    assert ledger.hardware.card_found(CARD, {R0: BLANK, R1: BLANK}, BLANK) == frozenset()
     assert ledger.lives[CARD.id] == lives
     assert condition(ledger) is Condition.BLANK
     other = replace(CARD, regions=(replace(CARD.regions[0], handle=7), *CARD.regions[1:]))
-    assert ledger.card_found(other, {R0: BLANK, R1: BLANK}, BLANK) == {R0}
+    assert ledger.hardware.card_found(other, {R0: BLANK, R1: BLANK}, BLANK) == {R0}
     assert ledger.lives[CARD.id] == lives + 1
     assert (condition(ledger), condition(ledger, R1)) == (Condition.DIRTY, Condition.BLANK)
 
@@ -55,14 +55,14 @@ def test_a_card_that_goes_is_told_and_one_that_is_not_there_cannot_go() -> None:
     ledger, _ = make_ledger(CARD)
     told: list[object] = []
     ledger.subscribe(told.append)
-    ledger.card_gone(make_card(7).id)
+    ledger.hardware.card_gone(make_card(7).id)
     assert told == []
     lives = ledger.lives[CARD.id]
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert CARD.id in told
     assert ledger.lives[CARD.id] == lives + 1
     assert condition(ledger) is Condition.DIRTY
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert ledger.lives[CARD.id] == lives + 1
 
 
@@ -74,7 +74,7 @@ def test_of_a_card_that_goes_nothing_that_was_seen_is_believed_and_dirty_is_dirt
     ledger.subscribe(told.append)
     before, writes = ledger.record(R0), journal.writes
     assert before.condition is Condition.DIRTY
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     assert told == [CARD.id]
     assert not ledger.functions
     assert ledger.record(R0) == before
@@ -87,7 +87,7 @@ def test_the_memory_of_a_card_that_went_is_cleared_before_it_is_given_out_again(
     card = make_card(1, clears_memory=True)
     ledger, _ = make_ledger(card)
     assert card.id not in ledger.debts
-    ledger.card_gone(card.id)
+    ledger.hardware.card_gone(card.id)
     assert card.id in ledger.debts
 
 
@@ -95,39 +95,39 @@ def test_the_memory_of_a_card_that_went_is_cleared_before_it_is_given_out_again(
 def test_signals_that_pass_leave_a_free_region_dirty_and_an_owners_alone(*, owned: bool) -> None:
     ledger, _ = make_ledger(CARD)
     if owned:
-        ledger.allocate(REGIONS, [device(CARD, 0)])
-        ledger.working([R0])
-        ledger.programmed(R0, AFU)
+        ledger.allocations.allocate(REGIONS, [device(CARD, 0)])
+        ledger.work.working([R0])
+        ledger.work.programmed(R0, AFU)
     told: list[object] = []
-    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     ledger.subscribe(told.append)
-    ledger.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
     assert told == [], "nothing is new"
-    ledger.set_failing(CARD.id, {})
+    ledger.hardware.set_failing(CARD.id, {})
     assert told
     assert condition(ledger) is (Condition.PROGRAMMED if owned else Condition.DIRTY)
     assert condition(ledger, R1) is Condition.BLANK, "it never failed"
-    ledger.set_failing(make_card(7).id, {R0: TOO_HOT})
+    ledger.hardware.set_failing(make_card(7).id, {R0: TOO_HOT})
     assert not ledger.failing
 
 
 def test_signals_that_pass_change_nothing_for_an_owner_that_did_not_start_and_for_a_scrub() -> None:
     """The scrub tells by itself how it ended; an owner's region is scrubbed before it is used."""
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [device(CARD, 0)])
-    ledger.working([R1])
-    ledger.set_failing(CARD.id, {R0: TOO_HOT, R1: TOO_HOT})
-    ledger.set_failing(CARD.id, {})
+    ledger.allocations.allocate(REGIONS, [device(CARD, 0)])
+    ledger.work.working([R1])
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT, R1: TOO_HOT})
+    ledger.hardware.set_failing(CARD.id, {})
     assert condition(ledger) is Condition.BLANK
     assert condition(ledger, R1) is Condition.SCRUBBING
 
 
 def test_a_poisoned_region_that_answers_again_is_worth_another_scrub() -> None:
     ledger, _ = make_ledger(CARD)
-    ledger.working([R0])
-    ledger.faulted(R0, "poisoned")
-    ledger.set_failing(CARD.id, {R0: TOO_HOT})
-    ledger.set_failing(CARD.id, {})
+    ledger.work.working([R0])
+    ledger.work.faulted(R0, "poisoned")
+    ledger.hardware.set_failing(CARD.id, {R0: TOO_HOT})
+    ledger.hardware.set_failing(CARD.id, {})
     assert condition(ledger) is Condition.DIRTY
 
 
@@ -146,26 +146,28 @@ def test_what_reads_otherwise_than_it_was_left_is_dirty(*, owned: bool, observed
     """Somebody else programmed it. That an owner's region cannot be read says nothing yet."""
     ledger, _ = make_ledger(CARD)
     if owned:
-        ledger.allocate(REGIONS, [DeviceId(R0)])
-        ledger.working([R0])
-        ledger.programmed(R0, AFU)
+        ledger.allocations.allocate(REGIONS, [DeviceId(R0)])
+        ledger.work.working([R0])
+        ledger.work.programmed(R0, AFU)
     before = ledger.record(R0)
-    changed = ledger.verify(CARD.id, {R0: observed})
+    changed = ledger.hardware.verify(CARD.id, {R0: observed})
     assert condition(ledger) is after
     assert changed == ({R0: before} if after is Condition.DIRTY else {})
     shown = observed if changed and observed is not None else (AFU if owned else BLANK)
     assert ledger.functions[R0] == shown, "the last that could be read"
-    assert ledger.verify(make_card(7).id, {R1: AFU}) == {}, "of another card nothing is believed"
+    assert ledger.hardware.verify(make_card(7).id, {R1: AFU}) == {}, (
+        "of another card nothing is believed"
+    )
 
 
 def test_what_was_programmed_by_hand_on_a_drained_card_is_dirty_when_it_serves_again() -> None:
     other = make_card(2, nodes=(2, 3))
     ledger, journal = make_ledger(CARD, other)
     r2 = other.regions[0].id
-    ledger.allocate(REGIONS, [DeviceId(R1)])
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.allocations.allocate(REGIONS, [DeviceId(R1)])
+    ledger.hardware.set_drained(CARD.id, drained=True)
     assert ledger.drained == {CARD.id}
-    ledger._commit(
+    ledger.commit(
         Change(
             regions={
                 one: replace(ledger.record(one), condition=Condition.PROGRAMMED)
@@ -174,10 +176,10 @@ def test_what_was_programmed_by_hand_on_a_drained_card_is_dirty_when_it_serves_a
         )
     )
     writes = journal.writes
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.hardware.set_drained(CARD.id, drained=True)
     assert journal.writes == writes
     assert condition(ledger) is Condition.PROGRAMMED
-    ledger.set_drained(CARD.id, drained=False)
+    ledger.hardware.set_drained(CARD.id, drained=False)
     assert condition(ledger) is Condition.DIRTY
     assert condition(ledger, R1) is Condition.PROGRAMMED, "it has an owner"
     assert condition(ledger, r2) is Condition.PROGRAMMED, "of another card"
@@ -187,28 +189,28 @@ def test_a_clean_idle_card_is_drained_and_serves_again_as_it_is() -> None:
     """It is not programmed for that (invariant 9), and draining takes nothing away."""
     ledger, _ = make_ledger(CARD)
     by_hand = replace(ledger.record(R1), condition=Condition.PROGRAMMED)
-    ledger._commit(Change(regions={R1: by_hand}))
-    ledger.set_drained(CARD.id, drained=True)
+    ledger.commit(Change(regions={R1: by_hand}))
+    ledger.hardware.set_drained(CARD.id, drained=True)
     assert ledger.record(R1) == by_hand
-    ledger.set_drained(CARD.id, drained=False)
+    ledger.hardware.set_drained(CARD.id, drained=False)
     assert condition(ledger) is Condition.BLANK
 
 
 def test_what_a_region_shows_is_known_while_it_cannot_be_read() -> None:
     ledger, _ = make_ledger(CARD)
     assert ledger.functions[R0] == BLANK
-    ledger.card_found(CARD, {R0: None, R1: None}, BLANK)
+    ledger.hardware.card_found(CARD, {R0: None, R1: None}, BLANK)
     assert ledger.functions[R0] == BLANK
 
 
 def test_a_rebind_is_noted_once_and_survives_the_plugin() -> None:
     ledger, journal = make_ledger(CARD)
-    ledger.set_rebinding(CARD.id, rebinding=True)
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     writes = journal.writes
-    ledger.set_rebinding(CARD.id, rebinding=True)
+    ledger.hardware.set_rebinding(CARD.id, rebinding=True)
     assert journal.writes == writes
     assert journal.snapshot.rebinding == {CARD.id: True}
-    ledger.set_rebinding(CARD.id, rebinding=False)
+    ledger.hardware.set_rebinding(CARD.id, rebinding=False)
     assert not ledger.rebinding
 
 
@@ -216,17 +218,17 @@ def test_who_shows_a_card_hears_of_foreign_pods_that_come_and_go() -> None:
     ledger, _ = make_ledger(CARD)
     told: list[object] = []
     ledger.subscribe(told.append)
-    ledger.set_foreign({CARD.id: "drain the node"})
-    ledger.set_foreign({CARD.id: "drain the node"})
+    ledger.hardware.set_foreign({CARD.id: "drain the node"})
+    ledger.hardware.set_foreign({CARD.id: "drain the node"})
     assert told == [CARD.id]
-    ledger.set_foreign({})
+    ledger.hardware.set_foreign({})
     assert told == [CARD.id, CARD.id]
 
 
 def test_a_card_that_comes_back_is_not_clean_as_it_was() -> None:
     """Invariant 9: it may have been in another machine."""
     ledger, _ = make_ledger(CARD)
-    ledger.card_gone(CARD.id)
+    ledger.hardware.card_gone(CARD.id)
     found(ledger, CARD)
     assert condition(ledger) is Condition.DIRTY
     scrub(ledger, CARD)
@@ -246,7 +248,7 @@ def test_what_was_only_reset_is_blanked_once_that_is_possible_and_meant(
 ) -> None:
     """A function is handed over as it is: there, nothing is to be blanked."""
     before, journal = make_ledger(CARD)
-    before._commit(Change(regions={R0: RegionRecord(R0, Condition.UNBLANKED, "no blank", AFU)}))
+    before.commit(Change(regions={R0: RegionRecord(R0, Condition.UNBLANKED, "no blank", AFU)}))
     ledger = Ledger(
         prefix=PREFIX,
         journal=journal,
@@ -254,7 +256,7 @@ def test_what_was_only_reset_is_blanked_once_that_is_possible_and_meant(
         boot_id="boot",
         functions=functions,
     )
-    ledger.card_found(CARD, {R0: AFU, R1: BLANK}, blank)
+    ledger.hardware.card_found(CARD, {R0: AFU, R1: BLANK}, blank)
     assert condition(ledger) is after
 
 
@@ -284,10 +286,10 @@ def test_at_first_sight_the_journal_is_believed_as_far_as_the_hardware_agrees(  
     """Invariant 4: what cannot be read agrees with nothing."""
     before, journal = make_ledger(CARD)
     if owned:
-        before.allocate(REGIONS, [DeviceId(R0)])
-    before._commit(Change(regions={R0: RegionRecord(R0, was, "so", afu)}))
+        before.allocations.allocate(REGIONS, [DeviceId(R0)])
+    before.commit(Change(regions={R0: RegionRecord(R0, was, "so", afu)}))
     ledger = Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot")
-    ledger.card_found(CARD, {R0: observed, R1: BLANK}, blank)
+    ledger.hardware.card_found(CARD, {R0: observed, R1: BLANK}, blank)
     assert condition(ledger) is after
 
 
@@ -297,6 +299,6 @@ def test_a_region_that_is_new_to_the_journal_says_nothing_of_the_cards_memory() 
     one = replace(card, regions=card.regions[:1])
     ledger, _ = make_ledger(one)
     assert card.id not in ledger.debts
-    ledger.card_found(card, {R0: BLANK, R1: BLANK}, BLANK)
+    ledger.hardware.card_found(card, {R0: BLANK, R1: BLANK}, BLANK)
     assert card.id not in ledger.debts
     assert card.id in ledger.unreconciled

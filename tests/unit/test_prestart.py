@@ -119,7 +119,7 @@ def test_a_card_is_not_handed_over_with_its_memory_before_it_is_known_who_is_on_
     scene.plugin.work()
     scene.refused(scene.prestart(pod, AFU, AFU), NotFinishedError, "is not cleared")
     assert board.memory, "nobody knows who else is on the card"
-    scene.ledger.reconciled([board.card.id])
+    scene.ledger.allocations.reconciled([board.card.id])
     scene.start(pod, AFU, AFU)
     assert not board.memory
 
@@ -306,7 +306,7 @@ def test_another_kubelet_stops_the_work_for_the_one_before(begin, touches: int):
 def test_hardware_that_fails_during_the_last_look_is_given_to_nobody(scene: Scene):
     region = scene.regions[0]
     task = scene.prepare(scene.admit(region), AFU)
-    scene.plugin.call(lambda: scene.ledger.set_failing(card_of(region), {region: TOO_HOT}))
+    scene.plugin.call(lambda: scene.ledger.hardware.set_failing(card_of(region), {region: TOO_HOT}))
     scene.refused(task, RefusedError, "thermal")
 
 
@@ -395,6 +395,23 @@ def test_a_result_that_nobody_fetched_serves_the_next_call_until_it_expires(scen
     assert scene.rack.slot(region).afu == AFU, "nothing is scrubbed under an owner"
     scene.start(pod, AFU)
     assert scene.logged.count("prepared") == 3
+
+
+def test_before_kubelets_records_were_read_a_start_touches_its_own_region_alone(scene: Scene):
+    first, neighbour, _ = scene.regions
+    scene.start(scene.admit(neighbour), AFU)
+    scene.plugin.queue.unsync()
+    scene.plugin.call(lambda: scene.plugin.claims.deallocate(REGIONS, [neighbour]))
+    scene.ledger.allocations.keep_back([card_of(first)])
+    with pytest.raises(RefusedError, match="is not known"):
+        scene.admit(first)
+    scene.ledger.allocations.reconciled([card_of(first)])
+    pod = scene.admit(first)
+    scene.ledger.allocations.keep_back([card_of(first)])
+    scene.start(pod, OTHER_AFU)
+    assert scene.condition(neighbour) is Condition.DIRTY
+    assert scene.rack.slot(neighbour).afu == AFU
+    assert scene.rack.slot(first).afu == OTHER_AFU
 
 
 def test_a_result_that_was_fetched_does_not_expire(scene: Scene):

@@ -28,9 +28,9 @@ R0 = RegionId(P0)
 
 def programmed():
     ledger, journal = make_ledger(CARD)
-    ledger.set_drained(CARD.id, drained=True)
-    ledger.working([R0])
-    ledger.programmed_by_hand(R0, AFU)
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    ledger.work.working([R0])
+    ledger.work.programmed_by_hand(R0, AFU)
     return ledger, journal
 
 
@@ -44,7 +44,7 @@ def test_it_is_programmed_and_has_no_owner():
 def test_the_end_of_the_drain_leaves_it_dirty_in_the_same_step():
     ledger, journal = programmed()
     writes = journal.writes
-    ledger.set_drained(CARD.id, drained=False)
+    ledger.hardware.set_drained(CARD.id, drained=False)
     assert journal.writes == writes + 1
     assert ledger.record(R0).condition is Condition.DIRTY
     assert shown(make_lists(ledger), REGIONS) == {P0: False, device(CARD, 1): True}
@@ -59,27 +59,27 @@ def test_a_restart_leaves_it_dirty():
 
 def test_a_claim_that_kubelets_records_show_finds_it_dirty():
     ledger, _ = programmed()
-    ledger.adopt(REGIONS, P0, None, {})
+    ledger.allocations.adopt(REGIONS, P0, None, {})
     assert ledger.record(R0).condition is Condition.DIRTY
 
 
 def test_a_card_that_is_in_service_again_gets_no_image_by_hand():
     ledger, _ = make_ledger(CARD)
-    ledger.set_drained(CARD.id, drained=True)
-    ledger.working([R0])
-    ledger.set_drained(CARD.id, drained=False)
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    ledger.work.working([R0])
+    ledger.hardware.set_drained(CARD.id, drained=False)
     with pytest.raises(NotFinishedError):
-        ledger.programmed_by_hand(R0, AFU)
+        ledger.work.programmed_by_hand(R0, AFU)
     assert ledger.record(R0).condition is Condition.SCRUBBING
 
 
 def test_an_owners_image_stays_when_its_card_is_drained_and_brought_back():
     ledger, _ = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
-    ledger.working([R0])
-    ledger.programmed(R0, AFU)
-    ledger.set_drained(CARD.id, drained=True)
-    ledger.set_drained(CARD.id, drained=False)
+    ledger.allocations.allocate(REGIONS, [P0])
+    ledger.work.working([R0])
+    ledger.work.programmed(R0, AFU)
+    ledger.hardware.set_drained(CARD.id, drained=True)
+    ledger.hardware.set_drained(CARD.id, drained=False)
     assert ledger.record(R0).condition is Condition.PROGRAMMED
 
 

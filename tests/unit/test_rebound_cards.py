@@ -13,7 +13,7 @@ def test_a_card_that_is_back_is_in_service_once_the_journal_takes_it():
         (card,) = ledger.cards
 
         def as_a_rebind_leaves_it() -> None:
-            ledger.set_rebinding(card, rebinding=True)
+            ledger.hardware.set_rebinding(card, rebinding=True)
             scene.journal.failing = 1
 
         scene.plugin.call(as_a_rebind_leaves_it)

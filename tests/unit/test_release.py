@@ -148,7 +148,7 @@ def test_a_region_whose_owner_may_have_started_without_prestart_is_not_scrubbed(
 
 def test_a_region_whose_owner_has_started_is_not_scrubbed(world: World) -> None:
     world.run(world.r0)
-    world.plugin.call(lambda: world.ledger.dirty([world.r0], "its card came back"))
+    world.plugin.call(lambda: world.ledger.work.dirty([world.r0], "its card came back"))
     world.settle()
     assert not world.touched
 
@@ -164,7 +164,7 @@ def test_a_region_that_gets_an_owner_while_the_last_ones_cgroup_is_read_is_not_s
     world.deallocate(a)
     world.until_the_cgroup_is_read()
     # A container that kubelet started unasked: its claim is taken from kubelet's records.
-    world.plugin.call(lambda: world.ledger.adopt(REGIONS, world.r0, PodUid("b"), {}))
+    world.plugin.call(lambda: world.ledger.allocations.adopt(REGIONS, world.r0, PodUid("b"), {}))
     world.settle()
     assert not world.touched
 
@@ -262,11 +262,11 @@ def test_a_port_that_a_container_has_open_is_not_scrubbed_whatever_kubelet_says(
 def test_a_card_that_another_plugins_pods_hold_is_not_scrubbed(make) -> None:
     world = make(memory=True)
     ledger, card = world.ledger, world.board.card.id
-    world.plugin.call(lambda: ledger.set_foreign({card: "drain the node"}))
-    world.plugin.call(lambda: ledger.dirty([world.r0], "a pod may have used it"))
+    world.plugin.call(lambda: ledger.hardware.set_foreign({card: "drain the node"}))
+    world.plugin.call(lambda: ledger.work.dirty([world.r0], "a pod may have used it"))
     world.settle()
     assert not world.touched
-    world.plugin.call(lambda: ledger.set_foreign({}))
+    world.plugin.call(lambda: ledger.hardware.set_foreign({}))
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
 
@@ -275,11 +275,11 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
     world = make(memory=True)
     ledger, card = world.ledger, world.board.card.id
     world.board.memory.add("another plugin's pod")
-    world.plugin.call(lambda: ledger.set_foreign({card: "drain the node"}))
-    world.plugin.call(lambda: ledger.set_debt(card, open_=True))
+    world.plugin.call(lambda: ledger.hardware.set_foreign({card: "drain the node"}))
+    world.plugin.call(lambda: ledger.work.set_debt(card, open_=True))
     world.settle()
     assert world.board.memory
-    world.plugin.call(lambda: ledger.set_foreign({}))
+    world.plugin.call(lambda: ledger.hardware.set_foreign({}))
     world.settle()
     assert not world.board.memory
 
@@ -290,8 +290,8 @@ def test_the_memory_of_a_card_that_another_plugins_pods_hold_is_not_cleared(make
 def unreconcile(world: World) -> None:
     """A region comes that was not seen before."""
     ledger, card = world.ledger, world.board.card
-    ledger._seen.discard(world.r1)
-    world.plugin.call(lambda: ledger.card_found(card, {world.r1: BLANK}, BLANK))
+    ledger.hardware._seen.discard(world.r1)
+    world.plugin.call(lambda: ledger.hardware.card_found(card, {world.r1: BLANK}, BLANK))
     assert ledger.unreconciled == {card.id}
 
 
@@ -301,11 +301,11 @@ def test_a_card_whose_owners_are_not_known_is_neither_scrubbed_nor_cleared(make)
     unreconcile(world)
     world.board.memory.add("a")
     opened = world.rack.open_port = mock.Mock(wraps=world.rack.open_port)
-    world.plugin.call(lambda: ledger.dirty([world.r0], "a pod may have used it"))
+    world.plugin.call(lambda: ledger.work.dirty([world.r0], "a pod may have used it"))
     world.settle()
     assert not opened.called, "the very look would disturb an owner"
     assert world.board.memory
-    world.plugin.call(lambda: ledger.reconciled([card]))
+    world.plugin.call(lambda: ledger.allocations.reconciled([card]))
     world.settle()
     assert world.condition(world.r0) is world.condition(world.r1) is Condition.BLANK
     assert not world.board.memory
@@ -340,7 +340,7 @@ def test_a_neighbours_memory_is_not_cleared_by_a_start(make) -> None:
     world = make(memory=True)
     world.run(world.r1)
     world.board.memory.add("b")
-    world.plugin.call(lambda: world.ledger.dirty([world.r0], "a pod may have used it"))
+    world.plugin.call(lambda: world.ledger.work.dirty([world.r0], "a pod may have used it"))
     world.run(world.r0)
     assert world.board.memory == {"b"}
     assert world.ledger.debts == {world.board.card.id}
@@ -367,7 +367,9 @@ def test_the_debt_stays_while_a_region_that_nobody_has_may_still_write(make) -> 
     """It is DIRTY and cannot be scrubbed: somebody has its port open."""
     world = make(memory=True)
     world.rack.slot(world.r1).opens.add("somebody")
-    world.plugin.call(lambda: world.ledger.dirty([world.r0, world.r1], "a pod may have used it"))
+    world.plugin.call(
+        lambda: world.ledger.work.dirty([world.r0, world.r1], "a pod may have used it")
+    )
     world.settle()
     assert world.condition(world.r0) is Condition.BLANK
     assert world.ledger.debts == {world.board.card.id}
@@ -383,7 +385,7 @@ def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
     world.board.card = half
     world.plugin.begin(world.plugin.hardware.rescan(card.id))
     world.plugin.work()
-    world.plugin.call(lambda: world.ledger.set_debt(card.id, open_=True))
+    world.plugin.call(lambda: world.ledger.work.set_debt(card.id, open_=True))
     world.board.memory.add("a")
     world.settle()
     assert world.board.memory, "the region that is away may write it"
@@ -392,9 +394,9 @@ def test_the_debt_of_a_card_that_lacks_a_region_waits_for_it(make) -> None:
 def test_a_start_that_scrubs_opens_the_debt_before_it_begins(make) -> None:
     world = make(memory=True)
     world.run(world.r1)
-    world.plugin.call(lambda: world.ledger.set_debt(world.board.card.id, open_=False))
+    world.plugin.call(lambda: world.ledger.work.set_debt(world.board.card.id, open_=False))
     world.plugin.queue.unsync()
-    world.plugin.call(lambda: world.ledger.dirty([world.r0], "a pod may have used it"))
+    world.plugin.call(lambda: world.ledger.work.dirty([world.r0], "a pod may have used it"))
     debts: list[bool] = []
     world.on_touch = lambda: debts.append(bool(world.ledger.debts))
     world.run(world.r0)
@@ -415,7 +417,7 @@ def test_a_card_that_somebody_may_have_is_not_rebound(make, kept: str) -> None:
         one, other = world.board.card.regions
         swapped = (replace(one, grant=other.grant), replace(other, grant=one.grant))
         world.board.card = replace(world.board.card, regions=swapped)
-        world.plugin.call(lambda: ledger.card_found(world.board.card, {}, BLANK))
+        world.plugin.call(lambda: ledger.hardware.card_found(world.board.card, {}, BLANK))
         assert ledger.strangers(world.board.card.regions[1])
     else:
         unreconcile(world)
@@ -437,10 +439,10 @@ def test_a_card_of_which_more_than_ports_is_wrong_does_not_pass_for_poisoned(mak
         ({one: POISONED, other: TOO_HOT}, False),
         ({one: TOO_HOT}, False),
     ):
-        world.plugin.call(partial(ledger.set_failing, card.id, failing))
+        world.plugin.call(partial(ledger.hardware.set_failing, card.id, failing))
         assert recovery.poisoned(card) == poisoned
         assert recovery.poisoned(card, [one]) == poisoned
-    world.plugin.call(partial(ledger.set_failing, card.id, {one: POISONED}))
+    world.plugin.call(partial(ledger.hardware.set_failing, card.id, {one: POISONED}))
     assert not recovery.poisoned(card, [other])
 
 

@@ -6,30 +6,36 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from ledger_support import make_ledger
 
 from fpga_plugin.config.settings import Settings
+from fpga_plugin.ids import CardId
 from fpga_plugin.operator.http import Request
 from fpga_plugin.operator.routes import Routes
-from fpga_plugin.operator.survey import Operation, Survey
+from fpga_plugin.operator.survey import Survey
+from fpga_plugin.plugin import Plugin
+from fpga_plugin.regions.actions import CardState
 
 
-def test_operations_that_come_after_the_socket_are_found():
-    async def drain(card: str) -> dict[str, object]:
-        return {"card": card}
+def test_operations_are_refused_until_the_plugin_has_started():
+    async def drain(card: str) -> CardState:
+        return CardState(CardId(card), True, True, (), (), ())
 
-    operations: dict[str, Operation] = {}
-    survey = SimpleNamespace(settings=Settings())
-    routes = Routes(cast("Survey", survey), operations)
-    body = json.dumps({"operation": "drain", "card": "0000-10-00.0"}).encode()
+    survey = Survey(Settings())
+    routes = Routes(survey)
 
-    def ask():
+    def ask(operation: object):
+        body = json.dumps({"operation": operation, "card": "0000-10-00.0"}).encode()
         return asyncio.run(routes.local(Request("POST", "/card", {}, "", body)))
 
-    early = ask()
+    early = ask("drain")
     assert early.status == 409
     assert "the plugin is starting" in json.loads(early.body)["error"]
-    operations["drain"] = drain
-    assert json.loads(ask().body) == {"card": "0000-10-00.0"}
+    actions = SimpleNamespace(drain=drain, undrain=None, retry=None, release=None)
+    survey.plugin = cast("Plugin", SimpleNamespace(actions=actions, ledger=make_ledger()[0]))
+    assert json.loads(ask("drain").body)["drained"] is True
+    assert "no operation 'pull'" in json.loads(ask("pull").body)["error"]
+    assert "does not name operation, card" in json.loads(ask(1).body)["error"]
 
 
 @pytest.mark.parametrize(
@@ -44,16 +50,14 @@ def test_operations_that_come_after_the_socket_are_found():
     ],
 )
 def test_a_request_to_program_that_names_nothing_is_refused(body: bytes):
-    survey = SimpleNamespace(settings=Settings(), plugin=None)
-    routes = Routes(cast("Survey", survey), {})
+    routes = Routes(Survey(Settings()))
     answer = asyncio.run(routes.local(Request("POST", "/program", {}, "", body)))
     assert answer.status == 409
     assert "does not name id, card, region, bitstream" in json.loads(answer.body)["error"]
 
 
 def test_nothing_is_programmed_by_hand_while_the_plugin_starts_nor_over_tcp():
-    survey = SimpleNamespace(settings=Settings(), plugin=None)
-    routes = Routes(cast("Survey", survey), {})
+    routes = Routes(Survey(Settings()))
     body = b'{"id": "1", "card": "c", "region": "r", "bitstream": "b"}'
     answer = asyncio.run(routes.local(Request("POST", "/program", {}, "", body)))
     assert "the plugin is starting" in json.loads(answer.body)["error"]

@@ -94,7 +94,7 @@ def test_a_manifest_says_what_bitstreams_are_called():
     ("names", "words"),
     [
         ([(FILE, "gzip"), (f"{INTERFACE}/{'b' * 40}.aocx", "gzip")], "have the alias gzip"),
-        ([(f"{INTERFACE}/blank.gbs", "gzip")], "not 32 hex digits"),
+        ([(f"{INTERFACE}/blank.gbs", "gzip")], "a blank bitstream has no alias"),
         ([(FILE, "blank")], "no name"),
         ([(FILE, "a" * 31)], "no name"),
         ([(FILE, "../../x")], "no name"),
@@ -111,28 +111,28 @@ def test_a_name_that_means_nothing_or_two_things_is_refused(names, words):
 def test_under_signed_only_a_signed_manifest_says_what_bitstreams_are_called(root, keys, key):
     write(root / "manifest.json", aliased((FILE, "gzip")))
     trust = Trust(str(root), TrustMode.SIGNED, str(keys), guarded=False)
-    assert trust.aliases() == {}
-    assert list(Trust(str(root), TrustMode.ANY, None, guarded=False).aliases()) == [
+    assert trust.names().bitstreams == {}
+    assert list(Trust(str(root), TrustMode.ANY, None, guarded=False).names().bitstreams) == [
         (INTERFACE, "gzip")
     ]
     sign_manifest(root, key)
-    assert list(trust.aliases()) == [(INTERFACE, "gzip")]
+    assert list(trust.names().bitstreams) == [(INTERFACE, "gzip")]
     write(root / "manifest.json", aliased((FILE, "zip")))  # somebody else's words
-    assert trust.aliases() == {}
+    assert trust.names().bitstreams == {}
 
 
 def test_under_signed_only_a_signed_manifest_says_what_interface_ids_are_called(root, keys, key):
     trust = Trust(str(root), TrustMode.SIGNED, str(keys), guarded=False)
-    assert trust.interface_aliases() is None, "no manifest: nothing is said"
+    assert not trust.names().counts, "no manifest: nothing is said"
     write(root / "manifest.json", called(("1" * 32, "board")))
-    assert trust.interface_aliases() is None
-    assert Trust(str(root), TrustMode.ANY, None, guarded=False).interface_aliases() == {
+    assert not trust.names().counts
+    assert Trust(str(root), TrustMode.ANY, None, guarded=False).names().interfaces == {
         "1" * 32: "board"
     }
     sign_manifest(root, key)
-    assert trust.interface_aliases() == {"1" * 32: "board"}
+    assert trust.names().interfaces == {"1" * 32: "board"}
     write(root / "manifest.json", called(("1" * 32, "theirs")))
-    assert trust.interface_aliases() is None
+    assert not trust.names().counts
 
 
 def test_a_manifest_of_the_first_format_is_read_and_has_no_version():

@@ -26,7 +26,13 @@ from fpga_plugin.pods.checkpoint import CheckpointEntry, Stamp
 from fpga_plugin.pods.directory import KnownPod
 from fpga_plugin.pods.environment import ContainerRequests
 from fpga_plugin.pods.names import PodName
-from fpga_plugin.pods.podresources import NoListReason, PodDevices, PodList, PodResourcesError
+from fpga_plugin.pods.podresources import (
+    NoListReason,
+    PodDevices,
+    PodList,
+    PodResourcesClient,
+    PodResourcesError,
+)
 from fpga_plugin.pods.requests import parse_requests
 from fpga_plugin.stock import reconcile
 
@@ -246,6 +252,12 @@ def test_the_traces_have_every_kind_of_step_of_a_stock_kubelet():
 def test_a_claim_that_ends_after_one_list_is_not_what_the_model_says(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(reconcile, "NEEDED_LISTS", 1)
+    counted = reconcile.Reconciler._list
+
+    async def each(reconciler: reconcile.Reconciler, podresources: PodResourcesClient) -> None:
+        await counted(reconciler, podresources)
+        await counted(reconciler, podresources)
+
+    monkeypatch.setattr(reconcile.Reconciler, "_list", each)
     with stock_replays() as replay, pytest.raises(AssertionError, match=r"\d+: list "):
         play(replay, TRACES[0])

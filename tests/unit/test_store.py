@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from doubles import bitstreams
 from doubles.bitstreams import HASH, aocx
 from doubles.samples import SAMPLES, copy_samples
 
 from fpga_plugin.bitstream import files
 from fpga_plugin.bitstream.library import Library
-from fpga_plugin.bitstream.pack import complete_document, pack_gbs
 from fpga_plugin.bitstream.store import Store
 from fpga_plugin.bitstream.trust import Trust
 from fpga_plugin.config.settings import TrustMode
@@ -29,8 +29,7 @@ BITSTREAM = parse_bitstream_id(AFU)
 
 
 def gbs(afu=AFU, interface=INTERFACE, tail: bytes = b"") -> bytes:
-    document = complete_document({}, where="a", interface_id=interface, afu_id=afu)
-    return pack_gbs(document, bytes.fromhex(afu) + tail, where="a")
+    return bitstreams.gbs(bytes.fromhex(afu) + tail, afu, interface=interface)
 
 
 @pytest.fixture
@@ -50,7 +49,6 @@ def library_of(root: Path, directory: Path) -> Library:
         str(root),
         directory=str(directory),
         limit=1 << 30,
-        boot_id="boot",
         trust=Trust(str(root), TrustMode.ANY, None),
         guarded=False,
     )
@@ -190,7 +188,7 @@ def test_an_aocx_file_is_named_by_its_hash_and_gives_the_image_inside(library, s
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (AFU, "aocx", "ELF"),
+        (AFU, "aocx", "holds AOCX, and its name is that of GBS"),
         (HASH, "gbs", "holds GBS, and its name is that of AOCX"),
     ],
 )

@@ -104,43 +104,49 @@ class Unwritten(RuleBasedStateMachine):
 
     @rule(one=st.sampled_from(DEVICES))
     def allocate(self, one) -> None:
-        self.attempt(lambda: self.ledger.allocate(WHOLE if one == card_of(one) else REGIONS, [one]))
+        self.attempt(
+            lambda: self.ledger.allocations.allocate(
+                WHOLE if one == card_of(one) else REGIONS, [one]
+            )
+        )
 
     @rule(one=st.sampled_from(DEVICES), pod=st.sampled_from([POD, NEXT]), adopt=st.booleans())
     def learn(self, one, pod, adopt) -> None:
         resource = WHOLE if one == card_of(one) else REGIONS
         if adopt:
-            self.attempt(lambda: self.ledger.adopt(resource, one, pod, {}))
-        self.attempt(lambda: self.ledger.bind_pod([one], pod))
+            self.attempt(lambda: self.ledger.allocations.adopt(resource, one, pod, {}))
+        self.attempt(lambda: self.ledger.allocations.bind_pod([one], pod))
 
     @rule(one=st.sampled_from(DEVICES))
     def begins(self, one) -> None:
         if one in self.ledger.claims:
-            self.attempt(lambda: self.ledger.prestart_seen([one]))
+            self.attempt(lambda: self.ledger.allocations.prestart_seen([one]))
             self.attempt(lambda: start(self.ledger, one))
 
     @rule(one=st.sampled_from(DEVICES))
     def stops(self, one) -> None:
-        self.attempt(lambda: self.ledger.poststop_seen([one]))
+        self.attempt(lambda: self.ledger.allocations.poststop_seen([one]))
 
     @rule(one=st.sampled_from(DEVICES))
     def ends(self, one) -> None:
-        self.attempt(lambda: self.ledger.release([one]))
+        self.attempt(lambda: self.ledger.allocations.release([one]))
 
     @rule()
     def processes_end(self) -> None:
-        self.attempt(lambda: self.ledger.end_tenancies(list(self.ledger.tenancies.values())))
+        self.attempt(
+            lambda: self.ledger.allocations.end_tenancies(list(self.ledger.tenancies.values()))
+        )
 
     @rule()
     def kubelet(self) -> None:
         self.number += 1
-        self.attempt(lambda: self.ledger.kubelet_epoch(f"life {self.number}"))
+        self.attempt(lambda: self.ledger.allocations.kubelet_epoch(f"life {self.number}"))
         assert self.ledger.epoch == f"life {self.number}"
         assert all(claim.exposed for claim in self.ledger.claims.values())
 
     @rule(region=st.sampled_from(REGION_IDS), image=st.sampled_from([None, AFU]))
     def work(self, region, image) -> None:
-        self.attempt(lambda: self.ledger.working([region], image=image))
+        self.attempt(lambda: self.ledger.work.working([region], image=image))
 
     @rule(card=st.sampled_from(CARDS))
     def cleans(self, card) -> None:
@@ -149,48 +155,48 @@ class Unwritten(RuleBasedStateMachine):
     @rule(region=st.sampled_from(REGION_IDS), fails=st.booleans())
     def spoils(self, region, fails) -> None:
         if fails:
-            self.attempt(lambda: self.ledger.faulted(region, "x"))
+            self.attempt(lambda: self.ledger.work.faulted(region, "x"))
         else:
-            self.attempt(lambda: self.ledger.dirty([region], "x"))
+            self.attempt(lambda: self.ledger.work.dirty([region], "x"))
         assert self.ledger.record(region).condition in {Condition.DIRTY, Condition.FAULTED}
 
     @rule(card=st.sampled_from(CARDS), on=st.booleans())
     def operator(self, card, on) -> None:
-        self.attempt(lambda: self.ledger.set_drained(card.id, drained=on))
+        self.attempt(lambda: self.ledger.hardware.set_drained(card.id, drained=on))
         assert not on or card.id in self.ledger.drained
-        self.attempt(lambda: self.ledger.set_debt(card.id, open_=on))
+        self.attempt(lambda: self.ledger.work.set_debt(card.id, open_=on))
         assert not on or card.id in self.ledger.debts
 
     @rule(card=st.sampled_from(CARDS), comes=st.booleans())
     def hardware(self, card, comes) -> None:
-        self.attempt(lambda: self.ledger.card_gone(card.id))
+        self.attempt(lambda: self.ledger.hardware.card_gone(card.id))
         if comes:
             self.attempt(lambda: found(self.ledger, card))
 
     @rule(uid=st.sampled_from(UIDS), one=st.sampled_from(DEVICES), adopt=st.booleans())
     def claim(self, uid, one, adopt) -> None:
         if not adopt:
-            self.attempt(lambda: self.ledger.take(holder(uid, one), [POD]))
+            self.attempt(lambda: self.ledger.resource_claims.take(holder(uid, one), [POD]))
         elif uid not in self.ledger.holders:
-            self.attempt(lambda: self.ledger.adopt_holder(holder(uid, one), [POD]))
+            self.attempt(lambda: self.ledger.resource_claims.adopt_holder(holder(uid, one), [POD]))
 
     @rule(
         uid=st.sampled_from(UIDS), what=st.sampled_from(["prepared", "un", "join", "part", "end"])
     )
     def claim_goes_on(self, uid, what) -> None:
         if uid not in self.ledger.holders or self.ledger.holders[uid].ended:
-            self.attempt(lambda: self.ledger.forget_holder(uid))
+            self.attempt(lambda: self.ledger.resource_claims.forget_holder(uid))
         elif what == "prepared":
-            if not self.ledger.misled(self.ledger.holders[uid]):
-                self.attempt(lambda: self.ledger.prepared(uid, {R0: Prepared()}))
+            if not self.ledger.resource_claims.misled(self.ledger.holders[uid]):
+                self.attempt(lambda: self.ledger.resource_claims.prepared(uid, {R0: Prepared()}))
         elif what == "unprepared":
-            self.attempt(lambda: self.ledger.unprepared(uid))
+            self.attempt(lambda: self.ledger.resource_claims.unprepared(uid))
         elif what == "join":
-            self.attempt(lambda: self.ledger.join(uid, [NEXT]))
+            self.attempt(lambda: self.ledger.resource_claims.join(uid, [NEXT]))
         elif what == "part":
-            self.attempt(lambda: self.ledger.part(uid, [NEXT]))
+            self.attempt(lambda: self.ledger.resource_claims.part(uid, [NEXT]))
         else:
-            self.attempt(lambda: self.ledger.end_holder(uid))
+            self.attempt(lambda: self.ledger.resource_claims.end_holder(uid))
 
     @invariant()
     def memory_is_as_strict_as_what_a_restart_would_read(self) -> None:
@@ -222,65 +228,74 @@ def failing(ledger: Ledger, journal: MemoryJournal, step) -> None:
 @pytest.mark.parametrize(
     ("step", "holds"),
     [
-        (lambda one: one.kubelet_epoch("life 2"), lambda one: one.claims[P0].exposed),
-        (lambda one: one.kubelet_epoch("life 2"), lambda one: one.users(one.claims[P0])[0].used),
-        (lambda one: one.dirty([R0], "x"), lambda one: one.record(R0).condition == "DIRTY"),
-        (lambda one: one.faulted(R0, "x"), lambda one: one.record(R0).condition == "FAULTED"),
-        (lambda one: one.set_debt(CARD.id, open_=True), lambda one: CARD.id in one.debts),
-        (lambda one: one.set_drained(CARD.id, drained=True), lambda one: CARD.id in one.drained),
-        (lambda one: one.working([R0], image=AFU), lambda one: AFU in one.images[R0]),
-        (lambda one: one.prestart_seen([P0]), lambda one: one.claims[P0].prestarts == 1),
+        (lambda one: one.allocations.kubelet_epoch("life 2"), lambda one: one.claims[P0].exposed),
         (
-            lambda one: one.started([one.claims[P0]]),
-            lambda one: one.users(one.claims[P0])[0].used and not one.claims[P0].started,
+            lambda one: one.allocations.kubelet_epoch("life 2"),
+            lambda one: one.tenancies.users(one.claims[P0])[0].used,
         ),
-        (lambda one: one.bind_pod([P0], POD), lambda one: one.claims[P0].pod == POD),
-        (lambda one: one.release([P0]), lambda one: P0 in one.claims),
+        (lambda one: one.work.dirty([R0], "x"), lambda one: one.record(R0).condition == "DIRTY"),
+        (lambda one: one.work.faulted(R0, "x"), lambda one: one.record(R0).condition == "FAULTED"),
+        (lambda one: one.work.set_debt(CARD.id, open_=True), lambda one: CARD.id in one.debts),
+        (
+            lambda one: one.hardware.set_drained(CARD.id, drained=True),
+            lambda one: CARD.id in one.drained,
+        ),
+        (lambda one: one.work.working([R0], image=AFU), lambda one: AFU in one.images[R0]),
+        (
+            lambda one: one.allocations.prestart_seen([P0]),
+            lambda one: one.claims[P0].prestarts == 1,
+        ),
+        (
+            lambda one: one.allocations.started([one.claims[P0]]),
+            lambda one: one.tenancies.users(one.claims[P0])[0].used and not one.claims[P0].started,
+        ),
+        (lambda one: one.allocations.bind_pod([P0], POD), lambda one: one.claims[P0].pod == POD),
+        (lambda one: one.allocations.release([P0]), lambda one: P0 in one.claims),
     ],
 )  # fmt: skip
 def test_what_takes_trust_away_holds_and_is_written_with_the_next_change(step, holds) -> None:
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     failing(ledger, journal, step)
     assert holds(ledger)
-    ledger.set_drained(OTHER.id, drained=True)
+    ledger.hardware.set_drained(OTHER.id, drained=True)
     assert holds(Ledger(prefix=PREFIX, journal=journal, snapshot=journal.snapshot, boot_id="boot"))
 
 
 def test_no_work_on_hardware_begins_while_something_is_not_written() -> None:
     """A scrub under a container that kubelet started in a life of which nothing is written."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
-    failing(ledger, journal, lambda one: one.kubelet_epoch("life 2"))
-    failing(ledger, journal, lambda one: one.working([R0]))
+    ledger.allocations.allocate(REGIONS, [P0])
+    failing(ledger, journal, lambda one: one.allocations.kubelet_epoch("life 2"))
+    failing(ledger, journal, lambda one: one.work.working([R0]))
     assert ledger.record(R0).condition is Condition.BLANK
     with pytest.raises(FpgaPluginError, match="changed while it was worked on"):
-        ledger.programmed(R0, AFU)
-    ledger.working([R0])
+        ledger.work.programmed(R0, AFU)
+    ledger.work.working([R0])
     assert journal.snapshot.claims[P0].exposed, "it went with it"
 
 
 def test_a_step_that_changes_nothing_writes_what_is_not_written() -> None:
     """A container's start whose claim is known to be used already, among others."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
+    ledger.allocations.allocate(REGIONS, [P0])
     start(ledger, P0)
-    failing(ledger, journal, lambda one: one.set_debt(OTHER.id, open_=True))
-    failing(ledger, journal, lambda one: one.started([one.claims[P0]]))
-    ledger.started([ledger.claims[P0]])
+    failing(ledger, journal, lambda one: one.work.set_debt(OTHER.id, open_=True))
+    failing(ledger, journal, lambda one: one.allocations.started([one.claims[P0]]))
+    ledger.allocations.started([ledger.claims[P0]])
     assert OTHER.id in journal.snapshot.debts
     writes = journal.writes
-    ledger.started([ledger.claims[P0]])
+    ledger.allocations.started([ledger.claims[P0]])
     assert journal.writes == writes
 
 
 def test_a_pod_whose_name_could_not_be_written_is_there_once() -> None:
     """Two tenancies of one pod: neither is forgotten, and the next look makes them one."""
     ledger, journal = make_ledger(CARD)
-    ledger.allocate(REGIONS, [P0])
-    failing(ledger, journal, lambda one: one.bind_pod([P0], POD, cgroups=["/a"]))
-    assert {one.pod for one in ledger.users(ledger.claims[P0])} == {None, POD}
-    failing(ledger, journal, lambda one: one.started([one.claims[P0]]))
-    ledger.bind_pod([P0], POD, cgroups=["/b"])
-    (one,) = ledger.users(ledger.claims[P0])
+    ledger.allocations.allocate(REGIONS, [P0])
+    failing(ledger, journal, lambda one: one.allocations.bind_pod([P0], POD, cgroups=["/a"]))
+    assert {one.pod for one in ledger.tenancies.users(ledger.claims[P0])} == {None, POD}
+    failing(ledger, journal, lambda one: one.allocations.started([one.claims[P0]]))
+    ledger.allocations.bind_pod([P0], POD, cgroups=["/b"])
+    (one,) = ledger.tenancies.users(ledger.claims[P0])
     assert (one.pod, one.used, set(one.cgroups)) == (POD, True, {"/a", "/b"})

@@ -4,21 +4,24 @@ Each of these broke without a fast test noticing (`make mutants`): the table of 
 """
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fpga_plugin.bitstream.files import Content
 from fpga_plugin.bitstream.verdicts import Verdict, Verdicts
 from fpga_plugin.errors import NotPermittedError
 
 FILE, OTHER = "a/b.gbs", "a/c.gbs"
-GOOD = Verdict((1, 2, 3), "signed", "d" * 64, 5, checked=True, unpacked=7)
-BAD = Verdict((1, 2, 3), "signed", "e" * 64, 5, problem=NotPermittedError("not signed"))
+CONTENT = Content("d" * 64, 5)
+GOOD = Verdict((1, 2, 3), "signed", CONTENT, "c" * 64)
+BAD = Verdict((1, 2, 3), "signed", CONTENT, "e" * 64, problem=NotPermittedError("not signed"))
 
 
 @pytest.fixture
 def verdicts(tmp_path):
-    return Verdicts(str(tmp_path), "boot")
+    return Verdicts(str(tmp_path / "verified.json"))
 
 
 @pytest.mark.parametrize("happens", ["doubt_all", "forget"])
@@ -49,13 +52,12 @@ def test_a_file_that_went_is_not_confirmed_by_a_late_answer(verdicts, how):
 def test_what_was_refused_is_neither_kept_nor_good_after_a_restart(verdicts, tmp_path):
     verdicts.learn(FILE, GOOD, 0)
     verdicts.learn(OTHER, BAD, 0)
-    assert verdicts.good_digests() == {GOOD.sha256}, "the copies of others are removed"
+    assert verdicts.cached() == {GOOD.cached}, "the copies of others are removed"
     verdicts.save()
-    after = Verdicts(str(tmp_path), "boot")
+    after = Verdicts(str(tmp_path / "verified.json"))
     assert after.get(FILE) == GOOD
     assert after.get(OTHER) is None
     assert after.confirmed(FILE) is None, "the store is asked first"
-    assert Verdicts(str(tmp_path), "another boot").get(FILE) is None
 
 
 def test_a_directory_that_cannot_be_written_costs_the_memory_alone(verdicts, tmp_path):
@@ -105,7 +107,7 @@ def test_threads_change_what_is_known_one_after_the_other(verdicts):
         lambda: verdicts.confirmed(FILE),
         lambda: verdicts.doubt(FILE),
         verdicts.doubt_all,
-        verdicts.good_digests,
+        verdicts.cached,
         verdicts.save,
         lambda: verdicts.forget(FILE),
         lambda: verdicts.only([FILE]),
@@ -118,3 +120,11 @@ def test_threads_change_what_is_known_one_after_the_other(verdicts):
         looks.clear()
         step()
         assert looks
+
+
+@pytest.mark.parametrize("cached", ["", "../journal.sqlite3", "C" * 64, "c" * 64 + "\n"])
+def test_a_record_that_names_no_file_of_the_cache_is_not_taken(verdicts, tmp_path, cached):
+    """The name becomes a path, and a copy that is not what its name says is removed."""
+    verdicts.learn(FILE, replace(GOOD, cached=cached), 0)
+    verdicts.save()
+    assert Verdicts(str(tmp_path / "verified.json")).get(FILE) is None

@@ -58,7 +58,7 @@ def exactly(scene: Scene, requests: Mapping[RegionId, FpgaRequest | None]):
 
 def _pulled(scene: Scene, region: RegionId) -> None:
     scene.rack.boards[card_of(region)].present = False
-    scene.plugin.call(lambda: scene.ledger.card_gone(card_of(region)))
+    scene.plugin.call(lambda: scene.ledger.hardware.card_gone(card_of(region)))
 
 
 def _fewer_regions(scene: Scene, region: RegionId) -> None:
@@ -66,7 +66,7 @@ def _fewer_regions(scene: Scene, region: RegionId) -> None:
     card = scene.ledger.cards[card_of(region)]
     others = tuple(each for each in card.regions if each.id != region)
     scene.plugin.call(
-        lambda: scene.ledger.card_found(
+        lambda: scene.ledger.hardware.card_found(
             replace(card, regions=others), {each.id: BLANK for each in others}, BLANK
         )
     )

@@ -6,11 +6,11 @@ import structlog
 
 from fpga_plugin.errors import HardwareError
 from fpga_plugin.hardware.backend import ClockLimits, DriverSettings, UserClock
-from fpga_plugin.hardware.dfl import discovery
+from fpga_plugin.hardware.dfl import discovery, numbers
 from fpga_plugin.hardware.dfl.aer import AerCounters
 from fpga_plugin.hardware.dfl.fme_errors import clear_pcie_errors
 from fpga_plugin.hardware.dfl.functions import functions, make_functions
-from fpga_plugin.hardware.dfl.handles import slot_of
+from fpga_plugin.hardware.dfl.handles import port_of, slot_of
 from fpga_plugin.hardware.dfl.health import health
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.port import (
@@ -26,6 +26,7 @@ from fpga_plugin.hardware.dfl.settings import clear_memory, clock_limits, set_cl
 from fpga_plugin.hardware.dfl.slot import OfsSlot, give_back, open_slot, read_note
 from fpga_plugin.hardware.dfl.slot_functions import SlotRule
 from fpga_plugin.hardware.dfl.userclock import user_clock
+from fpga_plugin.hardware.grant import DeviceNumber, Path
 from fpga_plugin.hardware.model import (
     Assumption,
     Card,
@@ -113,6 +114,16 @@ class DflBackend:
         if (slot := slot_of(region)) is not None:
             return read_note(self._kernel, self._notes, region, slot)
         return read_afu_id(self._kernel, region)
+
+    def numbers(self, region: Region) -> Mapping[Path, DeviceNumber]:
+        """The device numbers of a held region's nodes, as sysfs shows them."""
+        try:
+            return numbers.granted(self._kernel, port_of(region))
+        except OSError as error:
+            raise HardwareError(
+                f"the device numbers of region {region.id} cannot be read ({error.strerror})",
+                hint="see the kernel's log",
+            ) from error
 
     def borrowed(self, region: Region) -> bool:
         """Whether the plugin bound functions of a slot to vfio-pci."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fpga_plugin.errors import HardwareError, quote
-from fpga_plugin.hardware.dfl import defs
+from fpga_plugin.hardware.dfl import defs, numbers
 from fpga_plugin.hardware.dfl.handles import Fme, PortDevice, SlotDevice, functions_of, port_of
 from fpga_plugin.hardware.dfl.kernel import Kernel
 from fpga_plugin.hardware.dfl.shared import iommu, memory_clear_knobs, some_memory_stays
@@ -224,6 +224,7 @@ def _card(kernel: Kernel, address: PciAddress, bases: list[_Base], rule: SlotRul
         reprogrammable=_pci_ids(kernel, base.parent)[:2] not in defs.WITHOUT_PR,
         pcie_root=_pcie_root(base.parent),
         firmware=firmware,
+        guarded=numbers.guarded(kernel, fme, map(port_of, regions)),
     )
 
 
@@ -287,7 +288,9 @@ def _slot(
         env={functions_variable(region.id): ",".join(str(f.address) for f in functions)},
     )
     device = SlotDevice(port.node, port.sysfs, port.instance, functions)
-    return Region(region.card, region.port_id, grant, device)
+    return Region(
+        region.card, region.port_id, grant, device, numbers=numbers.granted(kernel, device)
+    )
 
 
 def _base_with_fme(address: PciAddress, bases: list[_Base]) -> _Base:
@@ -377,7 +380,13 @@ def _regions(kernel: Kernel, address: PciAddress, bases: list[_Base]) -> tuple[R
             )
         node = f"/dev/{os.path.basename(port)}"
         device = PortDevice(node, port, instance)
-        regions[port_id] = Region(address.card_id, port_id, Grant((node,)), device)
+        regions[port_id] = Region(
+            address.card_id,
+            port_id,
+            Grant((node,)),
+            device,
+            numbers=numbers.granted(kernel, device),
+        )
     if not regions:
         raise HardwareError(
             f"no port of card {address} has a driver",

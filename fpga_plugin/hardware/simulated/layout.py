@@ -15,7 +15,7 @@ from fpga_plugin.hardware.simulated.state import CLOCK_DEFAULT, CLOCK_HIGH, CLOC
 from fpga_plugin.hardware.simulated.tree import Attribute, Fixed, Lazy, Link, Node, failure
 
 PCI_DRIVER = "/sys/bus/pci/drivers/dfl-pci"
-FME_MAJOR, PORT_MAJOR = 242, 241
+FME_MAJOR, PORT_MAJOR, VFIO_MAJOR = 242, 241, 243
 
 _FME_LOCKED_ERRORS = ("fme_errors", "first_error", "next_error", "pcie1_errors")
 

@@ -137,6 +137,7 @@ class Topology:
             "fpga_region": self._index(self._regions),
             "fpga_manager": self._index(self._managers),
             "hwmon": self._index(self._sensors),
+            "vfio": self._index(self._vfio_groups),
         }
         devices = self._index(self._roots)
         groups = Fixed({"iommu_groups": self._index(self._groups)})
@@ -207,6 +208,14 @@ class Topology:
                 }
             )
             for board, index in self._each_virtual()
+        }
+
+    def _vfio_groups(self) -> Mapping[str, Node]:
+        return {
+            str(number): Fixed({"dev": f"{layout.VFIO_MAJOR}:{number}"})
+            for board, index in self._each_virtual()
+            if functions.drivers(board)[index] == functions.VFIO
+            for number in [functions.group(board, index)]
         }
 
     def _vfio_driver(self) -> Mapping[str, Node]:

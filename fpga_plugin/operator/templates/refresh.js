@@ -1,5 +1,8 @@
 (() => {
   const main = document.getElementById("status"), away = document.getElementById("away");
+  const focusable = () => [...main.querySelectorAll("a,summary,[tabindex]")];
+  const name = one => [one.closest("[id]").id, one.tagName, one.getAttribute("aria-label"),
+    one.getAttribute("href")].join();
   async function refresh() {
     if (document.hidden) return;
     try {
@@ -8,14 +11,16 @@
       const next = new DOMParser().parseFromString(await answer.text(), "text/html");
       document.title = next.title;
       const fresh = next.getElementById("status");
+      const open = new Set([...main.querySelectorAll("details[open]")].map(one => one.id));
+      fresh.querySelectorAll("details").forEach(one => { one.open = open.has(one.id); });
       if (fresh.innerHTML !== main.innerHTML) {
-        const label = document.activeElement && document.activeElement.getAttribute("aria-label");
+        const active = main.contains(document.activeElement) ? name(document.activeElement) : "";
+        const same = () => focusable().filter(one => name(one) === active);
+        const nth = same().indexOf(document.activeElement);
         const left = [...main.querySelectorAll(".scroll")].map(box => box.scrollLeft);
         main.replaceChildren(...fresh.childNodes);
-        main.querySelectorAll(".scroll").forEach((box, i) => {
-          box.scrollLeft = left[i] || 0;
-          if (label && box.getAttribute("aria-label") === label) box.focus({preventScroll: true});
-        });
+        main.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = left[i] || 0; });
+        same()[nth]?.focus({preventScroll: true});
       }
       away.hidden = true;
     } catch {
@@ -24,4 +29,10 @@
   }
   setInterval(refresh, 5000);
   document.addEventListener("visibilitychange", refresh);
+  let shut = [];
+  addEventListener("beforeprint", () => {
+    shut = [...main.querySelectorAll("details:not([open])")];
+    shut.forEach(one => { one.open = true; });
+  });
+  addEventListener("afterprint", () => shut.forEach(one => { one.open = false; }));
 })();

@@ -154,3 +154,16 @@ def test_the_driver_refuses_what_it_documents(backend: DflBackend, card: Card):
             assert caught.value.errno == errno.EINVAL
     finally:
         kernel.close(handle)
+
+
+def test_device_numbers_are_those_by_which_a_container_opens_its_nodes(
+    backend: DflBackend, card: Card
+) -> None:
+    def number(node: str) -> str:
+        made = os.stat(node).st_rdev
+        return f"{os.major(made)}:{os.minor(made)}"
+
+    for region in card.regions:
+        (node,) = region.grant.nodes
+        assert region.numbers == backend.numbers(region) == {node: number(node)}
+    assert card.guarded == {number(fme_of(card).node)}

@@ -133,6 +133,27 @@ def test_a_slot_is_programmed_and_read_through_vfio_while_nobody_else_can_open_i
     assert rig.card == card  # binding and unbinding its functions makes no other card of it
 
 
+def test_iommu_groups_change_their_device_numbers_between_two_bindings(rig: Rig):
+    """A living container's number may be another group's then: the plugin compares both."""
+    card = rig.card
+    (region,) = card.regions
+    assert not region.numbers
+    with rig.hold():
+        before = rig.backend.numbers(region)
+        for node, number in before.items():
+            made = os.stat(node).st_rdev
+            assert number == f"{os.major(made)}:{os.minor(made)}"
+    rig.backend.give_back(card, region)
+    assert not rig.backend.numbers(region)
+    for function in reversed(rack.FUNCTIONS):  # somebody else, in another order
+        (rack.PCI / function / "driver_override").write_text("vfio-pci")
+        (rack.VFIO / "bind").write_text(function)
+    after = rig.backend.numbers(region)
+    assert before.keys() == after.keys() == set(region.grant.nodes)
+    assert sorted(before.values()) == sorted(after.values())
+    assert before != after
+
+
 def test_a_group_that_a_tenant_keeps_open_is_in_use_and_stays_bound(rig: Rig):
     with rig.hold():
         pass

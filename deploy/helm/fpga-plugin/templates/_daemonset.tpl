@@ -9,6 +9,7 @@ lock in the state directory keeps the two apart meanwhile.
 {{- $values := .root.Values }}
 {{- $settings := .settings }}
 {{- $port := include "fpga-plugin.port" .settings }}
+{{- $driver := .settings.FPGA_PLUGIN_RESOURCE_PREFIX | default "fpga.intel.com" }}
 {{- $component := empty .configuration | ternary "plugin" (printf "plugin-%s" .configuration) }}
 {{- $label := $values.nodeConfigurations.label }}
 {{- $affinity := deepCopy ($values.affinity | default dict) }}
@@ -88,8 +89,6 @@ spec:
         {{- end }}
         {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_MODE, value: dra}
-        {{- end }}
-        {{- if eq .mode "dra" }}
         - {name: FPGA_PLUGIN_KUBELET_ROOT, value: {{ $values.paths.kubelet }}}
         {{- end }}
         {{- if $values.events }}
@@ -139,13 +138,19 @@ spec:
         - {name: cgroup, mountPath: /host/cgroup, readOnly: true}
         {{- if eq .mode "dra" }}
         # At its own path: kubelet finds the sockets by the paths that the plugin tells it. Its record of
-        # claims is in the root directory itself, and kubelet replaces it by a rename.
-        - {name: kubelet, mountPath: {{ $values.paths.kubelet }}, readOnly: true}
-        - {name: plugins, mountPath: {{ $values.paths.kubelet }}/plugins{{ if .observe }}, readOnly: true{{ end }}}
-        - {name: cdi, mountPath: /var/run/cdi{{ if .observe }}, readOnly: true{{ end }}}
+        # claims is in the root directory itself, and kubelet replaces it by a rename. What pods, other
+        # drivers and kubelet's credentials have there is hidden. HostToContainer: what kubelet unmounts
+        # must not stay mounted here.
+        - {name: kubelet, mountPath: {{ $values.paths.kubelet }}, readOnly: true, mountPropagation: HostToContainer}
+        {{- range $values.paths.hidden }}
+        - {name: nothing, mountPath: {{ $values.paths.kubelet }}/{{ . }}, readOnly: true}
         {{- end }}
-        {{- if eq .mode "dra" }}
+        - {name: plugins, mountPath: {{ $values.paths.kubelet }}/plugins{{ if .observe }}, readOnly: true{{ end }}}
+        {{- if not .observe }}
+        - {name: driver, mountPath: {{ $values.paths.kubelet }}/plugins/{{ $driver }}}
+        {{- end }}
         - {name: plugins-registry, mountPath: {{ $values.paths.kubelet }}/plugins_registry{{ if .observe }}, readOnly: true{{ end }}}
+        - {name: cdi, mountPath: /var/run/cdi{{ if .observe }}, readOnly: true{{ end }}}
         {{- end }}
         {{- if $values.policy }}
         - {name: policy, mountPath: /etc/fpga-plugin/policy, readOnly: true}
@@ -178,14 +183,16 @@ spec:
       {{- if eq .mode "dra" }}
       - name: kubelet
         hostPath: {path: {{ $values.paths.kubelet }}, type: Directory}
-      - name: plugins
-        hostPath: {path: {{ $values.paths.kubelet }}/plugins, type: DirectoryOrCreate}
-      - name: cdi
-        hostPath: {path: {{ $values.paths.cdi }}, type: DirectoryOrCreate}
-      {{- end }}
-      {{- if eq .mode "dra" }}
+      - name: nothing
+        emptyDir: {}
+      - name: plugins      # nothing but the place of the next one
+        emptyDir: {}
+      - name: driver
+        hostPath: {path: {{ $values.paths.kubelet }}/plugins/{{ $driver }}, type: DirectoryOrCreate}
       - name: plugins-registry
         hostPath: {path: {{ $values.paths.kubelet }}/plugins_registry, type: DirectoryOrCreate}
+      - name: cdi
+        hostPath: {path: {{ $values.paths.cdi }}, type: DirectoryOrCreate}
       {{- end }}
       {{- if $values.policy }}
       # Projected: the directory of a configMap volume is one that anybody may write (0777), and the

@@ -1,7 +1,7 @@
-"""Resource claims that have devices (DRA): the ledger's steps for the second door.
+"""ResourceClaims that have devices (DRA).
 
-Under it the owner of a device is a claim, by its uid, and the pods that use the claim. What the
-ledger keeps for each device is the same as under the first door (`Claim`). A holder says besides
+The owner of a device is then a ResourceClaim, by its uid, and the pods that use it. What the ledger
+keeps for each device is the same as with the device plugin API (`Claim`). A holder says besides
 whose these claims are. The two change in one transaction.
 """
 
@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from fpga_plugin.errors import NotFinishedError, RefusedError, UnknownDeviceError
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid, RegionId, ResourceName
-from fpga_plugin.ledger.claims import Claims
 from fpga_plugin.ledger.names import card_of, is_card
+from fpga_plugin.ledger.naming import Naming
+from fpga_plugin.ledger.obstacles import Obstacles, Stops
 from fpga_plugin.ledger.records import (
     CLEAN,
     Change,
@@ -22,6 +23,8 @@ from fpga_plugin.ledger.records import (
     Prepared,
     Tenancy,
 )
+from fpga_plugin.ledger.state import State
+from fpga_plugin.ledger.step import Step
 
 
 class HeldError(NotFinishedError):
@@ -36,12 +39,18 @@ class HeldError(NotFinishedError):
         self.holder = holder
 
 
-class Holders(Claims):
+class ResourceClaims:
     """The ledger's steps on the side of DRA."""
+
+    def __init__(self, state: State, obstacles: Obstacles, naming: Naming, *, boot_id: str) -> None:
+        self._state = state
+        self._obstacles = obstacles
+        self._naming = naming
+        self._boot_id = boot_id
 
     def is_prepared(self, holder: Holder) -> bool:
         """Whether its devices were brought into the state that it asks for, in this boot."""
-        return not holder.ended and bool(holder.boot) and holder.boot == self.boot_id
+        return not holder.ended and bool(holder.boot) and holder.boot == self._boot_id
 
     def misled(self, holder: Holder) -> str:
         """Why its nodes do not lead to its regions, and nobody else to these; empty: they do.
@@ -49,10 +58,10 @@ class Holders(Claims):
         Invariant 10, of all devices that a claim has.
         """
         for device in holder.devices:
-            if (claim := self.claims.get(device)) is None:
+            if (claim := self._state.claims.get(device)) is None:
                 return f"it does not have {device}"
             try:
-                self.check_grants(claim)
+                self._obstacles.check_grants(claim)
             except RefusedError as error:
                 return error.message
         return ""
@@ -65,8 +74,8 @@ class Holders(Claims):
         if not self.is_prepared(holder):
             return "it is not prepared"
         for device in holder.devices:
-            for region in self.claims[device].grants if device in self.claims else ():
-                record = self.record(region)
+            for region in self._state.claims[device].grants if device in self._state.claims else ():
+                record = self._state.record(region)
                 if record.condition not in CLEAN | {Condition.PROGRAMMED}:
                     return f"region {region} is {record.condition}: {record.reason}"
         return self.misled(holder)
@@ -81,38 +90,36 @@ class Holders(Claims):
         Raises:
             UnknownDeviceError: no such device.
             HeldError: another claim has one, or a device of the same card in the other mode.
-            RefusedError: the card is not given out, or a node is in another pod's hands.
+            RefusedError: an obstacle stands against one of them.
             JournalError: nothing was given.
         """
-        before = self.holders.get(holder.uid)
+        before = self._state.holders.get(holder.uid)
         if before is not None and before.ended:
             before = None
-        users = {*pods, *(() if before is None else self.pods_of(before.devices))}
-        change = Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+        users = {*pods, *(() if before is None else self._state.pods_of(before.devices))}
+        step = Step(
+            self._state, Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+        )
         claims: list[Claim] = []
         for device in holder.devices:
             # Not what it was given under before: its card may have another interface id by now.
-            resource = self.present_resource(device)
+            resource = self._naming.present_resource(device)
             if resource is None:
                 raise unknown_device(device)
             self._check_others(holder, device)
-            held = self.claims.get(device)
-            self._check_in_service(card_of(device), owned=held is not None)
-            if held is None:  # else it is this claim's, which keeps it
-                self._check_exposure(device)
-            for region in self.regions_of(device):
-                self._check_strangers(region)
+            held = self._state.claims.get(device)
+            self._obstacles.check(device, Stops.CLAIM if held is None else Stops.PREPARE)
             if held is not None:
-                self._release(change, held)
-            claims.append(self._made(change, device, resource, users))
+                step.release(held)
+            claims.append(self._grant(step, device, resource, users))
         if before is not None:  # it had others before: kubelet was told of another allocation
-            self._leave(change, before, holder.devices)
-        self._commit(change)
+            self._leave(step, before, holder.devices)
+        step.commit()
         return tuple(claims)
 
     def left_behind(self, uid: ClaimUid, devices: Collection[DeviceId]) -> tuple[DeviceId, ...]:
         """What a claim in force has besides the `devices` that it is allocated now."""
-        holder = self.holders.get(uid)
+        holder = self._state.holders.get(uid)
         if holder is None or holder.ended:
             return ()
         return tuple(device for device in holder.devices if device not in devices)
@@ -126,45 +133,33 @@ class Holders(Claims):
         """
         if not (left := self.left_behind(uid, devices)):
             return ()
-        holder = self.holders[uid]
+        holder = self._state.holders[uid]
         kept = tuple(device for device in holder.devices if device in devices)
         requests = {each: names for each, names in holder.requests.items() if each in kept}
         now = replace(holder, devices=kept, requests=requests, boot="") if kept else None
-        change = Change(holders={uid: now})
-        self._leave(change, holder, kept)
-        self._commit(change)
-        self.ends["released"] += len(left)
+        step = Step(self._state, Change(holders={uid: now}))
+        self._leave(step, holder, kept)
+        step.commit()
+        self._state.ends["released"] += len(left)
         return tuple(dict.fromkeys(map(card_of, left)))
 
-    def _leave(self, change: Change, holder: Holder, kept: Collection[DeviceId]) -> None:
+    def _leave(self, step: Step, holder: Holder, kept: Collection[DeviceId] = ()) -> None:
         for device in holder.devices:
-            if device not in kept and (held := self.claims.get(device)) is not None:
-                self._release(change, held)
-                change.claims[device] = None
+            if device not in kept and (held := self._state.claims.get(device)) is not None:
+                step.release(held)
 
-    def _made(
+    def _grant(
         self,
-        change: Change,
+        step: Step,
         device: DeviceId,
         resource: ResourceName,
         pods: Iterable[PodUid],
         *,
-        exposed: bool = False,
+        used: bool = False,
     ) -> Claim:
-        claim = change.claims[device] = Claim(
-            device=device,
-            resource=resource,
-            grants={region.id: region.grant for region in self.regions_of(device)},
-            touched=True,
-            exposed=exposed,
-            epoch=self.epoch,
-            prestarts=1,  # never balanced: no PostStop comes by this door
-            generation=next(self._generations),
-            since=self._clock(),
-        )
-        change.strays[device] = 0
-        self._begin(change, claim, pods, used=exposed)
-        return claim
+        grants = {region.id: region.grant for region in self._obstacles.regions_of(device)}
+        # Its PreStarts are never balanced: with DRA no PostStop comes.
+        return step.grant(device, resource, grants, pods, used=used, touched=True, prestarts=1)
 
     def _check_others(self, holder: Holder, device: DeviceId) -> None:
         """Invariant 1, among claims.
@@ -173,10 +168,10 @@ class Holders(Claims):
             HeldError: another claim has the device, its card or a region of it.
         """
         card, whole = card_of(device), is_card(device)
-        for claim in self.claims_on(card):
+        for claim in self._state.claims_on(card):
             if claim.device != device and is_card(claim.device) == whole:
                 continue  # a neighbour
-            other = self.holder_of(claim.device)
+            other = self._state.holder_of(claim.device)
             if other is not None and other.uid == holder.uid:
                 continue  # what it has from before, which ends with this
             who = "a pod of the device plugin" if other is None else f"claim {other.uid}"
@@ -194,18 +189,19 @@ class Holders(Claims):
 
     def prepared(self, uid: ClaimUid, what: Mapping[RegionId, Prepared]) -> None:
         """What a claim asks for is done and verified; kubelet is about to be told."""
-        holder = self.holders[uid]
-        change = Change(holders={uid: replace(holder, boot=self.boot_id, prepared=what)})
+        holder = self._state.holders[uid]
+        now = replace(holder, boot=self._boot_id, prepared=what)
+        step = Step(self._state, Change(holders={uid: now}))
         for device in holder.devices:
-            claim = self.claims[device]
-            self._use(change, self.users(claim))
+            claim = self._state.claims[device]
+            step.use(self._state.tenancies.users(claim))
             if not claim.started:
-                change.claims[device] = replace(claim, started=True)
-        self._commit(change)
+                step.change.claims[device] = replace(claim, started=True)
+        step.commit()
 
     def unprepared(self, uid: ClaimUid) -> None:
         """What was prepared for a claim is no longer what it asks for."""
-        self._commit(Change(holders={uid: replace(self.holders[uid], boot="")}))
+        self._state.commit(Change(holders={uid: replace(self._state.holders[uid], boot="")}))
 
     def adopt_holder(self, holder: Holder, pods: Collection[PodUid]) -> tuple[Claim, ...]:
         """Make the holder that kubelet's record shows and the journal lacks: pods may run with it.
@@ -215,53 +211,49 @@ class Holders(Claims):
         Raises:
             FpgaPluginError: it conflicts with what the ledger knows.
         """
-        change = Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+        step = Step(
+            self._state, Change(holders={holder.uid: replace(holder, boot="", ended=False)})
+        )
         claims = []
         for device in holder.devices:
-            other = self.holder_of(device) if device in self.claims else None
+            other = self._state.holder_of(device) if device in self._state.claims else None
             if other is not None and other.uid == holder.uid:
                 continue
-            resource = self.device_resource(device)
+            resource = self._naming.device_resource(device)
             if resource is None:
                 raise UnknownDeviceError(f"this node has no device {device}")
             self._check_others(holder, device)
-            claim = self._made(change, device, resource, pods, exposed=True)
+            claim = self._grant(step, device, resource, pods, used=True)
             claims.append(claim)
             for region in claim.grants:
-                record = self.record(region)
-                if record.condition in CLEAN:
-                    change.regions[region] = replace(
-                        record, condition=Condition.DIRTY, reason="a pod may have used it"
-                    )
-        self._commit(change)
+                step.spoil(region, "a pod may have used it")
+        step.commit()
         return tuple(claims)
 
     def claims_read(self) -> None:
         """Kubelet's record of claims was read: none has a device that the ledger lacks."""
-        if self.claims_unknown:
-            self._commit(Change(epochs={Epoch.CLAIMS: ""}))
+        if self._state.claims_unknown:
+            self._state.commit(Change(epochs={Epoch.CLAIMS: ""}))
 
     def join(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
         """These pods use a claim, besides those that are known.
 
         No container of theirs starts with what is not prepared; of an adopted one nobody knows.
         """
-        change = Change()
+        step = Step(self._state)
         for claim in self._claims_of(uid):
-            users = self.users(claim)
+            users = self._state.tenancies.users(claim)
             there = {one.pod for one in users if not one.left}
-            used = claim.exposed or self.is_prepared(self.holders[uid])
-            self._begin(change, claim, [pod for pod in pods if pod not in there], used=used)
+            used = claim.exposed or self.is_prepared(self._state.holders[uid])
+            step.begin(claim, [pod for pod in pods if pod not in there], used=used)
             # Whoever comes again had it before, prepared or not.
-            self._use(
-                change,
-                [now for one in users if one.used and (now := change.tenancies.get(one.key))],
-            )
-        self._commit(change)
+            again = (step.change.tenancies.get(one.key) for one in users if one.used)
+            step.use([one for one in again if one is not None])
+        step.commit()
 
     def part(self, uid: ClaimUid, pods: Collection[PodUid]) -> None:
         """Kubelet's record names no pods of a claim but these: the others are done with it."""
-        self._commit(
+        self._state.commit(
             Change(
                 tenancies={
                     one.key: replace(one, left=True)
@@ -273,36 +265,33 @@ class Holders(Claims):
 
     def tenancies_of_holder(self, uid: ClaimUid) -> list[Tenancy]:
         """Of the pods that use a claim, or did by its present allocation."""
-        return [one for claim in self._claims_of(uid) for one in self.users(claim)]
+        return [one for claim in self._claims_of(uid) for one in self._state.tenancies.users(claim)]
 
     def _claims_of(self, uid: ClaimUid) -> list[Claim]:
         """The devices that a claim in force has."""
-        holder = self.holders.get(uid)
+        holder = self._state.holders.get(uid)
         if holder is None or holder.ended:
             return []
-        return [claim for device in holder.devices if (claim := self.claims.get(device))]
+        return [claim for device in holder.devices if (claim := self._state.claims.get(device))]
 
     def end_holder(self, uid: ClaimUid) -> tuple[CardId, ...]:
         """The end of a claim; what it had is scrubbed in the background.
 
         The holder stays, as ended, until that is done (`forget_holder`). Returns the cards.
         """
-        holder = self.holders.get(uid)
+        holder = self._state.holders.get(uid)
         if holder is None or holder.ended:
             return ()
-        change = Change(holders={uid: replace(holder, ended=True, boot="")})
-        for device in holder.devices:
-            if (claim := self.claims.get(device)) is not None:
-                self._release(change, claim)
-                change.claims[device] = None
-        self._commit(change)
-        self.ends["released"] += len(holder.devices)
+        step = Step(self._state, Change(holders={uid: replace(holder, ended=True, boot="")}))
+        self._leave(step, holder)
+        step.commit()
+        self._state.ends["released"] += len(holder.devices)
         return tuple(dict.fromkeys(map(card_of, holder.devices)))
 
     def forget_holder(self, uid: ClaimUid) -> None:
         """What an ended claim had is clean, or kept back for good."""
-        if uid in self.holders and self.holders[uid].ended:
-            self._commit(Change(holders={uid: None}))
+        if uid in self._state.holders and self._state.holders[uid].ended:
+            self._state.commit(Change(holders={uid: None}))
 
 
 def unknown_device(device: DeviceId) -> UnknownDeviceError:

@@ -1,12 +1,13 @@
 """What work on a region does to the ledger: every step is written before it begins."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fpga_plugin.errors import NotFinishedError
 from fpga_plugin.ids import AfuId, CardId, RegionId
 from fpga_plugin.ledger.names import card_of
+from fpga_plugin.ledger.naming import Naming
 from fpga_plugin.ledger.records import (
     CLEAN,
     Change,
@@ -14,9 +15,11 @@ from fpga_plugin.ledger.records import (
     Condition,
     RegionRecord,
     Tenancy,
+    TenancyKey,
     TenantImage,
 )
-from fpga_plugin.ledger.state import Begun, LedgerState
+from fpga_plugin.ledger.state import State
+from fpga_plugin.ledger.step import Step
 
 LONGEST_REASON: Final = 4096
 """Characters of what a region's record says; messages are shorter, but for what they quote."""
@@ -25,8 +28,26 @@ BY_HAND = "an operator programmed it (`fpga-plugin card program`)"
 """The reason of a region that is PROGRAMMED and has no owner."""
 
 
-class Conditions(LedgerState):
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How a region was when work on it began, to tell what came between.
+
+    Attributes:
+        generation: of the claim that covered it; 0 without one.
+        left: tenancies that were over by kubelet's word.
+    """
+
+    generation: int
+    left: frozenset[TenancyKey]
+
+
+class Work:
     """The ledger's steps on the side of scrubbing and programming."""
+
+    def __init__(self, state: State, naming: Naming) -> None:
+        self._state = state
+        self._naming = naming
+        self._begun: dict[RegionId, Begun] = {}
 
     def working(self, regions: Iterable[RegionId], *, image: AfuId | None = None) -> None:
         """The next step changes what is on these regions: until it is done, nothing is known.
@@ -37,28 +58,34 @@ class Conditions(LedgerState):
         regions = tuple(regions)
         begun = {}
         for region in regions:
-            record = self.record(region)
+            record = self._state.record(region)
             if record.condition is not Condition.SCRUBBING:
-                claim = self.region_claim(region)
-                left = frozenset(one.key for one in self.left(region))
+                claim = self._state.region_claim(region)
+                left = frozenset(one.key for one in self._state.tenancies.left(region))
                 begun[region] = Begun(0 if claim is None else claim.generation, left)
-        change = _change(map(self.record, begun), Condition.SCRUBBING, "")
+        step = Step(self._state)
+        step.mark(begun, Condition.SCRUBBING)
         if image is not None:
-            change.images = {TenantImage(region, image): True for region in regions}
-        self._end_debug(change, regions)
-        self._commit(change)
+            step.change.images = {TenantImage(region, image): True for region in regions}
+        step.end_debug(regions)
+        step.commit()
         self._begun.update(begun)
 
     def dirty(self, regions: Iterable[RegionId], reason: str) -> None:
         """Somebody's image or state may be on them; holds even if it cannot be written."""
-        self._commit(_change(map(self.record, regions), Condition.DIRTY, reason))
+        self._mark(regions, Condition.DIRTY, reason)
 
     def faulted(self, region: RegionId, reason: str) -> None:
         """The region cannot be used until an operator, or a rebind, mends it.
 
         Holds even if it cannot be written.
         """
-        self._commit(_change([self.record(region)], Condition.FAULTED, reason))
+        self._mark([region], Condition.FAULTED, reason)
+
+    def _mark(self, regions: Iterable[RegionId], condition: Condition, reason: str) -> None:
+        step = Step(self._state)
+        step.mark(regions, condition, _writable(reason))
+        step.commit()
 
     def another_blank(self, card: CardId) -> None:
         """The blank bitstream was replaced: what failed only for the old one is worth a scrub."""
@@ -69,14 +96,14 @@ class Conditions(LedgerState):
         self._forgive(card, "an operator asked to try it again")
 
     def _forgive(self, card: CardId, reason: str) -> None:
-        present = self.cards.get(card)
+        present = self._state.cards.get(card)
         self.dirty(
             [
                 region.id
                 for region in (present.regions if present is not None else ())
-                if self.record(region.id).condition is Condition.FAULTED
-                and ((fault := self.failing.get(region.id)) is None or not fault.stops_work)
-                and self.region_claim(region.id) is None
+                if self._state.record(region.id).condition is Condition.FAULTED
+                and ((fault := self._state.failing.get(region.id)) is None or not fault.stops_work)
+                and self._state.region_claim(region.id) is None
             ],
             reason,
         )
@@ -89,25 +116,27 @@ class Conditions(LedgerState):
         Raises:
             NotFinishedError: something came between since the work began.
         """
-        record = self.record(region)
+        record = self._state.record(region)
         scrubbed = record.condition not in CLEAN
         if scrubbed:
             self._check_undisturbed(record)
         condition = Condition.BLANK if blank else Condition.UNBLANKED
-        change = _change([record], condition, "", afu_id)
+        step = Step(self._state)
+        step.mark([region], condition, "", afu_id)
         if scrubbed:
-            claim = self.region_claim(region)
-            self._end(change, self._done_with(region, claim))
+            claim = self._state.region_claim(region)
+            step.end(self._done_with(region, claim))
             # A container that began without a PreStart may have the region in spite of the scrub.
             if claim is not None and not claim.exposed:
-                for one in self.users(claim):
+                for one in self._state.tenancies.users(claim):
                     if one.region == region and one.used and not one.left:
-                        change.tenancies[one.key] = replace(one, used=False)
+                        step.change.tenancies[one.key] = replace(one, used=False)
         if blank:
-            change.images = {TenantImage(region, afu): False for afu in self.images.get(region, ())}
+            there = self._state.images.get(region, ())
+            step.change.images = {TenantImage(region, image): False for image in there}
         if afu_id is not None:
-            self._name_function(change, region, afu_id)
-        self._commit(change)
+            self._naming.name_function(step.change, region, afu_id)
+        step.commit()
 
     def programmed(self, region: RegionId, afu_id: AfuId) -> None:
         """Scrubbed since its last owner, programmed for the present one, and verified.
@@ -115,26 +144,31 @@ class Conditions(LedgerState):
         Raises:
             NotFinishedError: something came between since the work began.
         """
-        record = self.record(region)
+        record = self._state.record(region)
         begun = self._check_undisturbed(record)
-        claim = self.region_claim(region)
+        claim = self._state.region_claim(region)
         if claim is None or claim.generation != begun.generation:
             raise _disturbed(region, "its owner left")
-        change = _change([record], Condition.PROGRAMMED, "", afu_id)
-        self._end(change, self._done_with(region, claim))
-        self._commit(change)
+        step = Step(self._state)
+        step.mark([region], Condition.PROGRAMMED, "", afu_id)
+        step.end(self._done_with(region, claim))
+        step.commit()
 
     def _done_with(self, region: RegionId, claim: Claim | None) -> list[Tenancy]:
         """Tenancies that are over with a region's scrub: their pods are gone.
 
-        But for the present owner's pod: what it had before it has still. Nodes that it has again
-        are in its hands by its present tenancy; others may be another region's by now.
+        But for the present owner's pod: what it had before it has still. Nodes and their numbers
+        that it has again are in its hands by its present tenancy; others may be another region's by
+        now.
         """
         if claim is None or claim.pod is None:
-            return self.left(region)
-        nodes = set(claim.grants[region].nodes) if region in claim.grants else set()
+            return self._state.tenancies.left(region)
+        users = self._state.tenancies.users(claim)
+        ways = {way for one in users if one.region == region for way in one.ways}
         return [
-            one for one in self.left(region) if one.pod != claim.pod or nodes.issuperset(one.nodes)
+            one
+            for one in self._state.tenancies.left(region)
+            if one.pod != claim.pod or ways.issuperset(one.ways)
         ]
 
     def programmed_by_hand(self, region: RegionId, afu_id: AfuId) -> None:
@@ -145,56 +179,48 @@ class Conditions(LedgerState):
         Raises:
             NotFinishedError: something came between since the work began.
         """
-        record = self.record(region)
+        record = self._state.record(region)
         self._check_undisturbed(record)
-        if card_of(region) not in self.drained or self.region_claim(region) is not None:
+        if (
+            card_of(region) not in self._state.drained
+            or self._state.region_claim(region) is not None
+        ):
             raise _disturbed(region, "its card is in service again")
-        change = _change([record], Condition.PROGRAMMED, BY_HAND, afu_id)
-        self._end(change, self.left(region))
-        self._commit(change)
+        step = Step(self._state)
+        step.mark([region], Condition.PROGRAMMED, BY_HAND, afu_id)
+        step.end(self._state.tenancies.left(region))
+        step.commit()
 
     def note_failure(self, region: RegionId, failure: str) -> None:
         """What a pod's status says of the containers that have a region; empty: none failed."""
-        failure, debug = _writable(failure), self.debugs.get(region)
+        failure, debug = _writable(failure), self._state.debugs.get(region)
         if debug is not None and debug.failure != failure:
-            self._commit(Change(debugs={region: replace(debug, failure=failure)}))
+            self._state.commit(Change(debugs={region: replace(debug, failure=failure)}))
 
     def keep(self, region: RegionId, until: float) -> None:
         """Keep a region that nobody owns as it is; `until` is of the boot clock."""
-        debug = self.debugs[region]
+        debug = self._state.debugs[region]
         if debug.until != until:
-            self._commit(Change(debugs={region: replace(debug, until=until)}))
+            self._state.commit(Change(debugs={region: replace(debug, until=until)}))
 
     def end_debug(self, regions: Iterable[RegionId]) -> None:
         """These regions are no longer kept, nor to be: the next scrub makes them clean."""
-        change = Change()
-        self._end_debug(change, regions)
-        self._commit(change)
+        step = Step(self._state)
+        step.end_debug(regions)
+        step.commit()
 
     def _check_undisturbed(self, record: RegionRecord) -> Begun:
         begun = self._begun.get(record.region)
         if record.condition is not Condition.SCRUBBING or begun is None:
             raise _disturbed(record.region, record.reason)
-        if any(one.key not in begun.left for one in self.left(record.region)):
+        if any(one.key not in begun.left for one in self._state.tenancies.left(record.region)):
             raise _disturbed(record.region, "an owner left")
         return begun
 
     def set_debt(self, card: CardId, *, open_: bool) -> None:
         """Whether on-card memory may still hold a former tenant's data."""
-        if (card in self.debts) != open_:
-            self._commit(Change(debts={card: open_}))
-
-
-def _change(
-    records: Iterable[RegionRecord], condition: Condition, reason: str, afu_id: AfuId | None = None
-) -> Change:
-    change = Change()
-    reason = _writable(reason)
-    for record in records:
-        change.regions[record.region] = replace(
-            record, condition=condition, reason=reason, afu_id=afu_id
-        )
-    return change
+        if (card in self._state.debts) != open_:
+            self._state.commit(Change(debts={card: open_}))
 
 
 def _writable(text: str) -> str:

@@ -2,16 +2,20 @@
 
 Kubelet is the double of `fpga-plugin demo`, of either kind: extended (environment in PreStart,
 PostStop, Deallocate) or stock. Pods are admitted, start and end, containers crash, pods are deleted
-by force while their processes go on, kubelet restarts.
+by force while their processes go on, static pods come again with their uid. After its restart
+kubelet starts what crashed without PreStart, until the plugin has registered. While DRA serves,
+pods go on, and end.
 """
 
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from checker import Violation
@@ -30,7 +34,7 @@ from daemon_support import (
     request,
 )
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from node import AT_ONCE, BLANKS, LIMIT, Node, regions_of
+from node import BLANKS, LIMIT, Node, Side, regions_of
 from pods_support import FakePod, PodsServer, as_kubelet_has_it, serving
 
 from fpga_plugin.demo.double import EXTENDED, STOCK, AdmissionError, KubeletDouble
@@ -38,9 +42,11 @@ from fpga_plugin.demo.plugins import Connection, DeviceList, NoEndpointError
 from fpga_plugin.demo.pod import Container, DemoPod
 from fpga_plugin.ids import ResourceName
 
-REGION, CARD, OTHER, OTHER_CARD = map(ResourceName, (REGIONS, CARDS, OTHER_REGIONS, OTHER_CARDS))
-KINDS = {"regions": REGION, "cards": CARD, "others": OTHER}
-LISTED = {REGION: 4, CARD: 2, OTHER: 2, OTHER_CARD: 1}
+KINDS = {"regions": REGIONS, "cards": CARDS, "others": OTHER_REGIONS}
+LISTED = {REGIONS: 4, CARDS: 2, OTHER_REGIONS: 2, OTHER_CARDS: 1}
+PAUSE = 0.15
+"""Seconds that a kubelet is away when it restarts: a PR that has begun ends in less."""
+
 GONE = (NoEndpointError, StreamTerminatedError, OSError, TimeoutError)
 """What a call ends with when the plugin is not there, or dies."""
 
@@ -53,6 +59,7 @@ class Tenant:
         todo: containers that have to start, the next one first.
         runs: those that run, each with its regions.
         busy: something happens to it.
+        started: a container of it did.
     """
 
     pod: DemoPod
@@ -60,12 +67,21 @@ class Tenant:
     todo: list[str]
     runs: dict[str, list[str]] = field(default_factory=dict)
     busy: bool = False
+    started: bool = False
+
+
+def under(resource: str, prefix: str) -> ResourceName:
+    """A resource's name where this prefix is set."""
+    return ResourceName(f"{prefix}/{resource.partition('/')[2]}")
 
 
 class Kubelet(KubeletDouble):
     """The double, which tells (`asks`) for which devices it asks something.
 
     As the real one it admits one pod after the other, and lets go of devices under the same lock.
+
+    Attributes:
+        half: its checkpoint is only half there.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -73,6 +89,18 @@ class Kubelet(KubeletDouble):
         self._lock = asyncio.Lock()
         self._holder: asyncio.Task[Any] | None = None
         self.asks: Callable[[Iterable[str]], None] = lambda _: None
+        self.half = False
+
+    def write_checkpoint(self) -> None:
+        super().write_checkpoint()
+        if self.half:
+            path = Path(self.directory) / "kubelet_internal_checkpoint"
+            os.truncate(path, path.stat().st_size // 2)
+
+    async def restart(self) -> None:
+        await self.stop()
+        await asyncio.sleep(PAUSE)
+        await self.start()
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> Any:
@@ -116,7 +144,7 @@ class Kubelet(KubeletDouble):
         await super().deallocate(resource, ids)
 
 
-def make_pod(rng: random.Random, number: int) -> DemoPod:
+def make_pod(rng: random.Random, number: int, prefix: str) -> DemoPod:
     """A pod of one of the kinds that there are."""
 
     def asks(n: str = "1") -> Mapping[str, str]:
@@ -126,7 +154,9 @@ def make_pod(rng: random.Random, number: int) -> DemoPod:
     def fpga(
         name: str, env: Mapping[str, str], *, restartable: bool = False, **counts: int
     ) -> Container:
-        devices = {KINDS[kind]: count for kind, count in (counts or {"regions": 1}).items()}
+        devices = {
+            under(KINDS[kind], prefix): count for kind, count in (counts or {"regions": 1}).items()
+        }
         return Container(name=name, devices=devices, env=env, restartable=restartable)
 
     both = dict(request(AFU)) | dict(request(AFU_3, interface=OTHER_ID, n="9"))
@@ -149,18 +179,16 @@ def make_pod(rng: random.Random, number: int) -> DemoPod:
     return DemoPod(name=f"pod-{number}", init_containers=before, containers=apps)
 
 
-class DeviceNode(Node):
-    """A node whose kubelet has device plugins.
+class PodSide(Side):
+    """What pods have by the device plugin API.
 
     Args:
-        rng: whatever is by chance.
+        node: of which it is a side.
         stock: kubelet is as shipped, else as extended by both KEPs.
-        storms: the weather changes.
-        only: the one weather that there is besides fair.
     """
 
-    def __init__(self, rng: random.Random, *, stock: bool, storms: bool, only: str = "") -> None:
-        super().__init__(rng, storms=storms, only=only)
+    def __init__(self, node: Node, *, stock: bool) -> None:
+        super().__init__(node)
         self.server = PodsServer()
         self.kubelet = Kubelet(
             str(self.folder / "kubelet"),
@@ -168,14 +196,17 @@ class DeviceNode(Node):
             podresources_path=str(self.folder / "list.sock"),
             on_list=self.listed,
         )
-        self.kubelet.asks = self.asks
-        self.settings |= {
+        self.kubelet.asks = node.asks
+        self.tenants: list[Tenant] = []
+        self.zombies: list[Tenant] = []
+        self.static: list[DemoPod] = []
+        self.admitted = 0
+
+    def settings(self) -> Mapping[str, str]:
+        return {
             "FPGA_PLUGIN_PODRESOURCES_SOCKET": str(self.folder / "list.sock"),
             "FPGA_PLUGIN_PODS_SOCKET": str(self.folder / "pods.sock"),
         }
-        self.tenants: list[Tenant] = []
-        self.zombies: list[Tenant] = []
-        self.admitted = 0
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -185,6 +216,14 @@ class DeviceNode(Node):
                 yield
         finally:
             await self.kubelet.stop()
+
+    def records(self, how: str) -> None:
+        # Kubelet's directory is mounted always: its checkpoint is never away.
+        self.kubelet.half = how == "half"
+        self.kubelet.write_checkpoint()
+
+    def resource(self, name: str) -> ResourceName:
+        return under(name, self.node.setup.prefix)
 
     # ---------------------------------------------------------------- what kubelet knows
 
@@ -199,30 +238,24 @@ class DeviceNode(Node):
     def listed(self, new: DeviceList) -> None:
         """Judge a list as it comes; what is found ends the portion."""
         connection = self.kubelet.connections.get(new.resource)
-        if connection is None or connection.stopped or self.found is not None:
+        if connection is None or connection.stopped or self.node.found is not None:
             return  # kubelet's own doing, when the plugin is gone
-        held = self.kubelet.held.values()
         mine = {
             device
-            for one in held
+            for one in self.kubelet.held.values()
             if one.resource == new.resource and one.pod in self.kubelet.pods
             for device in one.ids
         }
-        # What was nobody's at the plugin's start, and what nobody has asked for since: between
-        # the end of a pod and its release the plugin has to take its devices for owned.
-        busy = {device for one in held for device in one.ids} | self.touched | self.claimed
-        if self.wind.forgets or not self.known:
-            busy |= BLANKS.keys()  # a spoiled journal may show claims of any time
         try:
-            self.checker.listed(new.ids, new.healthy, mine, busy, known=self.known)
+            self.checker.listed(new.ids, new.healthy, mine, self.node.busy, known=self.known)
         except Violation as error:
-            self.found = error
+            self.node.found = error
 
     def all_known(self) -> bool:
         healthy = {device for each in self.kubelet.lists.values() for device in each.healthy}
-        return set(self.owned()) <= healthy and all(map(self.serves, LISTED))
+        return set(self.owned()) <= healthy and self.ready()
 
-    def serves(self, resource: ResourceName) -> bool:
+    def has(self, resource: ResourceName) -> bool:
         connection = self.kubelet.connections.get(resource)
         return connection is not None and not connection.stopped and resource in self.kubelet.lists
 
@@ -247,16 +280,19 @@ class DeviceNode(Node):
             wanted |= dict(zip(regions, padded, strict=False))
         return wanted
 
+    def holding(self) -> set[str]:
+        return {device for one in self.kubelet.held.values() for device in one.ids}
+
     def recorded(self) -> set[str]:
-        devices = {device for one in self.kubelet.held.values() for device in one.ids}
+        devices = self.holding()
         path = self.folder / "kubelet" / "kubelet_internal_checkpoint"
-        if path.exists():
+        if path.exists() and not self.kubelet.half:
             for entry in json.loads(path.read_text())["Data"]["PodDeviceEntries"] or ():
                 devices.update(*entry["DeviceIDs"].values())
-        return devices | set(self.snapshot.claims)
+        return devices
 
     def ready(self) -> bool:
-        return all(map(self.serves, LISTED))
+        return all(self.has(self.resource(name)) for name in LISTED)
 
     async def gone(self) -> None:
         while not all(one.stopped for one in self.kubelet.connections.values()):  # noqa: ASYNC110
@@ -267,7 +303,24 @@ class DeviceNode(Node):
 
     def all_free(self) -> bool:
         lists = self.kubelet.lists
-        return all(self.serves(r) and len(lists[r].healthy) == count for r, count in LISTED.items())
+        return all(
+            self.has(name) and len(lists[name].healthy) == count
+            for name, count in ((self.resource(name), count) for name, count in LISTED.items())
+        )
+
+    def prefixes(self) -> set[str]:
+        return {self.node.setup.prefix} if self.tenants or self.zombies else set()
+
+    async def boots(self) -> None:
+        while self.zombies:
+            await self.reap()
+        for tenant in self.tenants:
+            for name in list(tenant.runs):
+                self.checker.ended(tenant.pod.uid, tenant.runs.pop(name))
+                tenant.todo.insert(0, name)
+            self.node.remove_cgroup(tenant.pod.uid)
+            self.node.cgroup(tenant.pod.uid, runs=False)
+        await self.restarts()
 
     async def everything_ends(self) -> None:
         while self.zombies:
@@ -278,17 +331,20 @@ class DeviceNode(Node):
     # ---------------------------------------------------------------- pods
 
     async def admit(self) -> None:
-        if len(self.tenants) >= AT_ONCE:
+        if len(self.tenants) >= self.node.at_once:
             return
-        pod = make_pod(self.rng, self.admitted)
+        pod = make_pod(self.rng, self.admitted, self.node.setup.prefix)
+        if self.static and self.rng.random() < 0.5:
+            pod = replace(pod, uid=self.static.pop().uid)
+            self.said["static pods that came again"] += 1
         known = as_kubelet_has_it(pod)
         tenant = Tenant(pod, known, [one.name for one in pod.all_containers], busy=True)
-        self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
+        self.node.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         try:
             await self.kubelet.admit(pod)
         except (AdmissionError, GRPCError, *GONE):
             self.kubelet.pods.pop(pod.uid, None)  # kubelet rejects the pod
-            self.remove_cgroup(tenant.pod.uid)
+            self.node.remove_cgroup(tenant.pod.uid)
             return
         self.admitted += 1
         self.said["pods"] += 1
@@ -317,7 +373,11 @@ class DeviceNode(Node):
         """PreStart for the pod's next container; OK and it runs, or ran."""
         name = tenant.todo[0]
         container = tenant.pod.container(name)
-        if not all(map(self.serves, container.devices)):
+        connections = [self.kubelet.connections.get(name) for name in container.devices]
+        if not any(connections) and tenant.started:
+            self.starts_unasked(tenant, name)
+            return
+        if not all(map(self.has, container.devices)):
             return
         wanted, begun = self.wanted(tenant, name), time.time()
         try:
@@ -334,10 +394,13 @@ class DeviceNode(Node):
         if set(called) != set(container.devices):
             return
         self.said["containers"] += 1
-        self.checker.began(tenant.pod.uid, wanted, whole=CARD in container.devices)
+        self.node.allowed(tenant.pod.uid, wanted)
+        whole = any(name.endswith(CARDS.partition("/")[2]) for name in container.devices)
+        self.checker.began(tenant.pod.uid, wanted, whole=whole)
+        tenant.started = True
         tenant.todo.remove(name)
         tenant.runs[name] = list(wanted)
-        self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
+        self.node.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         if name in tenant.known.init and name not in tenant.known.sidecars:
             await asyncio.sleep(self.rng.random() * 0.01)
             await self.container_ends(tenant, name)
@@ -345,9 +408,18 @@ class DeviceNode(Node):
         else:
             tenant.known.runs(name, started=begun + 1)
 
+    def starts_unasked(self, tenant: Tenant, name: str) -> None:
+        """After its own restart kubelet asks nobody: what crashed runs on what there is."""
+        tenant.todo.remove(name)
+        tenant.runs[name] = self.regions(tenant, name)
+        self.checker.resumed(tenant.pod.uid, tenant.runs[name])
+        self.node.cgroup(tenant.pod.uid, runs=True)
+        tenant.known.runs(name, started=time.time() + 1)
+        self.said["containers without PreStart"] += 1
+
     async def container_ends(self, tenant: Tenant, name: str) -> None:
         self.checker.ended(tenant.pod.uid, tenant.runs.pop(name))
-        self.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
+        self.node.cgroup(tenant.pod.uid, runs=bool(tenant.runs))
         with contextlib.suppress(GRPCError, *GONE):
             await self.kubelet.remove_container(tenant.pod, name)
 
@@ -355,10 +427,13 @@ class DeviceNode(Node):
         """A container ends, and kubelet starts it again."""
         if (tenant := self.pick(lambda each: each.runs)) is not None:
             with self.busy(tenant):
-                name = self.rng.choice(sorted(tenant.runs))
-                await self.container_ends(tenant, name)
-                tenant.known.ended(name, 1, started=time.time())
-                tenant.todo.insert(0, name)
+                await self.crashes(tenant)
+
+    async def crashes(self, tenant: Tenant) -> None:
+        name = self.rng.choice(sorted(tenant.runs))
+        await self.container_ends(tenant, name)
+        tenant.known.ended(name, 1, started=time.time())
+        tenant.todo.insert(0, name)
 
     async def end(self) -> None:
         if (tenant := self.pick()) is not None:
@@ -371,7 +446,9 @@ class DeviceNode(Node):
             await self.container_ends(tenant, name)
         self.tenants.remove(tenant)
         self.server.pods.pop(tenant.pod.uid, None)
-        self.remove_cgroup(tenant.pod.uid)
+        self.node.remove_cgroup(tenant.pod.uid)
+        if self.rng.random() < 0.3:
+            self.static.append(tenant.pod)
         with contextlib.suppress(GRPCError, *GONE):
             await self.kubelet.end_pod(tenant.pod)
 
@@ -391,10 +468,19 @@ class DeviceNode(Node):
             for regions in zombie.runs.values():
                 self.checker.ended(zombie.pod.uid, regions)
             zombie.runs.clear()
-            self.remove_cgroup(zombie.pod.uid)
+            self.node.remove_cgroup(zombie.pod.uid)
 
-    async def restart_kubelet(self) -> None:
+    def launched(self) -> None:
+        pass
+
+    async def restarts(self) -> None:
+        crashed = [one for one in self.tenants if one.runs and not one.busy]
         await self.kubelet.restart()
+        for tenant in crashed:
+            if tenant in self.tenants and tenant.runs and not tenant.busy:
+                with self.busy(tenant):
+                    await self.crashes(tenant)
+                    await self.start_next(tenant)
 
     WHAT = (
         (admit, 20),
@@ -403,6 +489,7 @@ class DeviceNode(Node):
         (end, 6),
         (end_by_force, 1.5),
         (reap, 5),
-        (Node.pause, 8),
-        (restart_kubelet, 0.15),
+        (Side.pause, 8),
+        (Side.restart_kubelet, 0.3),
     )
+    BESIDE = ((crash, 2), (end, 3), (end_by_force, 0.5), (reap, 3))

@@ -1,0 +1,36 @@
+"""Writes the table of obstacles into docs/architecture.md, from the code: `make docs`."""
+
+import pathlib
+import sys
+
+from fpga_plugin.ledger.obstacles import Kind, Stops
+
+BEGIN, END = "<!-- obstacles -->\n", "<!-- end of obstacles -->\n"
+
+
+def table() -> str:
+    """A row for each kind."""
+    rows = ["| obstacle | what is so | what it stops | taint (DRA) |", "|---|---|---|---|"]
+    for kind in Kind:
+        stops = ", ".join(word(one) for one in Stops if one in kind.stops)
+        taint = f"`{kind.taint}`" if kind.taint else ""
+        rows.append(f"| {word(kind)} | {kind.meaning} | {stops} | {taint} |")
+    return "\n".join(rows) + "\n"
+
+
+def word(one: Kind | Stops) -> str:
+    """As people write it."""
+    assert one.name is not None
+    return one.name.lower().replace("_", " ")
+
+
+def rewritten(text: str) -> str:
+    """The document with the table of today."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    path = pathlib.Path(sys.argv[1])
+    path.write_text(rewritten(path.read_text()))
