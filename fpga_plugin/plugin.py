@@ -8,7 +8,7 @@ the ledger's listeners, and by the observer. Tests make a `Plugin` too, on doubl
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -58,11 +58,14 @@ from fpga_plugin.telemetry.kube_events import EventBroadcaster, EventSink
 
 if TYPE_CHECKING:
     from fpga_plugin.dra.door import DraDoor
-    from fpga_plugin.dra.leftovers import ClaimLeftovers
     from fpga_plugin.dra.poolcheck import PoolCheck
+    from fpga_plugin.dra.reconcile import ClaimReconciler
     from fpga_plugin.policy.file import PolicyFile  # imports YAML: only where there is a policy
 
 log = structlog.get_logger()
+
+KEPT_LOOKS: Final = 3
+"""Intervals between two looks at PodResources for which the connection is kept."""
 
 
 class Observer(ReportObserver, PodObserver, Protocol):
@@ -154,7 +157,11 @@ def open_node(
     """
     podresources = None
     if settings.podresources_socket is not None:
-        podresources = PodResourcesClient(settings.podresources_socket, settings.resource_prefix)
+        podresources = PodResourcesClient(
+            settings.podresources_socket,
+            settings.resource_prefix,
+            idle_seconds=KEPT_LOOKS * settings.reconcile_interval,
+        )
     return Node(
         backend=backend,
         store=StoreReader(library),
@@ -224,6 +231,55 @@ def _debugging(
     return Debugging(operations, pods, recorder, queue, allowed=allowed, interval=interval)
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlugin:
+    """What serves kubelet by the device plugin API; with DRA there is none.
+
+    Attributes:
+        claims: kubelet's calls.
+        owners: find out whose claims these are.
+        reconciler: what a stock kubelet does not say.
+    """
+
+    claims: ClaimService
+    owners: Owners
+    reconciler: Reconciler
+
+
+def _device_plugin(  # noqa: PLR0917  # as `Plugin` made them
+    settings: Settings,
+    node: Node,
+    ledger: Ledger,
+    link: KubeletLink,
+    queue: CardQueue,
+    prestarts: PreStarts,
+    owners: Owners,
+    envs: StockEnvironment,
+    recorder: EventRecorder,
+) -> DevicePlugin:
+    claims = ClaimService(
+        ledger=ledger,
+        owners=owners,
+        lists=DeviceLists(ledger, prefix=settings.resource_prefix, advertise=settings.advertise),
+        prestarts=prestarts,
+        queue=queue,
+        cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
+    )
+    reconciler = Reconciler(
+        ledger=ledger,
+        queue=queue,
+        link=link,
+        pods=node.pods,
+        owners=owners,
+        envs=envs,
+        missed=MissedPreStarts(
+            ledger=ledger, pods=node.pods, kubelet_dir=settings.kubelet_dir, recorder=recorder
+        ),
+        pods_socket=settings.pods_socket,
+    )
+    return DevicePlugin(claims, owners, reconciler)
+
+
 class Plugin:
     """The plugin of one node, from the link to kubelet down to the cards.
 
@@ -278,8 +334,7 @@ class Plugin:
         self.scrubber = Scrubber(operations, recovery, queue)
         queue.start(self.scrubber)
         # Kubelet's calls.
-        owners = self.owners = Owners(ledger, node.cgroups, node.pods)
-        envs = StockEnvironment(node.pods, cgroups=node.cgroups)
+        owners = Owners(ledger, node.cgroups, node.pods)
         preparer = Preparer(operations, recovery, queue, node.reads)
         debugging = self.debugging = _debugging(settings, operations, node.pods, recorder, queue)
         wants = Wants(
@@ -311,46 +366,26 @@ class Plugin:
             assert settings.node_name is not None, "checked before"
             pool = Pool(settings.resource_prefix, settings.node_name)
             self.pool = poolcheck.PoolCheck(settings.kubeconfig, pool, warn=recorder.foreign_slices)
-        self.prestarts = PreStarts(
-            operations,
-            preparer,
-            wants,
-            pods=node.pods,
-            envs=envs,
-            permission=permission,
-            recorder=recorder,
-        )
-        self.lists = DeviceLists(
-            ledger,
-            prefix=settings.resource_prefix,
-            advertise=settings.advertise,
-        )
-        self.claims = ClaimService(
-            ledger=ledger,
-            owners=owners,
-            lists=self.lists,
-            prestarts=self.prestarts,
-            queue=queue,
-            cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
-        )
-        # What a stock kubelet does not say.
-        self.reconciler = Reconciler(
-            ledger=ledger,
-            queue=queue,
-            link=link,
-            pods=node.pods,
-            owners=owners,
-            envs=envs,
-            missed=MissedPreStarts(
-                ledger=ledger,
+        self.device_plugin: DevicePlugin | None = None
+        if self.door is None:
+            envs = StockEnvironment(node.pods, cgroups=node.cgroups)
+            prestarts = PreStarts(
+                operations,
+                preparer,
+                wants,
                 pods=node.pods,
-                kubelet_dir=settings.kubelet_dir,
+                envs=envs,
+                permission=permission,
                 recorder=recorder,
-            ),
-            pods_socket=settings.pods_socket,
-        )
-        left = self.door is None and (ledger.holders or ledger.claims_unknown)
-        self.leftovers = self._open_leftovers() if left else None
+            )
+            self.device_plugin = _device_plugin(
+                settings, node, ledger, link, queue, prestarts, owners, envs, recorder
+            )
+        self.leftovers: ClaimReconciler | None = None
+        if self.door is None and (ledger.holders or ledger.claims_unknown):
+            from fpga_plugin.dra.door import open_leftovers  # only where DRA served before
+
+            self.leftovers = open_leftovers(settings, operations, queue)
         self._runtime: NodeCheck | None = None
         if settings.cdi_devices is not None and self.door is None:
             self._runtime = NodeCheck(
@@ -380,9 +415,9 @@ class Plugin:
         self.inventory.say_what_is_missing(self.settings.sysfs_root)
         if self.ledger.rebinding:
             await self.recovery.resume()
-        if self.door is None:
-            await self.link.start(self.claims, self.reconciler)
-        else:
+        if (api := self.device_plugin) is not None:
+            await self.link.start(api.claims, api.reconciler)
+        elif self.door is not None:
             await self.door.start()
         if self.node.policy is not None:
             self.node.policy.start()
@@ -390,14 +425,16 @@ class Plugin:
             "serving",
             version=__version__,
             cards=len(self.ledger.cards),
-            resources=self.claims.resources(),
+            resources=() if api is None else api.claims.resources(),
             node=self.settings.node_name,
         )
 
     def work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What is to be done for as long as the plugin serves, by name; once started."""
         assert self._index is not None, "made by `start`"
-        of_door = self._of_device_plugin() if self.door is None else self.door.work()
+        api = self.device_plugin
+        of_door = {} if api is None else {**self._of_device_plugin(api)}
+        of_door |= {} if self.door is None else self.door.work()
         if self.debugging is not None:
             of_door = {**of_door, "debugging": self.debugging.run()}
         if self.pool is not None:
@@ -405,16 +442,12 @@ class Plugin:
         names = {} if self._names is None else {"names": self._names.run()}
         return {**of_door, **names, "store": self._index.run(), "health": self.inventory.run()}
 
-    def _open_leftovers(self) -> "ClaimLeftovers":
-        """What ResourceClaims still have, though the device plugin API serves by now."""
-        from fpga_plugin.dra.cdi import CdiFiles  # only where DRA served before
-        from fpga_plugin.dra.leftovers import ClaimLeftovers
-        from fpga_plugin.dra.record import ClaimRecord
-
-        driver, root = self.settings.resource_prefix, self.settings.kubelet_root
-        files = CdiFiles(self.settings.cdi_dir, driver)
-        record = ClaimRecord(self.operations, files, root=root, driver=driver)
-        return ClaimLeftovers(self.operations, record, self.queue, files, root)
+    @property
+    def records_problem(self) -> str:
+        """Why kubelet's records cannot be read; empty while they can."""
+        if self.door is not None:
+            return self.door.reconciler.problem
+        return "" if self.device_plugin is None else self.device_plugin.reconciler.problem
 
     def notes(self) -> list[str]:
         """What may keep pods from what they should get, although kubelet is served."""
@@ -423,13 +456,13 @@ class Plugin:
             found += self._runtime.concerns
         return [*found, self.pool.problem] if self.pool and self.pool.problem else found
 
-    def _of_device_plugin(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        watch = self.reconciler.watch
+    def _of_device_plugin(self, api: DevicePlugin) -> Mapping[str, Coroutine[Any, Any, None]]:
+        watch = api.reconciler.watch
         return {
             **({} if watch is None else {"pods": watch.run()}),
             **({} if self._runtime is None else {"runtime": self._runtime.run()}),
-            "reconcile": self.reconciler.run(),
-            "owners": self.owners.run(),
+            "reconcile": api.reconciler.run(),
+            "owners": api.owners.run(),
             **({} if self.leftovers is None else {"claims": self.leftovers.run()}),
         }
 
@@ -443,7 +476,10 @@ class Plugin:
         self.node.workers.close()
         if self.door is not None:
             await self.door.close()
-        await self.claims.close()
+        if self.device_plugin is not None:
+            await self.device_plugin.claims.close()
+        if self.node.pods.podresources is not None:
+            self.node.pods.podresources.close()
         await self.queue.close()
         await self.by_hand.close()
         await self.inventory.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
+from fpga_plugin.claims.claims import ClaimService
 from fpga_plugin.demo.double import AdmissionError, rpc_error
 from fpga_plugin.demo.events import Failure
 from fpga_plugin.demo.manifest import Manifest
@@ -87,8 +88,7 @@ class Story:
             "Nothing is known of the regions after a boot, so each is scrubbed before it is"
             " offered: reset, blank bitstream, memory cleared, verified.",
         )
-        plugin = self.node.plugin
-        for resource in plugin.claims.resources():
+        for resource in self._calls.resources():
             with self._limit(f"{resource} was not registered"):
                 await self.node.kubelet.wait_for(resource, timeout=SETTLE_SECONDS)
         await self._until_settled()
@@ -258,16 +258,22 @@ class Story:
                 return False
         return True
 
+    @property
+    def _calls(self) -> ClaimService:
+        api = self.node.plugin.device_plugin
+        assert api is not None, "the demo serves the device plugin API"
+        return api.claims
+
     async def _kubelet_has_lists(self) -> None:
         """Kubelet's lists are the plugin's."""
-        for resource in self.node.plugin.claims.resources():
+        for resource in self._calls.resources():
             with self._limit(f"kubelet has an old list of {resource}"):
                 await self.node.kubelet.wait_for(resource, self._is_present, timeout=SETTLE_SECONDS)
         if self.output.failed is not None:
             raise self.output.failed
 
     def _is_present(self, listed: DeviceList) -> bool:
-        present = self.node.plugin.claims.devices(listed.resource)
+        present = self._calls.devices(listed.resource)
         return [(d.id, d.healthy) for d in present] == [
             (device, device in listed.healthy) for device in listed.ids
         ]

@@ -30,6 +30,7 @@ from fpga_plugin.ids import (
     parse_claim_uid,
 )
 from fpga_plugin.ledger.records import Claim, Holder
+from fpga_plugin.process.atomic_file import replace_file
 
 VERSION: Final = "0.5.0"
 
@@ -52,7 +53,9 @@ class CdiFiles:
         self._directory = directory
         self.driver = driver
         self._one = threading.Lock()
-        self._name = re.compile(rf"k8s\.{re.escape(driver)}-claim_([A-Za-z0-9-]+)\.json")
+        self._name = re.compile(
+            rf"\.?k8s\.{re.escape(driver)}-claim_(?P<uid>[A-Za-z0-9-]+)\.json(?P<half>\.tmp|\.new)?"
+        )
 
     def path(self, uid: ClaimUid, driver: str = "") -> str:
         """Where the file of a claim is that is allocated now, under our name or a former one."""
@@ -70,18 +73,13 @@ class CdiFiles:
             CdiError: it cannot be written.
         """
         path = self.of(holder)
-        # The runtime reads *.json and *.yaml only.
-        new = f"{path}.new"
         content = _ENCODER.encode(self._content(holder, claims))
         try:
             with self._one:
                 self._check_reached(path)
                 os.makedirs(self._directory, exist_ok=True)
-                with open(new, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(new, path)
+                # The runtime reads *.json and *.yaml only, and no temporary file.
+                replace_file(path, [content], mode=0o644, durable=True)
         except OSError as error:
             raise CdiError(
                 f"{path} cannot be written: {error.strerror}",
@@ -121,8 +119,8 @@ class CdiFiles:
             except OSError:
                 return
             for name in names:
-                match = self._name.fullmatch(name.removesuffix(".new"))
-                if match and (name.endswith(".new") or match[1] not in uids):
+                match = self._name.fullmatch(name)
+                if match and (match["half"] or match["uid"] not in uids):
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self._directory, name))
 

@@ -35,15 +35,7 @@ _NOT_FOUND: Final = 404
 
 
 class NoSuchClaimError(RefusedError):
-    """The API server itself says that there is no such claim, or not any more."""
-
-
-class AllocatedElsewhereError(RefusedError):
-    """The claim has nothing of this node any more, or never had."""
-
-
-class UnreadableClaimError(NoSourceError):
-    """The API server's answer is not understood."""
+    """The API server itself says that there is no such claim any more, or none of this node's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +252,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
     """The API server's answer.
 
     Raises:
-        NoSuchClaimError: it is another claim of this name, or not allocated.
-        AllocatedElsewhereError: it has no device of this node.
+        NoSuchClaimError: it is another claim of this name, not allocated, or elsewhere.
         RefusedError: it has one with access that nobody gets.
         FpgaPluginError: it is not understood.
     """
@@ -274,7 +265,7 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         )
         pod = _pod(claim, ref)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableClaimError(f"{ref} is not understood: {quote(error)}") from error
+        raise NoSourceError(f"{ref} is not understood: {quote(error)}") from error
     if claim.metadata.uid != ref.uid:
         raise NoSuchClaimError(f"{ref} is another one by now: its uid is not {ref.uid}")
     allocation = claim.status.allocation
@@ -282,9 +273,9 @@ def read_claim(body: bytes, ref: ClaimRef, *, driver: str, node: str) -> Resourc
         raise NoSuchClaimError(f"{ref} is not allocated")
     results = [one for one in allocation.devices.results or () if one.driver == driver]
     if not results:
-        raise AllocatedElsewhereError(f"{ref} has 0 devices of {driver}")
+        raise NoSuchClaimError(f"{ref} has 0 devices of {driver}")
     if all(one.pool != node for one in results):
-        raise AllocatedElsewhereError(
+        raise NoSuchClaimError(
             f"{ref} is allocated in pool {quote(results[0].pool)}, and this is node {node}"
         )
     if len(results) > MAX_RESULTS:

@@ -18,16 +18,17 @@ from fpga_plugin.config.settings import Advertise, Settings
 from fpga_plugin.config.values import NO_CDI_DEVICES
 from fpga_plugin.dra.cdi import CdiFiles
 from fpga_plugin.dra.claim import Claims
-from fpga_plugin.dra.kept import KeptFiles
+from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.pool import Pool
 from fpga_plugin.dra.reconcile import ClaimReconciler
-from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.dra.servicer import VERSIONS, DraServicer
 from fpga_plugin.dra.slices import SliceReconciler
 from fpga_plugin.dra.wanted import Wanted
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import SettingsError
+from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.pods.nodecheck import NodeCheck, for_claims
 from fpga_plugin.pods.recorder import EventRecorder
 from fpga_plugin.regions.operations import CardOperations
@@ -102,6 +103,21 @@ def make_directories(settings: Settings) -> None:
             ) from error
 
 
+def open_files(settings: Settings, ledger: Ledger) -> ClaimFiles:
+    """The claims' files for the container runtime."""
+    return ClaimFiles(ledger, CdiFiles(settings.cdi_dir, settings.resource_prefix))
+
+
+def open_leftovers(
+    settings: Settings, operations: CardOperations, queue: CardQueue
+) -> ClaimReconciler:
+    """What ends the claims that DRA left, where the device plugin API serves by now."""
+    files = open_files(settings, operations.ledger)
+    ends = ClaimEnds(operations.ledger, queue, files)
+    driver, root = settings.resource_prefix, settings.kubelet_root
+    return ClaimReconciler(operations, queue, ends, files, root=root, driver=driver)
+
+
 class DraDoor:
     """Belongs to the event loop.
 
@@ -136,8 +152,8 @@ class DraDoor:
         driver, root = settings.resource_prefix, settings.kubelet_root
         self.registered = asyncio.Event()
         self.problem = ""
-        files = CdiFiles(settings.cdi_dir, driver)
-        self._kept = KeptFiles(operations.ledger, files)
+        files = self._files = open_files(settings, operations.ledger)
+        ends = ClaimEnds(operations.ledger, queue, files)
         claims = Claims(
             settings.kubeconfig, driver=driver, node=settings.node_name, named=recorder.named
         )
@@ -150,17 +166,19 @@ class DraDoor:
             wishes=Wishes(operations.ledger, wants, settings.kubeconfig),
             permission=permission,
             files=files,
+            ends=ends,
+            driver=driver,
             cdi_devices=settings.cdi_devices or NO_CDI_DEVICES,
         )
         self.reconciler = ClaimReconciler(
             operations,
             queue,
-            self.life,
-            claims,
-            record=ClaimRecord(operations, files, root=root, driver=driver),
-            leftovers=leftovers,
-            files=files,
+            ends,
+            files,
             root=root,
+            driver=driver,
+            claims=claims,
+            leftovers=leftovers,
         )
         wanted = Wanted(operations.ledger, advertise=settings.advertise, scrub=settings.scrub)
         pool = Pool(driver, settings.node_name)
@@ -187,7 +205,7 @@ class DraDoor:
         Raises:
             FpgaPluginError: a socket or a file for the container runtime cannot be made.
         """
-        await self._kept.begin()
+        await self._files.begin()
         listener, self._identity = listen_at(self._path)
         try:
             server = ClosingServer([self._servicer])
@@ -204,7 +222,7 @@ class DraDoor:
         return {
             "registration": self._reoffer.run(),
             "claims": self.reconciler.run(),
-            "files": self._kept.run(),
+            "files": self._files.run(),
             "slices": self.slices.run(),
             "node": self.node.run(),
         }

@@ -2,7 +2,7 @@
 
 Prepare is idempotent by the claim's uid and allocation: what was prepared in this boot is answered
 from the journal, and the hardware is not touched, whoever uses it by now. The claim is read all the
-same: it may have been deallocated, and allocated anew with other devices under the same uid, while
+same: it may have been deallocated, and allocated again with other devices under the same uid, while
 kubelet was away or forgot it. What it had before is withdrawn then, and ends once nobody uses it.
 Else the claim's devices become its own in the ledger, and are scrubbed, programmed and verified as
 by the first door. The work is a task of its own, which the call's end does not end: kubelet's next
@@ -16,24 +16,25 @@ answer comes once the scheduler has been told, else the next claim would get it.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
+from fpga_plugin.backoff import Backoff
 from fpga_plugin.bounded import BoundedDict
 from fpga_plugin.claims.gate import last_look
 from fpga_plugin.claims.permission import Permission
 from fpga_plugin.claims.wants import Wants
 from fpga_plugin.config.values import NO_CDI_DEVICES, CdiDevices
-from fpga_plugin.dra.cdi import CdiFiles, device_id
+from fpga_plugin.dra.cdi import device_id
 from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError, ResourceClaim
+from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.wishes import Wishes
-from fpga_plugin.dra.written import write_file
 from fpga_plugin.errors import (
     FpgaPluginError,
     NoSourceError,
@@ -42,13 +43,11 @@ from fpga_plugin.errors import (
     RefusedError,
 )
 from fpga_plugin.ids import CardId, ClaimUid, DeviceId, RegionId, Resource, ResourceName
-from fpga_plugin.ledger.ledger import card_of
-from fpga_plugin.ledger.records import CLEAN, Holder, Prepared
+from fpga_plugin.ledger.records import Holder, Prepared
 from fpga_plugin.ledger.resource_claims import HeldError, unknown_device
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import PodName
 from fpga_plugin.pods.requests import FpgaRequest
-from fpga_plugin.regions.blanks import NO_BLANK
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan, Preparer, Want
 from fpga_plugin.regions.queue import CardQueue
@@ -68,6 +67,9 @@ _PASSING: Final = (NotFinishedError, NoSourceError, PortInUseError, FormerOwnerR
 """What may be over before the call has to be answered."""
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
     """What kubelet is told of a device of a claim."""
@@ -77,7 +79,6 @@ class PreparedDevice:
     cdi_ids: tuple[str, ...]
 
 
-@dataclass(slots=True)
 class _Work:
     """The preparation of one claim; outlives the calls that wait for it.
 
@@ -87,9 +88,23 @@ class _Work:
         claim: what it asks for, once read.
     """
 
-    task: "asyncio.Task[None] | None" = None
-    ended: bool = False
-    claim: ResourceClaim | None = None
+    task: "asyncio.Task[None]"
+
+    def __init__(self, ref: ClaimRef) -> None:
+        self._ref = ref
+        self.ended = False
+        self.claim: ResourceClaim | None = None
+
+    async def still(self, step: Awaitable[_T]) -> _T:
+        """What a step comes to, if the claim has not ended meanwhile.
+
+        Raises:
+            NoSuchClaimError: it has.
+        """
+        result = await step
+        if self.ended:
+            raise _ended(self._ref)
+        return result
 
 
 class ClaimLife:
@@ -104,17 +119,12 @@ class ClaimLife:
         wishes: tells what their regions are to become.
         permission: the operator's policy.
         files: for the container runtime.
+        ends: ends claims.
+        driver: our name.
         cdi_devices: what the operator adds.
 
     Attributes:
-        doubted: is told of a claim of which kubelet's record has to be looked at again: it keeps
-            another from its device, or could not be adopted.
         tell_scheduler: waits until it knows what is not to be given out.
-        unadopted: claims that kubelet has and the ledger has not, with their devices: all of their
-            pods are gone, or a damaged journal says otherwise.
-        over: of these, those of which kubelet has told the end.
-        calls: how often kubelet asked to prepare each claim: its record, if it was read before,
-            says nothing of the pods for which it asked.
         seconds: until a call is answered.
     """
 
@@ -128,7 +138,9 @@ class ClaimLife:
         claims: Claims,
         wishes: Wishes,
         permission: Permission,
-        files: CdiFiles,
+        files: ClaimFiles,
+        ends: ClaimEnds,
+        driver: str,
         cdi_devices: CdiDevices = NO_CDI_DEVICES,
     ) -> None:
         self._operations = operations
@@ -140,22 +152,26 @@ class ClaimLife:
         self._wishes = wishes
         self._permission = permission
         self._files = files
+        self._ends = ends
+        self._driver = driver
         self._cdi_devices = cdi_devices
         self._work: dict[ClaimUid, _Work] = {}
         self._read = BoundedDict[ClaimUid, ResourceClaim](KEPT_CLAIMS)
         self._changed = asyncio.Event()
         self._ledger.subscribe(self._tell)
-        self.doubted: Callable[[ClaimUid], None] = lambda _: None
+        ends.ending = self._ending
         self.tell_scheduler: Callable[[], Awaitable[None]] = _nobody
-        self.unadopted: dict[ClaimUid, tuple[DeviceId, ...]] = {}
-        self.over: set[ClaimUid] = set()
-        self.calls: Counter[ClaimUid] = Counter()
         self.seconds = ANSWER_SECONDS
 
     def _tell(self, _card: CardId | None) -> None:
         """Whoever waits looks again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _ending(self, uid: ClaimUid) -> None:
+        if (work := self._work.get(uid)) is not None:
+            work.ended = True
+        self._read.pop(uid, None)
 
     def read(self, uid: ClaimUid) -> ResourceClaim | None:
         """A claim as it was read last; None: it was not, or it has ended."""
@@ -171,13 +187,12 @@ class ClaimLife:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
-        self.calls[ref.uid] += 1
+        self._ends.calls[ref.uid] += 1
         joined = True
         while joined:
-            # An earlier call's work may have read the claim before it was allocated anew.
+            # An earlier call's work may have read the claim before it was allocated again.
             joined = ref.uid in self._work
             work = self._begin(ref, deadline)
-            assert work.task is not None, "made with it"
             await asyncio.wait({work.task}, timeout=deadline - loop.time())
             if not work.task.done():
                 raise NotFinishedError(
@@ -190,22 +205,99 @@ class ClaimLife:
         answer.add_done_callback(_heard)
         return await asyncio.shield(answer)
 
+    def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
+        work = self._work.get(ref.uid)
+        if work is None or work.ended:
+            work = self._work[ref.uid] = _Work(ref)
+            name = f"prepare {ref.uid}"
+            work.task = asyncio.create_task(self._run(ref, work, deadline), name=name)
+            work.task.add_done_callback(partial(self._done, ref.uid))
+        return work
+
+    def _done(self, uid: ClaimUid, task: "asyncio.Task[None]") -> None:
+        _heard(task)
+        if (work := self._work.get(uid)) is not None and work.task is task:
+            del self._work[uid]
+
+    async def _run(self, ref: ClaimRef, work: _Work, deadline: float) -> None:
+        """Until it is done, or the call's time is up, or it cannot be done."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(FIRST_RETRY, LAST_RETRY)
+        while True:
+            try:
+                return await self._attempt(ref, work)
+            except FpgaPluginError as error:
+                wait = backoff.delay(error)
+                late = loop.time() + FIRST_RETRY + wait >= deadline
+                if late or work.ended or not isinstance(error, _PASSING):
+                    log.warning("claim not prepared", **ref.logged, error=str(error))
+                    raise self._wants.named(error) from error.__cause__
+                if isinstance(error, HeldError) and error.holder is not None:
+                    self._ends.doubted(error.holder)
+            except Exception as error:
+                log.exception("preparation failed", **ref.logged)
+                raise FpgaPluginError(
+                    f"{ref}: preparation failed for an unexpected reason",
+                    hint="the plugin's log has the details; please report this",
+                ) from error
+            await asyncio.sleep(FIRST_RETRY)  # changes come in bursts
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+
+    async def _attempt(self, ref: ClaimRef, work: _Work) -> None:
+        ledger = self._ledger
+        if work.claim is None:
+            work.claim = await work.still(self._claims.get(ref))
+        claim = self._read[ref.uid] = work.claim
+        holder = self._holder(claim)
+        await self._withdraw_unless(claim, partial(_has_devices, holder))
+        if not self._queue.synced and not self._stands(ref.uid):
+            raise NotFinishedError(
+                f"{ref}: kubelet's record of claims was not read yet",
+                hint="the plugin's log says what keeps it from reading it",
+            )
+        await self._leave_former(claim, work)
+        requests = await self._wishes.of(claim)
+        await self._check_policy(ref, claim, requests)
+        wants = await self._wants.exactly(requests)
+        asked = {region: _prepared(requests[region], want) for region, want in wants.items()}
+        # The same for the next pod of a prepared claim: it may not be what the first one got.
+        await work.still(self._withdraw_unless(claim, lambda had: had.prepared == asked))
+        # Of pods that came without a call kubelet's record may not have been read yet.
+        ledger.resource_claims.join(ref.uid, claim.users)
+        if self._stands(ref.uid):
+            return
+        await work.still(self._check_users(ref))
+        ledger.resource_claims.take(holder, claim.users)
+        plan = Plan(ledger.lease(holder.devices), None, {**wants}, ledger.epoch)
+        records = await self._preparer.prepare(plan)
+        permitted = partial(self._check_policy, ref, claim, requests)
+        observed = await last_look(self._permission, self._preparer, plan, permitted)
+        self._preparer.check_result(plan, records, observed)
+        ledger.resource_claims.prepared(ref.uid, asked)
+        log.info(
+            "claim prepared",
+            **ref.logged,
+            devices=holder.devices,
+            requests=sorted({one.request for one in claim.devices}),
+            pods=sorted(ledger.pods_of(holder.devices)),
+            bitstreams={
+                region: None if one is None else one.bitstream_id
+                for region, one in requests.items()
+            },
+        )
+
     async def _answer(self, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
         """The claim's file, and what kubelet is told."""
-        holder = await write_file(self._ledger, self._files, ref.uid)
-        known = self._ledger.holders.get(ref.uid)
-        if known is None or known.ended:
-            raise _ended(ref)
-        why = (
-            "it was allocated anew"
-            if holder is None
-            else self._ledger.resource_claims.fallen(holder)
-        )
-        if holder is None or why:
-            if holder is not None:
-                await asyncio.to_thread(self._files.remove, self._files.of(holder))
+        holder = await self._files.settle(ref.uid, anew=True)
+        if holder is None:
+            known = self._ledger.holders.get(ref.uid)
+            if known is None or known.ended:
+                raise _ended(ref)
             raise NotFinishedError(
-                f"{ref}: {why}", hint="it changed after it was prepared; kubelet asks again"
+                f"{ref}: {self._ledger.resource_claims.fallen(known) or 'it was allocated again'}",
+                hint="it changed after it was prepared; kubelet asks again",
             )
         return tuple(
             PreparedDevice(
@@ -221,126 +313,32 @@ class ClaimLife:
 
     def _holder(self, claim: ResourceClaim) -> Holder:
         """A claim as it is allocated now."""
-        requests: dict[DeviceId, tuple[str, ...]] = {}
+        requests: dict[DeviceId, dict[str, None]] = {}
         for one in claim.devices:
-            have = requests.get(one.device, ())
-            requests[one.device] = have if one.request in have else (*have, one.request)
+            requests.setdefault(one.device, {})[one.request] = None
         uid = claim.ref.uid
         return Holder(
             uid=uid,
             namespace=claim.ref.namespace,
             name=claim.ref.name,
-            devices=_devices(claim),
-            requests=requests,
-            driver=self._files.driver,
+            devices=tuple(requests),
+            requests={device: tuple(names) for device, names in requests.items()},
+            driver=self._driver,
             file=self._files.path(uid),
         )
 
-    def _stands(self, holder: Holder) -> bool:
+    def _stands(self, uid: ClaimUid) -> bool:
         """Whether what was prepared for a claim in this boot still is as it was left."""
         ledger = self._ledger
-        return not ledger.resource_claims.fallen(holder) and not any(
-            ledger.obstacles.bars_work(region)
-            for device in holder.devices
-            for region in ledger.claims[device].grants
-        )
-
-    def _begin(self, ref: ClaimRef, deadline: float) -> _Work:
-        work = self._work.get(ref.uid)
-        if work is None or work.task is None or work.task.done() or work.ended:
-            work = self._work[ref.uid] = _Work()
-            task = asyncio.create_task(self._run(ref, work, deadline), name=f"prepare {ref.uid}")
-            work.task = task
-            task.add_done_callback(lambda _: self._done(ref.uid, work))
-        return work
-
-    def _done(self, uid: ClaimUid, work: _Work) -> None:
-        assert work.task is not None, "it is done"
-        _heard(work.task)
-        if self._work.get(uid) is work:
-            del self._work[uid]
-
-    async def _run(self, ref: ClaimRef, work: _Work, deadline: float) -> None:
-        """Until it is done, or the call's time is up, or it cannot be done."""
-        loop = asyncio.get_running_loop()
-        wait = FIRST_RETRY
-        while True:
-            try:
-                await self._attempt(ref, work)
-            except _PASSING as error:
-                if work.ended or loop.time() + wait >= deadline:
-                    log.warning("claim not prepared", **ref.logged, error=str(error))
-                    raise
-                if isinstance(error, HeldError) and error.holder is not None:
-                    self.doubted(error.holder)
-            except FpgaPluginError as error:
-                log.warning("claim not prepared", **ref.logged, error=str(error))
-                raise self._wants.named(error) from error.__cause__
-            except Exception as error:
-                log.exception("preparation failed", **ref.logged)
-                raise FpgaPluginError(
-                    f"{ref}: preparation failed for an unexpected reason",
-                    hint="the plugin's log has the details; please report this",
-                ) from error
-            else:
-                return
-            await asyncio.sleep(FIRST_RETRY)  # changes come in bursts
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._changed.wait()
-            wait = min(wait * 2, LAST_RETRY)
-
-    async def _attempt(self, ref: ClaimRef, work: _Work) -> None:
-        claim = work.claim = work.claim or await self._claims.get(ref)
-        if work.ended:
-            raise _ended(ref)
-        self._read[ref.uid] = claim
-        holder = self._holder(claim)
-        await self._withdraw_unless(claim, partial(_has_devices, holder))
-        before = self._ledger.holders.get(ref.uid)
-        if not self._queue.synced and (before is None or not self._stands(before)):
-            raise NotFinishedError(
-                f"{ref}: kubelet's record of claims was not read yet",
-                hint="the plugin's log says what keeps it from reading it",
+        holder = ledger.holders.get(uid)
+        return (
+            holder is not None
+            and not ledger.resource_claims.fallen(holder)
+            and not any(
+                ledger.obstacles.bars_work(region)
+                for device in holder.devices
+                for region in ledger.claims[device].grants
             )
-        await self._leave_former(claim, work)
-        for one in claim.devices:
-            self._ledger.obstacles.regions_of(one.device)
-        requests = await self._wishes.of(claim)
-        await self._check_policy(ref, claim, requests)
-        wants = await self._wants.exactly(requests)
-        asked = {region: _prepared(requests[region], want) for region, want in wants.items()}
-        # The same for the next pod of a prepared claim: it may not be what the first one got.
-        await self._withdraw_unless(claim, lambda had: had.prepared == asked)
-        if work.ended:
-            raise _ended(ref)
-        # Of pods that came without a call kubelet's record may not have been read yet.
-        self._ledger.resource_claims.join(ref.uid, claim.users)
-        before = self._ledger.holders.get(ref.uid)
-        if before is not None and self._stands(before):
-            return
-        await self._check_users(ref)
-        if work.ended:
-            raise _ended(ref)
-        self._ledger.resource_claims.take(holder, claim.users)
-        lease = self._ledger.lease(holder.devices)
-        plan = Plan(lease, None, {**wants}, self._ledger.epoch)
-        self._preparer.check(plan, mending=True)
-        records = await self._preparer.prepare(plan)
-        permitted = partial(self._check_policy, ref, claim, requests)
-        observed = await last_look(self._permission, self._preparer, plan, permitted)
-        self._preparer.check_result(plan, records, observed)
-        self._ledger.resource_claims.prepared(ref.uid, asked)
-        log.info(
-            "claim prepared",
-            **ref.logged,
-            devices=holder.devices,
-            requests=sorted({one.request for one in claim.devices}),
-            pods=sorted(self._ledger.pods_of(holder.devices)),
-            bitstreams={
-                region: None if one is None else one.bitstream_id
-                for region, one in requests.items()
-            },
         )
 
     async def _withdraw_unless(self, claim: ResourceClaim, same: Callable[[Holder], bool]) -> None:
@@ -352,23 +350,15 @@ class ClaimLife:
             FpgaPluginError: the file for the runtime cannot be removed, or the journal not be
                 written.
         """
-        uid = claim.ref.uid
-        holder = self._ledger.holders.get(uid)
-        if holder is None or not self._ledger.resource_claims.is_prepared(holder) or same(holder):
-            return
-        await asyncio.to_thread(self._files.remove, self._files.of(holder))
-        after = self._ledger.holders.get(uid)
-        if after is None or not self._ledger.resource_claims.is_prepared(after):
-            return
-        self._ledger.resource_claims.unprepared(uid)
-        log.warning(
-            "claim withdrawn",
-            **claim.ref.logged,
-            devices=list(holder.devices),
-            pods=sorted(self._ledger.pods_of(holder.devices)),
-            reason=f"it asks for something else now, on {', '.join(_devices(claim))}",
-            hint="no container starts with what it had: delete its old pods",
-        )
+        holder = self._ledger.holders.get(claim.ref.uid)
+        if (
+            holder is not None
+            and self._ledger.resource_claims.is_prepared(holder)
+            and not same(holder)
+        ):
+            devices = dict.fromkeys(one.device for one in claim.devices)
+            why = f"it asks for something else now, on {', '.join(devices)}"
+            await self._files.withdraw(holder, why)
 
     async def _leave_former(self, claim: ResourceClaim, work: _Work) -> None:
         """Let go of devices that the claim is no longer allocated, whether it gets its new ones.
@@ -384,12 +374,9 @@ class ClaimLife:
         uid, now = claim.ref.uid, {one.device for one in claim.devices}
         if not self._ledger.resource_claims.left_behind(uid, now):
             return
-        before = self._ledger.holders[uid]
         # One that was adopted has its file still.
-        await asyncio.to_thread(self._files.remove, self._files.of(before))
-        await self._check_users(claim.ref)
-        if work.ended:
-            raise _ended(claim.ref)
+        await self._files.remove(uid, self._ledger.holders[uid])
+        await work.still(self._check_users(claim.ref))
         left = self._ledger.resource_claims.left_behind(uid, now)
         for card in self._ledger.resource_claims.leave(uid, now):
             self._queue.add(card)
@@ -451,118 +438,37 @@ class ClaimLife:
         Raises:
             FpgaPluginError: not yet.
         """
-        ledger = self._ledger
+        ledger, ends = self._ledger, self._ends
         unknown = ref.uid not in ledger.holders
         if unknown and not self._queue.synced and ledger.unreconciled & ledger.cards.keys():
             raise NotFinishedError(
                 f"{ref}: the journal lacks it, and kubelet's record of claims was not read yet",
                 hint="kubelet asks again; the plugin's log says what keeps it from reading it",
             )
-        await self.end(ref.uid)
-        if ref.uid in self.unadopted:
-            self.over.add(ref.uid)
-            self.doubted(ref.uid)
-        regions = self._regions(ref.uid)
-        await self._clean(ref)
-        if any(map(self._kept_back, regions)):
+        await ends.end(ref.uid)
+        regions = ends.regions(ref.uid)
+        deadline = asyncio.get_running_loop().time() + self.seconds
+        while left := [region for region in regions if ends.to_scrub(region)]:
+            if (rest := deadline - asyncio.get_running_loop().time()) <= 0:
+                raise NotFinishedError(
+                    f"{ref}: {', '.join(sorted(left))} not scrubbed after {self.seconds:g} s",
+                    hint="it goes on; kubelet asks again. `scrub waits` in the plugin's log says"
+                    " for what: a pod's processes, or a tool that has the port open",
+                )
+            # What keeps a scrub waiting may pass without a change of the ledger.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LAST_RETRY, rest)):
+                    await self._changed.wait()
+        if any(map(ends.kept_back, regions)):
             await self.tell_scheduler()
-
-    async def end(self, uid: ClaimUid) -> None:
-        """No container starts with the claim any more, and its regions are on their way."""
-        if (work := self._work.get(uid)) is not None:
-            work.ended = True
-        self._read.pop(uid, None)
-        before = self._ledger.holders.get(uid)
-        pods = frozenset() if before is None else self._ledger.pods_of(before.devices)
-        cards = self._ledger.resource_claims.end_holder(uid)
-        if cards:
-            holder = self._ledger.holders[uid]
-            log.info(
-                "claim ended",
-                **ClaimRef.of(holder).logged,
-                devices=holder.devices,
-                pods=sorted(pods),
-            )
-        for card in cards:
-            self._queue.add(card)
-        path = self._files.path(uid) if before is None else self._files.of(before)
-        await asyncio.to_thread(self._files.remove, path)
-
-    async def _clean(self, ref: ClaimRef) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.seconds
-        while True:
-            changed = self._changed
-            left = self._left(ref.uid)
-            if not left:
-                return
-            try:
-                # What keeps a scrub waiting may pass without a change of the ledger.
-                async with asyncio.timeout(min(LAST_RETRY, max(deadline - loop.time(), 0))):
-                    await changed.wait()
-            except TimeoutError:
-                if loop.time() >= deadline:
-                    raise NotFinishedError(
-                        f"{ref}: {', '.join(sorted(left))} not scrubbed after {self.seconds:g} s",
-                        hint="it goes on; kubelet asks again. `scrub waits` in the plugin's log"
-                        " says for what: a pod's processes, or a tool that has the port open",
-                    ) from None
-
-    def forget(self, uid: ClaimUid) -> None:
-        """Keep nothing of an ended claim that kubelet's record lacks, once nothing is to be done.
-
-        Until then that record names it, and it would be taken for one that the journal lost.
-        """
-        if not self._left(uid):
-            self._ledger.resource_claims.forget_holder(uid)
-            self.calls.pop(uid, None)
-
-    def _left(self, uid: ClaimUid) -> list[RegionId]:
-        """Regions of an ended claim that a scrub is still to come for."""
-        return [region for region in self._regions(uid) if self._to_scrub(region)]
-
-    def _regions(self, uid: ClaimUid) -> list[RegionId]:
-        """Those of an ended claim, on cards that are there."""
-        holder = self._ledger.holders.get(uid)
-        if holder is not None and not holder.ended:
-            return []
-        devices = self.unadopted.get(uid, ()) if holder is None else holder.devices
-        return [
-            region.id
-            for device in devices
-            if (card := self._ledger.cards.get(card_of(device))) is not None
-            for region in card.regions
-            if DeviceId(region.id) == device or DeviceId(card.id) == device
-        ]
-
-    def _kept_back(self, region: RegionId) -> bool:
-        """Whether nobody is to get it."""
-        record = self._ledger.record(region)
-        return record.condition not in CLEAN or bool(self._ledger.obstacles.trouble(region))
-
-    def _to_scrub(self, region: RegionId) -> bool:
-        """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
-        record = self._ledger.record(region)
-        if record.condition in CLEAN or self._ledger.obstacles.bars_work(region):
-            return False
-        if self._ledger.region_claim(region) is not None:
-            return False  # somebody else's by now, who gets it scrubbed
-        present = self._ledger.region(region)
-        if present is not None and not self._ledger.own_node(present):
-            return False  # not before those end who have its node for another region
-        return not record.reason.startswith(NO_BLANK)
 
     async def close(self) -> None:
         """Wait for what cannot be interrupted; begin nothing."""
-        for work in self._work.values():
+        works = [*self._work.values()]
+        for work in works:
             work.ended = True
-        if tasks := [work.task for work in self._work.values() if work.task is not None]:
-            await asyncio.wait(tasks)
-
-
-def _devices(claim: ResourceClaim) -> tuple[DeviceId, ...]:
-    """Each once, in the order of the allocation."""
-    return tuple(dict.fromkeys(one.device for one in claim.devices))
+        if works:
+            await asyncio.wait([work.task for work in works])
 
 
 def _has_devices(now: Holder, had: Holder) -> bool:

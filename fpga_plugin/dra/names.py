@@ -4,6 +4,8 @@ Card `0000-3b-00.0` is device `0000-3b-00-0`, region `0000-3b-00.0-p0` is `0000-
 """
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from fpga_plugin.ids import DeviceId, parse_device_id
 
@@ -25,3 +27,10 @@ def parse_device_name(name: str) -> DeviceId:
         msg = "not a device's name (such as 0000-3b-00-0 or 0000-3b-00-0-p0)"
         raise ValueError(msg)
     return parse_device_id(f"{match[1]}.{match[2]}{match[3]}")
+
+
+def devices_of(names: Iterable[str]) -> Iterator[DeviceId]:
+    """The devices of these names; others are none of ours."""
+    for name in names:
+        with suppress(ValueError):
+            yield parse_device_name(name)

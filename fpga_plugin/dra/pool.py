@@ -9,7 +9,7 @@ Names are fixed by what a slice is: if the answer to a write was lost, the next 
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -101,14 +101,6 @@ class Pool:
 
     driver: str
     node: str
-    _suffix: str = field(init=False, default="")
-
-    def __post_init__(self) -> None:
-        suffix = f"{self.driver}-{self.node}"
-        if len(suffix) > MAX_NAME - 6:
-            digest = hashlib.sha256(suffix.encode()).hexdigest()[:16]
-            suffix = f"{suffix[: MAX_NAME - 6 - 17].rstrip('.-')}-{digest}"
-        object.__setattr__(self, "_suffix", suffix)
 
     def owns(self, one: ResourceSlice) -> bool:
         """Whether a slice is of this driver and node."""
@@ -116,7 +108,11 @@ class Pool:
 
     def name(self, kind: str, number: int) -> str:
         """A slice's; the policies of deploy/dra and of the chart hold each node to its own."""
-        return f"{kind}{number:04x}-{self._suffix}"
+        suffix = f"{self.driver}-{self.node}"
+        if len(suffix) > MAX_NAME - 6:
+            digest = hashlib.sha256(suffix.encode()).hexdigest()[:16]
+            suffix = f"{suffix[: MAX_NAME - 6 - 17].rstrip('.-')}-{digest}"
+        return f"{kind}{number:04x}-{suffix}"
 
     def named(self, slices: Sequence[Slice]) -> dict[str, Slice]:
         """The slices by the names that they get; counters before devices."""

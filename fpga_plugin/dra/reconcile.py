@@ -1,36 +1,48 @@
-"""Compares the ledger's claims with kubelet's record of them.
+"""Compares the ledger's claims with kubelet's record of them, whichever API serves.
 
 With each life of kubelet, before anything is scrubbed, and whenever the record changes: a claim
 that the record names and the ledger lacks is adopted, whatever the plugin knew before, unless the
 cgroups of all its pods are known to be gone. So is a device of a claim in force whose own row a
-damaged journal lost. A claim that has ended keeps its row until the record lacks it. Pods of a
-claim come and go without a call: the record names them, and those that it names no longer are done
-with the claim. A claim that only the journal has may have been lost by kubelet, which then never
-ends it.
+damaged journal lost. Pods of a claim come and go without a call: the record names them, and those
+that it names no longer are done with the claim. The record is asked under each driver's name that a
+claim of the ledger has, and for devices of cards that are there under any: what a claim was made
+with does not change with the settings.
 
-A claim that kubelet lost ends when the API server says that it is over (deleted, another of its
-name, not allocated or elsewhere, reserved for nobody) and no pod of it runs. Only while there is
-such a claim is anything asked at intervals. Of a claim that has ended, and of which kubelet will
-not ask again, nothing is kept once its regions are clean.
+A claim that only the journal has ends when no pod of it runs and, with DRA, the API server says
+that it is over (deleted, another of its name, not allocated or elsewhere, reserved for nobody): a
+record that was wiped is complete and empty. Only while there is such a claim is anything asked at
+intervals. A claim that has ended keeps its row until the record lacks it.
+
+With the device plugin API kubelet ends no claim by itself, since no driver of its name is
+registered, and its record cannot be read where its root directory is not mounted. Until it can be
+read claims keep their devices, and the rest is served.
 """
 
 import asyncio
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
-from fpga_plugin.dra.cdi import CdiFiles
-from fpga_plugin.dra.claim import AllocatedElsewhereError, ClaimRef, Claims, NoSuchClaimError
-from fpga_plugin.dra.life import ClaimLife
-from fpga_plugin.dra.names import device_name
-from fpga_plugin.dra.record import ClaimRecord, devices_of
+from fpga_plugin.dra.claim import ClaimRef, Claims, NoSuchClaimError
+from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.files import ClaimFiles
+from fpga_plugin.dra.names import device_name, devices_of, parse_device_name
 from fpga_plugin.errors import FpgaPluginError
-from fpga_plugin.ids import ClaimUid
-from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ids import CardId, ClaimUid
+from fpga_plugin.ledger.journal import JournalError
+from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Holder
-from fpga_plugin.pods.dra_record import FILE_NAME, RecordedClaim
+from fpga_plugin.pods.cgroup import known_gone
+from fpga_plugin.pods.dra_record import (
+    FILE_NAME,
+    RecordedClaim,
+    RecordUnreadableError,
+    read_record,
+)
 from fpga_plugin.process.watcher import Look, Watcher, hint_for
 from fpga_plugin.regions.operations import CardOperations
 from fpga_plugin.regions.queue import CardQueue
@@ -38,8 +50,8 @@ from fpga_plugin.stock.leftovers import DevicePluginLeftovers
 
 log = structlog.get_logger()
 
-LOST_SECONDS: Final = 30.0
-"""Between two questions about a claim that kubelet lost."""
+LOOK_SECONDS: Final = 30.0
+"""Between two looks while a claim waits for its end."""
 
 _FILE: Final = re.compile(re.escape(FILE_NAME))
 
@@ -49,13 +61,13 @@ class ClaimReconciler:
 
     Args:
         operations: has the ledger, and pods' cgroups.
-        queue: is in step with kubelet once its record was read.
-        life: ends claims.
-        claims: reads claims at the API server.
-        record: kubelet's.
-        leftovers: what pods have by the device plugin API.
+        queue: with DRA, is in step with kubelet once its record was read.
+        ends: ends claims.
         files: for the container runtime.
         root: kubelet's root directory.
+        driver: our name.
+        claims: reads claims at the API server; None: the device plugin API serves.
+        leftovers: with DRA, what pods have by the device plugin API.
 
     Attributes:
         problem: why kubelet's record cannot be read; empty while it can.
@@ -65,31 +77,30 @@ class ClaimReconciler:
         self,
         operations: CardOperations,
         queue: CardQueue,
-        life: ClaimLife,
-        claims: Claims,
+        ends: ClaimEnds,
+        files: ClaimFiles,
         *,
-        record: ClaimRecord,
-        leftovers: DevicePluginLeftovers,
-        files: CdiFiles,
         root: str,
+        driver: str,
+        claims: Claims | None = None,
+        leftovers: DevicePluginLeftovers | None = None,
     ) -> None:
         self._operations = operations
-        self._ledger: Ledger = operations.ledger
+        self._ledger = operations.ledger
         self._queue = queue
-        self._life = life
-        self._claims = claims
+        self._ends = ends
         self._files = files
         self._root = root
-        self._record = record
+        self._driver = driver
+        self._claims = claims
         self._leftovers = leftovers
         self._wake = asyncio.Event()
         self._lost: set[ClaimUid] = set()
-        self._over: set[ClaimUid] = set()
-        self._parting = False
+        self._waits = False
         self.problem = ""
         self._watcher = Watcher(self, name="dra-record", local=True)
-        life.doubted = self._doubt
-        self._unsubscribe = self._ledger.subscribe(lambda _: self._card_changed())
+        ends.doubted = lambda _: self._wake.set()
+        self._unsubscribe = self._ledger.subscribe(self._card_changed)
 
     def look(self, look: Look) -> None:
         """What is watched (`process.watcher.Target`)."""
@@ -115,173 +126,211 @@ class ClaimReconciler:
         self._queue.unsync()
         self._wake.set()
 
-    def _doubt(self, _uid: ClaimUid) -> None:
-        """Somebody waits for a claim's end."""
-        self._wake.set()
-
-    def _card_changed(self) -> None:
-        if self._over or self._ledger.unreconciled & self._ledger.cards.keys():
+    def _card_changed(self, _card: CardId | None) -> None:
+        if self._claims is not None and self._ledger.unreconciled & self._ledger.cards.keys():
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        self._watcher.start()
-        await self._watcher.ready()
+        """Until cancelled; with the device plugin API until no claim has anything."""
+        serves = self._claims is not None
+        if serves:
+            self._watcher.start()
+            await self._watcher.ready()
         try:
             while True:
                 self._wake.clear()
-                read = await self._round()
-                waiting = bool(
-                    self._lost or self._over or self._parting or self._leftovers.waits or not read
-                )
-                try:
-                    async with asyncio.timeout(LOST_SECONDS if waiting else None):
+                read = await self.reconcile()
+                if not serves and read and not self._ledger.holders:
+                    return
+                waits = self._waits or not read or not serves
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS if waits else None):
                         await self._wake.wait()
-                except TimeoutError:
-                    continue
         finally:
             self._unsubscribe()
             self._watcher.close()
 
-    async def _round(self) -> bool:
-        """One look at the record; returns whether it could be read."""
-        before, calls = set(self._ledger.holders), self._life.calls.copy()
+    async def reconcile(self) -> bool:
+        """Look at the record once; returns whether it could be read."""
+        before, calls = set(self._ledger.holders), self._ends.calls.copy()
         try:
-            record = await self._record.read()
-            gone = await self._record.gone(record)
-            if not await self._leftovers.look():
+            self._ends.recorded = record = await self._read()
+            gone = await asyncio.to_thread(
+                known_gone,
+                self._operations.cgroups,
+                {p for uid in record.keys() - before for p in record[uid].pods},
+            )
+            if self._leftovers is not None and not await self._leftovers.look():
                 self.problem = self._leftovers.problem
                 return False
-            self._adopt(record, gone)
+            stale = {uid for uid, one in record.items() if one.pods and one.pods <= gone}
+            self._adopt(record, stale - self._ledger.holders.keys())
         except FpgaPluginError as error:
-            if self.problem != str(error):
-                self.problem = str(error)
-                log.warning("kubelet's record of claims cannot be read", error=str(error))
+            self._report(error)
             return False
         self.problem = ""
-        if not self._queue.synced:
+        if self._claims is not None and not self._queue.synced:
             log.info("kubelet's record of claims read", claims=len(record))
             # Not before: of a claim that the journal lost the file is still needed, unless nobody
             # of whom kubelet knows can have it.
             known = {uid for uid, one in self._ledger.holders.items() if not one.ended}
-            await asyncio.to_thread(self._files.keep, known | (record.keys() - gone))
+            await self._files.keep(known | (record.keys() - stale))
             self._queue.sync()
-        await self._part(record, calls)
-        await self._look_for_lost(before, record)
-        self._forget(before - record.keys())
+        self._waits = self._leftovers is not None and self._leftovers.waits
+        for uid in sorted(before):
+            try:
+                if uid in record:
+                    await self._part(record[uid], calls[uid])
+                elif (holder := self._ledger.holders.get(uid)) is not None:
+                    await self._end_if_over(holder)
+            except FpgaPluginError as error:
+                self._waits = True
+                log.warning("claim cannot be ended", claim=uid, error=str(error))
+        self._lost &= self._ledger.holders.keys() - record.keys()
         return True
 
-    async def _part(
-        self, record: Mapping[ClaimUid, RecordedClaim], calls: Mapping[ClaimUid, int]
-    ) -> None:
-        """Pods that the record names no longer are done with their claims.
+    def _report(self, error: FpgaPluginError) -> None:
+        """Once for each new reason, not once a look."""
+        if self.problem == str(error):
+            return
+        self.problem = str(error)
+        if self._claims is not None:
+            log.warning("kubelet's record of claims cannot be read", error=self.problem)
+        else:
+            log.warning(
+                "ResourceClaims may still have devices, which are given to nobody",
+                error=self.problem,
+                claims=[one.full_name for one in self._ledger.holders.values()],
+                hint="start the plugin with FPGA_PLUGIN_MODE=dra until their pods are gone"
+                " (docs/dra.md)",
+            )
 
-        What is kept of them ends with their processes.
+    async def _read(self) -> Mapping[ClaimUid, RecordedClaim]:
+        """Claims that have devices of this plugin, or are about to get some.
+
+        Raises:
+            RecordUnreadableError: nothing can be said about who uses what.
         """
-        self._parting = False
-        try:
-            for uid, one in record.items():
-                if self._life.calls[uid] == calls[uid]:
-                    self._ledger.resource_claims.part(uid, one.pods)
-                else:  # kubelet writes its record just before it calls: it is read once more
-                    self._wake.set()
-                self._parting |= await self._record.end_gone(uid)
-        except FpgaPluginError as error:
-            self._parting = True
-            log.warning("pods of claims cannot be forgotten", error=str(error))
+        path = os.path.join(self._root, FILE_NAME)
+        if self._claims is None and not await asyncio.to_thread(os.path.exists, path):
+            raise RecordUnreadableError(f"kubelet's record {path} is not there")
+        drivers = {self._driver, *(one.driver for one in self._ledger.holders.values())}
+        cards = frozenset(self._ledger.cards)
 
-    def _adopt(self, record: Mapping[ClaimUid, RecordedClaim], gone: Collection[ClaimUid]) -> None:
-        """Learn of pods, and of claims that the journal lost; not of those that are `gone`.
+        def ours(driver: str, devices: frozenset[str]) -> bool:
+            return driver in drivers or any(card_of(one) in cards for one in devices_of(devices))
+
+        return await asyncio.to_thread(read_record, self._root, ours)
+
+    def _adopt(self, record: Mapping[ClaimUid, RecordedClaim], stale: set[ClaimUid]) -> None:
+        """Learn of pods, and of claims that the journal lost; not of those that are `stale`.
 
         Raises:
             JournalError: it cannot be written down.
         """
-        ledger, life = self._ledger, self._life
-        cards = ledger.unreconciled & self._leftovers.settled
-        life.over &= record.keys()
-        life.unadopted = {uid: life.unadopted[uid] for uid in life.over}
-        for uid, one in record.items():
-            if uid in life.over:
-                continue  # its end was told, and kubelet writes that down after the answer
-            holder = ledger.holders.get(uid)
-            names = {*one.devices}
-            if holder is not None:
-                if holder.ended:
-                    continue
-                ledger.resource_claims.join(uid, one.pods)
-                # What a damaged journal lost of it: a holder and its claims are written as one.
-                names = {device_name(d) for d in holder.devices if d not in ledger.claims}
-            if not names:
-                continue  # all of it is known, or it is only about to be prepared
-            if holder is None and uid in gone:
-                life.unadopted[uid] = tuple(devices_of(names))  # its end waits until they are clean
-                continue
-            try:
-                adopted = self._record.holder(one) if holder is None else holder
-                ledger.resource_claims.adopt_holder(adopted, one.pods)
-            except (ValueError, FpgaPluginError) as error:
-                # Its card stays back: who has it is not known.
-                log.warning("claim not adopted", claim=uid, error=str(error))
-                cards -= {card for card in cards if any(_of_card(name, card) for name in names)}
-                life.unadopted[uid] = tuple(devices_of(names))
-            else:
-                log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
+        ledger, ends = self._ledger, self._ends
+        ends.over &= record.keys()  # kubelet writes down an end after it was answered
+        over = ends.over | stale
+        refused = {name for uid in record if uid not in over for name in self._learn(record[uid])}
+        if self._leftovers is None:  # the device plugin API has its own records to read
+            if not refused:
+                ledger.resource_claims.claims_read()
+            return
         ledger.resource_claims.claims_read()
+        # Of what cannot be adopted it is not known who has it: its card stays back.
+        settled = ledger.unreconciled & self._leftovers.settled
+        cards = {card for card in settled if not any(_of_card(name, card) for name in refused)}
         ledger.allocations.reconciled(cards)
         for card in cards:
             self._queue.add(card)
 
-    async def _look_for_lost(
-        self, before: set[ClaimUid], record: Mapping[ClaimUid, RecordedClaim]
-    ) -> None:
-        """Claims that kubelet never ends, because it knows nothing of them."""
-        holders = self._ledger.holders
-        # One that we ended, whose file could not be removed, stays one of them until it can.
-        lost = {
-            uid
-            for uid in before & holders.keys() - record.keys()
-            if not holders[uid].ended or uid in self._lost
-        }
-        for uid in lost - self._lost:
-            log.warning(
-                "kubelet's record lacks a claim",
-                **ClaimRef.of(holders[uid]).logged,
-                devices=list(holders[uid].devices),
-                pods=sorted(self._ledger.pods_of(holders[uid].devices)),
-                hint="its devices are kept until the API server says that it is over and its pods"
-                " are gone",
-            )
-        self._lost = lost
-        for uid in sorted(lost):
-            try:
-                await self._end_if_over(uid)
-            except FpgaPluginError as error:
-                log.warning("claim cannot be ended", claim=uid, error=str(error))
+    def _learn(self, one: RecordedClaim) -> set[str]:
+        """Learn of a claim and its pods; returns the names of devices that cannot be adopted.
 
-    def _forget(self, unknown: set[ClaimUid]) -> None:
-        """Ended claims that kubelet does not know: it has no answer to wait for."""
-        holders = self._ledger.holders
-        ended = {uid for uid in unknown & holders.keys() if holders[uid].ended} - self._lost
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        ledger = self._ledger
+        holder = ledger.holders.get(one.uid)
+        if holder is not None and holder.ended:
+            return set()
+        names = {*one.devices}
+        if holder is not None:
+            ledger.resource_claims.join(one.uid, one.pods)
+            # What a damaged journal lost of it: a holder and its claims are written as one.
+            names = {device_name(d) for d in holder.devices if d not in ledger.claims}
+        if not names:
+            return set()  # all of it is known, or it is only about to be prepared
         try:
-            for uid in sorted(ended):
-                self._life.forget(uid)
-        except FpgaPluginError as error:
-            log.warning("ended claims stay in the journal", claims=sorted(ended), error=str(error))
-        self._over = ended & holders.keys()
+            ledger.resource_claims.adopt_holder(holder or self._holder(one), one.pods)
+        except JournalError:
+            raise
+        except (ValueError, FpgaPluginError) as error:
+            log.warning("claim not adopted", claim=one.uid, error=str(error))
+            return names
+        log.warning("claim adopted", **ClaimRef.of(one).logged, pods=sorted(one.pods))
+        return set()
 
-    async def _end_if_over(self, uid: ClaimUid) -> None:
+    def _holder(self, one: RecordedClaim) -> Holder:
+        """A claim as the record has it.
+
+        Raises:
+            ValueError: a device has no name of ours.
+        """
+        devices = {parse_device_name(name): names for name, names in one.devices.items()}
+        return Holder(
+            uid=one.uid,
+            namespace=one.namespace,
+            name=one.name,
+            devices=tuple(sorted(devices)),
+            requests=devices,
+            driver=one.driver,
+            file=self._files.path(one.uid, one.driver),
+        )
+
+    async def _part(self, recorded: RecordedClaim, calls: int) -> None:
+        """Pods that the record names no longer are done with a claim.
+
+        What is kept of them ends with their processes.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        uid = recorded.uid
+        if self._ends.calls[uid] == calls:
+            self._ledger.resource_claims.part(uid, recorded.pods)
+        else:  # kubelet writes its record just before it calls: it is read once more
+            self._wake.set()
+        left = [one for one in self._ledger.resource_claims.tenancies_of_holder(uid) if one.left]
+        gone = [one for one in left if await self._operations.living([one]) is None]
+        self._ledger.allocations.end_tenancies(gone)
+        self._waits |= len(gone) < len(left)
+
+    async def _end_if_over(self, holder: Holder) -> None:
         """End a claim that kubelet's record lacks, if nobody uses it.
 
         Raises:
             FpgaPluginError: not now: the journal or the claim's file cannot be written.
         """
-        holder = self._ledger.holders.get(uid)
-        if holder is None or not (holder.ended or await self._is_over(holder)):
-            return
+        uid = holder.uid
         if not holder.ended:
+            if uid not in self._lost:
+                self._lost.add(uid)
+                log.warning(
+                    "kubelet's record lacks a claim",
+                    **ClaimRef.of(holder).logged,
+                    devices=list(holder.devices),
+                    pods=sorted(self._ledger.pods_of(holder.devices)),
+                    hint="its devices are kept until its pods are gone and, with"
+                    " FPGA_PLUGIN_MODE=dra, the API server says that it is over",
+                )
+            if not await self._is_over(holder):
+                self._waits = True
+                return
+            await self._files.remove(uid, holder)
             log.warning("claim ended without a call", **ClaimRef.of(holder).logged)
-        await self._life.end(uid)
-        self._lost.discard(uid)
+            await self._ends.end(uid)
+        self._waits |= not await self._ends.forget(uid)
 
     async def _is_over(self, holder: Holder) -> bool:
         """Whether nobody uses a claim that kubelet's record lacks.
@@ -289,28 +338,27 @@ class ClaimReconciler:
         Raises:
             FpgaPluginError: kubelet's record cannot be read, or the journal not be written.
         """
-        try:
-            claim = await self._claims.get(ClaimRef.of(holder), holder.driver)
-        except (NoSuchClaimError, AllocatedElsewhereError):
-            pass
-        except FpgaPluginError as error:
-            log.info("whether a claim is over is not known", claim=holder.uid, error=str(error))
-            return False
-        else:
-            if claim.reserved:
-                self._ledger.resource_claims.join(holder.uid, claim.pods)
+        uid, ledger = holder.uid, self._ledger
+        if self._claims is not None:
+            try:
+                claim = await self._claims.get(ClaimRef.of(holder), holder.driver)
+            except NoSuchClaimError:
+                pass
+            except FpgaPluginError as error:
+                log.info("whether a claim is over is not known", claim=uid, error=str(error))
                 return False
-        self._ledger.resource_claims.part(holder.uid, ())  # the API server's word, and the record's
+            else:
+                if claim.reserved:
+                    ledger.resource_claims.join(uid, claim.pods)
+                    return False
+        ledger.resource_claims.part(uid, ())  # the API server's word, and the record's
         if (
-            await self._operations.living(
-                self._ledger.resource_claims.tenancies_of_holder(holder.uid)
-            )
+            await self._operations.living(ledger.resource_claims.tenancies_of_holder(uid))
             is not None
         ):
             return False
         # Kubelet may have begun to prepare it in the meantime.
-        now = await self._record.read()
-        return holder.uid not in now
+        return uid not in await self._read() and ledger.holders.get(uid) is not None
 
 
 def _of_card(device: str, card: str) -> bool:

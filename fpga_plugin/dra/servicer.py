@@ -21,8 +21,8 @@ from fpga_plugin.dra.claim import ClaimRef
 from fpga_plugin.dra.life import ClaimLife, PreparedDevice
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import FpgaPluginError, InvalidRequestError
-from fpga_plugin.ids import DeviceId, parse_claim_uid
-from fpga_plugin.ledger.ledger import Ledger
+from fpga_plugin.ids import CardId, DeviceId, parse_claim_uid
+from fpga_plugin.ledger.ledger import Ledger, card_of
 from fpga_plugin.pods.identity import Identity
 from fpga_plugin.pods.names import parse_name
 from fpga_plugin.pods.recorder import EventRecorder
@@ -143,35 +143,46 @@ class DraServicer:
         """
 
         async def handler(stream: Stream[Any, Any]) -> None:
-            changed = asyncio.Event()
-            stop = self._ledger.subscribe(lambda _: changed.set())
-            sent, due, clock = None, 0.0, asyncio.get_running_loop().time
+            wake, due, clock = asyncio.Event(), 0.0, asyncio.get_running_loop().time
+            changed = {card_of(device) for device in self._ledger.claims}
+            known: dict[CardId, dict[DeviceId, str]] = {}
+
+            def note(card: CardId | None) -> None:
+                if card is not None:
+                    changed.add(card)
+                    wake.set()
+
+            stop = self._ledger.subscribe(note)
             try:
                 with statuses("NodeWatchResources"):
                     await receive(stream)
                     while True:
+                        wake.clear()
+                        now = {card: self._conditions(card) for card in changed}
+                        differs = any(now[card] != known.get(card, {}) for card in now)
+                        known |= now
                         changed.clear()
-                        now = self._conditions()
-                        if now != sent or clock() >= due:
-                            sent, due = now, clock() + HEALTH_AGAIN
-                            await stream.send_message(self._message(package, now))
+                        if differs or clock() >= due:
+                            due = clock() + HEALTH_AGAIN
+                            every = {d: why for of in known.values() for d, why in of.items()}
+                            await stream.send_message(self._message(package, every))
                         with suppress(TimeoutError):
                             async with asyncio.timeout_at(due):
-                                await changed.wait()
+                                await wake.wait()
             finally:
                 stop()
 
         return handler
 
-    def _conditions(self) -> dict[DeviceId, str]:
-        """Why each owned device is not well; empty if it is."""
+    def _conditions(self, card: CardId) -> dict[DeviceId, str]:
+        """Why each owned device of a card is not well; empty if it is."""
         ledger = self._ledger
         found = {}
-        for device, claim in ledger.claims.items():
+        for claim in ledger.claims_on(card):
             problems = [ledger.obstacles.trouble(region) for region in claim.grants]
             if any(ledger.region(region) is None for region in claim.grants):
                 problems.insert(0, "gone")
-            found[device] = next(filter(None, problems), "")
+            found[claim.device] = next(filter(None, problems), "")
         return found
 
     def _message(self, package: Any, conditions: dict[DeviceId, str]) -> Any:

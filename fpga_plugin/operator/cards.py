@@ -9,6 +9,7 @@ from fpga_plugin.hardware.model import Card, Readings, Region
 from fpga_plugin.ids import CardId, DeviceId, InterfaceId
 from fpga_plugin.ledger.exposure import memory_state
 from fpga_plugin.ledger.ledger import card_of
+from fpga_plugin.ledger.obstacles import Stops
 from fpga_plugin.ledger.records import Claim, Condition, Debug, RegionRecord
 from fpga_plugin.operator.owners import by_device, who
 from fpga_plugin.operator.schema import (
@@ -50,11 +51,16 @@ class _Cards:
     ) -> None:
         self._survey, self._plugin, self._ledger = survey, plugin, plugin.ledger
         self._readings = readings
-        # By the second door no resource is registered; what is well and free is the same.
-        names = plugin.link.status if plugin.door is None else plugin.claims.resources()
-        self._health = {
-            device.id: device.healthy for name in names for device in plugin.claims.devices(name)
-        }
+        api = plugin.device_plugin
+        self._listed = (
+            None
+            if api is None
+            else {
+                device.id: device.healthy
+                for name in plugin.link.status
+                for device in api.claims.devices(name)
+            }
+        )
         self._refused = {
             (device, one["claim"]): one["message"]
             for one in refusals
@@ -154,13 +160,19 @@ class _Cards:
             "afu_id": record.afu_id or "",
             "bitstream": self._survey.catalogue.name(record.afu_id or ""),
             "clock": self._clock(record),
-            "healthy": self._health.get(
-                DeviceId(region.id) if claim is None else claim.device, False
-            ),
+            "healthy": self._healthy(region, claim),
             "refused": "" if claim is None else self._refusal(claim),
             "kept": None if kept is None else self._kept(kept),
             "owner": None if claim is None else self._owner(claim),
         }
+
+    def _healthy(self, region: Region, claim: Claim | None) -> bool:
+        """Whether kubelet, or with DRA the scheduler, is told that a region's device is well."""
+        device = DeviceId(region.id) if claim is None else claim.device
+        if self._listed is not None:
+            return self._listed.get(device, False)
+        stops = Stops.OFFER if claim is None else Stops.OWNER
+        return self._ledger.obstacles.first(device, stops) is None
 
     def _refusal(self, claim: Claim) -> str:
         """Why the owner's container was not started; empty: it was not refused."""

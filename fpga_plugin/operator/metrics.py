@@ -217,7 +217,8 @@ def _kubelet(plugin: Plugin, views: Sequence[ResourceView]) -> Iterator[Metric]:
     yield _gauge(
         "claims", "Devices that have an owner.", ["resource", "ownership"], sorted(claims.items())
     )
-    last = plugin.reconciler.last_read
+    api = plugin.device_plugin
+    last = 0.0 if api is None else api.reconciler.last_read
     yield _gauge(
         "last_reconcile_timestamp_seconds",
         "When kubelet's records were last read; nothing is polled while nothing is owned.",
@@ -227,7 +228,7 @@ def _kubelet(plugin: Plugin, views: Sequence[ResourceView]) -> Iterator[Metric]:
     yield _one(
         "kubelet_records_unreadable",
         "Whether kubelet's records could not be read at the last try: nothing is released.",
-        bool(plugin.reconciler.problem),
+        bool(plugin.records_problem),
     )
     yield _counter(
         "registrations",
@@ -299,7 +300,8 @@ def _regions(cards: Sequence[CardView]) -> Iterator[Metric]:
 
 
 def _work(plugin: Plugin) -> Iterator[Metric]:
-    ends, reconciled = plugin.ledger.ends, plugin.reconciler.released
+    ends, api = plugin.ledger.ends, plugin.device_plugin
+    reconciled = 0 if api is None else api.reconciler.released
     yield _counter(
         "releases",
         "Claims that ended: by Deallocate, found by reconciling, or implied by a later Allocate.",

@@ -129,8 +129,10 @@ async def learn_names(ledger: Ledger, pods: PodDirectory) -> None:
 def resources(plugin: Plugin) -> list[ResourceView]:
     """How each resource stands with kubelet."""
     views: list[ResourceView] = []
+    if (api := plugin.device_plugin) is None:
+        return views
     for name, status in sorted(plugin.link.status.items()):
-        devices = plugin.claims.devices(name)
+        devices = api.claims.devices(name)
         views.append(
             {
                 "resource": name,

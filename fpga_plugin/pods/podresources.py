@@ -6,10 +6,11 @@ that is wanted: kubelet first frees the devices of pods that are no longer activ
 most 100 calls a second, the rest RESOURCE_EXHAUSTED.
 
 A device that is missing from a list may get its region wiped, so a failure is never an empty list:
-whatever goes wrong is an error with its reason. Each call has a connection of its own, closed with
-it: none is held while idle, and none can outlive the kubelet that it was made to. The socket's
-identity is taken before and after; if it changed, the answer may be of either kubelet and counts
-for nothing.
+whatever goes wrong is an error with its reason. Whoever asks at intervals has one connection; it is
+closed once it was idle for a while, with the first call that it fails, and where the socket is
+another one: it cannot outlive the kubelet that it was made to. The socket's identity is taken
+before and after each call; if it changed, the answer may be of either kubelet and counts for
+nothing.
 """
 
 import asyncio
@@ -110,14 +111,24 @@ class PodResourcesClient:
         socket_path: `/var/lib/kubelet/pod-resources/kubelet.sock`, as this process sees it.
         prefix: of our resources (`is_ours`).
         call_seconds: how long a call may take, connecting included.
+        idle_seconds: for how long a connection stays open after a call; 0: it ends with the call.
     """
 
     def __init__(
-        self, socket_path: str, prefix: str, *, call_seconds: float = CALL_SECONDS
+        self,
+        socket_path: str,
+        prefix: str,
+        *,
+        call_seconds: float = CALL_SECONDS,
+        idle_seconds: float = 0.0,
     ) -> None:
         self._path = socket_path
         self._prefix = prefix
         self._call_seconds = call_seconds
+        self._idle_seconds = idle_seconds
+        self._kept: tuple[str, Channel] | None = None
+        self._calls = 0
+        self._idle: asyncio.TimerHandle | None = None
 
     def epoch(self) -> str:
         """The identity of kubelet's socket, `dev:ino:ctime_ns`: another one, another kubelet.
@@ -190,20 +201,56 @@ class PodResourcesClient:
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[tuple[v1.PodResourcesListerStub, str]]:
-        """One connection for one call; every failure becomes a `PodResourcesError`."""
+        """One call; every failure becomes a `PodResourcesError`."""
         epoch = self.epoch()
-        with self._failures():
-            async with asyncio.timeout(self._call_seconds):
-                channel = Channel(path=self._path)
+        self._calls += 1
+        try:
+            with self._failures():
                 try:
-                    yield v1.PodResourcesListerStub(channel), epoch
-                finally:
-                    channel.close()
+                    async with asyncio.timeout(self._call_seconds):
+                        yield v1.PodResourcesListerStub(self._channel(epoch)), epoch
+                except (GRPCError, asyncio.CancelledError):  # an answer, or nobody waits for it
+                    raise
+                except BaseException:
+                    self.close()
+                    raise
+        finally:
+            self._calls -= 1
+            self._rest()
         if self.epoch() != epoch:
             raise PodResourcesError(
                 f"kubelet restarted while it was asked at {self._path}",
                 reason=NoListReason.RESTARTED,
             )
+
+    def _channel(self, epoch: str) -> Channel:
+        """The connection to this kubelet."""
+        if self._kept is None or self._kept[0] != epoch:
+            self.close()
+            self._kept = epoch, Channel(path=self._path)
+        return self._kept[1]
+
+    def _rest(self) -> None:
+        """Close the connection in a while, unless there is another call."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if self._calls:
+            return
+        if self._idle_seconds:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._idle_seconds, self.close)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection; calls on it fail, the next one makes another."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept[1].close()
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:

@@ -6,8 +6,8 @@ The node then offers no devices, and stays so. So what kubelet counts as sound
 (GetAllocatableResources) is compared with what it was sent. A list that is on its way differs for a
 moment; what differs look after look is lost, and registering the resource anew mends that.
 
-It is looked at for as long as something may have changed, a registration or a list, and with each
-round of the reconciler; not on a node where nothing happens.
+It is looked at for as long as something may have changed, a registration or a list: that is when
+kubelet can lose one. Where nothing happens it is not asked, whoever has devices.
 """
 
 from collections import Counter

@@ -151,7 +151,8 @@ class Reconciler:
                     again = await self._compare_records()
                 if again:
                     await asyncio.sleep(self._interval)
-                    await self._allocatable.look()
+                    if self._allocatable.due:
+                        await self._allocatable.look()
                 else:
                     await self._wake.wait()
         finally:

@@ -131,8 +131,8 @@ BUGS = {
     ),
     "unprepare-answered-before-it-is-clean": Bug(
         "dra/life.py",
-        "        await self._clean(ref)\n",
-        "",
+        "        regions = ends.regions(ref.uid)\n",
+        "        regions = []\n",
         "4",
         apis="dra",
     ),
@@ -146,44 +146,40 @@ BUGS = {
     ),
     "claim-prepared-before-it-is-done": Bug(
         "dra/life.py",
-        "        lease = self._ledger.lease(holder.devices)\n",
-        "        self._ledger.resource_claims.prepared(ref.uid)\n"
-        "        lease = self._ledger.lease(holder.devices)\n",
+        "        ledger.resource_claims.take(holder, claim.users)\n",
+        "        ledger.resource_claims.take(holder, claim.users)\n"
+        "        ledger.resource_claims.prepared(ref.uid, asked)\n",
         "29",
         apis="dra",
     ),
     "file-stays-after-unprepare": Bug(
-        "dra/life.py",
-        "        await asyncio.to_thread(self._files.remove, path)\n",
+        "dra/ends.py",
+        "        await self._files.remove(uid, holder)\n",
         "",
         "10",
         apis="dra",
     ),
     "claims-not-adopted": Bug(
         "dra/reconcile.py",
-        "            if not names:\n",
-        "            if True:\n",
+        "        if not names:\n",
+        "        if True:\n",
         "12349",
         apis="dra",
         weather="journal lost",
     ),
     # The rows of "One answer to each question" (docs/architecture.md), each brought back.
     "f1-no-record-is-an-empty-one": Bug(
-        "dra/leftovers.py",
-        "                raise RecordUnreadableError("
-        'f"kubelet\'s record {self._path} is not there")\n'
-        "            record = await self._record.read()\n",
-        "                record = {}\n"
-        "            else:\n"
-        "                record = await self._record.read()\n",
+        "dra/reconcile.py",
+        '            raise RecordUnreadableError(f"kubelet\'s record {path} is not there")\n',
+        "            return {}\n",
         "1379",
         apis="both",
     ),
     "f1-a-half-record-is-an-empty-one": Bug(
-        "dra/record.py",
-        "        return await asyncio.to_thread(read_record, self._root, self._ours())\n",
+        "dra/reconcile.py",
+        "        return await asyncio.to_thread(read_record, self._root, ours)\n",
         "        try:\n"
-        "            return await asyncio.to_thread(read_record, self._root, self._ours())\n"
+        "            return await asyncio.to_thread(read_record, self._root, ours)\n"
         "        except Exception:\n"
         "            return {}\n",
         "1379",
@@ -198,7 +194,7 @@ BUGS = {
         weather="journal lost",
     ),
     "f2-only-the-present-name-is-asked-for": Bug(
-        "dra/record.py",
+        "dra/reconcile.py",
         "            return driver in drivers"
         " or any(card_of(one) in cards for one in devices_of(devices))\n",
         "            return driver == self._driver\n",
@@ -285,10 +281,10 @@ BUGS = {
         also=(
             (
                 "dra/reconcile.py",
-                "            if not names:\n",
+                "        if not names:\n",
                 (
-                    "            new = ledger.unreconciled\n"
-                    "            if not any(_of_card(each, card) for each in names"
+                    "        new = ledger.unreconciled\n"
+                    "        if not any(_of_card(each, card) for each in names"
                     " for card in new):\n"
                 ),
             ),
@@ -309,7 +305,7 @@ BUGS = {
         "4",
     ),
     "f9-pods-of-a-claim-are-kept-for-ever": Bug(
-        "dra/record.py",
+        "dra/reconcile.py",
         "        self._ledger.allocations.end_tenancies(gone)\n",
         "",
         "9",

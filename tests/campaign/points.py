@@ -198,7 +198,7 @@ def _claims(points: Points) -> None:
     from fpga_plugin.dra.slices import SliceReconciler
 
     points.around_coroutine(Session, "call", "api", "api-server")
-    reconcile.LOST_SECONDS = 0.2  # type: ignore[misc]
+    reconcile.LOOK_SECONDS = 0.2  # type: ignore[misc]
     SliceReconciler.__init__.__kwdefaults__["settle"] = 0.01
 
 

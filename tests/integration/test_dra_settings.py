@@ -65,10 +65,31 @@ def test_a_claim_of_other_settings_is_kept_while_its_pods_run_and_its_file_ends_
         node.put(claim)
         node.cgroups.remove(two)
         node.dra._write()
-        if changed == "resource_prefix":
-            node.plugin.until_logged("claim ended without a call", since=mark)
-            eventually(lambda: node.afu(P0) == BLANK)
-            assert not file.exists()
+        node.plugin.until_logged("claim ended without a call", since=mark)
+        eventually(lambda: node.afu(P0) == BLANK)
+        assert not file.exists()
+        assert not list(node.folder.rglob(f"*{claim.uid}*"))
+
+
+def test_kubelet_ends_a_claim_whose_file_is_where_another_setting_had_it() -> None:
+    with DraNode("1x2") as node:
+        node.up()
+        claim = node.claim("c", P0, bitstream=AFU)
+        node.dra.prepare(claim)
+        file = node.file_path(claim)
+        node.plugin.stop()
+        node.dra.registered.clear()
+        node.set(cdi_dir=str(node.folder / "cdi-2"))
+        node.start()
+        node.ready()
+        assert file.exists(), "its containers may start again"
+        assert node.dra.unprepare(claim) == ""
+        assert node.afu(P0) == BLANK
+        assert not file.exists(), "else a container would start with what is another's by then"
+        # The next claim has its file where the setting says.
+        other = node.claim("d", P0, bitstream=AFU_2)
+        node.dra.prepare(other)
+        assert [one.parent.name for one in node.folder.rglob("*-claim_*.json")] == ["cdi-2"]
 
 
 @pytest.mark.usefixtures("any_driver")

@@ -8,11 +8,13 @@ import socket
 
 import pytest
 from doubles import LIMIT
+from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from pods_support import serving
 
 from fpga_plugin.api.messages import v1
+from fpga_plugin.pods import podresources
 from fpga_plugin.pods.podresources import (
     NoListReason,
     PodDevices,
@@ -310,6 +312,54 @@ def test_each_kubelet_has_an_epoch_of_its_own(path):
     assert first == again
     assert first != second
     assert len(first.split(":")) == 3
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_who_asks_again_soon_has_one_connection_to_each_kubelet(path, monkeypatch, another):
+    made = []
+
+    class Counted(Channel):
+        def __init__(self, **options):
+            made.append(self)
+            super().__init__(**options)
+
+    monkeypatch.setattr(podresources, "Channel", Counted)
+
+    async def scenario():
+        client = PodResourcesClient(str(path), PREFIX, idle_seconds=0.2)
+        before = len(os.listdir("/proc/self/fd"))
+        async with serving(Kubelet(), path):
+            for _ in range(3):
+                await client.snapshot()
+                await client.allocatable()
+            if another:
+                os.rename(path, path.with_name("kept"))
+        if another:
+            async with serving(Kubelet(), path):
+                await client.snapshot()
+                client.close()
+        async with asyncio.timeout(LIMIT):
+            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    assert len(made) == 1 + another
+
+
+def test_after_a_failure_the_next_call_has_another_connection(path):
+    async def scenario():
+        kubelet = Kubelet()
+        client = PodResourcesClient(str(path), PREFIX, call_seconds=0.5, idle_seconds=60)
+        async with serving(kubelet, path):
+            await client.snapshot()
+            kubelet.on_call = asyncio.Event().wait
+            with pytest.raises(PodResourcesError):
+                await client.snapshot()
+            kubelet.on_call = None
+            await client.snapshot()
+            client.close()
+
+    asyncio.run(scenario())
 
 
 def test_calls_overlap_and_leave_no_connection(path):

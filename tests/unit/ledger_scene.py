@@ -92,7 +92,7 @@ class Scene:
     def power_on(self) -> None:
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.kubelet_begins("life 1")
         self.plugin.kubelet_answers()
         self.plugin.work()
         assert all(r.condition in CLEAN for r in self.ledger.regions.values())

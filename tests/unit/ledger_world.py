@@ -610,9 +610,16 @@ class Plugin:
         ledger = self.ledger = open_ledger(settings, journal, rack.boot_id())  # type: ignore[arg-type]
         plugin = _Plugin(settings, node, ledger, NoLink(), Nobody())  # type: ignore[arg-type]
         self.queue, self.hardware, self.recovery = plugin.queue, plugin.inventory, plugin.recovery
-        self.actions, self.lists, self.operations = plugin.actions, plugin.lists, plugin.operations
-        self.claims, self.lives, self.door = plugin.claims, plugin.reconciler, plugin.door
-        self.scrubber, self.owners = plugin.scrubber, plugin.owners
+        self.actions, self.operations = plugin.actions, plugin.operations
+        self.scrubber, self.door = plugin.scrubber, plugin.door
+        if (api := plugin.device_plugin) is not None:
+            self.claims, self.lives, self.owners = api.claims, api.reconciler, api.owners
+            self.lists = api.claims._lists
+
+    def kubelet_begins(self, life: str) -> None:
+        """A life of kubelet was found."""
+        lives = self.lives if self.door is None else self.ledger.allocations
+        self.call(lambda: lives.kubelet_epoch(life))
 
     def kubelet_answers(self) -> None:
         """Kubelet's records were read, and name no owners that the journal lacks."""

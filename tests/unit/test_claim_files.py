@@ -10,9 +10,8 @@ from ledger_support import MemoryJournal, found, make_ledger, reopened
 from test_holders import POD, A, B, holder, prepare
 
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
-from fpga_plugin.dra.kept import KeptFiles
+from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
-from fpga_plugin.dra.written import write_file
 from fpga_plugin.hardware.model import Card
 from fpga_plugin.ids import ClaimUid
 from fpga_plugin.ledger.ledger import Ledger
@@ -41,7 +40,7 @@ class Directory:
         """A start of the plugin, and what comes `then`, until nothing is left to do."""
 
         async def run() -> None:
-            kept = KeptFiles(ledger, self.files)
+            kept = ClaimFiles(ledger, self.files)
             await kept.begin()
             if then is not None:
                 then()
@@ -144,7 +143,7 @@ def test_a_directory_that_is_not_writable_for_a_while_ends_nothing(
 ):
     ledger = again(prepared(), ONE, TWO)
     cdi.begin(ledger)
-    monkeypatch.setattr("fpga_plugin.dra.kept.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("fpga_plugin.dra.files.RETRY_SECONDS", 0.01)
     remove, failures = cdi.files.remove, [OSError(28, "no space"), OSError(30, "read-only")]
 
     def failing(uid: ClaimUid) -> None:
@@ -191,7 +190,7 @@ def test_a_claim_that_is_prepared_anew_while_its_file_is_written_has_that_of_its
     ledger = again(prepared(), ONE, TWO)
     ledger.resource_claims.end_holder(B)
     meanwhile(cdi, monkeypatch, lambda: prepare(ledger, TWO, 0, A))
-    answered = asyncio.run(write_file(ledger, cdi.files, A))
+    answered = asyncio.run(ClaimFiles(ledger, cdi.files).settle(A, anew=True))
     assert answered == ledger.holders[A]
     (path,) = cdi.path.glob(f"*{A}.json")
     assert device_name(device(TWO, 0)) in path.read_text()

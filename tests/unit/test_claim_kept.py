@@ -37,7 +37,7 @@ def scene(make: Callable[..., ClaimScene]) -> ClaimScene:
 
 
 def run(scene: ClaimScene) -> "asyncio.Task[None]":
-    task = scene.plugin.begin(scene.kept.run())
+    task = scene.plugin.begin(scene.files.run())
     scene.plugin.work()
     assert not task.done()
     return task
@@ -90,7 +90,7 @@ def test_the_file_of_a_claim_that_ended_before_the_plugin_died_is_removed_at_the
     scene.live()
     scene.plugin.begin(scene.plugin.hardware.scan())
     scene.plugin.work()
-    scene.plugin.begin(scene.kept.begin())
+    scene.plugin.begin(scene.files.begin())
     scene.plugin.work()
     assert scene.file(A) == ""
     assert scene.file(B)
@@ -111,14 +111,14 @@ def test_while_all_is_in_order_nothing_wakes_the_process(scene: ClaimScene) -> N
 def test_a_file_that_cannot_be_removed_is_told_once_and_tried_again(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove, failing = scene.kept._files.remove, [True]
+    remove, failing = scene.files._cdi.remove, [True]
 
     def removed(path: str) -> None:
         if failing[0]:
             raise CdiError("read-only file system")
         remove(path)
 
-    monkeypatch.setattr(scene.kept._files, "remove", removed)
+    monkeypatch.setattr(scene.files._cdi, "remove", removed)
     words = "claim's file not in order"
     run(scene)
     pull(scene, A)

@@ -37,7 +37,7 @@ from fpga_plugin.ids import AfuId, BitstreamId, CardId, ClaimUid, DeviceId, PodU
 from fpga_plugin.ledger.ledger import card_of
 from fpga_plugin.ledger.records import Condition, Holder
 from fpga_plugin.pods.names import PodName
-from fpga_plugin.regions.prepare import FormerOwnerRunsError
+from fpga_plugin.regions.prepare import FormerOwnerRunsError, Plan
 
 A = ClaimUid("00000000-0000-4000-8000-00000000000a")
 B = ClaimUid("00000000-0000-4000-8000-00000000000b")
@@ -131,7 +131,8 @@ class ClaimScene(Scene):
         self.ledger, self.operations = self.plugin.ledger, self.plugin.operations
         door = self.plugin.door
         assert door is not None
-        self.life, self.reconciler, self.kept = door.life, door.reconciler, door._kept
+        self.life, self.reconciler, self.files = door.life, door.reconciler, door._files
+        self.ends = door.life._ends
         server: Any = self.server
         permission: Any = self.policy
         assert isinstance(self.life._permission, Permission), "the operator's policy is asked"
@@ -144,7 +145,7 @@ class ClaimScene(Scene):
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.kubelet_begins("life 1")
         self.plugin.kubelet_answers()
         self.plugin.work()
 
@@ -203,7 +204,8 @@ class ClaimScene(Scene):
     def unrecorded(self, uid: ClaimUid = A) -> None:
         """It lacks a claim that has ended."""
         assert self.ledger.holders[uid].ended, "else it would be taken for one that was lost"
-        self.plugin.call(lambda: self.life.forget(uid))
+        self.plugin.begin(self.ends.forget(uid))
+        self.plugin.work()
 
     # what is to be seen
 
@@ -300,7 +302,9 @@ def test_what_a_tenants_image_may_have_caused_has_nothing_prepared_again_under_a
     assert scene.prepared() == first
     assert not scene.rack.done
     task = scene.unprepare()
-    assert scene.life._left(A) == [region], "it is worth a scrub"
+    assert [one for one in scene.ends.regions(A) if scene.ends.to_scrub(one)] == [region], (
+        "it is worth a scrub"
+    )
     scene.plugin.work()
     task.result()
     assert scene.afu(region) == BLANK
@@ -421,7 +425,7 @@ def test_a_claim_that_keeps_another_waiting_is_doubted_and_its_end_is_noticed(
     scene.allocated(B, region)
     scene.prepared(B)
     doubted: list[ClaimUid] = []
-    scene.life.doubted = doubted.append
+    scene.ends.doubted = doubted.append
     scene.allocated(A, region)
     task = scene.prepare()
     scene.plugin.work()
@@ -501,7 +505,7 @@ def test_a_claim_that_ends_while_its_file_is_written_is_told_to_have_ended(
         )
     )
     scene.pod("pod-1")
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     assert scene.ledger.holders[A].ended
     assert isinstance(task.exception(), NoSuchClaimError)
@@ -513,7 +517,7 @@ def test_a_claim_that_is_prepared_again_after_its_end_is_not_answered_by_the_wor
 ) -> None:
     scene.allocated(A, scene.regions[0])
     first = scene.prepare()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     second = scene.prepare()
     scene.plugin.work()
     assert isinstance(first.exception(), NoSuchClaimError)
@@ -527,12 +531,12 @@ def test_the_end_of_earlier_work_does_not_hide_the_present_one_from_a_claims_end
     region = scene.regions[0]
     scene.allocated(A, region)
     first = scene.prepare()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     second = scene.prepare()
     scene.plugin.job(0)  # the first one has read the claim, and notices
     assert first.done()
     assert not second.done()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     assert isinstance(second.exception(), NoSuchClaimError)
     assert not scene.ledger.claims
@@ -761,7 +765,7 @@ def test_a_claim_that_ended_is_prepared_anew_elsewhere_while_its_old_pod_runs(
     scene.allocated(A, one)
     scene.prepared()
     scene.pod("pod-1")
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     scene.allocated(A, two, pods=("pod-2",))
     assert scene.prepared()
@@ -788,7 +792,7 @@ def adopt(scene: ClaimScene, region: RegionId) -> None:
     device = DeviceId(region)
     holder = Holder(A, "space", "claim-a", (device,), {device: ("fpga",)})
     scene.plugin.call(lambda: scene.ledger.resource_claims.adopt_holder(holder, [PodUid("pod-1")]))
-    scene.life._files.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
+    scene.files._cdi.write(scene.ledger.holders[A], [scene.ledger.claims[device]])
 
 
 def test_what_was_adopted_keeps_its_file_while_its_pod_runs(scene: ClaimScene) -> None:
@@ -845,7 +849,7 @@ def test_a_pod_of_the_other_door_is_no_claim_that_kubelet_may_have_lost(
     scene: ClaimScene,
 ) -> None:
     doubted: list[object] = []
-    scene.life.doubted = doubted.append
+    scene.ends.doubted = doubted.append
     device = DeviceId(scene.regions[0])
     scene.plugin.call(lambda: scene.ledger.allocations.allocate(REGIONS, [device]))
     scene.allocated(A, scene.regions[0])
@@ -882,6 +886,45 @@ def test_the_policy_is_asked_of_each_resource_in_the_claims_namespace(scene: Cla
     assert identity.name == PodName("space", ref(A).name)
     assert (resource.interface_id, list(devices)) == (INTERFACE, [one, two, other])
     assert [each.bitstream_id for each in requests] == [AFU], "each wish once"
+
+
+def test_with_dra_nothing_of_the_device_plugin_api_is_made(make: Callable[..., ClaimScene]) -> None:
+    """Each would look at every change of the ledger, for nobody."""
+    listeners = make().ledger._listeners
+    told = {type(getattr(one, "__self__", one)).__name__ for one in listeners}
+    assert told >= {"ClaimLife", "ClaimFiles", "ClaimReconciler"}
+    assert not told & {"DeviceLists", "PreStarts", "Reconciler", "Owners", "ClaimService"}
+
+
+@pytest.mark.parametrize("instant", ["programming", "reading back"])
+def test_a_policy_that_changes_before_the_hand_over_is_the_one_that_counts(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch, instant: str
+) -> None:
+    region, policy, preparer = scene.regions[0], scene.policy, scene.life._preparer
+
+    async def deny(*_: object) -> None:
+        raise NotPermittedError("namespace space may not have it")
+
+    def changes() -> None:
+        policy.policy = "another"  # type: ignore[assignment]
+        policy.check = deny  # type: ignore[method-assign]
+
+    name = "prepare" if instant == "programming" else "read_back"
+    before = getattr(preparer, name)
+
+    async def meanwhile(plan: Plan) -> object:
+        found = await before(plan)
+        changes()
+        return found
+
+    monkeypatch.setattr(preparer, name, meanwhile)
+    scene.allocated(A, region)
+    task = scene.prepare()
+    scene.pass_time(task.done)
+    assert isinstance(task.exception(), NotPermittedError)
+    assert scene.afu(region) == AFU, "it was programmed by then"
+    assert not scene.ledger.resource_claims.is_prepared(scene.ledger.holders[A])
+    assert scene.file() == ""
 
 
 def test_the_policy_is_asked_of_the_card_that_is_there_and_of_no_other(

@@ -16,12 +16,10 @@ from fpga_plugin.dra import claim as claim_module
 from fpga_plugin.dra.claim import (
     EXTENDED,
     MAX_RESULTS,
-    AllocatedElsewhereError,
     ClaimRef,
     Claims,
     NoSuchClaimError,
     ResourceClaim,
-    UnreadableClaimError,
     read_claim,
 )
 from fpga_plugin.dra.regionconfig import API_VERSION, KIND
@@ -97,17 +95,17 @@ def _not_allocated() -> Json:
     [
         (claim(result(), uid="claim-b"), NoSuchClaimError, "another one by now"),
         (_not_allocated(), NoSuchClaimError, "not allocated"),
-        (claim(), AllocatedElsewhereError, "0 devices"),
-        (claim(result(driver="gpu.example.com")), AllocatedElsewhereError, "0 devices"),
-        (claim(result(pool="b"), result(pool="b")), AllocatedElsewhereError, "pool 'b'"),
+        (claim(), NoSuchClaimError, "0 devices"),
+        (claim(result(driver="gpu.example.com")), NoSuchClaimError, "0 devices"),
+        (claim(result(pool="b"), result(pool="b")), NoSuchClaimError, "pool 'b'"),
         (claim(result(), result(pool="b")), RefusedError, "of pool 'b' and of node node-a"),
         (claim(result(pool="b"), result()), RefusedError, "of pool 'b' and of node node-a"),
         (claim(result(adminAccess=True)), RefusedError, "adminAccess"),
         (claim(result(device="../../x")), UnknownDeviceError, "not a device's name"),
         (claim(*[result()] * (MAX_RESULTS + 1)), RefusedError, "33 devices"),
-        (claim(result(), pods=[pod("a/b")]), UnreadableClaimError, "no pod uid"),
-        ({}, UnreadableClaimError, "not understood"),
-        ({"metadata": {"uid": 7}}, UnreadableClaimError, "not understood"),
+        (claim(result(), pods=[pod("a/b")]), NoSourceError, "no pod uid"),
+        ({}, NoSourceError, "not understood"),
+        ({"metadata": {"uid": 7}}, NoSourceError, "not understood"),
     ],
 )
 def test_what_is_not_this_nodes_or_not_this_claim_is_refused(
@@ -126,7 +124,7 @@ def test_what_is_left_out_or_null_is_nothing() -> None:
     told = read(body)
     assert (told.pods, told.names) == (frozenset(), {})
     body["status"]["allocation"]["devices"] = {"results": None, "config": None}
-    with pytest.raises(AllocatedElsewhereError):
+    with pytest.raises(NoSuchClaimError):
         read(body)
 
 
@@ -145,7 +143,7 @@ def test_as_many_devices_as_an_allocation_has_are_read() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"[", b"[" * 100_000, b"\xff", b"null"])
 def test_an_answer_that_is_no_claim_says_nothing_of_it(raw: bytes) -> None:
-    with pytest.raises(UnreadableClaimError):
+    with pytest.raises(NoSourceError):
         read_claim(raw, REF, driver=DRIVER, node=NODE)
 
 
@@ -222,7 +220,7 @@ def test_an_owner_without_a_proper_name_is_not_asked_for() -> None:
     body = claim(
         result(), annotations={EXTENDED: "true"}, ownerReferences=[OWNER | {"name": "../x"}]
     )
-    with pytest.raises(UnreadableClaimError, match="no name"):
+    with pytest.raises(NoSourceError, match="no name"):
         read(body)
 
 

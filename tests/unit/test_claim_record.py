@@ -17,8 +17,7 @@ from ledger_scene import scenes
 from test_claim_life import OTHER, A, B, ClaimScene, ref
 
 from fpga_plugin.dra.cdi import CdiError
-from fpga_plugin.dra.claim import AllocatedElsewhereError
-from fpga_plugin.dra.life import ANSWER_SECONDS
+from fpga_plugin.dra.claim import NoSuchClaimError
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.errors import NoSourceError, NotFinishedError
 from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
@@ -56,7 +55,7 @@ class RecordScene(ClaimScene):
 
     def look(self) -> bool:
         """One look at it, to its end."""
-        task = self.plugin.begin(self.reconciler._round())
+        task = self.plugin.begin(self.reconciler.reconcile())
         self.plugin.work()
         return bool(task.result())
 
@@ -66,7 +65,7 @@ class RecordScene(ClaimScene):
         self.live()
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch("life 1"))
+        self.plugin.kubelet_begins("life 1")
         self.plugin.work()
 
     def forgotten(self) -> None:
@@ -239,7 +238,7 @@ def test_a_record_that_was_read_around_a_call_is_read_once_more(scene: RecordSce
     scene.prepared()
     scene.write({A: (name(region),)}, "pod-2")
     scene.reconciler._wake.clear()
-    look = scene.plugin.begin(scene.reconciler._round())
+    look = scene.plugin.begin(scene.reconciler.reconcile())
     scene.allocated(A, region, pods=("pod-2",), wants=OTHER)
     task = scene.prepare()
     scene.plugin.work()
@@ -259,7 +258,7 @@ def test_who_is_named_runs_whatever_the_cgroups_say(scene: RecordScene) -> None:
     scene.prepared()
     scene.write({A: (name(region),)}, "pod-1")
     assert scene.look()
-    scene.plugin.begin(scene.kept.run())
+    scene.plugin.begin(scene.files.run())
     scene.plugin.call(lambda: scene.ledger.work.dirty([region], "somebody programmed it"))
     scene.plugin.work()
     assert "claim withdrawn" in scene.logged
@@ -350,31 +349,7 @@ def test_the_end_of_a_claim_that_could_not_be_adopted_is_answered_when_its_regio
     assert {*scene.ledger.holders} == {B}
     scene.write({B: (name(one),)})
     assert scene.look()
-    assert not scene.life.over | scene.life.unadopted.keys(), "kubelet has written it down"
-
-
-def test_the_end_of_a_claim_that_kubelet_has_written_down_meanwhile_is_waited_for_no_longer(
-    scene: RecordScene,
-) -> None:
-    """No change of the ledger tells it: of such a claim it knows nothing."""
-    one, two, _ = scene.regions
-    scene.forgotten()
-    scene.restart()
-    scene.pod("pod-1")
-    scene.write({B: (name(one),), A: (name(card_of(one)),)})
-    scene.look()
-    scene.rack.slot(two).opens.add("somebody")
-    begin = scene.plugin.loop.time()
-    task = scene.unprepare(A)
-    scene.look()
-    scene.plugin.work()
-    assert not task.done()
-    scene.write({B: (name(one),)})
-    scene.look()
-    scene.pass_time(task.done)
-    assert task.result() is None
-    assert scene.plugin.loop.time() < begin + ANSWER_SECONDS
-    assert scene.ledger.record(two).condition is Condition.DIRTY, "and nobody gets it"
+    assert not scene.ends.over | scene.ends.recorded.keys() - {B}, "kubelet has written it down"
 
 
 def test_no_end_is_answered_before_it_is_known_whether_the_journal_lost_the_claim(
@@ -488,7 +463,7 @@ def test_at_the_start_the_files_of_claims_in_force_stay_whatever_kubelet_knows(
     (ended,) = (scene.folder / "cdi").glob(f"*{B}.json")
     text = ended.read_text()
     scene.pod("pod-1")
-    scene.plugin.begin(scene.life.end(B))
+    scene.plugin.begin(scene.ends.end(B))
     scene.plugin.work()
     ended.write_text(text)
     scene.write({})
@@ -580,7 +555,7 @@ def test_a_claim_that_may_be_in_use_is_kept(lost: RecordScene, answer: str) -> N
 @pytest.mark.parametrize("answer", ["elsewhere", "for nobody"])
 def test_a_claim_that_is_nobodys_here_ends(lost: RecordScene, answer: str) -> None:
     if answer == "elsewhere":
-        lost.server.failing = [AllocatedElsewhereError("in another pool")]
+        lost.server.failing = [NoSuchClaimError("in another pool")]
     else:
         lost.allocated(A, lost.regions[0], pods=())
     lost.look()
@@ -590,7 +565,7 @@ def test_a_claim_that_is_nobodys_here_ends(lost: RecordScene, answer: str) -> No
 def test_a_claim_that_kubelet_begins_to_prepare_meanwhile_is_kept(lost: RecordScene) -> None:
     """It writes its record before it calls."""
     del lost.server.claims[A]
-    task = lost.plugin.begin(lost.reconciler._round())
+    task = lost.plugin.begin(lost.reconciler.reconcile())
     lost.until(lambda: lost.server.asked.count(A) > 1)
     lost.write({A: (name(lost.regions[0]),)})
     lost.plugin.work()
@@ -603,7 +578,7 @@ def test_a_claim_that_is_prepared_while_the_record_is_read_is_not_a_lost_one(
     scene: RecordScene,
 ) -> None:
     scene.write({})
-    task = scene.plugin.begin(scene.reconciler._round())
+    task = scene.plugin.begin(scene.reconciler.reconcile())
     read = scene.plugin.jobs.pop()
     scene.allocated(A, scene.regions[0])
     scene.prepared()
@@ -642,19 +617,19 @@ def test_a_claim_that_is_forgotten_while_another_lost_one_is_asked_after_ends_no
         return read(asked)
 
     monkeypatch.setattr(lost.server, "_read", meanwhile)
-    task = lost.plugin.begin(lost.reconciler._round())
+    task = lost.plugin.begin(lost.reconciler.reconcile())
     lost.plugin.work()
     assert task.result()
     assert lost.server.asked == [A]
     assert not lost.ledger.holders
 
 
-def test_a_file_that_could_not_be_removed_is_removed_though_the_api_server_is_away(
+def test_nobody_gets_what_a_lost_claim_has_before_its_file_is_removed(
     lost: RecordScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim has ended: no container may start with what is another's by then."""
+    """Else a container would start with what is another's by then."""
     del lost.server.claims[A]
-    remove = lost.life._files.remove
+    remove = lost.files._cdi.remove
     failing = [CdiError("read-only file system")]
 
     def removed(path: str) -> None:
@@ -662,15 +637,14 @@ def test_a_file_that_could_not_be_removed_is_removed_though_the_api_server_is_aw
             raise failing.pop()
         remove(path)
 
-    monkeypatch.setattr(lost.life._files, "remove", removed)
+    monkeypatch.setattr(lost.files._cdi, "remove", removed)
     lost.look()
-    assert over(lost)
+    assert not over(lost)
     assert lost.file(A)
     assert "claim cannot be ended" in lost.logged
-    lost.server.failing = [NoSourceError("it is away")]
     lost.look()
+    assert over(lost)
     assert lost.file(A) == ""
-    assert lost.server.failing, "nobody had to be asked"
 
 
 def test_what_an_ended_claim_had_is_scrubbed_before_it_is_forgotten(scene: RecordScene) -> None:
@@ -683,20 +657,18 @@ def test_what_an_ended_claim_had_is_scrubbed_before_it_is_forgotten(scene: Recor
     scene.plugin.work()
     scene.look()
     assert scene.ledger.holders[A].ended
-    assert scene.reconciler._over == {A}
+    assert scene.reconciler._waits
     assert "kubelet's record lacks a claim" not in scene.logged, "it was not lost: it ended"
-    scene.reconciler._wake.clear()
     pod.running = False
     scene.pass_time(lambda: scene.ledger.record(scene.regions[0]).condition is Condition.BLANK)
-    assert scene.reconciler._wake.is_set()
     scene.look()
     assert not scene.ledger.holders
-    assert scene.reconciler._over == set()
+    assert not scene.reconciler._waits
 
 
 def test_who_waits_for_a_claims_end_has_the_record_looked_at(scene: RecordScene) -> None:
     scene.reconciler._wake.clear()
-    scene.life.doubted(A)
+    scene.ends.doubted(A)
     assert scene.reconciler._wake.is_set()
     scene.reconciler._wake.clear()
     scene.reconciler.kubelet_seen()
@@ -708,12 +680,12 @@ def test_a_journal_that_cannot_be_written_forgets_nothing_and_ends_no_look(
 ) -> None:
     scene.allocated(A, scene.regions[0])
     scene.prepared()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     scene.write({})
     scene.journal.failing = 1
     assert scene.look()
-    assert "ended claims stay in the journal" in scene.logged
+    assert "claim cannot be ended" in scene.logged
     assert scene.ledger.holders[A].ended
     scene.look()
     assert not scene.ledger.holders

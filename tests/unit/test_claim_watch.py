@@ -17,7 +17,7 @@ from test_holders import LATER, POD
 from test_holders import A as CLAIM
 from test_lost_claims import World
 
-from fpga_plugin.dra import record
+from fpga_plugin.dra import reconcile
 from fpga_plugin.errors import NoSourceError
 
 
@@ -32,13 +32,13 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.number = 0
-        read = record.read_record
+        read = reconcile.read_record
 
         def counted(*where: Any) -> Any:
             self.number += 1
             return read(*where)
 
-        monkeypatch.setattr(record, "read_record", counted)
+        monkeypatch.setattr(reconcile, "read_record", counted)
 
 
 async def _ready() -> None:
@@ -128,7 +128,7 @@ def test_the_end_of_a_scrub_that_is_awaited_is_such_a_word(scene: RecordScene) -
     scene.allocated(A, scene.regions[0])
     scene.prepared()
     pod = scene.pod("pod-1")
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.write({})
     scene.plugin.begin(scene.reconciler.run())
     scene.plugin.work()
@@ -153,7 +153,7 @@ def test_a_claim_that_cannot_be_forgotten_now_is_forgotten_later(scene: RecordSc
     """The journal cannot be written for a while, and nothing else happens."""
     scene.allocated(A, scene.regions[0])
     scene.prepared()
-    scene.plugin.begin(scene.life.end(A))
+    scene.plugin.begin(scene.ends.end(A))
     scene.plugin.work()
     scene.write({})
     scene.journal.failing = 1

@@ -26,7 +26,7 @@ from repository import ROOT
 from test_model import CONDITIONS, KINDS, NEXT, Gated, caller, image
 
 from fpga_plugin.config.settings import Mode, ScrubPolicy
-from fpga_plugin.dra import record
+from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.claim import (
     Allocated,
     ClaimRef,
@@ -37,6 +37,7 @@ from fpga_plugin.dra.claim import (
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.regionconfig import RegionConfig
 from fpga_plugin.ids import BitstreamId, CardId, ClaimUid, DeviceId, PodUid, RegionId
+from fpga_plugin.pods.cgroup import known_gone
 from fpga_plugin.pods.dra_record import RecordedClaim
 
 TRACES = sorted((ROOT / "docs/model/traces/claims").glob("*.txt"))
@@ -183,7 +184,7 @@ class Replay:
         self.life._permission = permission
         self.plugin.begin(self.plugin.hardware.scan())
         self.plugin.work()
-        self.finish(door._kept.begin())
+        self.finish(door._files.begin())
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Do it all, its threads included."""
@@ -385,21 +386,26 @@ class Replay:
         def read(*_: object) -> Mapping[ClaimUid, RecordedClaim]:
             return self.record()
 
-        with mock.patch.object(record, "read_record", read):
-            self.finish(self.reconciler._end_if_over(uid(claim)))
+        with mock.patch.object(reconcile, "read_record", read):
+            self.finish(self.reconciler._end_if_over(self.plugin.ledger.holders[uid(claim)]))
         self.ended(claim)
 
     step_part = step_end_lost
 
     def step_forget(self, claim: int, _: int) -> None:
-        self.plugin.call(lambda: self.reconciler._forget({uid(claim)}))
+        assert self.finish(self.reconciler._ends.forget(uid(claim)))
 
     def step_record_read(self, _x: int, _y: int) -> None:
-        record, calls = self.record(), self.life.calls.copy()
-        gone = self.finish(self.reconciler._record.gone(record))
-        self.plugin.call(lambda: self.reconciler._adopt(record, gone))
+        record, calls = self.record(), self.reconciler._ends.calls.copy()
+        pods = {pod for one in record.values() for pod in one.pods}
+        gone = known_gone(self.plugin.operations.cgroups, pods)
+        stale = {each for each, one in record.items() if one.pods and one.pods <= gone}
+        self.plugin.call(
+            lambda: self.reconciler._adopt(record, stale - self.plugin.ledger.holders.keys())
+        )
         self.plugin.call(self.plugin.queue.sync)
-        self.finish(self.reconciler._part(record, calls))
+        for each, one in record.items():
+            self.finish(self.reconciler._part(one, calls[each]))
 
     def step_kubelet_restarts(self, _x: int, _y: int) -> None:
         for claim in tuple(self.calls):

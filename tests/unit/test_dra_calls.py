@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from doubles import LIMIT
-from doubles.cards import TOO_HOT, device, make_card
+from doubles.cards import BLANK, TOO_HOT, device, make_card
 from doubles.loops import beside, until
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Status
@@ -32,7 +32,7 @@ from fpga_plugin.dra.life import PreparedDevice
 from fpga_plugin.dra.servicer import MAX_CLAIMS, DraServicer
 from fpga_plugin.errors import FpgaPluginError, RefusedError
 from fpga_plugin.hardware.faults import Fault, FaultKind
-from fpga_plugin.ids import ClaimUid, DeviceId, PodUid
+from fpga_plugin.ids import CardId, ClaimUid, DeviceId, PodUid
 from fpga_plugin.ledger.ledger import Ledger
 from fpga_plugin.ledger.records import Holder
 from fpga_plugin.pods.identity import Identity
@@ -488,6 +488,39 @@ def test_health_is_told_of_owned_devices_at_once_and_with_each_change(
             assert words(await health.next()) == {dra_name(P0): WELL}
             assert await door.prepare(named(3)), "the loop is free"
             assert health.said == []
+
+    play(story)
+
+
+def test_after_a_change_the_health_of_the_changed_card_alone_is_looked_at(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may have a thousand claims, and each change of the ledger is told."""
+    looked: list[CardId] = []
+    conditions = DraServicer._conditions
+
+    def counted(self: DraServicer, card: CardId) -> dict[DeviceId, str]:
+        looked.append(card)
+        return conditions(self, card)
+
+    monkeypatch.setattr(DraServicer, "_conditions", counted)
+    other = make_card(7, nodes=(90, 91))
+
+    async def story(door: Door) -> None:
+        ledger = door.ledger
+        found(ledger, other, BLANK)
+        ledger.allocations.reconciled([other.id])
+        take(ledger, 1, P0)
+        take(ledger, 2, DeviceId(other.regions[0].id))
+        async with door.health() as health:
+            said = await health.next()
+            assert len(said) == 2
+            looked.clear()
+            ledger.hardware.set_failing(CARD.id, {CARD.regions[0].id: TOO_HOT})
+            said = await health.next()
+            assert words(said)[dra_name(P0)] == ("UNHEALTHY", TOO_HOT.message)
+            assert words(said)[dra_name(DeviceId(other.regions[0].id))] == WELL
+            assert set(looked) == {CARD.id}
 
     play(story)
 

@@ -11,14 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 from doubles.cards import AFU, BLANK, PREFIX, REGIONS, device, make_card
-from ledger_support import former, make_ledger, reopened, start
+from ledger_support import former, make_ledger, reopened, scrub, start
 from structlog.testing import capture_logs
 from test_lost_claims import Queue
 
+from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
-from fpga_plugin.dra.leftovers import ClaimLeftovers
+from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.names import device_name
-from fpga_plugin.dra.record import ClaimRecord
+from fpga_plugin.dra.reconcile import ClaimReconciler
 from fpga_plugin.errors import FpgaPluginError, NoSourceError
 from fpga_plugin.ids import ClaimUid, DeviceId, PodUid, ResourceName
 from fpga_plugin.ledger.ledger import Ledger
@@ -96,8 +98,10 @@ class Claims:
         self.ledger.allocations.reconciled([CARD.id])
         self.queue = Queue()
         of = operations(self.ledger, self.pods)
-        record = ClaimRecord(of, self.files, root=str(self.root), driver=PREFIX)
-        self.leftovers = ClaimLeftovers(of, record, self.queue, self.files, str(self.root))  # type: ignore[arg-type]
+        files = ClaimFiles(self.ledger, self.files)
+        ends = ClaimEnds(self.ledger, self.queue, files)  # type: ignore[arg-type]
+        root = str(self.root)
+        self.leftovers = ClaimReconciler(of, self.queue, ends, files, root=root, driver=PREFIX)  # type: ignore[arg-type]
 
     def record(self, *pods: PodUid, uid: ClaimUid = UID, device: str = P0) -> None:
         """Kubelet's, of one claim; of none, if it has no pods."""
@@ -114,12 +118,13 @@ class Claims:
 
     def look(self, *living: str) -> None:
         self.pods.states = alive(*living).states
-        asyncio.run(self.leftovers.look())
+        self.read = asyncio.run(self.leftovers.reconcile())
 
     @property
     def held(self) -> bool:
         """Whether the claim has all that it had, and nobody else gets it; the rest is served."""
-        if UID not in self.ledger.holders:
+        holder = self.ledger.holders.get(UID)
+        if holder is None or holder.ended:
             assert not self.ledger.claims
             assert not self.path.exists(), "its file goes with it"
             return False
@@ -146,7 +151,7 @@ def test_a_claim_that_the_record_lacks_ends_once_its_pods_are_gone(claims: Claim
     assert not claims.held
     assert claims.queue.added == [CARD.id]
     assert claims.ledger.record(REGION).condition is Condition.DIRTY, "it is scrubbed"
-    assert claims.leftovers.read
+    assert claims.read
 
 
 def test_a_claim_that_the_record_names_is_kept_though_its_pod_is_between_two_containers(
@@ -156,7 +161,7 @@ def test_a_claim_that_the_record_names_is_kept_though_its_pod_is_between_two_con
     claims.record(POD_A)
     for state in (PodPresence.EMPTY, PodPresence.GONE, PodPresence.UNKNOWN):
         claims.pods.states = {POD_A: state}
-        asyncio.run(claims.leftovers.look())
+        asyncio.run(claims.leftovers.reconcile())
         assert claims.held
 
 
@@ -173,7 +178,7 @@ def test_without_a_record_that_can_be_read_nothing_ends(claims: Claims, record: 
         for _ in range(2):
             claims.look()
             assert claims.held
-            assert not claims.leftovers.read
+            assert not claims.read
     (line,) = logs
     assert line["claims"] == ["space/claim"]
     assert "FPGA_PLUGIN_MODE=dra" in line["hint"]
@@ -243,7 +248,6 @@ def test_a_claim_keeps_its_row_until_its_file_is_removed(
         patch.setattr(claims.files, "remove", fails)
         claims.look()
         assert claims.held
-        assert "read-only" in claims.leftovers.problem
     claims.look()
     assert not claims.held
 
@@ -251,18 +255,24 @@ def test_a_claim_keeps_its_row_until_its_file_is_removed(
 def test_it_is_looked_again_until_nothing_is_left(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[float] = []
+    looks: list[bool] = []
+    look = claims.leftovers.reconcile
 
-    async def tick(seconds: float) -> None:
-        looks.append(seconds)
+    async def counted() -> bool:
+        looks.append(await look())
         if len(looks) == 2:
             claims.record()
+        elif len(looks) == 4:
+            assert not claims.held
+            scrub(claims.ledger, CARD)
         assert len(looks) < 9
+        return looks[-1]
 
-    monkeypatch.setattr("fpga_plugin.dra.leftovers.tick", tick)
+    monkeypatch.setattr(reconcile, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(claims.leftovers, "reconcile", counted)
     asyncio.run(claims.leftovers.run())
-    assert len(looks) == 3
-    assert not claims.held
+    assert looks == [False, False, True, True, True]
+    assert not claims.ledger.holders
 
 
 # ------------------------------------------------------------------ from the device plugin to DRA

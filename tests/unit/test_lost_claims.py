@@ -20,10 +20,11 @@ from test_holders import POD, A, holder, prepare
 from fpga_plugin.dra import reconcile
 from fpga_plugin.dra.cdi import CdiError, CdiFiles
 from fpga_plugin.dra.claim import ClaimRef, NoSuchClaimError, ResourceClaim, read_claim
+from fpga_plugin.dra.ends import ClaimEnds
+from fpga_plugin.dra.files import ClaimFiles
 from fpga_plugin.dra.life import ClaimLife
 from fpga_plugin.dra.names import device_name
 from fpga_plugin.dra.reconcile import ClaimReconciler
-from fpga_plugin.dra.record import ClaimRecord
 from fpga_plugin.dra.wishes import Wishes
 from fpga_plugin.errors import RefusedError
 from fpga_plugin.ids import CardId, ClaimUid, PodUid, RegionId
@@ -120,7 +121,9 @@ class World:
         )
         told = SimpleNamespace(get=self._get)
         nothing = SimpleNamespace()
-        self.life = life = ClaimLife(
+        files = ClaimFiles(self.ledger, self.files)
+        self.ends = ends = ClaimEnds(self.ledger, self.queue, files)  # type: ignore[arg-type]
+        self.life = ClaimLife(
             operations,
             nothing,
             nothing,
@@ -128,27 +131,29 @@ class World:
             claims=told,
             wishes=nothing,
             permission=nothing,
-            files=self.files,
+            files=files,
+            ends=ends,
+            driver=DRIVER,
         )
         self.reconciler = ClaimReconciler(
             operations,
             self.queue,
-            life,
-            told,
-            record=ClaimRecord(operations, self.files, root=root, driver=DRIVER),  # type: ignore[arg-type]
-            leftovers=NoLeftovers(self.ledger),  # type: ignore[arg-type]
-            files=self.files,
+            ends,
+            files,
             root=root,
+            driver=DRIVER,
+            claims=told,
+            leftovers=NoLeftovers(self.ledger),  # type: ignore[arg-type]
         )
 
     async def _living(self, _pods: object) -> PodUid | None:
         return self.living
 
-    async def _get(self, ref: ClaimRef) -> ResourceClaim:
+    async def _get(self, ref: ClaimRef, driver: str = "") -> ResourceClaim:
         self.asked += 1
         if self.claim is None:
             raise NoSuchClaimError("there is none")
-        return read_claim(self.claim, ref, driver=DRIVER, node="node-a")
+        return read_claim(self.claim, ref, driver=driver or DRIVER, node="node-a")
 
     def play(self, until: Callable[[], bool]) -> None:
         async def run() -> None:
@@ -178,7 +183,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch) -> World:
-    monkeypatch.setattr(reconcile, "LOST_SECONDS", 0.01)
+    monkeypatch.setattr(reconcile, "LOOK_SECONDS", 0.01)
     return World(str(tmp_path))
 
 
@@ -335,7 +340,7 @@ def test_a_claim_that_ends_while_nobody_waits_for_its_answer_leaves_no_error(wor
         call.cancel()
         (ended,) = await asyncio.gather(call, return_exceptions=True)
         assert isinstance(ended, asyncio.CancelledError)
-        await world.life.end(A)
+        await world.ends.end(A)
         go_on.set()
         this = asyncio.current_task()
         while left := asyncio.all_tasks() - {this}:

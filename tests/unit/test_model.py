@@ -157,7 +157,7 @@ class Replay:
         self.tell_epoch()
 
     def tell_epoch(self) -> None:
-        self.plugin.call(lambda: self.plugin.lives.kubelet_epoch(f"life {self.epoch}"))
+        self.plugin.kubelet_begins(f"life {self.epoch}")
 
     def jobs(self, *, pod: int | None = None) -> list[Job]:
         """A call's, or those of work on the card that has its lock."""

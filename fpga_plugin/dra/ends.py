@@ -1,0 +1,115 @@
+"""Ends claims, by kubelet's calls and by its record, and knows what an end still waits for.
+
+The row of a claim that has ended stays until kubelet's record lacks the claim: until then the
+record names it, and it would be taken for one that the journal lost.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from fpga_plugin.dra.claim import ClaimRef
+from fpga_plugin.dra.files import ClaimFiles
+from fpga_plugin.dra.names import devices_of
+from fpga_plugin.ids import ClaimUid, DeviceId, RegionId
+from fpga_plugin.ledger.ledger import Ledger, card_of
+from fpga_plugin.ledger.records import CLEAN
+from fpga_plugin.pods.dra_record import RecordedClaim
+from fpga_plugin.regions.blanks import NO_BLANK
+from fpga_plugin.regions.queue import CardQueue
+
+log = structlog.get_logger()
+
+
+class ClaimEnds:
+    """What kubelet's calls and its record say of the ends of claims. Belongs to the event loop.
+
+    Args:
+        ledger: who has what.
+        queue: where cards that have to be scrubbed are added.
+        files: for the container runtime.
+
+    Attributes:
+        recorded: kubelet's record as it was read last.
+        over: claims that kubelet has ended, that the ledger lacks and the record names.
+        calls: how often kubelet asked to prepare each claim: its record, if it was read before,
+            says nothing of the pods for which it asked.
+        ending: is called first with each claim that ends.
+        doubted: is called with a claim of which kubelet's record has to be read again.
+    """
+
+    def __init__(self, ledger: Ledger, queue: CardQueue, files: ClaimFiles) -> None:
+        self._ledger = ledger
+        self._queue = queue
+        self._files = files
+        self.recorded: Mapping[ClaimUid, RecordedClaim] = {}
+        self.over: set[ClaimUid] = set()
+        self.calls: Counter[ClaimUid] = Counter()
+        self.ending: Callable[[ClaimUid], None] = lambda _: None
+        self.doubted: Callable[[ClaimUid], None] = lambda _: None
+
+    async def end(self, uid: ClaimUid) -> None:
+        """No container starts with the claim any more, and its regions are on their way.
+
+        Raises:
+            FpgaPluginError: the journal cannot be written, or the claim's file not be removed.
+        """
+        self.ending(uid)
+        holder = self._ledger.holders.get(uid)
+        pods = [] if holder is None else sorted(self._ledger.pods_of(holder.devices))
+        cards = self._ledger.resource_claims.end_holder(uid)
+        if holder is not None and cards:
+            devices = holder.devices
+            log.info("claim ended", **ClaimRef.of(holder).logged, devices=devices, pods=pods)
+        elif holder is None and uid in self.recorded:
+            self.over.add(uid)
+            self.doubted(uid)
+        for card in cards:
+            self._queue.add(card)
+        await self._files.remove(uid, holder)
+
+    async def forget(self, uid: ClaimUid) -> bool:
+        """Keep nothing of a claim that has ended and that kubelet's record lacks, if it is clean.
+
+        Raises:
+            FpgaPluginError: the claim's file cannot be removed, or the journal not be written.
+        """
+        await self._files.remove(uid, self._ledger.holders.get(uid))
+        if any(map(self.to_scrub, self.regions(uid))):
+            return False
+        self._ledger.resource_claims.forget_holder(uid)
+        self.calls.pop(uid, None)
+        return True
+
+    def regions(self, uid: ClaimUid) -> list[RegionId]:
+        """Those of a claim that has ended, on cards that are there."""
+        holder, recorded = self._ledger.holders.get(uid), self.recorded.get(uid)
+        if holder is not None:
+            devices = holder.devices if holder.ended else ()
+        else:
+            devices = () if recorded is None else tuple(devices_of(recorded.devices))
+        return [
+            region.id
+            for device in devices
+            if (card := self._ledger.cards.get(card_of(device))) is not None
+            for region in card.regions
+            if device in {DeviceId(region.id), DeviceId(card.id)}
+        ]
+
+    def kept_back(self, region: RegionId) -> bool:
+        """Whether nobody is to get it."""
+        record = self._ledger.record(region)
+        return record.condition not in CLEAN or bool(self._ledger.obstacles.trouble(region))
+
+    def to_scrub(self, region: RegionId) -> bool:
+        """Whether a region is not clean and may yet be; what cannot be is kept back (a taint)."""
+        record = self._ledger.record(region)
+        if record.condition in CLEAN or self._ledger.obstacles.bars_work(region):
+            return False
+        if self._ledger.region_claim(region) is not None:
+            return False  # somebody else's by now, who gets it scrubbed
+        present = self._ledger.region(region)
+        if present is not None and not self._ledger.own_node(present):
+            return False  # not before those end who have its node for another region
+        return not record.reason.startswith(NO_BLANK)
