@@ -184,11 +184,9 @@ def test_a_degraded_card_is_counted_and_loses_nothing(node):
         node.backend.health = lambda card: replace(health(card), degraded=("power: AP1", "pcie: x"))
 
     told(node, throttles)
-    parts = SimpleNamespace(ledger=node.ledger, inventory=node.inventory)
-    (metric,) = [m for m in metrics._cards(parts) if m.name.endswith("card_degraded")]
-    assert {s.labels["card"]: s.value for s in metric.samples} == dict.fromkeys(
-        node.ledger.cards, 2
-    )
+    plugin = SimpleNamespace(inventory=node.inventory)
+    (degraded,) = [value for name, _, value in metrics._OF_A_CARD if name == "card_degraded"]
+    assert {degraded(plugin, {"card": card}) for card in node.ledger.cards} == {2}
     assert not node.ledger.failing
 
 
