@@ -366,11 +366,8 @@ class Node:
         exposed = any(side.exposed() for side in self.sides.values())
         before = self.setup
         self.setup = changed(before, self.rng, self.apis, AFU_2, blind=not exposed)
-        if before.boot != self.setup.boot:
-            for side in self.sides.values():
-                await side.boots()
-            self.idle = set()  # after a boot nothing counts as clean
-            exposed = any(side.exposed() for side in self.sides.values())
+        await self.kubelet_changes(boots=before.boot != self.setup.boot)
+        exposed = any(side.exposed() for side in self.sides.values())
         for name in ("api", "prefix", "cdi", "boot", "scrub"):
             if getattr(before, name) != getattr(self.setup, name):
                 self.said[f"other {name}"] += 1
@@ -385,6 +382,15 @@ class Node:
         # take several lives to come to that.
         for side in self.sides.values():
             side.known = side.known and not self.wind.forgets
+
+    async def kubelet_changes(self, *, boots: bool) -> None:
+        """While no plugin runs the node boots, or kubelet restarts alone; mostly neither."""
+        if boots:
+            self.idle = set()  # after a boot nothing counts as clean
+        elif self.rng.random() >= 0.1:
+            return
+        for side in self.sides.values():
+            await (side.boots() if boots else side.restarts())
 
     async def life(self) -> None:
         """One life: pods meanwhile, SIGKILL, and what the dead plugin leaves is judged."""

@@ -70,7 +70,7 @@ def changed(
         cdi=other(before.cdi, "cdi", "cdi-2", often=0.05),
         scrub=other(before.scrub, "required", "best-effort", often=0.05),
         cgroups=not (blind and rng.random() < 0.1),
-        forbids=bitstream if rng.random() < 0.1 else "",
+        forbids=bitstream if rng.random() < 0.2 else "",
         records=rng.choices(["there", "half", "away"], [16, 1, 3])[0],
         boot=before.boot + (rng.random() < 0.03),
     )
